@@ -1,0 +1,119 @@
+"""The ten models that smelt is measured on, with random weights and the inputs they are measured with.
+
+Nothing is downloaded. `build(name)` returns `(module in eval mode, keyword arguments of its forward)`; sizes are those
+of the published figures: small batches on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from torch import nn
+
+
+def _declare_torchvision_operators() -> None:
+    """timm needs torchvision, whose wheel expects CUDA operators: beside a CPU-only torch, declare their schemas."""
+    if torch.cuda.is_available() or hasattr(torch.ops.torchvision, "nms"):
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(library)
+
+
+_libraries: list[torch.library.Library] = []
+_declare_torchvision_operators()
+
+import timm  # noqa: E402
+import transformers as hf  # noqa: E402
+
+Built = tuple[nn.Module, dict[str, Any]]
+
+
+def _tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, vocabulary, (batch, length))
+
+
+def bert(layers: int = 4, batch: int = 2, length: int = 128) -> Built:
+    config = hf.BertConfig(num_hidden_layers=layers)
+    return hf.BertModel(config), {
+        "input_ids": _tokens(config.vocab_size, batch, length),
+        "attention_mask": torch.ones(batch, length, dtype=torch.long),
+    }
+
+
+def gpt2(layers: int = 4, batch: int = 2, length: int = 128) -> Built:
+    config = hf.GPT2Config(n_layer=layers)
+    return hf.GPT2LMHeadModel(config), {"input_ids": _tokens(config.vocab_size, batch, length)}
+
+
+def llama(layers: int = 4, width: int = 512, batch: int = 2, length: int = 128) -> Built:
+    config = hf.LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=8000,
+    )
+    return hf.LlamaForCausalLM(config), {"input_ids": _tokens(config.vocab_size, batch, length)}
+
+
+def t5(layers: int = 2, batch: int = 2, length: int = 64) -> Built:
+    config = hf.T5Config(num_layers=layers, num_decoder_layers=layers, decoder_start_token_id=0)
+    return hf.T5ForConditionalGeneration(config), {
+        "input_ids": _tokens(config.vocab_size, batch, length),
+        "decoder_input_ids": _tokens(config.vocab_size, batch, length),
+    }
+
+
+def _timm(name: str, batch: int = 1, size: int = 224) -> Callable[[], Built]:
+    def build() -> Built:
+        return timm.create_model(name), {"x": torch.randn(batch, 3, size, size)}
+
+    return build
+
+
+MODELS: dict[str, Callable[[], Built]] = {
+    "BERT, 4 layers": bert,
+    "GPT-2, 4 layers": gpt2,
+    "Llama, 4 layers of 512": llama,
+    "T5, 2 layers": t5,
+    "ResNet-50": _timm("resnet50"),
+    "ViT-tiny": _timm("vit_tiny_patch16_224"),
+    "ConvNeXt-atto": _timm("convnext_atto"),
+    "Swin-tiny": _timm("swin_tiny_patch4_window7_224"),
+    "MobileNetV3-L": _timm("mobilenetv3_large_100"),
+    "Mixer-S/32": _timm("mixer_s32_224"),
+}
+
+DEMO: dict[str, Callable[[], Built]] = {
+    "BERT, 4 layers": bert,
+    "ResNet-18": _timm("resnet18"),
+    "Llama, 2 layers of 256": lambda: llama(layers=2, width=256, length=64),
+}
+
+
+def build(name: str) -> Built:
+    """The model called `name` in eval mode with weights and inputs from seed 0."""
+    torch.manual_seed(0)
+    module, inputs = {**DEMO, **MODELS}[name]()
+    return module.eval(), inputs
+
+
+def tensors(value: object) -> list[torch.Tensor]:
+    """All tensors in a model's output, in order; containers, ModelOutputs and key/value caches are searched."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in tensors(v)]
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in tensors(v)]
+    if hasattr(value, "__dict__"):
+        return [t for v in vars(value).values() for t in tensors(v)]
+    return []

@@ -1,0 +1,1 @@
+"""smelt: a PyTorch compiler that is small, instant and honest."""

@@ -1,0 +1,84 @@
+"""The graph IR: a flat list of nodes in execution order, at the torch level or at the aten level.
+
+What always holds (see `verify`): placeholders come first, one `output` node is last, every argument node stands before
+its user, names are unique and valid Python identifiers. `Node.spec` describes what the node returns: a `TensorSpec`, a
+tuple of specs for several results, or None for what is not a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from smelt.graph.sizes import Size
+
+OpKind = Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Metadata of a tensor. `stride` and `offset` count elements."""
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: Size = 0
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """The user's source line that caused a node."""
+
+    filename: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line} in {self.function}"
+
+
+@dataclass(eq=False)
+class Node:
+    """One step. `args`/`kwargs` hold Nodes, constants, and lists, tuples, dicts and slices of them.
+
+    placeholder: target is its name. get_attr: target is a key of `Graph.constants`. call_function: target is a callable
+    (aten level: an OpOverload). call_method: target is the method's name, args[0] the object. output: args[0] is a tuple
+    of Nodes (None allowed). A node of several results is read by `operator.getitem` nodes.
+    """
+
+    op: OpKind
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+    spec: Any = None
+    line: Line | None = None
+    source: Node | None = None  # aten level: the torch-level node that caused this one
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Graph:
+    """Nodes in order, plus the constants that `get_attr` nodes name."""
+
+    def __init__(self, level: Literal["torch", "aten"]) -> None:
+        self.level = level
+        self.nodes: list[Node] = []
+        self.constants: dict[str, torch.Tensor] = {}
+
+    @property
+    def placeholders(self) -> list[Node]:
+        return [n for n in self.nodes if n.op == "placeholder"]
+
+    @property
+    def output(self) -> Node:
+        return self.nodes[-1]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)

@@ -1,0 +1,49 @@
+"""Guards as data: one `Guard` is one fact that decided a trace and that must hold for the compiled frame to be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from smelt.graph.ir import Line
+from smelt.guards.origin import Origin
+
+GuardKind = Literal[
+    "type",         # type(x) is value
+    "id",           # x is value (kept alive by weakref where possible, else strongly)
+    "eq",           # type(x) is type(value) and x == value (NaN equals itself; -0.0 is not 0.0); leaf constants only
+    "tensor",       # x is a tensor with exactly `value`: guards.guard.TensorFacts
+    "len",          # len(x) == value (list, tuple, dict, set, deque)
+    "keys",         # tuple(x) == value: the keys of a dictionary in order
+    "contains",     # (value[0] in x) is value[1]; dict or set
+    "not_in_dict",  # value not in x.__dict__ (a method or class attribute is not shadowed on the instance)
+    "no_attr",      # nn.Module or object: the name `value` is in none of __dict__, _parameters, _buffers, _modules
+    "no_hooks",     # nn.Module x has no forward/backward (pre-)hooks of its own
+    "type_version", # the class x's version tag is value: no attribute of the class changed since
+    "function",     # x.__code__ is value[0], x.__defaults__ is value[1], x.__kwdefaults__ is value[2]
+    "alias",        # x is the object at origin value
+    "distinct",     # origins value: all pairwise different objects (x is ignored; origin is the first of them)
+    "no_overlap",   # tensors at origins value do not share storage (only needed when one of them is mutated)
+    "global_state", # smelt.guards.state.snapshot() == value (grad mode, autocast, default dtype, ...); origin None
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    type: type
+    dtype: Any
+    device: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    layout: Any
+    conj_neg: bool = False  # conjugate or negative bit set
+    inference: bool = False
+
+
+@dataclass(frozen=True)
+class Guard:
+    kind: GuardKind
+    origin: Origin | None
+    value: Any
+    line: Line | None = None  # the user's line that made it necessary

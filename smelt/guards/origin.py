@@ -1,0 +1,67 @@
+"""Origins: where an object that came from outside a captured frame was found.
+
+An origin is an interned, immutable path from a root (an argument slot of the frame, or an object known by identity
+such as a module's globals) through attribute, item and cell reads. It renders as source that rebuilds the object, as
+an accessor path of the native guard tree, and as a name for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+OriginKind = Literal[
+    "arg",        # key: argument name; root. `index` is its slot in the frame's argument slots
+    "const",      # root known by identity (globals dict, module, class, function); held strongly; key: readable name
+    "attr",       # base.key found in the instance's __dict__ (guard reads object.__dict__[key], no user code)
+    "member",     # base.key through a C slot/getset descriptor or generic getattr without user code
+    "param",      # nn.Module: base._parameters[key] / _buffers[key] / _modules[key], whichever holds it
+    "item",       # base[key] of list/tuple/dict/OrderedDict/deque (dict: key is a constant)
+    "cell",       # base.__closure__[key].cell_contents
+    "default",    # base.__defaults__[key]
+    "kwdefault",  # base.__kwdefaults__[key]
+    "type",       # type(base)
+    "dict",       # base.__dict__ (the dictionary itself)
+    "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Interned: build with `arg`, `const`, `.child(kind, key)`; compare with `is`."""
+
+    kind: OriginKind
+    key: Any
+    base: Origin | None = None
+    index: int = -1  # kind arg: slot number
+    value: Any = None  # kind const: the object
+    children: dict = field(default_factory=dict, repr=False)
+
+    def child(self, kind: OriginKind, key: Any) -> Origin:
+        k = (kind, type(key), key)
+        found = self.children.get(k)
+        if found is None:
+            found = self.children[k] = Origin(kind, key, self)
+        return found
+
+    @property
+    def source(self) -> str:
+        """Python source for the object, as a person would write it."""
+        if self.base is None:
+            return f"L[{self.key!r}]" if self.kind == "arg" else str(self.key)
+        b = self.base.source
+        return {
+            "attr": f"{b}.{self.key}",
+            "member": f"{b}.{self.key}",
+            "param": f"{b}.{self.key}",
+            "item": f"{b}[{self.key!r}]",
+            "cell": f"{b}.__closure__[{self.key!r}].cell_contents",
+            "default": f"{b}.__defaults__[{self.key!r}]",
+            "kwdefault": f"{b}.__kwdefaults__[{self.key!r}]",
+            "type": f"type({b})",
+            "dict": f"{b}.__dict__",
+            "call": f"{b}()",
+        }[self.kind]
+
+    def __repr__(self) -> str:
+        return self.source

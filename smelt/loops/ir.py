@@ -1,0 +1,131 @@
+"""Fused loop nests, independent of any target.
+
+A `Kernel` is what one launch does: for every point of its `outer` loops (parallel, any order), run its
+`stages` one after the other. A stage maps (stores values), or reduces over loops of its own. What always holds:
+
+* An index is a linear element offset into a buffer: a `Size` over the kernel's loop symbols.
+* A `result` value names a reduction of an earlier stage of the same kernel, at the same outer point.
+* Points of the outer loops never communicate. Local buffers are private to one outer point.
+* Arithmetic happens in the dtype written on each value; conversions are explicit `cast`s, so float16 and
+  bfloat16 round exactly where eager rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from smelt.graph.sizes import Size, Sym
+
+
+@dataclass(frozen=True)
+class Value:
+    """A scalar expression. `op` is one of VALUE_OPS; `args` depend on it:
+
+    load   (buffer: int, index: Size, mask: Value | None)   0 where the mask is false (nothing is read there)
+    const  (number,)                 int, float (inf and nan allowed) or bool, of this value's dtype
+    index  (expression: Size,)       the integer value of an index expression (dtype int64)
+    result (reduction: str,)         what the reduction of that name gave
+    cast   (Value,)                  to this value's dtype, with C/ATen conversion rules
+    others (Value, ...)              see POINTWISE
+    """
+
+    op: str
+    args: tuple
+    dtype: torch.dtype
+
+
+# name -> number of operands. Operands share one dtype (conditions of `where` are bool; shifts, pow too).
+# Comparisons and logical_* give bool. Semantics are ATen's (NaN propagates through maximum/minimum; fmax/fmin
+# ignore it; div is true division on floats; floordiv and remainder take the sign of the divisor, truncdiv and
+# fmod that of the dividend; integer overflow wraps).
+POINTWISE: dict[str, int] = dict(
+    neg=1, abs=1, sqrt=1, rsqrt=1, reciprocal=1, exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1,
+    sin=1, cos=1, tan=1, asin=1, acos=1, atan=1, sinh=1, cosh=1, tanh=1, asinh=1, acosh=1, atanh=1,
+    erf=1, erfc=1, sigmoid=1, floor=1, ceil=1, trunc=1, round=1, sign=1, isnan=1, isinf=1,
+    logical_not=1, bitwise_not=1,
+    add=2, sub=2, mul=2, div=2, floordiv=2, truncdiv=2, remainder=2, fmod=2, pow=2, atan2=2, copysign=2,
+    maximum=2, minimum=2, fmax=2, fmin=2,
+    eq=2, ne=2, lt=2, le=2, gt=2, ge=2, logical_and=2, logical_or=2, logical_xor=2,
+    bitwise_and=2, bitwise_or=2, bitwise_xor=2, shift_left=2, shift_right=2,
+    where=3, fma=3,
+)  # fmt: skip
+VALUE_OPS = {"load", "const", "index", "result", "cast", *POINTWISE}
+
+ReductionKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "any", "all"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`for sym in range(size)`; `sym` has range [0, size - 1]."""
+
+    sym: Sym
+    size: Size
+
+
+@dataclass(frozen=True)
+class Store:
+    buffer: int
+    index: Size
+    value: Value
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`name` is unique in the kernel. argmax/argmin give the row-major position over the stage's loops (int64),
+    first occurrence, NaN wins. max/min propagate NaN. The accumulator has `dtype` (= value.dtype)."""
+
+    name: str
+    kind: ReductionKind
+    value: Value
+
+
+@dataclass(frozen=True)
+class MapStage:
+    """Stores at every point of its own loops (none: once per outer point)."""
+
+    loops: tuple[Loop, ...]
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class ReduceStage:
+    loops: tuple[Loop, ...]
+    reductions: tuple[Reduction, ...]
+
+
+@dataclass(frozen=True)
+class ScanStage:
+    """Inclusive scan (cumsum: kind sum; cumprod: prod; cummax values: max) of `value` along one loop, in order:
+    out[index] = scan. `store.value` is the value scanned."""
+
+    loop: Loop
+    kind: ReductionKind
+    store: Store
+
+
+Stage = MapStage | ReduceStage | ScanStage
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A kernel argument. Role: `in`, `out`, `inout`, or `local` (scratch of `size` elements private to an outer point;
+    not passed by the caller)."""
+
+    name: str
+    dtype: torch.dtype
+    role: Literal["in", "out", "inout", "local"]
+    size: Size = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`Value.args[0]` of a load and `Store.buffer` index into `buffers`. `name` is readable (fused op names) and does
+    not take part in the structural hash. Elementwise kernels have all loops in `outer` and one MapStage without loops."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    outer: tuple[Loop, ...]
+    stages: tuple[Stage, ...]
