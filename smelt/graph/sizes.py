@@ -1,0 +1,440 @@
+"""Integer expressions: sizes, strides, loop indices.
+
+A `Size` is an `int` or an `Expr`. An `Expr` is an immutable, interned polynomial over *atoms*: symbols, floor-divisions
+and modulos. What always holds:
+
+* Equal expressions are the same object, so `==` is identity and hashing is free.
+* What folds to a constant is a plain `int`, never an `Expr`.
+* Every expression knows an inclusive range (`lo`, `hi`), from the ranges of its symbols by interval arithmetic;
+  `//` and `%` simplify with it. Divisors are positive (as sizes are).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import gcd, prod
+from typing import Any
+
+INFINITE = 1 << 62  # the upper bound of a size nobody bounded
+
+Monomial = tuple["Expr", ...]  # atoms, sorted by their text; a power repeats its atom
+Term = tuple[Monomial, int]
+
+
+class Expr:
+    """The sum of `terms` (monomial, non-zero coefficient) and `const`. Built by arithmetic on `Sym`s, not directly."""
+
+    __slots__ = ("_syms", "_text", "const", "hi", "lo", "terms")
+    terms: tuple[Term, ...]
+    const: int
+    lo: int
+    hi: int
+    _syms: frozenset[Sym] | None
+    _text: str | None
+
+    def __add__(self, other: Size) -> Size:
+        if isinstance(other, int):
+            return _make(self.terms, self.const + other) if other else self
+        return _sum(self, other, 1)
+
+    def __radd__(self, other: int) -> Size:
+        return _make(self.terms, self.const + other) if other else self
+
+    def __sub__(self, other: Size) -> Size:
+        if isinstance(other, int):
+            return _make(self.terms, self.const - other) if other else self
+        return _sum(self, other, -1)
+
+    def __rsub__(self, other: int) -> Size:
+        return self * -1 + other
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __mul__(self, other: Size) -> Size:
+        if isinstance(other, int):
+            if other == 1:
+                return self
+            if other == 0:
+                return 0
+            return _make(tuple((m, c * other) for m, c in self.terms), self.const * other)
+        return _memo(_product, self, other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        return self if other == 1 else _memo(_floordiv, self, other)
+
+    def __rfloordiv__(self, other: int) -> Size:
+        return _memo(_floordiv, other, self)
+
+    def __mod__(self, other: Size) -> Size:
+        return 0 if other == 1 else _memo(_mod, self, other)
+
+    def __rmod__(self, other: int) -> Size:
+        return _memo(_mod, other, self)
+
+    def __repr__(self) -> str:
+        if self._text is None:
+            self._text = self._print()
+        return self._text
+
+    def _print(self) -> str:
+        parts = [_print_term(m, c) for m, c in self.terms]
+        if self.const:
+            parts.append(str(self.const))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return _rebuild, (self.terms, self.const)
+
+    def __copy__(self) -> Expr:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Expr:
+        return self
+
+
+class Atom(Expr):
+    """An expression that is one indivisible factor: its only term is itself. `key` orders atoms the same in every run."""
+
+    __slots__ = ("key",)
+    key: str
+
+    def _become_atom(self, key: str, lo: int, hi: int) -> None:
+        self.terms = (((self,), 1),)
+        self.const, self.lo, self.hi, self.key = 0, lo, hi, key
+        self._syms = self._text = None
+
+
+class Sym(Atom):
+    """A named integer in [lo, hi]. Two symbols of the same name and range are the same symbol."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, name: str, lo: int = 0, hi: int = INFINITE) -> Sym:
+        key = (name, lo, hi)
+        sym = _SYMS.get(key)
+        if sym is None:
+            sym = object.__new__(cls)
+            sym.name = sym_name = name
+            sym._become_atom(f"{sym_name}:{lo}:{hi}", lo, hi)
+            sym._syms = frozenset((sym,))
+            sym = _SYMS.setdefault(key, sym)
+        return sym
+
+    def _print(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return Sym, (self.name, self.lo, self.hi)
+
+
+class Quotient(Atom):
+    """`left // right` or `left % right`, where nothing simpler is known."""
+
+    __slots__ = ("left", "op", "right")
+    left: Size
+    op: str
+    right: Size
+
+    def _print(self) -> str:
+        return f"{_wrap(self.left)} {self.op} {_wrap(self.right)}"
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return _quotient, (self.op, self.left, self.right)
+
+
+Size = int | Expr
+
+_SYMS: dict[tuple[str, int, int], Sym] = {}
+_QUOTIENTS: dict[tuple[str, Size, Size], Quotient] = {}
+_SUMS: dict[tuple[tuple[Term, ...], int], Expr] = {}
+_MEMO: dict[tuple[Callable, Size, Size], Size] = {}
+
+
+# ---- queries
+
+
+def bounds(e: Size) -> tuple[int, int]:
+    """The inclusive range of `e`; not always the tightest."""
+    return (e, e) if isinstance(e, int) else (e.lo, e.hi)
+
+
+def free_syms(e: Size) -> frozenset[Sym]:
+    if isinstance(e, int):
+        return frozenset()
+    if e._syms is None:
+        if isinstance(e, Quotient):
+            e._syms = free_syms(e.left) | free_syms(e.right)
+        else:
+            e._syms = frozenset().union(*(free_syms(a) for m, _ in e.terms for a in m))
+    return e._syms
+
+
+def subs(e: Size, values: Mapping[Sym, Size]) -> Size:
+    """`e` with symbols replaced, all at once, and simplified again."""
+    if isinstance(e, int) or free_syms(e).isdisjoint(values):
+        return e
+    if isinstance(e, Sym):
+        return values[e]
+    if isinstance(e, Quotient):
+        left, right = subs(e.left, values), subs(e.right, values)
+        return left // right if e.op == "//" else left % right
+    total: Size = e.const
+    for monomial, coefficient in e.terms:
+        term: Size = coefficient
+        for atom in monomial:
+            term = term * subs(atom, values)
+        total = total + term
+    return total
+
+
+def evaluate(e: Size, values: Mapping[Sym, Any]) -> Any:
+    """`e` over ints, or over anything with + * // % as Python has them (integer tensors and arrays)."""
+    if isinstance(e, int):
+        return e
+    if isinstance(e, Sym):
+        return values[e]
+    if isinstance(e, Quotient):
+        left, right = evaluate(e.left, values), evaluate(e.right, values)
+        return left // right if e.op == "//" else left % right
+    return sum((c * prod((evaluate(a, values) for a in m)) for m, c in e.terms), e.const)
+
+
+def affine(e: Size, sym: Sym) -> tuple[Size, Size] | None:
+    """(stride, rest) such that `e == stride * sym + rest` and neither contains `sym`; None if there are no such."""
+    if isinstance(e, int) or sym not in free_syms(e):
+        return 0, e
+    if e is sym:
+        return 1, 0
+    stride: Size = 0
+    rest: list[Term] = []
+    for monomial, coefficient in e.terms:
+        power = sum(sym in free_syms(a) for a in monomial)
+        if power == 0:
+            rest.append((monomial, coefficient))
+        elif power > 1 or sym not in monomial:
+            return None
+        else:
+            others = tuple(a for a in monomial if a is not sym)
+            stride = stride + _make(((others, coefficient),), 0) if others else stride + coefficient
+    return stride, _make(tuple(rest), e.const)
+
+
+# ---- construction
+
+
+def _make(terms: tuple[Term, ...], const: int) -> Size:
+    """The interned expression of canonical `terms` (sorted, no zero coefficient)."""
+    if not terms:
+        return const
+    if const == 0 and len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+        return terms[0][0][0]
+    key = (terms, const)
+    e = _SUMS.get(key)
+    if e is None:
+        e = object.__new__(Expr)
+        e.terms, e.const, e._syms, e._text = terms, const, None, None
+        e.lo, e.hi = _interval(terms, const)
+        e = _SUMS.setdefault(key, e)
+    return e
+
+
+def _interval(terms: tuple[Term, ...], const: int) -> tuple[int, int]:
+    lo = hi = const
+    for monomial, coefficient in terms:
+        low = high = coefficient
+        for atom in monomial:
+            corners = (low * atom.lo, low * atom.hi, high * atom.lo, high * atom.hi)
+            low, high = min(corners), max(corners)
+        lo, hi = lo + low, hi + high
+    return lo, hi
+
+
+def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
+    """Canonical form: zero terms dropped, terms sorted, and `c*k*(x//c) + k*(x % c)` joined to `k*x`."""
+    items = [(m, c) for m, c in terms.items() if c]
+    for monomial, coefficient in items:
+        if len(monomial) == 1 and isinstance(monomial[0], Quotient) and monomial[0].op == "%":
+            x, c = monomial[0].left, monomial[0].right
+            whole = x // c
+            if isinstance(whole, Quotient) and isinstance(c, int) and terms.get((whole,)) == coefficient * c:
+                rest = {m: k for m, k in items if m != monomial and m != (whole,)}
+                return _from_dict(rest, const) + coefficient * x
+    if len(items) > 1:
+        items.sort(key=_term_key)
+    return _make(tuple(items), const)
+
+
+def _term_key(term: Term) -> tuple[str, ...]:
+    return tuple(a.key for a in term[0])  # type: ignore[attr-defined]
+
+
+def _atom_key(atom: Expr) -> str:
+    return atom.key  # type: ignore[attr-defined]
+
+
+def _sum(a: Expr, b: Expr, sign: int) -> Size:
+    terms = dict(a.terms)
+    for monomial, coefficient in b.terms:
+        terms[monomial] = terms.get(monomial, 0) + sign * coefficient
+    return _from_dict(terms, a.const + sign * b.const)
+
+
+def _product(a: Expr, b: Expr) -> Size:
+    terms: dict[Monomial, int] = {}
+    for m, c in (*a.terms, ((), a.const)):
+        for n, d in (*b.terms, ((), b.const)):
+            monomial = tuple(sorted(m + n, key=_atom_key)) if m and n else m + n
+            terms[monomial] = terms.get(monomial, 0) + c * d
+    const = terms.pop((), 0)
+    return _from_dict(terms, const)
+
+
+def _memo(f: Callable[[Any, Any], Size], a: Size, b: Size) -> Size:
+    key = (f, a, b)
+    result = _MEMO.get(key)
+    if result is None:
+        result = _MEMO[key] = f(a, b)
+    return result
+
+
+def _quotient(op: str, left: Size, right: Size) -> Quotient:
+    key = (op, left, right)
+    atom = _QUOTIENTS.get(key)
+    if atom is None:
+        atom = object.__new__(Quotient)
+        atom.op, atom.left, atom.right = op, left, right
+        (lo, hi), (small, big) = bounds(left), bounds(right)
+        small = max(small, 1)
+        if op == "%":
+            low, high = 0, (min(big - 1, hi) if lo >= 0 else big - 1)
+        else:
+            low, high = min(lo // small, lo // big), max(hi // small, hi // big)
+        atom._become_atom(f"{_key(left)}{op}{_key(right)}", low, high)
+        atom = _QUOTIENTS.setdefault(key, atom)
+    return atom
+
+
+def _rebuild(terms: tuple[Term, ...], const: int) -> Size:
+    return _from_dict(dict(terms), const)
+
+
+# ---- division
+
+
+def _floordiv(x: Size, y: Size) -> Size:
+    (lo, hi), (small, big) = bounds(x), bounds(y)
+    if small > 0 and lo >= 0 and hi < small:
+        return 0
+    if not isinstance(y, int):
+        exact = _divide_terms(x, y)
+        return exact if exact is not None else _quotient("//", x, y)
+    assert isinstance(x, Expr), "int // int is Python's"
+    whole, rest = _split(x, y)
+    if whole:  # (y*a + b) // y == a + b//y
+        return _make(tuple((m, c // y) for m, c in whole), x.const // y) + _make(rest, x.const % y) // y
+    if lo // y == hi // y:
+        return lo // y
+    for g in _steps(x, y):  # (g*a + b) // (g*c) == a // c  where 0 <= b < g
+        a, b = _split_by(x, g)
+        if 0 <= bounds(b)[0] and bounds(b)[1] < g:
+            return a // (y // g)
+    if not 0 <= x.const < y:
+        return _make(x.terms, x.const % y) // y + x.const // y
+    atom = _sole_atom(x)
+    if isinstance(atom, Quotient) and isinstance(atom.right, int):
+        if atom.op == "//":  # (x//a + k) // b == (x + k*a) // (a*b)
+            return (atom.left + x.const * atom.right) // (atom.right * y)
+        if x.const == 0 and atom.right % y == 0:  # (x % (a*b)) // b == (x//b) % a
+            return (atom.left // y) % (atom.right // y)
+    return _quotient("//", x, y)
+
+
+def _mod(x: Size, y: Size) -> Size:
+    (lo, hi), (small, big) = bounds(x), bounds(y)
+    if small > 0 and lo >= 0 and hi < small:
+        return x
+    if not isinstance(y, int):
+        return 0 if _divide_terms(x, y) is not None else _quotient("%", x, y)
+    assert isinstance(x, Expr), "int % int is Python's"
+    whole, rest = _split(x, y)
+    if whole or not 0 <= x.const < y:  # (y*a + b) % y == b % y
+        return _make(rest, x.const % y) % y
+    if lo // y == hi // y:
+        return x - lo // y * y
+    for g in _steps(x, y):  # (g*a + b) % (g*c) == g*(a % c) + b  where 0 <= b < g
+        a, b = _split_by(x, g)
+        if 0 <= bounds(b)[0] and bounds(b)[1] < g:
+            return a % (y // g) * g + b
+    for monomial, coefficient in x.terms:  # (x % (a*b)) % b == x % b
+        atom = monomial[0]
+        if len(monomial) == 1 and isinstance(atom, Quotient) and atom.op == "%":
+            if isinstance(atom.right, int) and atom.right % y == 0:
+                return (x - atom * coefficient + atom.left * coefficient) % y
+    return _quotient("%", x, y)
+
+
+def _split(x: Expr, y: int) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+    """The terms of `x` that `y` divides, and the others."""
+    whole = tuple(t for t in x.terms if t[1] % y == 0)
+    return whole, tuple(t for t in x.terms if t[1] % y) if whole else x.terms
+
+
+def _steps(x: Expr, y: int) -> list[int]:
+    """Divisors of `y` worth factoring out of `x`, largest first."""
+    return sorted({g for _, c in x.terms if (g := gcd(c, y)) > 1}, reverse=True)
+
+
+def _split_by(x: Expr, g: int) -> tuple[Size, Size]:
+    """(a, b) with `x == g*a + b`, where `g` divides no coefficient of `b`, and `b`'s constant is below `g`."""
+    whole, rest = _split(x, g)
+    return _make(tuple((m, c // g) for m, c in whole), x.const // g), _make(rest, x.const % g)
+
+
+def _divide_terms(x: Size, y: Expr) -> Size | None:
+    """`x / y` when `y` is one term that divides every term of `x`."""
+    if x is y:
+        return 1
+    if len(y.terms) != 1 or y.const or isinstance(x, int) or x.const:
+        return None
+    (divisor, factor), total = y.terms[0], 0
+    for monomial, coefficient in x.terms:
+        left = list(monomial)
+        for atom in divisor:
+            if atom not in left:
+                return None
+            left.remove(atom)
+        if coefficient % factor:
+            return None
+        total = total + (_make(((tuple(left), coefficient // factor),), 0) if left else coefficient // factor)
+    return total
+
+
+def _sole_atom(x: Expr) -> Expr | None:
+    """The atom `a` when `x` is `a + const`."""
+    if len(x.terms) == 1 and x.terms[0][1] == 1 and len(x.terms[0][0]) == 1:
+        return x.terms[0][0][0]
+    return None
+
+
+# ---- text
+
+
+def _print_term(monomial: Monomial, coefficient: int) -> str:
+    text = "*".join(f"({a})" if isinstance(a, Quotient) else str(a) for a in monomial)
+    return text if coefficient == 1 else f"-{text}" if coefficient == -1 else f"{coefficient}*{text}"
+
+
+def _wrap(e: Size) -> str:
+    return str(e) if isinstance(e, int | Sym) else f"({e})"
+
+
+def _key(e: Size) -> str:
+    if isinstance(e, int):
+        return str(e)
+    if isinstance(e, Atom):
+        return f"({e.key})"
+    return "(" + "+".join("*".join((str(c), *_term_key((m, c)))) for m, c in e.terms) + f"+{e.const})"
