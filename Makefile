@@ -1,0 +1,66 @@
+# Every target sets itself up: a fresh machine needs Python 3.11 or 3.12 with venv, g++ and make, nothing else.
+#   make demo    the main job: compile real models, compare eager, torch.compile and smelt
+#   make test    all tests            make lint    ruff, mypy, clang-format
+#   make bench   the benchmark tables make sweep   long sweeps (operator database)
+PYTHON ?= python3
+# Used only where the Python above has no torch of its own. TORCH_ARGS may name an index with CPU builds.
+TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
+TORCH_ARGS ?=
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+NATIVE := $(wildcard smelt/native/*.cpp smelt/native/*.h)
+
+.PHONY: demo test bench sweep lint format clean
+.DELETE_ON_ERROR:
+
+$(VENV)/.torch:
+	@echo "== virtual environment and torch"
+	if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	  $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+	  $(PYTHON) -m venv $(VENV) && $(PIP) install -q $(TORCH) $(TORCH_ARGS); \
+	fi
+	$(PIP) install -q 'setuptools>=68' wheel
+	touch $@
+
+$(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml
+	@echo "== smelt and its native extension (about a minute)"
+	$(PIP) install -q --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.torch requirements/test.txt
+	@echo "== what tests, demo and benchmarks use"
+	$(PIP) install -q -r requirements/test.txt
+	$(PIP) show -q torchvision 2>/dev/null || $(PIP) install -q --no-deps $(TORCHVISION)
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.torch requirements/lint.txt
+	$(PIP) install -q -r requirements/lint.txt
+	touch $@
+
+demo: $(VENV)/.native $(VENV)/.test
+	$(PY) -m benchmarks.demo
+
+test: $(VENV)/.native $(VENV)/.test
+	$(PY) -m pytest tests -x -q --durations=10
+
+bench: $(VENV)/.native $(VENV)/.test
+	$(PY) -m benchmarks.run
+
+sweep: $(VENV)/.native $(VENV)/.test
+	$(PY) -m benchmarks.sweep_ops
+
+lint: $(VENV)/.native $(VENV)/.lint
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run --Werror smelt/native/*.cpp smelt/native/*.h
+
+format: $(VENV)/.lint
+	$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format -q .
+	$(VENV)/bin/clang-format -i smelt/native/*.cpp smelt/native/*.h
+
+clean:
+	rm -rf build dist *.egg-info smelt/*.so

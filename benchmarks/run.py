@@ -1,0 +1,110 @@
+"""`make bench`: the ten models (first call, steady state) and the cost of a call; one JSON and one Markdown table.
+
+    python -m benchmarks.run [--only NAME] [--no-rivals] [--out DIR]
+
+Each model runs in a process of its own, one after the other, on an otherwise idle machine. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+
+NAMES = [
+    "BERT, 4 layers",
+    "GPT-2, 4 layers",
+    "Llama, 4 layers of 512",
+    "T5, 2 layers",
+    "ResNet-50",
+    "ViT-tiny",
+    "ConvNeXt-atto",
+    "Swin-tiny",
+    "MobileNetV3-L",
+    "Mixer-S/32",
+]
+
+
+def _run(module: str, *arguments: str) -> Any:
+    """The JSON that a benchmark process prints last; its stderr is shown when it fails."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stderr[-4000:])
+        return {"failed": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def model_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: first calls in seconds, calls in milliseconds, ratios to eager and torch.compile."""
+    lines = [
+        "| model | first call: torch.compile | smelt | ratio | call: eager | torch.compile | smelt "
+        "| torch.compile over eager | smelt over eager | graphs | kernels | largest error |",
+        "| --- " * 12 + "|",
+    ]
+    theirs, ours, firsts = [], [], []
+    for row in rows:
+        if "failed" in row:
+            lines.append(f"| {row['model']} | failed: {row['failed']} |" + " |" * 10)
+            continue
+        first, call = row["first_s"], row["call_s"]
+        rival_first, rival_call = first.get("torch.compile", float("nan")), call.get("torch.compile", float("nan"))
+        theirs.append(call["eager"] / rival_call)
+        ours.append(call["eager"] / call["smelt"])
+        firsts.append(rival_first / first["smelt"])
+        lines.append(
+            f"| {row['model']} | {rival_first:.1f} s | {first['smelt']:.2f} s | {firsts[-1]:.1f}× "
+            f"| {call['eager'] * 1e3:.1f} ms | {rival_call * 1e3:.1f} ms | {call['smelt'] * 1e3:.1f} ms "
+            f"| {theirs[-1]:.2f}× | {ours[-1]:.2f}× | {row['graphs']['smelt']} | {row['kernels']['smelt']} "
+            f"| {row['error']['smelt']:.1e} |"
+        )
+    lines.append(
+        f"| **geomean** | | | {measure.geomean(firsts):.1f}× | | | | {measure.geomean(theirs):.2f}× "
+        f"| {measure.geomean(ours):.2f}× | | | |"
+    )
+    return "\n".join(lines)
+
+
+def call_table(rows: dict[str, dict[str, float]]) -> str:
+    lines = ["| microseconds per call, one thread | eager | torch.compile | smelt |", "| --- | --- | --- | --- |"]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {row['eager']:.1f} | {row['torch.compile']:.1f} | {row['smelt']:.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", help="a model's name; may be repeated")
+    parser.add_argument("--no-rivals", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    rows = []
+    for name in options.only or NAMES:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        row = _run("benchmarks.one_model", name, *(["--no-rivals"] if options.no_rivals else []))
+        rows.append({"model": name, **row})
+    calls = {} if options.only else _run("benchmarks.per_call")
+    date = datetime.date.today().isoformat()
+    facts = {"date": date, **measure.machine(), "command": "make bench"}
+    text = "\n\n".join(
+        [
+            "# Benchmarks: the ten models, inference, float32, and the cost of a call",
+            ", ".join(f"{k}: {v}" for k, v in facts.items()) + ".",
+            model_table(rows),
+            call_table(calls) if calls and "failed" not in calls else str(calls or ""),
+        ]
+    )
+    if not options.only:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "inference-cpu.json").write_text(json.dumps({"facts": facts, "models": rows, "calls": calls}, indent=1))
+        (options.out / "inference-cpu.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""The public functions, in torch.compile's own terms. Thin: arguments are checked here, everything else is below.
+
+What is not built yet raises NotImplementedError naming itself; a wrong argument raises at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import difflib
+import functools
+import gc
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from smelt import _native, config
+from smelt.backends import registry
+from smelt.capture.frame import FrameCompiler, set_disabled
+from smelt.errors import OptionError
+from smelt.runtime import release_all
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of one `compile` call: enough to compile again (pickle, deepcopy)."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    backend: str | Callable[..., Any]
+    mode: str | None
+    options: tuple[tuple[str, Any], ...]
+
+    def frame_compiler(self) -> FrameCompiler:
+        return FrameCompiler(
+            backend=registry.lookup(self.backend),
+            config=config.DEFAULT.with_options(dict(self.options)),
+            fullgraph=self.fullgraph,
+            dynamic=self.dynamic,
+        )
+
+
+@overload
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    backend: str | Callable[..., Any] = ...,
+    mode: str | None = ...,
+    options: dict[str, Any] | None = ...,
+    disable: bool = ...,
+) -> Callable[[F], F]: ...
+@overload
+def compile(
+    model: F,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    backend: str | Callable[..., Any] = ...,
+    mode: str | None = ...,
+    options: dict[str, Any] | None = ...,
+    disable: bool = ...,
+) -> F: ...
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "smelt",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Returns `model` compiled: called with the same arguments it gives the same results, faster.
+
+    Args:
+        model: a function, method, callable object or nn.Module. None: returns a decorator.
+        fullgraph: raise `smelt.errors.Unsupported` (on the user's line) where capture fails, instead of running eagerly.
+        dynamic: None or False specialize on every shape seen. True is not built yet.
+        backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
+        mode: None or "default". The other modes of torch.compile are not built yet.
+        options: see `smelt.config.Config`; an unknown name is an error.
+        disable: return `model` as it is.
+
+    A compiled module shares its state with the original: same parameters, buffers, attributes and state_dict keys.
+
+    Raises:
+        OptionError: a wrong value or unknown name, with the nearest valid one.
+        TypeError: `model` cannot be called.
+        NotImplementedError: the feature is not built yet.
+    """
+    settings = _checked(fullgraph, dynamic, backend, mode, options, disable)
+    if model is None:
+        return lambda m: _compile(m, settings, disable)
+    return _compile(model, settings, disable)
+
+
+def _compile(model: Any, settings: Settings, disable: bool) -> Any:
+    if isinstance(model, type) or not callable(model):
+        what = f"the class {model.__name__}: compile an instance" if isinstance(model, type) else repr(model)
+        raise TypeError(f"smelt.compile: model must be a function, a callable or an nn.Module, got {what}")
+    if disable:
+        return model
+    if isinstance(model, nn.Module):
+        return _compiled_module(model, settings)
+    if isinstance(model, types.MethodType):
+        return types.MethodType(_compiled_function(model.__func__, settings), model.__self__)
+    if isinstance(model, _native.Wrapped):
+        model = model._smelt_original
+    if isinstance(model, types.FunctionType):
+        return _compiled_function(model, settings)
+    return _compiled_function(_trampoline(model), settings, original=model)
+
+
+def _checked(
+    fullgraph: object, dynamic: object, backend: Any, mode: Any, options: Any, disable: object
+) -> Settings:
+    for name, value in (("fullgraph", fullgraph), ("disable", disable)):
+        if not isinstance(value, bool):
+            raise OptionError(f"smelt.compile: {name} must be a bool, got {value!r}")
+    if dynamic not in (None, True, False):
+        raise OptionError(f"smelt.compile: dynamic must be None, True or False, got {dynamic!r}")
+    if dynamic:
+        raise NotImplementedError("smelt.compile(dynamic=True): symbolic shapes are not built yet")
+    if mode is not None:
+        _check_mode(mode, options)
+    if options is not None and not isinstance(options, dict):
+        raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
+    config.DEFAULT.with_options(options)
+    registry.lookup(backend)
+    return Settings(bool(fullgraph), None if dynamic is None else False, backend, mode, tuple((options or {}).items()))
+
+
+def _check_mode(mode: Any, options: Any) -> None:
+    if options is not None:
+        raise OptionError("smelt.compile: give either mode or options, not both")
+    if mode not in _MODES:
+        near = difflib.get_close_matches(str(mode), _MODES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_MODES)}"
+        raise OptionError(f"smelt.compile: unknown mode {mode!r}; {hint}")
+    if mode != "default":
+        raise NotImplementedError(f"smelt.compile(mode={mode!r}) is not built yet")
+
+
+# ------------------------------------------------------------------------------------------------- functions
+
+_codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # every code object that has a cache, for reset()
+
+
+def _compiled_function(fn: types.FunctionType, settings: Settings, original: Any = None) -> Any:
+    """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache."""
+    own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    functools.update_wrapper(own, fn)
+    own.__kwdefaults__ = fn.__kwdefaults__
+    del own.__wrapped__
+    _codes.add(own.__code__)
+    wrapped = _native.wrap(own, settings.frame_compiler())
+    wrapped._smelt_original = fn if original is None else original
+    wrapped._smelt_settings = settings
+    return wrapped
+
+
+def _trampoline(target: Any) -> types.FunctionType:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = getattr(target, "__name__", type(target).__name__)
+    return call
+
+
+def _rebuild_function(original: Any, settings: Settings) -> Any:
+    return _compile(original, settings, disable=False)
+
+
+def _reduce_function(wrapped: Any) -> Any:
+    """A compiled function that its module holds under its own name pickles by that name, others by compiling again."""
+    found: Any = sys.modules.get(wrapped.__module__)
+    for part in wrapped.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return wrapped.__qualname__ if found is wrapped else (_rebuild_function, (wrapped._smelt_original, wrapped._smelt_settings))
+
+
+copyreg.pickle(_native.Wrapped, _reduce_function)
+
+
+# --------------------------------------------------------------------------------------------------- modules
+
+
+@dataclass(frozen=True)
+class _ModuleState:
+    original: nn.Module
+    settings: Settings
+    call: Any  # the compiled trampoline; its first argument is the original module
+
+
+class CompiledModule:
+    """Mixed into a subclass of the original's class; an instance shares the original's `__dict__`."""
+
+    __slots__ = ()
+    _smelt: _ModuleState
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = self._smelt
+        return state.call(state.original, *args, **kwargs)
+
+    @property
+    def _orig_mod(self) -> nn.Module:
+        """The module that was compiled (the name torch.compile uses)."""
+        return self._smelt.original
+
+    def __reduce__(self) -> Any:
+        return _rebuild_function, (self._smelt.original, self._smelt.settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _rebuild_function(copy.deepcopy(self._smelt.original, memo), self._smelt.settings)
+
+
+@functools.cache
+def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
+    members = {"__slots__": ("_smelt",), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return types.new_class(f"Compiled{cls.__name__}", (CompiledModule, cls), {}, lambda ns: ns.update(members))
+
+
+def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
+    if isinstance(module, CompiledModule):
+        module = module._smelt.original
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("smelt.compile: a ScriptModule is compiled already; pass the module it was made from")
+    compiled = object.__new__(_compiled_class(type(module)))
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    call = _compiled_function(_module_trampoline(type(module)), settings)
+    object.__setattr__(compiled, "_smelt", _ModuleState(module, settings, call))
+    return compiled
+
+
+def _module_trampoline(cls: type) -> types.FunctionType:
+    def call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return self(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = cls.__name__
+    return call
+
+
+# ----------------------------------------------------------------------------------------------- the others
+
+
+def reset() -> None:
+    """Forgets everything compiled: every cache is emptied, memory held by plans is freed. Compiled callables stay valid
+    and compile again at their next call."""
+    for code in list(_codes):
+        _native.clear(code)
+    release_all()
+    gc.collect()
+
+
+def disable(fn: Any = None, recursive: bool = True) -> Any:
+    """Marks a function, callable or module to be run eagerly, never captured. Usable as a decorator.
+
+    A compiled function that calls it runs eagerly as a whole. Nothing is newly compiled while it runs.
+    """
+    if not recursive:
+        raise NotImplementedError("smelt.disable(recursive=False) is not built yet")
+    if fn is None:
+        return disable
+    if not callable(fn):
+        raise TypeError(f"smelt.disable: fn must be callable, got {fn!r}")
+    target = fn._smelt_original if isinstance(fn, _native.Wrapped) else fn
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with set_disabled():
+            return target(*args, **kwargs)
+
+    functools.update_wrapper(run, target, updated=() if not inspect.isfunction(target) else ("__dict__",))
+    run.__smelt_disable__ = True  # type: ignore[attr-defined]
+    return run
+
+
+def is_compiling() -> bool:
+    """True while the calling code is being captured, False when it runs."""
+    return False  # capture answers True in place of this call
+
+
+def graph_break() -> None:
+    """Asks for a graph break here. Does nothing when run eagerly."""
+
+
+graph_break.__smelt_graph_break__ = True  # type: ignore[attr-defined]
+is_compiling.__smelt_is_compiling__ = True  # type: ignore[attr-defined]
+
+
+def list_backends() -> list[str]:
+    """Names accepted by `compile(backend=...)`."""
+    return registry.list_backends()
+
+
+def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+    """Registers `fn(gm: torch.fx.GraphModule, example_inputs: list[Tensor]) -> callable` as a backend. Usable as a decorator.
+
+    Raises OptionError when the name is taken.
+    """
+    if fn is None:
+        return functools.partial(register_backend, name=name)
+    registry.register_backend(fn, name=name)
+    return fn
