@@ -1,0 +1,30 @@
+"""What a compiled callable holds: its entries (guards, compiled source) and the reasons why calls ran eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from smelt.capture import frame
+from smelt.reasons import Reason
+
+
+def _code(compiled: Callable[..., Any]) -> CodeType:
+    """The code object that keys the cache of what `smelt.compile` returned. Raises TypeError for anything else."""
+    state = getattr(compiled, "_smelt", None)
+    wrapped = getattr(state.call if state is not None else compiled, "__wrapped__", None)
+    code = getattr(wrapped, "__code__", None)
+    if code is None:
+        raise TypeError(f"not something that smelt.compile returned: {compiled!r}")
+    return code
+
+
+def entries(compiled: Callable[..., Any]) -> list[frame.Entry]:
+    """The compiled entries of `compiled` in the order in which they are tried."""
+    return frame.entries_of(_code(compiled))
+
+
+def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
+    """Why calls of `compiled` ran eagerly, oldest first; empty when all were captured."""
+    return frame.reasons_of(_code(compiled))
