@@ -1,0 +1,284 @@
+"""The public functions: argument checks, transparency of compiled modules, marks, backends."""
+
+import copy
+import inspect
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.errors import OptionError, Unsupported
+from smelt.report.inspect import entries, reasons
+
+
+def add_one(x):
+    return x + 1
+
+
+@smelt.compile
+def decorated(x, *, scale=2.0):
+    "Doubles."
+    return x * scale
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("offset", torch.ones(3))
+        self.flag = True
+
+    def forward(self, x):
+        y = self.layer(x) + self.offset
+        return y if self.flag else -y
+
+    def twice(self, x):
+        return self(x) * 2
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"backend": "smlt"}, OptionError, "'smelt'"),
+        ({"mode": "max-autotun"}, OptionError, "'max-autotune'"),
+        ({"mode": "reduce-overhead"}, NotImplementedError, "reduce-overhead"),
+        ({"options": {"fuze": True}}, OptionError, "'fuse'"),
+        ({"options": {"fuse": 1}}, OptionError, "bool"),
+        ({"options": [1]}, OptionError, "dict"),
+        ({"mode": "default", "options": {"fuse": True}}, OptionError, "not both"),
+        ({"fullgraph": "yes"}, OptionError, "fullgraph"),
+        ({"dynamic": True}, NotImplementedError, "dynamic"),
+        ({"dynamic": "auto"}, OptionError, "dynamic"),
+    ],
+)
+def test_a_wrong_argument_raises_at_once(arguments, error, words):
+    with pytest.raises(error, match=words):
+        smelt.compile(add_one, **arguments)
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="instance"):
+        smelt.compile(Net)
+    with pytest.raises(TypeError, match="3"):
+        smelt.compile(3)
+
+
+def test_function_keeps_its_face():
+    assert decorated.__name__ == "decorated" and decorated.__doc__ == "Doubles."
+    assert list(inspect.signature(decorated).parameters) == ["x", "scale"]
+    x = torch.randn(5)
+    torch.testing.assert_close(decorated(x), x * 2)
+    torch.testing.assert_close(decorated(x, scale=3.0), x * 3)
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert smelt.compile(add_one, disable=True) is add_one
+
+
+def test_method_partial_and_callable_object():
+    class Scaler:
+        def __init__(self, k):
+            self.k = k
+
+        def __call__(self, x):
+            return x * self.k
+
+        @smelt.compile
+        def scale(self, x):
+            return x * self.k + 1
+
+    x = torch.randn(4)
+    torch.testing.assert_close(Scaler(3)(x), smelt.compile(Scaler(3))(x))
+    torch.testing.assert_close(Scaler(3).scale(x), x * 3 + 1)
+    torch.testing.assert_close(smelt.compile(Scaler(2).__call__)(x), x * 2)
+    torch.testing.assert_close(smelt.compile(torch.sin)(x), x.sin())
+
+
+def test_compiled_module_is_transparent():
+    net = Net()
+    compiled = smelt.compile(net)
+    x = torch.randn(2, 4)
+    assert isinstance(compiled, Net)
+    assert list(compiled.state_dict()) == list(net.state_dict())
+    torch.testing.assert_close(compiled(x), net(x))
+    torch.testing.assert_close(compiled.twice(x), net.twice(x))
+    compiled.flag = False
+    assert net.flag is False
+    torch.testing.assert_close(compiled(x), net(x))
+    net.layer.weight.mul_(2)
+    torch.testing.assert_close(compiled(x), net(x))
+    assert compiled.eval() is compiled and not net.training
+    compiled.to(torch.float64)
+    assert net.layer.weight.dtype is torch.float64
+    torch.testing.assert_close(compiled(x.double()), net(x.double()))
+    assert not reasons(compiled)
+
+
+def test_compiled_module_copies_and_pickles():
+    compiled = smelt.compile(Net())
+    x = torch.randn(2, 4)
+    want = compiled(x)
+    for clone in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert isinstance(clone, Net) and clone.layer.weight is not compiled.layer.weight
+        torch.testing.assert_close(clone(x), want)
+        clone.layer.weight.zero_()
+        torch.testing.assert_close(compiled(x), want)
+
+
+def test_hooks_added_after_compiling_are_noticed():
+    net = Net()
+    compiled = smelt.compile(net)
+    x = torch.randn(2, 4)
+    before = compiled(x)
+    handle = net.layer.register_forward_hook(lambda m, i, o: o + 100)
+    torch.testing.assert_close(compiled(x), before + 100)
+    handle.remove()
+    torch.testing.assert_close(compiled(x), before)
+
+
+def test_is_compiling_is_true_while_captured():
+    def f(x):
+        return x + (1 if smelt.is_compiling() else 0) + (10 if torch.compiler.is_compiling() else 0)
+
+    assert smelt.compile(f)(torch.zeros(())).item() == 11
+    assert f(torch.zeros(())).item() == 0
+
+
+def test_disabled_functions_run_eagerly_and_say_so():
+    calls = []
+
+    @smelt.disable
+    def side(x):
+        calls.append(1)
+        return x + 1
+
+    def f(x):
+        return side(x) * 2
+
+    compiled = smelt.compile(f)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 4.0))
+    assert len(calls) == 3
+    assert reasons(compiled)[0].kind.id == "disabled-function"
+
+
+def test_graph_break_runs_the_frame_eagerly_and_fullgraph_raises():
+    def f(x):
+        y = x + 1
+        smelt.graph_break()
+        return y * 2
+
+    compiled = smelt.compile(f)
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 4.0))
+    reason = reasons(compiled)[0]
+    assert reason.kind.id == "graph-break-requested"
+    assert reason.line.filename == __file__ and reason.line.line == f.__code__.co_firstlineno + 2
+    with pytest.raises(Unsupported, match="test_api.py"):
+        smelt.compile(f, fullgraph=True)(torch.ones(2))
+
+
+def test_data_dependent_branch_runs_eagerly_with_the_users_line():
+    def f(x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+    compiled = smelt.compile(f)
+    for sign in (1, -1):
+        torch.testing.assert_close(compiled(sign * torch.ones(2)), torch.ones(2))
+    assert reasons(compiled)[0].line.line == f.__code__.co_firstlineno + 1
+
+
+def test_gradients_are_refused_not_lost():
+    x = torch.ones(3, requires_grad=True)
+    compiled = smelt.compile(add_one)
+    with torch.enable_grad():
+        y = compiled(x)
+        assert y.requires_grad
+        y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(3))
+    assert reasons(compiled)[0].kind.id == "needs-autograd"
+    assert not compiled(torch.ones(3)).requires_grad  # and without gradients it is compiled
+    assert entries(compiled)
+
+
+def test_foreign_backend_gets_a_graph_module():
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append((gm, example_inputs))
+        return gm.forward
+
+    compiled = smelt.compile(lambda x, y: torch.relu(x) @ y, backend=backend)
+    x, y = torch.randn(2, 3), torch.randn(3, 4)
+    torch.testing.assert_close(compiled(x, y), torch.relu(x) @ y)
+    (gm, inputs) = seen[0]
+    assert isinstance(gm, torch.fx.GraphModule) and len(inputs) == 2
+    assert [n.op for n in gm.graph.nodes].count("placeholder") == 2
+
+
+def test_registered_backend_is_listed_and_used():
+    used = []
+
+    @smelt.register_backend(name="counting")
+    def counting(gm, example_inputs):
+        used.append(1)
+        return gm
+
+    assert {"smelt", "eager", "aot_eager", "counting"} <= set(smelt.list_backends())
+    smelt.compile(add_one, backend="counting")(torch.ones(2))
+    assert used == [1]
+    with pytest.raises(OptionError, match="counting"):
+        smelt.register_backend(lambda gm, e: gm, name="counting")
+
+
+def test_entries_grow_with_new_classes_and_stop_at_the_limit():
+    compiled = smelt.compile(lambda x, k: x + k, options={"recompile_limit": 3})
+    x = torch.ones(2)
+    for k in range(6):
+        torch.testing.assert_close(compiled(x, k), x + k)
+    assert len(entries(compiled)) == 3
+    assert any(r.kind.id == "recompile-limit" for r in reasons(compiled))
+
+
+def test_reset_forgets_and_compiles_again():
+    compiled = smelt.compile(add_one)
+    x = torch.ones(2)
+    compiled(x)
+    assert len(entries(compiled)) == 1
+    smelt.reset()
+    assert len(entries(compiled)) == 0
+    torch.testing.assert_close(compiled(x), x + 1)
+    assert len(entries(compiled)) == 1
+
+
+def test_two_threads_compile_and_run_the_same_function():
+    net = smelt.compile(Net())
+    xs = [torch.randn(2, 4) for _ in range(4)]
+    wants = [net._orig_mod(x) for x in xs]
+    errors = []
+
+    def work(i):
+        try:
+            with torch.no_grad():
+                for _ in range(50):
+                    torch.testing.assert_close(net(xs[i]), wants[i])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not errors
+
+
+def test_torch_compile_finds_the_backend():
+    x = torch.randn(3)
+    torch.testing.assert_close(torch.compile(add_one, backend="smelt")(x), x + 1)

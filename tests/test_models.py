@@ -1,0 +1,55 @@
+"""The ten models: whole model one graph, eager's numbers, and no other process started."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import smelt
+from benchmarks.models import MODELS, build, tensors
+from smelt.report.inspect import entries, reasons
+
+# Relative to the largest magnitude of a tensor (at least 1): a fused float32 program sums in another order than eager.
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name):
+    module, inputs = build(name)
+    compiled = smelt.compile(module, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            want, got = module(**inputs), compiled(**inputs)
+            assert type(got) is type(want)
+            pairs = list(zip(tensors(got), tensors(want), strict=True))
+            assert pairs
+            for g, w in pairs:
+                assert g.shape == w.shape and g.dtype == w.dtype and g.stride() == w.stride()
+                assert (g - w).abs().max() <= TOLERANCE * max(1.0, w.abs().max().item())
+            inputs = {k: v.flip(0) * 2 if v.is_floating_point() else v.flip(1) for k, v in inputs.items()}
+    assert len(entries(compiled)) == 1 and not reasons(compiled)
+
+
+WATCH = """
+import sys, torch
+from benchmarks.models import build
+started = []
+watched = ("subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "os.startfile")
+module, inputs = build("BERT, 4 layers")
+sys.addaudithook(lambda event, args: started.append((event, args)) if event in watched else None)
+import smelt
+with torch.no_grad():
+    smelt.compile(module, fullgraph=True)(**inputs)
+    smelt.compile(lambda x: x.softmax(-1) + 1)(torch.randn(8, 8))
+assert not started, started
+compilers = [m for m in sys.modules if m.startswith(("torch._inductor.", "torch._dynamo.symbolic"))]
+assert not compilers, compilers[:3]
+print("nothing was started")
+"""
+
+
+def test_no_process_is_started():
+    done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "nothing was started" in done.stdout
