@@ -8,21 +8,26 @@ A `Kernel` is what one launch does: for every point of its `outer` loops (parall
 * Points of the outer loops never communicate. Local buffers are private to one outer point.
 * Arithmetic happens in the dtype written on each value; conversions are explicit `cast`s, so float16 and
   bfloat16 round exactly where eager rounds.
+* A stage may load from an `out` or `local` buffer what an earlier stage stored at the same outer point. Within one
+  MapStage, at one point, all loads come before all stores.
+* Kernels that differ only in names are equal (and hash alike): buffers are numbered in order of first use, symbols by
+  position.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import torch
 
 from smelt.graph.sizes import Size, Sym
 
 
-@dataclass(frozen=True)
 class Value:
-    """A scalar expression. `op` is one of VALUE_OPS; `args` depend on it:
+    """A scalar expression, immutable and interned: equal values are the same object, so a shared subexpression is
+    shared in memory. `op` is one of VALUE_OPS; `args` depend on it:
 
     load   (buffer: int, index: Size, mask: Value | None)   0 where the mask is false (nothing is read there)
     const  (number,)                 int, float (inf and nan allowed) or bool, of this value's dtype
@@ -30,11 +35,63 @@ class Value:
     result (reduction: str,)         what the reduction of that name gave
     cast   (Value,)                  to this value's dtype, with C/ATen conversion rules
     others (Value, ...)              see POINTWISE
+
+    `a + b`, `a * 2`, `-a` build values of the dtype of `a`; the rest is in `loops.values`.
     """
 
+    __slots__ = ("__weakref__", "args", "dtype", "op")
     op: str
     args: tuple
     dtype: torch.dtype
+
+    def __new__(cls, op: str, args: tuple, dtype: torch.dtype) -> Value:
+        key = (op, repr(args) if op == "const" else args, dtype)  # 0.0 and -0.0, 1 and True are equal but not the same
+        value = _VALUES.get(key)
+        if value is None:
+            value = object.__new__(cls)
+            value.op, value.args, value.dtype = op, args, dtype
+            value = _VALUES.setdefault(key, value)
+        return value
+
+    def __add__(self, other: Value | float) -> Value:
+        return _binary("add", self, other)
+
+    def __radd__(self, other: float) -> Value:
+        return _binary("add", self, other)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return _binary("sub", self, other)
+
+    def __rsub__(self, other: float) -> Value:
+        return _binary("sub", Value("const", (other,), self.dtype), self)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return _binary("mul", self, other)
+
+    def __rmul__(self, other: float) -> Value:
+        return _binary("mul", self, other)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return _binary("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return _binary("div", Value("const", (other,), self.dtype), self)
+
+    def __neg__(self) -> Value:
+        return Value("neg", (self,), self.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.args))})"
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        return Value, (self.op, self.args, self.dtype)
+
+
+_VALUES: WeakValueDictionary[tuple, Value] = WeakValueDictionary()
+
+
+def _binary(op: str, a: Value, b: Value | float) -> Value:
+    return Value(op, (a, b if isinstance(b, Value) else Value("const", (b,), a.dtype)), a.dtype)
 
 
 # name -> number of operands. Operands share one dtype (conditions of `where` are bool; shifts, pow too).
@@ -114,7 +171,7 @@ class Buffer:
     """A kernel argument. Role: `in`, `out`, `inout`, or `local` (scratch of `size` elements private to an outer point;
     not passed by the caller)."""
 
-    name: str
+    name: str = field(compare=False)
     dtype: torch.dtype
     role: Literal["in", "out", "inout", "local"]
     size: Size = 0
@@ -125,7 +182,7 @@ class Kernel:
     """`Value.args[0]` of a load and `Store.buffer` index into `buffers`. `name` is readable (fused op names) and does
     not take part in the structural hash. Elementwise kernels have all loops in `outer` and one MapStage without loops."""
 
-    name: str
+    name: str = field(compare=False)
     buffers: tuple[Buffer, ...]
     outer: tuple[Loop, ...]
     stages: tuple[Stage, ...]

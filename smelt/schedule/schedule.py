@@ -1,0 +1,84 @@
+"""The schedule: what runs, in which order, on which buffers. Data between fusion and code generation.
+
+What always holds: an item stands after everything it reads; every buffer that is not an input or a constant is written
+by exactly one item (a kernel that is `inout` on an input writes it again); a view's source is materialised before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from smelt.graph.ir import Line, TensorSpec
+from smelt.graph.sizes import Size
+from smelt.loops.ir import Kernel
+
+BufferKind = Literal["input", "constant", "temp", "output"]
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A tensor in memory. Input i of the graph is buffer i; constants follow in the order of `Schedule.constants`.
+    `output` means that the memory outlives the call: it is returned, or a view of it is."""
+
+    id: int
+    spec: TensorSpec
+    kind: BufferKind
+
+
+@dataclass(frozen=True)
+class BufRef:
+    """A buffer used as (part of) an ATen argument."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class KernelItem:
+    """One launch. `buffers[i]` is the schedule's buffer for the i-th kernel buffer; None for a `local` one."""
+
+    kernel: Kernel
+    buffers: tuple[int | None, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ExternItem:
+    """One ATen call; `args` and `kwargs` hold `BufRef`s. `outs[i]` receives the i-th result (None: dropped).
+    `epilogue` is where a generated matrix product will find the pointwise kernel that it may absorb."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: tuple[int | None, ...]
+    note: str = ""
+    epilogue: KernelItem | None = None
+
+
+@dataclass(frozen=True)
+class ViewItem:
+    """`out` is `as_strided` of `src`, `offset` elements after src's first element. `user_visible`: the view is returned,
+    so it must be a view to autograd as well."""
+
+    out: int
+    src: int
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size
+    user_visible: bool = False
+
+
+Item = KernelItem | ExternItem | ViewItem
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`refusals` says, for each pair of operators that were not fused, why (for the report)."""
+
+    buffers: list[BufferSpec]
+    constants: tuple[torch.Tensor, ...]
+    items: list[Item]
+    outputs: tuple[int | None, ...]
+    refusals: tuple[str, ...] = ()
