@@ -1,0 +1,316 @@
+"""The compiled frame: an ordinary Python function, written as source, that replaces a captured frame.
+
+    def compiled_forward(self, x, inputs):
+        t0, t1 = graph(inputs)
+        return {'logits': t0, 'states': (t1, self)}
+
+It takes the frame's argument slots and the objects that the guard tree collected: the graph's input tensors first, then
+other outside objects that the result or a store needs. It calls the graph, makes all values, then does all stores in
+program order. An object that was reached twice is one object again, cycles included; an input tensor that comes out is
+the input itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import linecache
+import math
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
+from smelt.guards.origin import Origin
+from smelt.trace.fake import FakeTensor
+
+_NATIVE_HASHES = frozenset(
+    {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
+)
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class Store:
+    """One store to replay: `text` is a statement with a `{}` for each of `operands` (outside objects, values)."""
+
+    text: str
+    operands: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class CompiledFrame:
+    """`collect`: what the guard tree hands over as `inputs`, in order."""
+
+    function: FunctionType
+    source: str
+    collect: tuple[Origin, ...]
+
+
+# ------------------------------------------------------------------------------------------ what is reachable
+
+
+@dataclass(eq=False)
+class Reach:
+    """The objects that the result and the stores lead to. Outside objects are ends: what they hold stays theirs."""
+
+    origin_of: Callable[[object], Origin | None]
+    fakes: list[FakeTensor] = field(default_factory=list)
+    kinds: dict[int, Kind] = field(default_factory=dict)  # fresh objects
+    uses: dict[int, int] = field(default_factory=dict)
+    cyclic: set[int] = field(default_factory=set)  # fresh objects on a cycle
+    alive: list[object] = field(default_factory=list)  # ids stay theirs as long as this lives
+
+    def visit(self, root: object) -> None:
+        """Depth first without recursion: results may be nested deeper than the C stack."""
+        path: list[int] = []
+        on_path: dict[int, int] = {}
+        stack: list[tuple[object, Iterator[object]]] = []
+
+        def enter(x: object) -> None:
+            key = id(x)
+            if key in on_path:
+                self.cyclic.update(path[on_path[key] :])
+            self.uses[key] = self.uses.get(key, 0) + 1
+            if self.uses[key] > 1:
+                return
+            self.alive.append(x)
+            if isinstance(x, FakeTensor):
+                self.fakes.append(x)
+                return
+            if self.origin_of(x) is not None:
+                return
+            _check_keys(x)
+            kind = self.kinds[key] = kind_of(x)
+            on_path[key] = len(path)
+            path.append(key)
+            stack.append((x, iter([*kind.needs(x), *kind.holds(x)] if kind.named else [*kind.needs(x)])))
+
+        if not is_constant(root):
+            enter(root)
+        while stack:
+            x, parts = stack[-1]
+            for part in parts:
+                if not is_constant(part):
+                    enter(part)
+                    break
+            else:
+                stack.pop()
+                del on_path[path.pop()]
+
+
+def collect_fakes(
+    result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]
+) -> list[FakeTensor]:
+    """The fakes reachable from a frame's result and from the operands of its stores, in order of first use.
+
+    Raises Unsupported for an object that a compiled frame cannot rebuild.
+    """
+    return reach(result, operands, origin_of).fakes
+
+
+def reach(result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
+    """Everything that `result` and `operands` lead to. Raises Unsupported."""
+    found = Reach(origin_of)
+    found.visit(result)
+    for operand in operands:
+        found.visit(operand)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+class Writer:
+    """Writes the body. Calling it gives the expression for an object, after writing the statements that make it."""
+
+    def __init__(self, found: Reach, slots: Sequence[str], collect: Sequence[Origin]) -> None:
+        self.found = found
+        self.slots = slots
+        self.collect = list(collect)
+        self.lines: list[str] = []
+        self.scope: dict[str, Any] = {}
+        self._names: dict[int, str] = {}  # object -> the local or global name that holds it
+        self._taken = set(slots) | set(NAMES) | {"inputs", "graph"}
+        self._collected: dict[Origin, str] = {}
+        self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
+        self._keep: list[object] = []
+
+    def __call__(self, x: object) -> str:
+        name = self._names.get(id(x))
+        if name is not None:
+            return name
+        if is_constant(x):
+            return self._constant(x)
+        origin = self.found.origin_of(x)
+        if origin is not None:
+            return self.outside(x, origin)
+        return self._fresh(x)
+
+    def constant(self, x: object, hint: str) -> str:
+        name = self._names.get(id(x))
+        if name is None:
+            name = self._names[id(x)] = self.fresh_name(hint)
+            self.scope[name] = x
+        return name
+
+    def bind(self, x: object, expression: str) -> None:
+        """From now on `x` is written as `expression`."""
+        self._names[id(x)] = expression
+        self._keep.append(x)
+
+    def fresh_name(self, hint: str) -> str:
+        """A name like `hint` that the function does not use yet."""
+        base = re.sub(r"\W+", "_", hint).strip("_") or "value"
+        if base[0].isdigit() or keyword.iskeyword(base):
+            base = f"_{base}"
+        name = base
+        for i in itertools.count(1):
+            if name not in self._taken:
+                break
+            name = f"{base}_{i}"
+        self._taken.add(name)
+        return name
+
+    def outside(self, x: object, origin: Origin) -> str:
+        """An object from outside: an argument, an object known by identity, or one that the guard tree collects."""
+        if origin.kind == "arg":
+            return self.slots[origin.index]
+        if origin.kind == "const":
+            return self.constant(x, str(origin.key))
+        name = self._collected.get(origin)
+        if name is None:
+            name = self._collected[origin] = self.fresh_name(_short_name(origin))
+            self.lines.append(f"{name} = inputs[{len(self.collect)}]  # {origin.source}")
+            self.collect.append(origin)
+        self.bind(x, name)
+        return name
+
+    def finish(self) -> None:
+        """Fills the objects on cycles."""
+        while self._late:
+            name, x, kind = self._late.pop(0)
+            assert kind.fill is not None
+            self.lines += kind.fill(x, self, name)
+
+    def _constant(self, x: Any) -> str:
+        kind = type(x)
+        if kind in LITERALS or (kind is float and math.isfinite(x)):
+            return repr(x)
+        if kind in CONSTANTS and repr(x).startswith("torch.") and repr(x).count(".") == 1 and "(" not in repr(x):
+            return repr(x)
+        self._keep.append(x)
+        return self.constant(x, getattr(x, "__name__", None) or kind.__name__)
+
+    def _fresh(self, x: object) -> str:
+        key = id(x)
+        kind = self.found.kinds.get(key) or kind_of(x)
+        late = key in self.found.cyclic and kind.empty is not None
+        if late or kind.named:
+            return self._named(x, kind, late)
+        expression = kind.create(x, self)
+        return expression if self.found.uses.get(key, 1) == 1 else self._assign(x, expression)
+
+    def _named(self, x: object, kind: Kind, late: bool) -> str:
+        assert kind.empty is not None and kind.fill is not None
+        name = self._assign(x, kind.empty(x, self))
+        if late:
+            self._late.append((name, x, kind))
+        else:
+            self.lines += kind.fill(x, self, name)
+        return name
+
+    def _assign(self, x: object, expression: str) -> str:
+        name = self.fresh_name(type(x).__name__.lower())
+        self.lines.append(f"{name} = {expression}")
+        self.bind(x, name)
+        return name
+
+
+def _short_name(origin: Origin) -> str:
+    return origin.key if isinstance(origin.key, str) else f"{_short_name(origin.base)}_{origin.key}" if origin.base else "x"
+
+
+def _check_keys(x: object) -> None:
+    """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
+    if isinstance(x, (dict, set, frozenset)):
+        for key in dict.keys(x) if isinstance(x, dict) else x:
+            if not is_constant(key) and type(key).__hash__ not in _NATIVE_HASHES:
+                raise unsupported(key, "as the key of a dictionary or in a set")
+
+
+def slot_names(code: CodeType) -> tuple[str, ...]:
+    """Names of the argument slots: positional, keyword-only, *args, **kwargs."""
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    return tuple(_parameter(name, i) for i, name in enumerate(code.co_varnames[:count]))
+
+
+def _parameter(name: str, index: int) -> str:
+    usable = name.isidentifier() and name not in NAMES and name not in ("inputs", "graph")
+    return name if usable else f"{name.strip('.')}_{index}" if name.strip(".").isidentifier() else f"arg_{index}"
+
+
+# ------------------------------------------------------------------------------------------------ the function
+
+
+def emit(
+    code: CodeType,
+    found: Reach,
+    result: object,
+    stores: Sequence[Store],
+    inputs: Sequence[tuple[FakeTensor, Origin]],
+    outputs: Sequence[FakeTensor],
+    graph: Callable[[tuple[Any, ...]], Sequence[Any]] | None,
+) -> CompiledFrame:
+    """Writes and compiles the function that replaces a frame of `code`.
+
+    Args:
+        found: `reach(result, operands of stores)`.
+        inputs: the graph's inputs and where each is found.
+        outputs: the fakes that `graph` returns; None for `graph` leaves out the call.
+    """
+    slots = slot_names(code)
+    writer = Writer(found, slots, [origin for _, origin in inputs])
+    for i, (fake, origin) in enumerate(inputs):
+        writer.bind(fake, slots[origin.index] if origin.kind == "arg" else f"inputs[{i}]")
+    for i, fake in enumerate(outputs):
+        writer.bind(fake, writer.fresh_name(f"t{i}"))
+    returned = writer(result)
+    statements = [store.text.format(*map(writer, store.operands)) for store in stores]
+    writer.finish()
+    body = _graph_call(writer, outputs, len(inputs), graph is not None)
+    body += writer.lines
+    body += statements
+    body.append(f"return {returned}")
+    return _compiled(code, slots, body, {**writer.scope, "graph": graph}, tuple(writer.collect))
+
+
+def _graph_call(writer: Writer, outputs: Sequence[FakeTensor], n_inputs: int, called: bool) -> list[str]:
+    if not called:
+        return []
+    argument = "inputs" if len(writer.collect) == n_inputs else f"inputs[:{n_inputs}]"
+    if not outputs:
+        return [f"graph({argument})"]
+    targets = ", ".join(map(writer, outputs)) + ("," if len(outputs) == 1 else "")
+    return [f"{targets} = graph({argument})"]
+
+
+def _compiled(
+    code: CodeType, slots: Sequence[str], body: Sequence[str], scope: dict[str, Any], collect: tuple[Origin, ...]
+) -> CompiledFrame:
+    name = "compiled_" + re.sub(r"\W+", "_", code.co_name).strip("_")
+    lines = [f"def {name}({', '.join((*slots, 'inputs'))}):  # {code.co_filename}:{code.co_firstlineno}"]
+    lines += [f"    {line}" for line in body]
+    source = "\n".join(lines) + "\n"
+    filename = f"<smelt {code.co_qualname} #{next(_serial)}>"
+    scope = {"__builtins__": __builtins__, "__name__": "smelt.compiled", **NAMES, **scope}
+    exec(compile(source, filename, "exec"), scope)
+    function = scope.pop(name)
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return CompiledFrame(function, source, collect)

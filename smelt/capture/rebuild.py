@@ -1,0 +1,440 @@
+"""How a compiled frame rebuilds the objects that were made during capture: one row per kind of object.
+
+A row (`Kind`) names the objects needed to create one, and writes Python that creates and fills it. Objects of mutable
+kinds can be created empty and filled later, which is how cycles come back as cycles. No row runs user code: instances
+are made by the `__new__` of their built-in base, state is stored by `object.__setattr__` and the built-in base's methods.
+
+Constants (leaf values) are objects that no one can tell apart from an equal one: numbers, strings, dtypes, types, ...
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import enum
+import functools
+import pathlib
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+
+
+class Text(Protocol):
+    """Gives the expression for an object that is already available in the compiled frame."""
+
+    def __call__(self, x: object) -> str: ...
+
+    def constant(self, x: object, hint: str) -> str:
+        """The expression for an object that is known by identity."""
+        ...
+
+
+LITERALS = frozenset({int, bool, str, bytes, type(None)})  # their repr is their source
+CONSTANTS: frozenset[type] = frozenset(
+    {
+        float,
+        complex,
+        type(...),
+        type(NotImplemented),
+        range,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.finfo,
+        torch.iinfo,
+        type(torch.ops.aten.add),
+        type(torch.ops.aten.add.Tensor),
+        types.BuiltinFunctionType,
+        types.MethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.ClassMethodDescriptorType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+        types.CodeType,
+        types.ModuleType,
+        types.GenericAlias,
+        types.UnionType,
+        datetime.date,
+        datetime.time,
+        datetime.datetime,
+        datetime.timedelta,
+        datetime.timezone,
+        decimal.Decimal,
+        pathlib.PosixPath,
+        pathlib.WindowsPath,
+    }
+)
+_TPFLAGS_HEAPTYPE = 1 << 9
+
+
+def is_constant(x: object) -> bool:
+    """Whether `x` can stand in the compiled frame as itself."""
+    kind = type(x)
+    if kind in LITERALS or kind in CONSTANTS or isinstance(x, enum.Enum):
+        return True
+    return isinstance(x, type) and "<locals>" not in x.__qualname__
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`needs`: objects that must exist before creation. `create`: the expression that makes the object out of them.
+
+    Kinds that can be created empty also have `empty` (the expression), `fill` (statements; `name` is the object's) and
+    `holds` (what fill refers to). `named`: has statements even where no cycle asks for them.
+    """
+
+    needs: Callable[[Any], Iterable[object]]
+    create: Callable[[Any, Text], str]
+    empty: Callable[[Any, Text], str] | None = None
+    fill: Callable[[Any, Text, str], list[str]] | None = None
+    holds: Callable[[Any], Iterable[object]] = lambda x: ()
+    named: bool = False
+
+
+def unsupported(x: object, why: str = "") -> Unsupported:
+    detail = f"a {type(x).__module__}.{type(x).__qualname__} made inside the function leaves it"
+    return Unsupported(Reason(UNSUPPORTED_OBJECT, detail + (f": {why}" if why else "")))
+
+
+# --------------------------------------------------------------------------------------- built-in containers
+
+
+def _list_text(items: Iterable[object], text: Text) -> str:
+    return "[" + ", ".join(map(text, items)) + "]"
+
+
+def _tuple_text(items: tuple[object, ...], text: Text) -> str:
+    inner = ", ".join(map(text, items))
+    return f"({inner},)" if len(items) == 1 else f"({inner})"
+
+
+def _dict_text(items: dict[Any, Any], text: Text) -> str:
+    return "{" + ", ".join(f"{text(k)}: {text(v)}" for k, v in dict.items(items)) + "}"
+
+
+def _pairs(x: dict[Any, Any]) -> list[object]:
+    return [part for pair in dict.items(x) for part in pair]
+
+
+def _extend(x: Any, text: Text, name: str) -> list[str]:
+    return [f"{name}.extend({_list_text(x, text)})"] if x else []
+
+
+def _update(x: Any, text: Text, name: str) -> list[str]:
+    return [f"{name}.update({_dict_text(x, text)})"] if x else []
+
+
+def _set_text(x: Iterable[object], text: Text) -> str:
+    return "{" + ", ".join(map(text, x)) + "}" if x else "set()"
+
+
+def _deque_text(x: collections.deque[Any], text: Text) -> str:
+    limit = "" if x.maxlen is None else f", {x.maxlen}"
+    return f"deque({_list_text(x, text)}{limit})"
+
+
+def _empty_deque(x: collections.deque[Any], text: Text) -> str:
+    return f"deque((), {x.maxlen})"
+
+
+def _cell_contents(x: types.CellType) -> list[object]:
+    try:
+        return [x.cell_contents]
+    except ValueError:
+        return []
+
+
+def _fill_cell(x: types.CellType, text: Text, name: str) -> list[str]:
+    return [f"{name}.cell_contents = {text(v)}" for v in _cell_contents(x)]
+
+
+def _function_holds(f: types.FunctionType) -> list[object]:
+    return [f.__defaults__, f.__kwdefaults__, f.__annotations__ or None, *_pairs(f.__dict__)]
+
+
+def _function_needs(f: types.FunctionType) -> list[object]:
+    return [f.__closure__, f.__defaults__]
+
+
+def _function_text(f: types.FunctionType, text: Text) -> str:
+    parts = ", ".join((repr(f.__name__), text(f.__defaults__), text(f.__closure__)))
+    scope = text.constant(f.__globals__, "globals")
+    return f"FunctionType({text.constant(f.__code__, f'code_of_{f.__name__}')}, {scope}, {parts})"
+
+
+def _function_fill(f: types.FunctionType, text: Text, name: str) -> list[str]:
+    lines = [f"{name}.__qualname__ = {f.__qualname__!r}"]
+    if f.__kwdefaults__:
+        lines.append(f"{name}.__kwdefaults__ = {text(f.__kwdefaults__)}")
+    if f.__annotations__:
+        lines.append(f"{name}.__annotations__ = {text(f.__annotations__)}")
+    if f.__dict__:
+        lines.append(f"{name}.__dict__.update({_dict_text(f.__dict__, text)})")
+    return lines
+
+
+def _partial_text(p: functools.partial[Any], text: Text) -> str:
+    keywords = f", **{_dict_text(p.keywords, text)}" if p.keywords else ""
+    args = "".join(f", {text(a)}" for a in p.args)
+    return f"partial({text(p.func)}{args}{keywords})"
+
+
+KINDS: dict[type, Kind] = {
+    tuple: Kind(lambda x: x, _tuple_text),
+    list: Kind(lambda x: x, _list_text, lambda x, text: "[]", _extend, lambda x: x),
+    dict: Kind(_pairs, _dict_text, lambda x, text: "{}", _update, _pairs),
+    set: Kind(lambda x: x, _set_text),
+    frozenset: Kind(lambda x: x, lambda x, text: f"frozenset({_set_text(x, text)})"),
+    collections.deque: Kind(lambda x: x, _deque_text, _empty_deque, _extend, lambda x: x),
+    collections.OrderedDict: Kind(
+        _pairs, lambda x, text: f"OrderedDict({_dict_text(x, text)})", lambda x, text: "OrderedDict()", _update, _pairs
+    ),
+    collections.defaultdict: Kind(
+        lambda x: [x.default_factory, *_pairs(x)],
+        lambda x, text: f"defaultdict({text(x.default_factory)}, {_dict_text(x, text)})",
+        lambda x, text: f"defaultdict({text(x.default_factory)})",
+        _update,
+        _pairs,
+    ),
+    slice: Kind(
+        lambda x: (x.start, x.stop, x.step),
+        lambda x, text: f"slice({text(x.start)}, {text(x.stop)}, {text(x.step)})",
+    ),
+    types.MethodType: Kind(
+        lambda x: (x.__func__, x.__self__), lambda x, text: f"MethodType({text(x.__func__)}, {text(x.__self__)})"
+    ),
+    types.MappingProxyType: Kind(
+        lambda x: _pairs(dict(x)), lambda x, text: f"MappingProxyType({_dict_text(dict(x), text)})"
+    ),
+    functools.partial: Kind(lambda x: (x.func, *x.args, *_pairs(x.keywords)), _partial_text),
+    types.CellType: Kind(
+        _cell_contents,
+        lambda x, text: f"CellType({', '.join(map(text, _cell_contents(x)))})",
+        lambda x, text: "CellType()",
+        _fill_cell,
+        _cell_contents,
+    ),
+    types.FunctionType: Kind(
+        _function_needs, _function_text, _function_text, _function_fill, _function_holds, named=True
+    ),
+}
+
+# Names that the source of a compiled frame may use.
+NAMES: dict[str, Any] = {
+    "OrderedDict": collections.OrderedDict,
+    "defaultdict": collections.defaultdict,
+    "deque": collections.deque,
+    "partial": functools.partial,
+    "MethodType": types.MethodType,
+    "MappingProxyType": types.MappingProxyType,
+    "CellType": types.CellType,
+    "FunctionType": types.FunctionType,
+    "set_attribute": object.__setattr__,
+    "set_type_attribute": type.__setattr__,
+    "delete_attribute": object.__delattr__,
+    "torch": torch,
+}
+
+
+# --------------------------------------------------------------------------------------- instances of any class
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The built-in part of an instance: how it is created and filled, and what it refers to."""
+
+    name: str
+    base: type
+    holds: Callable[[Any], Iterable[object]]
+    create: Callable[[Any, str, Text], str]
+    fill: Callable[[Any, Text, str], list[str]]
+    immutable: bool = False
+
+
+def _fill_ordered(x: Any, text: Text, name: str) -> list[str]:
+    items = collections.OrderedDict.items(x)
+    return [f"OrderedDict.__setitem__({name}, {text(k)}, {text(v)})" for k, v in items]
+
+
+def _ordered_pairs(x: Any) -> list[object]:
+    return [part for pair in collections.OrderedDict.items(x) for part in pair]
+
+
+def _fill_by(method: str, body: Callable[[Any, Text], str]) -> Callable[[Any, Text, str], list[str]]:
+    def fill(x: Any, text: Text, name: str) -> list[str]:
+        inner = body(x, text)
+        return [] if inner in ("{}", "[]", "set()") else [f"{method}({name}, {inner})"]
+
+    return fill
+
+
+def _nothing(x: Any, text: Text, name: str) -> list[str]:
+    return []
+
+
+def _new(base: str) -> Callable[[Any, str, Text], str]:
+    return lambda x, cls, text: f"{base}.__new__({cls})"
+
+
+def _new_from(base: type[Any]) -> Callable[[Any, str, Text], str]:
+    """Numbers and strings: made from the plain value."""
+    plain = {str: str.__str__, int: int.__int__, float: float.__float__}[base]
+    return lambda x, cls, text: f"{base.__name__}.__new__({cls}, {text(plain(x))})"
+
+
+def _new_tuple(x: Any, cls: str, text: Text) -> str:
+    return f"tuple.__new__({cls}, {_tuple_text(_tuple_items(x), text)})"
+
+
+def _exception_args(x: BaseException) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = BaseException.args.__get__(x)  # type: ignore[attr-defined]
+    return found
+
+
+def _new_exception(x: BaseException, cls: str, text: Text) -> str:
+    return f"BaseException.__new__({', '.join((cls, *map(text, _exception_args(x))))})"
+
+
+def _tuple_items(x: Any) -> tuple[object, ...]:
+    return tuple(tuple.__iter__(x))
+
+
+def _fill_deque(x: Any, text: Text, name: str) -> list[str]:
+    items = list(collections.deque.__iter__(x))
+    return [f"deque.__init__({name}, {_list_text(items, text)}, {x.maxlen})"]
+
+
+def _fill_defaultdict(x: Any, text: Text, name: str) -> list[str]:
+    return [f"defaultdict.__init__({name}, {text(x.default_factory)}, {_dict_text(x, text)})"]
+
+
+def _list_items(x: Any) -> list[object]:
+    return list(list.__iter__(x))
+
+
+def _set_items(x: Any) -> list[object]:
+    return list(set.__iter__(x))
+
+
+# The first row whose base is in the class's MRO applies.
+BASES: tuple[_Base, ...] = (
+    _Base("OrderedDict", collections.OrderedDict, _ordered_pairs, _new("OrderedDict"), _fill_ordered),
+    _Base(
+        "defaultdict",
+        collections.defaultdict,
+        lambda x: [x.default_factory, *_pairs(x)],
+        _new("defaultdict"),
+        _fill_defaultdict,
+    ),
+    _Base("dict", dict, _pairs, _new("dict"), _fill_by("dict.update", _dict_text)),
+    _Base(
+        "list",
+        list,
+        _list_items,
+        _new("list"),
+        _fill_by("list.extend", lambda x, text: _list_text(_list_items(x), text)),
+    ),
+    _Base(
+        "set", set, _set_items, _new("set"), _fill_by("set.update", lambda x, text: _set_text(_set_items(x), text))
+    ),
+    _Base("deque", collections.deque, lambda x: list(collections.deque.__iter__(x)), _new("deque"), _fill_deque),
+    _Base("tuple", tuple, _tuple_items, _new_tuple, _nothing, immutable=True),
+    _Base("str", str, lambda x: (), _new_from(str), _nothing, immutable=True),
+    _Base("int", int, lambda x: (), _new_from(int), _nothing, immutable=True),
+    _Base("float", float, lambda x: (), _new_from(float), _nothing, immutable=True),
+    _Base("BaseException", BaseException, _exception_args, _new_exception, _nothing, immutable=True),
+    _Base("object", object, lambda x: (), _new("object"), _nothing),
+)
+
+
+def _slot_names(cls: type) -> list[str]:
+    """Names of the `__slots__` of a class and its bases, mangled, without `__dict__` and `__weakref__`."""
+    names = []
+    for k in cls.__mro__:
+        slots = k.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name not in ("__dict__", "__weakref__"):
+                private = name.startswith("__") and not name.endswith("__")
+                names.append(f"_{k.__name__.lstrip('_')}{name}" if private else name)
+    return names
+
+
+def _slots(x: object, names: list[str]) -> dict[str, object]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = object.__getattribute__(x, name)
+        except AttributeError:
+            continue
+    return found
+
+
+def _attributes(x: object) -> dict[str, Any]:
+    try:
+        own: dict[str, Any] = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return {}
+    return own
+
+
+@functools.lru_cache(maxsize=4096)
+def _instance_kind(cls: type) -> Kind | str:
+    """How instances of a Python class are rebuilt, or why they cannot be."""
+    base = next(b for b in BASES if b.base in cls.__mro__)
+    if any("__del__" in k.__dict__ for k in cls.__mro__):
+        return "its class has a finalizer"
+    if "<locals>" not in cls.__qualname__ and cls.__module__ == "builtins" and not base.immutable:
+        return "a native object"
+    if not base.immutable:
+        try:
+            base.base.__new__(cls)
+        except TypeError:
+            return "a native object"
+    names = _slot_names(cls)
+
+    def holds(x: object) -> list[object]:
+        return [*base.holds(x), *_slots(x, names).values(), *_pairs(_attributes(x))]
+
+    def create(x: object, text: Text) -> str:
+        return base.create(x, text(cls), text)
+
+    def fill(x: object, text: Text, name: str) -> list[str]:
+        lines = base.fill(x, text, name)
+        lines += [f"set_attribute({name}, {slot!r}, {text(v)})" for slot, v in _slots(x, names).items()]
+        own = _attributes(x)
+        return [*lines, f"set_attribute({name}, '__dict__', {_dict_text(own, text)})"] if own else lines
+
+    def needs(x: object) -> list[object]:
+        return list(base.holds(x)) if base.immutable else []
+
+    return Kind(needs, create, create, fill, holds, named=True)
+
+
+def _result_tuple(cls: type) -> Kind:
+    """C structure sequences (torch.return_types.max, time.struct_time): called with a tuple of their items."""
+    return Kind(lambda x: tuple(x), lambda x, text: f"{text(cls)}({_tuple_text(tuple(x), text)})")
+
+
+def kind_of(x: object) -> Kind:
+    """How `x`, made during capture, is rebuilt. Raises Unsupported."""
+    cls = type(x)
+    found = KINDS.get(cls)
+    if found is not None:
+        return found
+    if hasattr(cls, "n_sequence_fields"):
+        return _result_tuple(cls)
+    if not cls.__flags__ & _TPFLAGS_HEAPTYPE and not isinstance(x, BaseException):
+        raise unsupported(x)
+    kind = _instance_kind(cls)
+    if isinstance(kind, str):
+        raise unsupported(x, kind)
+    return kind

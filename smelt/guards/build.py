@@ -1,0 +1,200 @@
+"""From guards to the native guard tree: one node per origin, shared prefixes once, cheap and likely failures first.
+
+The tree is a tuple of nodes in depth-first order (parents before children). A node is
+`(parent_index, accessor_kind, accessor_key, checks, collect_index)`: parent -1 for a root, whose key is the slot number
+("arg") or the object ("const"); checks are `(guard_index, kind, value)`; collect_index is the place of the node's object
+among the objects that the tree hands to the compiled frame, or -1. Guards about several origins hang on the last of their
+nodes, where all of them have been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt.guards.guard import Guard, TensorFacts
+from smelt.guards.origin import Origin
+
+Check = tuple[int, str, Any]
+Node = tuple[int, str, Any, tuple[Check, ...], int]
+
+# What a check costs and how likely it is to fail decide its place: lower runs first.
+RANK = {
+    kind: i
+    for i, kind in enumerate(
+        (
+            "type",
+            "id",
+            "eq",
+            "len",
+            "tensor",
+            "function",
+            "type_version",
+            "no_hooks",
+            "not_in_dict",
+            "no_attr",
+            "contains",
+            "keys",
+            "alias",
+            "distinct",
+            "no_overlap",
+        )
+    )
+}
+_SEVERAL = ("alias", "distinct", "no_overlap")
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """What `_native.GuardTree` is built from, and the guards that the indices in it mean."""
+
+    nodes: tuple[Node, ...]
+    n_collect: int
+    guards: tuple[Guard, ...]
+
+    @property
+    def native(self) -> tuple[tuple[Node, ...], int]:
+        return self.nodes, self.n_collect
+
+
+@dataclass(eq=False)
+class _Place:
+    """An origin's node while the tree is being laid out."""
+
+    origin: Origin | None
+    guards: list[int] = field(default_factory=list)
+    children: list[_Place] = field(default_factory=list)
+    collect: int = -1
+    index: int = -1
+
+
+def _value_key(value: Any) -> Any:
+    """A key under which equal guard values meet; unequal types, zeros of different sign and NaN stay apart."""
+    if isinstance(value, TensorFacts):
+        return value
+    if isinstance(value, tuple):
+        return tuple(_value_key(v) for v in value)
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, (int, str, bytes, bool)):
+        return type(value), value
+    return id(value)
+
+
+def unique(guards: Iterable[Guard]) -> tuple[Guard, ...]:
+    """`guards` without repetitions; the first, with its line, stays. An "id" guard makes a "type" guard superfluous."""
+    kept: dict[Any, Guard] = {}
+    for guard in guards:
+        kept.setdefault((guard.kind, guard.origin, _value_key(guard.value)), guard)
+    known = {g.origin for g in kept.values() if g.kind == "id"}
+    typed = {g.origin for g in kept.values() if g.kind in ("tensor", "eq")}
+    return tuple(g for g in kept.values() if not (g.kind == "type" and (g.origin in known or g.origin in typed)))
+
+
+def _origins(guard: Guard) -> tuple[Origin, ...]:
+    """The origins that must have been read before `guard` is checked."""
+    if guard.kind == "alias":
+        return guard.origin, guard.value  # type: ignore[return-value]
+    if guard.kind in _SEVERAL:
+        return tuple(guard.value)
+    return () if guard.origin is None else (guard.origin,)
+
+
+class _Layout:
+    """Builds the places of all origins, orders them, and numbers them depth first."""
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self.guards = guards
+        self.places: dict[Origin, _Place] = {}
+        self.roots: list[_Place] = []
+
+    def place(self, origin: Origin) -> _Place:
+        found = self.places.get(origin)
+        if found is None:
+            found = self.places[origin] = _Place(origin)
+            siblings = self.roots if origin.base is None else self.place(origin.base).children
+            siblings.append(found)
+        return found
+
+    def numbered(self) -> list[_Place]:
+        """All places depth first, `index` set."""
+        order: list[_Place] = []
+        stack = list(reversed(self.roots))
+        while stack:
+            place = stack.pop()
+            place.index = len(order)
+            order.append(place)
+            stack.extend(reversed(place.children))
+        return order
+
+    def sort(self) -> None:
+        """Arguments before constants, and among siblings what carries the cheapest check first (stable)."""
+        self.roots.sort(key=lambda p: (_root_rank(p), self._rank(p)))
+        for place in self.places.values():
+            if len(place.children) > 1:
+                place.children.sort(key=self._rank)
+
+    def _rank(self, place: _Place) -> int:
+        return min((RANK[self.guards[i].kind] for i in place.guards), default=len(RANK))
+
+
+def _root_rank(place: _Place) -> int:
+    assert place.origin is not None
+    return 0 if place.origin.kind == "arg" else 1
+
+
+def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> Any:
+    """Values about other origins become node indices."""
+    if guard.kind == "alias":
+        a, b = places[guard.origin].index, places[guard.value].index  # type: ignore[index]
+        return b if a == at.index else a
+    if guard.kind in _SEVERAL:
+        return tuple(places[o].index for o in guard.value)
+    return guard.value
+
+
+def _key(origin: Origin) -> Any:
+    return origin.index if origin.kind == "arg" else origin.value if origin.kind == "const" else origin.key
+
+
+def build(guards: Iterable[Guard], collect: Sequence[Origin]) -> TreeSpec:
+    """The tree that checks `guards` and collects the objects at `collect`, in that order."""
+    facts = unique(guards)
+    layout = _Layout(facts)
+    several: list[int] = []
+    everywhere: list[int] = []
+    for i, guard in enumerate(facts):
+        origins = _origins(guard)
+        for origin in origins:
+            layout.place(origin)
+        if not origins:
+            everywhere.append(i)
+        elif guard.kind in _SEVERAL:
+            several.append(i)
+        else:
+            layout.places[origins[0]].guards.append(i)
+    for number, origin in enumerate(collect):
+        layout.place(origin).collect = number
+    layout.sort()
+    if everywhere:
+        layout.roots.insert(0, _Place(None, everywhere))
+    order = layout.numbered()
+    for i in several:
+        last = max((layout.places[o] for o in _origins(facts[i])), key=lambda p: p.index)
+        last.guards.append(i)
+    nodes = tuple(_nodes(order, facts, layout.places))
+    return TreeSpec(nodes, len(collect), facts)
+
+
+def _nodes(order: list[_Place], facts: Sequence[Guard], places: dict[Origin, _Place]) -> Iterator[Node]:
+    for place in order:
+        if place.origin is None:
+            checks = tuple((i, facts[i].kind, facts[i].value) for i in place.guards)
+            yield -1, "const", None, checks, -1
+            continue
+        origin = place.origin
+        numbers = sorted(place.guards, key=lambda i: RANK[facts[i].kind])
+        checks = tuple((i, facts[i].kind, _native_value(facts[i], places, place)) for i in numbers)
+        parent = -1 if origin.base is None else places[origin.base].index
+        yield parent, origin.kind, _key(origin), checks, place.collect

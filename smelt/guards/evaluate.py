@@ -1,0 +1,276 @@
+"""Guards evaluated in pure Python: the reference that the native tree must agree with, and guards as readable text.
+
+Two tables say what each accessor reads and when each guard holds. Neither ever runs user code: attributes are read from
+instance dictionaries and through C descriptors only, equality is asked of leaf constants only. An accessor that finds
+nothing raises `Missing`, which fails the guards below it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.guards import state
+from smelt.guards.guard import Guard, TensorFacts
+from smelt.guards.origin import Origin
+
+_ABSENT = object()
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+class Missing(LookupError):
+    """There is no object at an origin."""
+
+
+def instance_dict(owner: object) -> Any:
+    """The `__dict__` of an instance, module or class without running user code. Raises Missing."""
+    read = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
+    try:
+        return read(owner, "__dict__")  # type: ignore[arg-type]
+    except AttributeError as e:
+        raise Missing(str(e)) from None
+
+
+# -------------------------------------------------------------------------------------------------- accessors
+
+
+def _attr(base: Any, key: str) -> Any:
+    return instance_dict(base)[key]
+
+
+def _member(base: Any, key: str) -> Any:
+    for cls in type(base).__mro__:
+        found = cls.__dict__.get(key, _ABSENT)
+        if found is not _ABSENT:
+            return found.__get__(base, type(base))
+    raise Missing(key)
+
+
+def _param(base: Any, key: str) -> Any:
+    own = instance_dict(base)
+    for name in _MODULE_DICTS:
+        if key in own[name]:
+            return own[name][key]
+    raise Missing(key)
+
+
+def _item(base: Any, key: Any) -> Any:
+    for kind in (dict, list, tuple):
+        if isinstance(base, kind):
+            return kind.__getitem__(base, key)
+    return base[key]
+
+
+def _cell(base: Any, key: int) -> Any:
+    return base.__closure__[key].cell_contents
+
+
+ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
+    "attr": _attr,
+    "member": _member,
+    "param": _param,
+    "item": _item,
+    "cell": _cell,
+    "default": lambda base, key: base.__defaults__[key],
+    "kwdefault": lambda base, key: base.__kwdefaults__[key],
+    "type": lambda base, key: type(base),
+    "dict": lambda base, key: instance_dict(base),
+    "call": lambda base, key: base(),
+}
+_FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError)
+
+
+class Reader:
+    """Reads origins from one call's argument slots; every origin is read once."""
+
+    def __init__(self, slots: Sequence[object]) -> None:
+        self.slots = slots
+        self._seen: dict[Origin, Any] = {}
+
+    def __call__(self, origin: Origin) -> Any:
+        """The object now at `origin`. Raises Missing."""
+        found = self._seen.get(origin, _ABSENT)
+        if found is _ABSENT:
+            found = self._seen[origin] = self._read(origin)
+        return found
+
+    def _read(self, origin: Origin) -> Any:
+        if origin.base is None:
+            return self.slots[origin.index] if origin.kind == "arg" else origin.value
+        try:
+            return ACCESSORS[origin.kind](self(origin.base), origin.key)
+        except _FAILURES as e:
+            raise Missing(f"{origin.source}: {e}") from None
+
+
+# --------------------------------------------------------------------------------------------------- checks
+
+
+def same_leaf(x: object, value: object) -> bool:
+    """Same type and value; NaN equals itself, -0.0 is not 0.0; tuples and slices element by element."""
+    if type(x) is not type(value):
+        return False
+    if x is value:
+        return True
+    if isinstance(x, (float, complex)):
+        return repr(x) == repr(value)
+    if isinstance(x, tuple) and isinstance(value, tuple):
+        return len(x) == len(value) and all(map(same_leaf, x, value))
+    if isinstance(x, slice) and isinstance(value, slice):
+        return same_leaf((x.start, x.stop, x.step), (value.start, value.stop, value.step))
+    return bool(x == value)
+
+
+def tensor_facts(x: torch.Tensor) -> TensorFacts:
+    """The metadata of `x` that a trace depends on."""
+    strided = x.layout is torch.strided
+    return TensorFacts(
+        type=type(x),
+        dtype=x.dtype,
+        device=x.device,
+        shape=tuple(x.shape),
+        stride=tuple(x.stride()) if strided else (),
+        requires_grad=x.requires_grad,
+        layout=x.layout,
+        conj_neg=x.is_conj() or x.is_neg(),
+        inference=x.is_inference(),
+    )
+
+
+def _storage(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def _own(x: object) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = instance_dict(x)
+    except Missing:
+        return {}
+    return found
+
+
+def _contains(x: Any, value: tuple[Any, bool]) -> bool:
+    kind = dict if isinstance(x, dict) else set if isinstance(x, set) else type(x)
+    return kind.__contains__(x, value[0]) is value[1]
+
+
+def _no_attr(x: object, name: str) -> bool:
+    own = _own(x)
+    return name not in own and all(name not in own.get(d, ()) for d in _MODULE_DICTS)
+
+
+def _function(x: Any, value: tuple[Any, Any, Any]) -> bool:
+    return x.__code__ is value[0] and x.__defaults__ is value[1] and x.__kwdefaults__ is value[2]
+
+
+def _length(x: Any) -> int:
+    for kind in (dict, list, tuple, set, frozenset):
+        if isinstance(x, kind):
+            return kind.__len__(x)
+    return len(x)
+
+
+def _keys(x: Any) -> tuple[Any, ...]:
+    return tuple(x) if type(x) is not dict and not isinstance(x, dict) else tuple(dict.keys(x))
+
+
+CHECKS: dict[str, Callable[[Any, Any], bool]] = {
+    "type": lambda x, value: type(x) is value,
+    "id": lambda x, value: x is value,
+    "eq": same_leaf,
+    "tensor": lambda x, value: isinstance(x, torch.Tensor) and tensor_facts(x) == value,
+    "len": lambda x, value: _length(x) == value,
+    "keys": lambda x, value: same_leaf(_keys(x), value),
+    "contains": _contains,
+    "not_in_dict": lambda x, value: value not in _own(x),
+    "no_attr": _no_attr,
+    "no_hooks": lambda x, value: not any(instance_dict(x)[name] for name in _HOOKS),
+    "type_version": lambda x, value: state.type_version(x) == value,
+    "function": _function,
+}
+
+
+def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
+    """Whether `guard` holds; `read` gives the object at an origin (`Reader`)."""
+    try:
+        if guard.kind == "global_state":
+            return bool(state.snapshot() == guard.value)
+        if guard.kind == "distinct":
+            objects = [read(o) for o in guard.value]
+            return len({id(x) for x in objects}) == len(objects)
+        if guard.kind == "no_overlap":
+            storages = [_storage(read(o)) for o in guard.value]
+            return len(set(storages)) == len(storages)
+        assert guard.origin is not None
+        x = read(guard.origin)
+        return x is read(guard.value) if guard.kind == "alias" else CHECKS[guard.kind](x, guard.value)
+    except _FAILURES:
+        return False
+
+
+def first_failing(guards: Iterable[Guard], slots: Sequence[object]) -> Guard | None:
+    """The first of `guards` that does not hold for a call with these argument slots."""
+    read = Reader(slots)
+    return next((g for g in guards if not holds(g, read)), None)
+
+
+# ----------------------------------------------------------------------------------------------------- text
+
+
+def _name(value: object) -> str:
+    if isinstance(value, type):
+        return value.__name__ if value.__module__ == "builtins" else f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    name = getattr(value, "__qualname__", None) if callable(value) else None
+    return str(name) if isinstance(name, str) else f"<{type(value).__name__} at {id(value):#x}>"
+
+
+def _tensor_text(x: str, f: TensorFacts) -> str:
+    extra = f", requires_grad={f.requires_grad}" if f.requires_grad else ""
+    extra += f", layout={f.layout}" if f.layout is not torch.strided else ""
+    extra += ", conj_or_neg=True" if f.conj_neg else ""
+    extra += ", inference=True" if f.inference else ""
+    kind = "" if f.type is torch.Tensor else f", type={_name(f.type)}"
+    shape = f"{list(f.shape)}, stride={list(f.stride)}"
+    return f"is_tensor({x}, {f.dtype}, shape={shape}, device={str(f.device)!r}{extra}{kind})"
+
+
+def _sources(origins: Iterable[Origin]) -> str:
+    return ", ".join(o.source for o in origins)
+
+
+TEXTS: dict[str, Callable[[str, Any], str]] = {
+    "type": lambda x, v: f"type({x}) is {_name(v)}",
+    "id": lambda x, v: f"{x} is {_name(v)}" if v is not None else f"{x} is None",
+    "eq": lambda x, v: f"{x} == {v!r}",
+    "tensor": _tensor_text,
+    "len": lambda x, v: f"len({x}) == {v}",
+    "keys": lambda x, v: f"tuple({x}) == {v!r}",
+    "contains": lambda x, v: f"{v[0]!r} {'in' if v[1] else 'not in'} {x}",
+    "not_in_dict": lambda x, v: f"{v!r} not in {x}.__dict__",
+    "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",
+    "no_hooks": lambda x, v: f"no_hooks({x})",
+    "type_version": lambda x, v: f"unchanged_class({x})",
+    "function": lambda x, v: f"{x}.__code__ is {v[0].co_name!r}",
+    "alias": lambda x, v: f"{x} is {v.source}",
+    "distinct": lambda x, v: f"all_different({_sources(v)})",
+    "no_overlap": lambda x, v: f"no_shared_storage({_sources(v)})",
+    "global_state": lambda x, v: f"global_state({state.describe(v)})",
+}
+
+
+def format_guard(guard: Guard) -> str:
+    """One guard as an expression a person can read."""
+    return TEXTS[guard.kind]("" if guard.origin is None else guard.origin.source, guard.value)
+
+
+def format_guards(guards: Iterable[Guard]) -> str:
+    """One guard per line, with the user's line that made it necessary as a comment."""
+    rows = [(format_guard(g), g.line) for g in guards]
+    width = min(max((len(text) for text, _ in rows), default=0), 76)
+    return "\n".join(text if line is None else f"{text:<{width}}  # {line}" for text, line in rows)

@@ -1,0 +1,247 @@
+"""Emission: what the source of a compiled frame rebuilds, and that objects keep their identity, aliasing and cycles."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import linecache
+import traceback
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from smelt.capture.emit import CompiledFrame, Store, emit, reach
+from smelt.errors import Unsupported
+from smelt.guards.origin import Origin
+from smelt.trace.fake import FakeTensor, wrap
+
+CPU = torch.device("cpu")
+
+
+def fake() -> FakeTensor:
+    return wrap(torch.empty(2, device="meta"), CPU)
+
+
+class Frame:
+    """A hand-made captured frame of `def f(x, obj)`: the graph doubles x as many times as there are outputs."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2)
+        self.obj: Any = collections.UserDict()
+        self.fx = fake()
+        self.origins: dict[int, Origin] = {
+            id(self.fx): Origin("arg", "x", index=0),
+            id(self.obj): Origin("arg", "obj", index=1),
+        }
+
+    def emit(self, result: object, *stores: Store) -> CompiledFrame:
+        def f(x: Any, obj: Any) -> None: ...
+
+        found = reach(result, [o for s in stores for o in s.operands], lambda o: self.origins.get(id(o)))
+        outputs = [t for t in found.fakes if t is not self.fx]
+
+        def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return tuple(inputs[0] * 2 ** (i + 1) for i in range(len(outputs)))
+
+        inputs = [(self.fx, self.origins[id(self.fx)])]
+        return emit(f.__code__, found, result, stores, inputs, outputs, graph if outputs else None)
+
+    def run(self, result: object, *stores: Store, extra: tuple[object, ...] = ()) -> Any:
+        return self.emit(result, *stores).function(self.x, self.obj, (self.x, *extra))
+
+
+def test_source_reads_like_a_function() -> None:
+    frame = Frame()
+    compiled = frame.emit({"y": fake(), "n": (1, "a", None)})
+    name, *body = compiled.source.splitlines()
+    assert name.startswith("def compiled_f(x, obj, inputs):")
+    assert body == ["    t0, = graph(inputs)", "    return {'y': t0, 'n': (1, 'a', None)}"]
+
+
+def test_an_input_comes_out_as_itself() -> None:
+    frame = Frame()
+    x, obj = frame.run((frame.fx, frame.obj))
+    assert x is frame.x and obj is frame.obj
+
+
+class Point(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+class Slotted:
+    __slots__ = ("__private", "left")
+
+    def __init__(self, left: Any, private: Any) -> None:
+        self.left, self.__private = left, private
+
+    def state(self) -> Any:
+        return self.left, self.__private
+
+
+class Words(list):
+    pass
+
+
+class Loud(dict):
+    """Its own methods must not run when it is rebuilt."""
+
+    def __init__(self, **items: Any) -> None:
+        dict.update(self, items)
+
+    def __setitem__(self, *a: Any) -> None:
+        raise AssertionError
+
+    def update(self, *a: Any) -> None:
+        raise AssertionError
+
+    def __setattr__(self, *a: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: [t, (t,), {"k": t}],
+        lambda t: Point(t, b=2.5),
+        lambda t: {1, 2, (3, float("inf"))},
+        lambda t: frozenset({"a"}),
+        lambda t: collections.deque([t, 1], maxlen=3),
+        lambda t: collections.OrderedDict(b=t, a=1),
+        lambda t: collections.defaultdict(list, k=[t]),
+        lambda t: collections.Counter("aab"),
+        lambda t: Loud(a=t),
+        lambda t: Words([t]),
+        lambda t: slice(1, None, 2),
+        lambda t: range(3),
+        lambda t: (torch.float32, torch.Size([1, 2]), torch.device("cpu"), ..., 1j, float("nan"), -0.0, b"x"),
+        lambda t: (int, nn.Linear, len, torch.exp),
+        lambda t: torch.return_types.max([t, t]),
+        lambda t: True,
+        lambda t: None,
+    ],
+)
+def test_containers(make: Any) -> None:
+    frame = Frame()
+    want, got = make(frame.x * 2), frame.run(make(fake()))
+    assert type(got) is type(want)
+    assert repr(got) == repr(want)
+
+
+def test_instances() -> None:
+    frame = Frame()
+    got = frame.run([Frozen(fake()), Slotted(fake(), 3), ValueError("bad", 1)])
+    assert torch.equal(got[0].value, frame.x * 2)
+    assert torch.equal(got[1].state()[0], frame.x * 4) and got[1].state()[1] == 3
+    assert type(got[2]) is ValueError and got[2].args == ("bad", 1)
+
+
+def test_model_output() -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    frame = Frame()
+    cls = outputs.BaseModelOutputWithPooling
+    got = frame.run(cls(last_hidden_state=fake(), hidden_states=(fake(),)))
+    assert type(got) is cls and list(got) == ["last_hidden_state", "hidden_states"]
+    assert got.last_hidden_state is got["last_hidden_state"] is got[0]
+    assert got.pooler_output is None and torch.equal(got.hidden_states[0], frame.x * 4)
+
+
+def test_functions_methods_and_cells() -> None:
+    t, factor = fake(), 3
+
+    def scaled(y: Any, *, by: Any = t) -> Any:
+        return y + by * factor
+
+    frame = Frame()
+    f, method, part = frame.run((scaled, frame.obj.get, functools.partial(scaled, 1, by=2)))
+    assert torch.equal(f(1), 1 + frame.x * 2 * 3) and f.__name__ == "scaled"
+    assert method.__self__ is frame.obj
+    assert part() == 7
+
+
+def test_one_object_twice_stays_one() -> None:
+    frame = Frame()
+    shared = [fake()]
+    pair = (shared, 1)
+    got = frame.run({"a": shared, "b": shared, "c": pair, "d": [pair]})
+    assert got["a"] is got["b"] is got["c"][0] and got["d"][0] is got["c"]
+
+
+def test_cycles() -> None:
+    frame = Frame()
+    ring: list[Any] = [fake()]
+    ring.append((ring, 1))
+    got = frame.run((ring,))
+    assert got[0][1][0] is got[0]
+    node = Slotted(None, None)
+    node.left = {"me": node}
+    got = frame.run(node)
+    assert got.left["me"] is got
+
+
+def test_deeply_nested_results_do_not_need_the_stack() -> None:
+    deep: Any = None
+    for _ in range(50):
+        deep = [deep]
+    assert Frame().run(deep) == deep
+
+
+def test_outside_objects_are_collected() -> None:
+    frame = Frame()
+    cache: list[Any] = []
+    frame.origins[id(cache)] = frame.origins[id(frame.obj)].child("attr", "cache")
+    compiled = frame.emit((fake(), cache, cache))
+    assert "cache = inputs[1]  # L['obj'].cache" in compiled.source and "graph(inputs[:1])" in compiled.source
+    assert [o.source for o in compiled.collect] == ["L['x']", "L['obj'].cache"]
+    assert compiled.function(frame.x, frame.obj, (frame.x, cache))[1] is cache
+
+
+def test_stores_come_after_all_values_in_order() -> None:
+    frame = Frame()
+    t = fake()
+    got = frame.run(
+        t,
+        Store("{}.data['k'] = {}", (frame.obj, [t])),
+        Store("{}.data['n'] = {}", (frame.obj, 1)),
+    )
+    assert list(frame.obj.data) == ["k", "n"] and frame.obj["k"][0] is got
+
+
+class Finalized:
+    def __del__(self) -> None: ...
+
+
+class Odd:
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("make", [lambda: iter([1]), lambda: (i for i in ()), Finalized, lambda: {Odd(): 1}])
+def test_what_cannot_be_rebuilt_is_refused(make: Any) -> None:
+    with pytest.raises(Unsupported, match="unsupported-object"):
+        Frame().emit([make()])
+
+
+def test_tracebacks_show_the_source() -> None:
+    frame = Frame()
+    compiled = frame.emit(fake(), Store("{}.missing.attribute = {}", (frame.obj, 1)))
+    try:
+        compiled.function(frame.x, frame.obj, (frame.x,))
+    except AttributeError as e:
+        last = traceback.extract_tb(e.__traceback__)[-1]
+    assert last.name == "compiled_f" and last.line == "obj.missing.attribute = 1"
+    filename = compiled.function.__code__.co_filename
+    assert filename in linecache.cache
+    del compiled, last
+    import gc
+
+    gc.collect()
+    assert filename not in linecache.cache
