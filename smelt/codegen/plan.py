@@ -4,17 +4,24 @@ A plan works on numbered registers, each holding a tensor. Inputs come first (re
 constants, then everything the steps define. `smelt._native.Plan` executes it; nothing is generated per graph.
 
 Invariants (checked by `verify`): a register is defined before it is used and defined once; a freed register is not
-used again; every kernel buffer is a register with exactly the dtype that the kernel expects.
+used again; a kernel that writes an input is preceded by a `BumpVersion` of it; nothing in the arena is an output, is
+seen by the user through a view, or overlaps what else is live there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from smelt import _native
+from smelt.errors import VerificationError
+from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
+
+ALIGNMENT = 64  # bytes, of every arena offset
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,26 @@ class Launch:
 @dataclass(frozen=True)
 class Aten:
     """One ATen call through the dispatcher (below autograd). Arguments hold `Reg`s, numbers, dtypes, None, and lists and
-    tuples of them. `outs[i]` is where the i-th returned tensor goes (None: dropped); a TensorList result fills them all."""
+    tuples of them. `outs[i]` is where the i-th returned tensor goes (None: dropped); a TensorList result fills them all.
+
+    `expect[i]`: the layout that later steps rely on when they take the address of `outs[i]`; a result with other
+    strides is copied into that layout. `user_visible`: runs in the caller's own dispatch state, as in eager: what
+    writes to or views an input, and operators from outside torch."""
 
     op: torch._ops.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outs: tuple[int | None, ...]
     note: str = ""
+    expect: tuple[TensorSpec | None, ...] = ()
+    user_visible: bool = False
+
+
+@dataclass(frozen=True)
+class BumpVersion:
+    """Tells autograd that the next kernel writes to these inputs; raises where eager's in-place operators would."""
+
+    regs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -80,15 +100,250 @@ class Free:
     regs: tuple[int, ...]
 
 
-Step = Alloc | View | Launch | Aten | Free
+Step = Alloc | View | Launch | Aten | BumpVersion | Free
 
 
 @dataclass(frozen=True)
 class Plan:
+    """`release_gil`: the plan runs long enough for giving other Python threads a turn to be worth its cost."""
+
     n_inputs: int
     constants: tuple[torch.Tensor, ...]
     n_registers: int
     steps: tuple[Step, ...]
     outputs: tuple[int | None, ...]
     arena_bytes: int = 0
+    release_gil: bool = True
     keepalive: tuple[Any, ...] = field(default=(), compare=False)  # owners of the machine code
+
+    def to_native(self) -> _native.Plan:
+        """The executable plan: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`."""
+        outputs = tuple(_register(r) for r in self.outputs)
+        steps = tuple(_TO_NATIVE[type(s)](s) for s in self.steps)
+        spec = (self.n_inputs, self.n_registers, self.constants, steps, outputs, self.arena_bytes, self.release_gil)
+        return _native.Plan((*spec, self.keepalive))
+
+    def __str__(self) -> str:
+        return print_plan(self)
+
+
+# ------------------------------------------------------------------------------------- what a step reads and defines
+
+
+def registers_in(value: Any) -> Iterator[int]:
+    """The registers inside an ATen argument."""
+    if isinstance(value, Reg):
+        yield value.index
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from registers_in(item)
+    elif isinstance(value, dict):
+        yield from registers_in(tuple(value.values()))
+
+
+def reads(step: Step) -> tuple[int, ...]:
+    """Registers that must be live before `step` (a kernel's outputs included: their memory is)."""
+    match step:
+        case View():
+            return (step.src,)
+        case Launch():
+            return step.regs
+        case Aten():
+            return (*registers_in(step.args), *registers_in(step.kwargs))
+        case BumpVersion() | Free():
+            return step.regs
+        case _:
+            return ()
+
+
+def defines(step: Step) -> tuple[int, ...]:
+    match step:
+        case Alloc() | View():
+            return (step.out,)
+        case Aten():
+            return tuple(r for r in step.outs if r is not None)
+        case _:
+            return ()
+
+
+def span_bytes(shape: tuple[Size, ...], stride: tuple[Size, ...], dtype: torch.dtype) -> int:
+    """Bytes from the first to the last element, inclusive."""
+    if 0 in shape:
+        return 0
+    last: Any = sum((n - 1) * s for n, s in zip(shape, stride))
+    return int(last + 1) * dtype.itemsize
+
+
+# ------------------------------------------------------------------------------------------------------- native form
+
+S = TypeVar("S", bound=Step)
+_TO_NATIVE: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
+
+
+def _native_form(kind: type[S]) -> Callable[[Callable[[S], tuple[Any, ...]]], Callable[[S], tuple[Any, ...]]]:
+    def register(function: Callable[[S], tuple[Any, ...]]) -> Callable[[S], tuple[Any, ...]]:
+        _TO_NATIVE[kind] = function
+        return function
+
+    return register
+
+
+def _register(index: int | None) -> int:
+    return -1 if index is None else index
+
+
+@_native_form(Alloc)
+def _alloc(s: Alloc) -> tuple[Any, ...]:
+    return ("alloc", s.out, s.shape, s.stride, s.dtype, s.device, _register(s.arena))
+
+
+@_native_form(View)
+def _view(s: View) -> tuple[Any, ...]:
+    return ("view", s.out, s.src, s.shape, s.stride, s.offset, s.user_visible)
+
+
+@_native_form(Launch)
+def _launch(s: Launch) -> tuple[Any, ...]:
+    return ("launch", s.address, s.regs, s.extent, s.grain)
+
+
+@_native_form(Aten)
+def _aten(s: Aten) -> tuple[Any, ...]:
+    schema = s.op._schema
+    args = tuple(_argument(s, i, a) for i, a in enumerate(schema.arguments))
+    outs = tuple(_register(r) for r in s.outs)
+    expect = tuple(e and (e.shape, e.stride, e.dtype) for e in s.expect)
+    return ("aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible)
+
+
+@_native_form(BumpVersion)
+def _bump(s: BumpVersion) -> tuple[Any, ...]:
+    return ("bump", s.regs)
+
+
+@_native_form(Free)
+def _free(s: Free) -> tuple[Any, ...]:
+    return ("free", s.regs)
+
+
+def _argument(step: Aten, position: int, argument: Any) -> tuple[Any, ...]:
+    """One argument as ("reg", r), ("list", (r or -1, ...)), ("const", value) or ("default",)."""
+    if position < len(step.args):
+        value = step.args[position]
+    elif argument.name in step.kwargs:
+        value = step.kwargs[argument.name]
+    else:
+        return ("default",)
+    if isinstance(value, Reg):
+        return ("reg", value.index)
+    if isinstance(value, (tuple, list)) and any(isinstance(v, Reg) for v in value):
+        return ("list", tuple(-1 if v is None else v.index for v in value))
+    return ("const", value)
+
+
+# ---------------------------------------------------------------------------------------------------------- verifier
+
+
+def verify(plan: Plan) -> None:
+    """Raises VerificationError naming the step that breaks an invariant of this module."""
+    live = set(range(plan.n_inputs + len(plan.constants)))
+    ever = set(live)
+    for i, step in enumerate(plan.steps):
+        for r in reads(step):
+            _require(r in live, plan, i, f"r{r} is {'freed' if r in ever else 'not defined'} here")
+        for r in defines(step):
+            _require(r not in ever, plan, i, f"r{r} is defined twice")
+            _require(r < plan.n_registers, plan, i, f"r{r} is beyond the last register")
+            live.add(r)
+            ever.add(r)
+        if isinstance(step, Free):
+            live.difference_update(step.regs)
+    for out in plan.outputs:
+        _require(out is None or out in live, plan, len(plan.steps), f"the output r{out} is not live at the end")
+    _verify_arena(plan)
+
+
+def _verify_arena(plan: Plan) -> None:
+    last = {r: i for i, step in enumerate(plan.steps) if not isinstance(step, Free) for r in reads(step)}
+    root: dict[int, int] = {}  # arena register or raw view of one -> the allocation
+    spans: dict[int, tuple[int, int, int]] = {}  # allocation -> begin, end, step
+    for i, step in enumerate(plan.steps):
+        if isinstance(step, Alloc) and step.arena is not None:
+            end = step.arena + span_bytes(step.shape, step.stride, step.dtype)
+            _require(step.arena % ALIGNMENT == 0 and end <= plan.arena_bytes, plan, i, "does not fit the arena")
+            root[step.out], spans[step.out] = step.out, (step.arena, end, i)
+        elif isinstance(step, View) and step.src in root:
+            _require(not step.user_visible, plan, i, "the user sees arena memory")
+            root[step.out] = root[step.src]
+    for out in plan.outputs:
+        _require(out not in root, plan, len(plan.steps), f"the output r{out} is in the arena")
+    until = {r: begun for r, (_, _, begun) in spans.items()}
+    for r, allocation in root.items():
+        until[allocation] = max(until[allocation], last.get(r, -1))
+    order = sorted(spans, key=lambda r: spans[r][0])
+    for n, a in enumerate(order):
+        for b in order[n + 1 :]:
+            if spans[b][0] >= spans[a][1]:
+                break
+            apart = until[a] < spans[b][2] or until[b] < spans[a][2]
+            _require(apart, plan, spans[b][2], f"r{a} and r{b} overlap in the arena while both are live")
+
+
+def _require(condition: bool, plan: Plan, step: int, what: str) -> None:
+    if not condition:
+        line = print_step(plan.steps[step]) if step < len(plan.steps) else "return"
+        raise VerificationError(f"plan, step {step} ({line}): {what}")
+
+
+# ----------------------------------------------------------------------------------------------------------- printer
+
+
+def print_plan(plan: Plan) -> str:
+    """One line a step, with the user's source line that caused it."""
+    constants = ", ".join(f"r{plan.n_inputs + i}" for i in range(len(plan.constants)))
+    head = f"plan(inputs r0..r{plan.n_inputs - 1}" if plan.n_inputs else "plan("
+    head += f"; constants {constants}" if constants else ""
+    lines = [f"{head}), arena {plan.arena_bytes} bytes"]
+    for step in plan.steps:
+        note = getattr(step, "note", "")
+        text = "  " + print_step(step)
+        lines.append(f"{text:<72}  # {note}" if note else text)
+    lines.append("  return " + ", ".join("None" if r is None else f"r{r}" for r in plan.outputs))
+    return "\n".join(lines)
+
+
+def print_step(step: Step) -> str:
+    match step:
+        case Alloc():
+            where = "own memory" if step.arena is None else f"arena[{step.arena}]"
+            return f"r{step.out} = alloc {_layout(step.shape, step.stride, step.dtype)} {where}"
+        case View():
+            kind = "user view" if step.user_visible else "view"
+            return f"r{step.out} = {kind} r{step.src} {list(step.shape)} stride {list(step.stride)} + {step.offset}"
+        case Launch():
+            return f"launch {step.kernel}({_names(step.regs)}) over {step.extent} by {step.grain}"
+        case Aten():
+            args = [_argument_text(a) for a in step.args]
+            args += [f"{k}={_argument_text(v)}" for k, v in step.kwargs.items()]
+            outs = ", ".join("_" if r is None else f"r{r}" for r in step.outs)
+            return f"{outs + ' = ' if step.outs else ''}{step.op}({', '.join(args)})"
+        case BumpVersion():
+            return f"bump version {_names(step.regs)}"
+        case Free():
+            return f"free {_names(step.regs)}"
+
+
+def _names(regs: tuple[int, ...]) -> str:
+    return ", ".join(f"r{r}" for r in regs)
+
+
+def _layout(shape: tuple[Size, ...], stride: tuple[Size, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)} stride {list(stride)}"
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, Reg):
+        return f"r{value.index}"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_argument_text, value))}]"
+    return repr(value)
