@@ -7,7 +7,7 @@ tuple of specs for several results, or None for what is not a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ class Line:
         return f"{self.filename}:{self.line} in {self.function}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Node:
     """One step. `args`/`kwargs` hold Nodes, constants, and lists, tuples, dicts and slices of them.
 
@@ -82,3 +82,45 @@ class Graph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
+
+
+def argument_nodes(node: Node) -> Iterator[Node]:
+    """The nodes among a node's arguments, at any depth, with repetitions."""
+    yield from _nodes_in(node.args)
+    if node.kwargs:
+        yield from _nodes_in(node.kwargs)
+
+
+def _nodes_in(value: Any) -> Iterator[Node]:
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            if type(v) is Node:
+                yield v
+            elif isinstance(v, (tuple, list, dict, slice)):
+                yield from _nodes_in(v)
+    elif isinstance(value, dict):
+        yield from _nodes_in(list(value.values()))
+    elif isinstance(value, slice):
+        yield from _nodes_in((value.start, value.stop, value.step))
+
+
+def map_nodes(value: Any, function: Callable[[Node], Any]) -> Any:
+    """`value` (arguments of a node) with every Node `n` replaced by `function(n)`."""
+    kind = type(value)
+    if kind is Node:
+        return function(value)
+    if kind is list:
+        return [map_nodes(v, function) for v in value]
+    if isinstance(value, tuple):
+        items = [map_nodes(v, function) for v in value]
+        return tuple(items) if kind is tuple else _rebuild(value, items)
+    if kind is dict:
+        return {k: map_nodes(v, function) for k, v in value.items()}
+    if kind is slice:
+        return slice(*(map_nodes(v, function) for v in (value.start, value.stop, value.step)))
+    return value
+
+
+def _rebuild(value: tuple[Any, ...], items: list[Any]) -> Any:
+    """A tuple subclass (torch.Size, a named tuple) with other items."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -1,0 +1,1 @@
+"""Fake tensors and the recording of what happens to them."""

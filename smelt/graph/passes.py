@@ -1,0 +1,106 @@
+"""Passes over graphs: dead code, common subexpressions. Each changes the graph it is given, and says how much it did."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.ops.kinds import effects
+
+_STATE_CHANGES: frozenset[Any] = frozenset(
+    {torch._C._set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.clear_autocast_cache}
+)
+
+
+def has_effect(node: Node) -> bool:
+    """Whether an aten node does more than give its result: it writes memory or draws random numbers."""
+    return type(node.target) is OpOverload and not effects(node.target).pure
+
+
+def changes_state(node: Node) -> bool:
+    """Whether a torch-level node changes torch's settings, or autograd's, without an operator."""
+    return node.target in _STATE_CHANGES or (node.op == "call_method" and node.target in ("requires_grad_", "retain_grad"))
+
+
+def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> int:
+    """Removes nodes without users that `keep` does not ask for; returns how many. Constants nobody reads go too."""
+    used: set[Node] = set()
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node in used or node.op in ("placeholder", "output") or keep(node):
+            kept.append(node)
+            used.update(argument_nodes(node))
+    removed = len(graph.nodes) - len(kept)
+    graph.nodes[:] = kept[::-1]
+    names = {n.target for n in graph.nodes if n.op == "get_attr"}
+    for name in graph.constants.keys() - names:
+        del graph.constants[name]
+    return removed
+
+
+def eliminate_common(graph: Graph) -> int:
+    """Joins pure aten nodes of equal target and arguments; returns how many went. For functional aten graphs.
+
+    Values that reach an output through views stay apart: the caller may write one of them.
+    """
+    apart = _reach_output(graph)
+    first: dict[Any, Node] = {}
+    replaced: dict[Node, Node] = {}
+    kept: list[Node] = []
+    for node in graph.nodes:
+        if replaced:
+            node.args = map_nodes(node.args, lambda n: replaced.get(n, n))
+            node.kwargs = map_nodes(node.kwargs, lambda n: replaced.get(n, n))
+        if node not in apart and _joinable(node):
+            same = first.setdefault(_value_key(node), node)
+            if same is not node:
+                replaced[node] = same
+                continue
+        kept.append(node)
+    removed = len(graph.nodes) - len(kept)
+    graph.nodes[:] = kept
+    return removed
+
+
+def _joinable(node: Node) -> bool:
+    if node.op == "get_attr" or node.target is operator.getitem:
+        return True
+    return node.op == "call_function" and type(node.target) is OpOverload and effects(node.target).pure
+
+
+def _value_key(node: Node) -> Any:
+    return (node.op, node.target, tuple(_freeze(node.args)), tuple(_freeze(node.kwargs)))
+
+
+def _freeze(value: Any) -> Iterator[Any]:
+    """A flat hashable form; types are in it, so that 1, 1.0 and True differ."""
+    if isinstance(value, (tuple, list)):
+        yield (type(value), len(value))
+        for v in value:
+            yield from _freeze(v)
+    elif isinstance(value, dict):
+        for k, v in value.items():
+            yield k
+            yield from _freeze(v)
+    else:
+        yield (type(value), repr(value) if isinstance(value, (float, complex)) else value)
+
+
+def _reach_output(graph: Graph) -> set[Node]:
+    """Nodes whose memory an output may share."""
+    reach: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            reach.update(argument_nodes(node))
+        elif node in reach and (node.target is operator.getitem or _is_view(node)):
+            reach.update(argument_nodes(node))
+    return reach
+
+
+def _is_view(node: Node) -> bool:
+    return type(node.target) is OpOverload and effects(node.target).view

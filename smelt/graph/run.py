@@ -1,0 +1,65 @@
+"""Running a graph on real tensors, node by node: the reference that compiled code is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+
+
+def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """The outputs of `graph` on `inputs` (one per placeholder, in order); inputs may be written.
+
+    A torch-level graph runs under the caller's settings, and gradients flow. An aten graph is what happens beneath
+    autograd and autocast, and runs without them. Values are dropped after their last use.
+    """
+    placeholders = graph.placeholders
+    if len(placeholders) != len(inputs):
+        raise ValueError(f"the graph takes {len(placeholders)} tensors, got {len(inputs)}")
+    values: dict[Node, Any] = dict(zip(placeholders, inputs))
+    last = _last_uses(graph)
+    with beneath_autograd() if graph.level == "aten" else nullcontext():
+        for node in graph.nodes[len(placeholders) :]:
+            if node.op == "output":
+                return tuple(map_nodes(node.args[0], values.__getitem__))
+            values[node] = _step(graph, node, values)
+            for done in last.get(node, ()):
+                del values[done]
+    raise ValueError("the graph has no output node")
+
+
+@contextmanager
+def beneath_autograd() -> Iterator[None]:
+    """No gradients, no autocast, as where aten nodes were recorded."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C._DisableAutocast())
+        yield
+
+
+def _step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
+    if node.op == "get_attr":
+        return graph.constants[node.target]
+    args = map_nodes(node.args, values.__getitem__)
+    kwargs = map_nodes(node.kwargs, values.__getitem__)
+    if node.op == "call_method":
+        return getattr(args[0], node.target)(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)
+
+
+def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
+    """Node -> the nodes that nobody needs after it ran."""
+    last: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            last[node] = node
+        for argument in argument_nodes(node):
+            last[argument] = node
+    done: dict[Node, list[Node]] = {}
+    for node, user in last.items():
+        done.setdefault(user, []).append(node)
+    return done

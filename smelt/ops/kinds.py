@@ -1,0 +1,93 @@
+"""What each ATen operator does to memory, read off its schema once per operator.
+
+`effects(op)` answers, for an `OpOverload`: is it pure, a view, does it write arguments, does it draw random numbers, and
+what each result is: fresh memory, a view of an argument, or an argument itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+
+ResultKind = Literal["fresh", "view", "same"]
+
+# Attention on a CPU has no dropout, so it draws nothing although its tag says so.
+_NOT_RANDOM = {"aten::_scaled_dot_product_flash_attention_for_cpu"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One declared result. `arg` names the argument that a view looks at or that a `same` result is."""
+
+    kind: ResultKind
+    arg: str = ""
+    is_list: bool = False
+
+
+@dataclass(frozen=True)
+class Effects:
+    """`names[i]` is the name of positional argument i; `writes` are the names of arguments that are written."""
+
+    names: tuple[str, ...]
+    writes: tuple[str, ...]
+    results: tuple[Result, ...]
+    random: bool
+    changes_metadata: bool  # transpose_, squeeze_, resize_, set_ ...
+    data_dependent: bool  # returns a number or a bool read from memory
+    dynamic_shape: bool  # the result's size depends on values
+
+    @property
+    def view(self) -> bool:
+        return any(r.kind == "view" for r in self.results)
+
+    @property
+    def pure(self) -> bool:
+        """Depends on the arguments only, writes nothing, and gives fresh memory or a view."""
+        return not self.writes and not self.random
+
+    def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value passed for `name`, or None."""
+        if name in kwargs:
+            return kwargs[name]
+        index = self.names.index(name)
+        return args[index] if index < len(args) else None
+
+
+_EFFECTS: dict[OpOverload, Effects] = {}
+
+
+def effects(op: OpOverload) -> Effects:
+    found = _EFFECTS.get(op)
+    if found is None:
+        found = _EFFECTS[op] = _classify(op)
+    return found
+
+
+def _classify(op: OpOverload) -> Effects:
+    schema = op._schema
+    tags = op.tags
+    return Effects(
+        names=tuple(a.name for a in schema.arguments),
+        writes=tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
+        results=tuple(_result(r, schema.arguments) for r in schema.returns),
+        random=torch.Tag.nondeterministic_seeded in tags and schema.name not in _NOT_RANDOM,
+        changes_metadata=torch.Tag.inplace_view in tags or schema.name in ("aten::resize_", "aten::set_"),
+        data_dependent=torch.Tag.data_dependent_output in tags,
+        dynamic_shape=torch.Tag.dynamic_output_shape in tags,
+    )
+
+
+def _result(returned: Any, arguments: Any) -> Result:
+    is_list = "List" in str(returned.type)
+    info = returned.alias_info
+    for a in arguments:
+        if a.alias_info is None:
+            continue
+        if is_list and "*" in a.alias_info.after_set:  # split, unbind: `Tensor(a -> *) self`, results unmarked
+            return Result("view", a.name, is_list)
+        if info is not None and a.alias_info.before_set & (info.before_set | info.after_set):
+            return Result("same" if info.is_write else "view", a.name, is_list)
+    return Result("fresh", is_list=is_list)

@@ -1,0 +1,144 @@
+"""Fake tensors: everything of a tensor but its numbers.
+
+A `FakeTensor` is a `torch.Tensor` subclass over a meta tensor (`elem`) that claims to live on a logical device. Shapes,
+strides, aliasing, version counters and autograd are torch's own. What always holds: a fake and its `elem` share one meta
+storage, two fakes alias exactly when the tensors they stand for do, and `spec` (interned: equal specs are one object)
+describes it until an operator changes its metadata in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smelt.errors import SmeltError, Unsupported
+from smelt.graph.ir import Node, TensorSpec
+from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+
+_SPECS: dict[tuple[Any, ...], TensorSpec] = {}
+_MAX_SPECS = 100_000
+
+PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
+
+
+def make_spec(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: int = 0,
+    requires_grad: bool = False,
+) -> TensorSpec:
+    """The one `TensorSpec` with these fields; `offset` and `stride` count elements."""
+    key = (shape, stride, dtype, device, offset, requires_grad)
+    spec = _SPECS.get(key)
+    if spec is None:
+        if len(_SPECS) >= _MAX_SPECS:
+            _SPECS.clear()
+        spec = _SPECS[key] = TensorSpec(*key)
+    return spec
+
+
+def spec_of(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
+    """Spec of a plain strided tensor (real or meta), said to live on `device`."""
+    return make_spec(
+        tuple(tensor.size()), tensor.stride(), tensor.dtype, device, tensor.storage_offset()
+    )
+
+
+class FakeTensor(torch.Tensor):
+    """Made by a `Trace`, and usable only while that trace is active.
+
+    `aten` and `torch` are the nodes that gave this value at the two levels (None: not recorded at that level yet).
+    """
+
+    elem: torch.Tensor
+    aten: Node | None
+    torch: Node | None
+    _device: torch.device
+    _spec: TensorSpec | None
+
+    __slots__ = ("_device", "_spec", "aten", "elem", "torch")
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Metadata without `requires_grad` (which autograd may change at any time)."""
+        spec = self._spec
+        if spec is None:
+            spec = self._spec = spec_of(self.elem, self._device)
+        return spec
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0]._device
+        raise SmeltError(
+            f"{func} was called on a fake tensor outside of its trace: a tensor of a function that is being compiled "
+            "was kept by, or seen from, code that is not"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        spec = self.spec
+        return f"FakeTensor({list(spec.shape)}, {spec.dtype}, {spec.device})"
+
+    def __format__(self, format_spec: str) -> str:
+        return repr(self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "copy.deepcopy of a tensor that is being traced"))
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "pickling a tensor that is being traced"))
+
+
+_make_subclass = torch.Tensor._make_subclass
+
+
+def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = None) -> FakeTensor:
+    """A fake over the meta tensor `elem`. Runs torch code: call it with the recording modes out of the way."""
+    fake = _make_subclass(FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device)  # type: ignore[arg-type]
+    fake.elem = elem
+    fake._device = device
+    fake._spec = spec
+    fake.aten = fake.torch = None
+    return fake
+
+
+class Storages:
+    """Meta storages standing for the storages of real tensors, so that aliasing among inputs is visible."""
+
+    def __init__(self) -> None:
+        self._meta: dict[int, torch.UntypedStorage] = {}
+
+    def elem_like(self, real: torch.Tensor) -> torch.Tensor:
+        """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
+        storage = real.untyped_storage()
+        key = storage._cdata
+        meta = self._meta.get(key)
+        if meta is None:
+            meta = self._meta[key] = torch.UntypedStorage(storage.nbytes(), device="meta")
+        elem = torch.empty(0, dtype=real.dtype, device="meta")
+        return elem.set_(meta, real.storage_offset(), real.size(), real.stride())
+
+
+def check_supported(real: torch.Tensor) -> None:
+    """Raises Unsupported for tensors that fakes cannot stand for."""
+    if type(real) not in PLAIN_TYPES:
+        raise Unsupported(Reason(TENSOR_SUBCLASS, type(real).__qualname__))
+    odd = (
+        f"a {real.layout} tensor" if real.layout is not torch.strided
+        else "a quantized tensor" if real.is_quantized
+        else "a nested tensor" if real.is_nested
+        else "a lazily conjugated tensor" if real.is_conj() or real.is_neg()
+        else None
+    )  # fmt: skip
+    if odd:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, odd))

@@ -1,0 +1,93 @@
+"""From what was recorded to the two finished graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from smelt.graph import passes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
+from smelt.trace.fake import FakeTensor
+from smelt.trace.functionalize import functionalize
+
+if TYPE_CHECKING:
+    from smelt.trace.record import Trace
+
+
+@dataclass(slots=True)
+class Record:
+    """An aten node and the fake (or tuple or list of them) it gave."""
+
+    node: Node
+    out: Any
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; only inputs that a graph uses are there.
+
+    The aten graph is functional but for `copy_` nodes at its end that write inputs (`mutated`: their positions).
+    `needs_grad`: running the aten graph would lose gradients that eager gives.
+    """
+
+    torch_graph: Graph
+    aten_graph: Graph
+    inputs: tuple[FakeTensor, ...]
+    mutated: frozenset[int]
+    outputs: tuple[FakeTensor, ...]
+    needs_grad: bool
+
+
+def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
+    _note_gradients(trace)
+    impure = _impure_calls(trace)
+    torch_graph, aten_graph = trace.torch.graph, trace.aten.graph
+    aten_graph, aten_outputs, written = functionalize(trace, outputs)
+    _end(torch_graph, [fake.torch for fake in outputs])
+    _end(aten_graph, aten_outputs)
+    passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
+    passes.eliminate_dead(aten_graph)
+    used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
+    inputs = tuple(f for f in trace.inputs if f.aten in used or f.torch in used)
+    _begin(torch_graph, [f.torch or trace._placeholder(f, trace.torch) for f in inputs])
+    _begin(aten_graph, [f.aten or trace._placeholder(f, trace.aten) for f in inputs])
+    return Traced(
+        torch_graph=torch_graph,
+        aten_graph=aten_graph,
+        inputs=inputs,
+        mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written),
+        outputs=tuple(outputs),
+        needs_grad=_needs_grad(trace, outputs, written),
+    )
+
+
+def _end(graph: Graph, outputs: Sequence[Node | None]) -> None:
+    specs = tuple(n.spec if n is not None else None for n in outputs)
+    graph.nodes.append(Node("output", "output", (tuple(outputs),), {}, "output", specs))
+
+
+def _begin(graph: Graph, placeholders: list[Node]) -> None:
+    graph.nodes[:] = placeholders + [n for n in graph.nodes if n.op != "placeholder"]
+
+
+def _note_gradients(trace: Trace) -> None:
+    """Nodes learn which of their tensors require grad (known only now: autograd sets it after an operator ran)."""
+    fakes: Iterable[Any] = (*trace.inputs, *(r.out for r in trace.records if type(r.out) is FakeTensor))
+    for fake in fakes:
+        if fake.requires_grad:
+            for node in (fake.aten, fake.torch):
+                if node is not None and type(node.spec) is TensorSpec and not node.spec.requires_grad:
+                    node.spec = replace(node.spec, requires_grad=True)
+
+
+def _impure_calls(trace: Trace) -> set[Node]:
+    """Torch-level nodes that must stay although nobody uses their result."""
+    impure = {r.node.source for r in trace.records if passes.has_effect(r.node) and r.node.source is not None}
+    stateful = {n for n in trace.torch.graph if n.op != "placeholder" and passes.changes_state(n)}
+    return impure | stateful
+
+
+def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor], written: set[int]) -> bool:
+    computed = any(f.requires_grad and not trace.is_input(f) for f in outputs)
+    return computed or any(f.requires_grad and (id(f) in written or f.grad_fn is not None) for f in trace.inputs)

@@ -1,0 +1,410 @@
+"""Recording: one run of the user's code on fakes, written down at the torch level and at the aten level at once.
+
+A `Trace` pushes two modes of torch. The function mode sees each call of the user (`torch.relu`, `Tensor.view`) before
+anything happens; it runs the call with itself out of the way, so only the outermost call is recorded, and only if it gave
+or changed tensors. The dispatch mode, beneath autograd and autocast, sees the ATen operators the call came down to. Each
+aten node names the torch-level node that caused it. An operator that C code runs outside of any torch-level call is
+recorded at both levels.
+
+Shape functions are slow (some 0.1 to 1 ms) and depend on metadata alone, so their answers are kept per operator and
+argument specs (`smelt.trace.shapes`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line, Node
+from smelt.ops.kinds import Effects, effects
+from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
+from smelt.trace import known, shapes, special, state
+from smelt.trace.builder import Builder
+from smelt.trace.fake import FakeTensor, Storages, check_supported, wrap
+from smelt.trace.graphs import Record, Traced, build
+from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, target_of
+
+_DisableDispatch = torch._C._DisableTorchDispatch
+_DisableFunction = torch._C.DisableTorchFunction
+_functorch_level = torch._C._functorch.maybe_current_level
+
+# Types of argument leaves that nodes hold as they are.
+_LEAVES: frozenset[type] = frozenset(
+    {
+        int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
+        torch.memory_format, torch.Size, type(NotImplemented), range,
+    }
+)  # fmt: skip
+
+
+class _Unrecordable(Exception):
+    """An argument that the torch level cannot name (a tensor wrapped by vmap or grad)."""
+
+
+class _FunctionMode(TorchFunctionMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._call = trace._call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PASSED:
+            return func(*args, **(kwargs or {}))
+        return self._call(func, args, kwargs or {})
+
+
+class _DispatchMode(TorchDispatchMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._operator = trace._operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._operator(func, args, kwargs or {})
+
+
+class Trace:
+    """Records what happens to fake tensors while it is entered; `finish` gives the graphs. For one use, on one thread.
+
+    `where()` says which user line is running. `on_unknown(real)` is asked for the fake of a real tensor that turns up
+    inside native code; without it such a tensor is Unsupported.
+    """
+
+    def __init__(self, where: Callable[[], Line | None] | None = None) -> None:
+        self.where: Callable[[], Line | None] = where or (lambda: None)
+        self.on_unknown: Callable[[torch.Tensor], FakeTensor] | None = None
+        self.torch = Builder("torch")
+        self.aten = Builder("aten")
+        self.inputs: list[FakeTensor] = []
+        self.records: list[Record] = []
+        self.wrote = False  # some operator wrote memory
+        self.failed: Reason | None = None  # why `finish` must refuse
+        self._names: dict[int, str] = {}
+        self._storages = Storages()
+        self._by_real: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
+        self._reals: dict[int, torch.Tensor] = {}
+        self._source: Node | None = None  # the torch-level call that is running
+        self._changed = False  # it wrote memory
+        self._state = self._first_state = state.read()
+        self._modes = (_DispatchMode(self), _FunctionMode(self))
+        self._paused = 0
+
+    # ---- context
+
+    def __enter__(self) -> Trace:
+        shapes.trim()
+        self._state = self._first_state = state.read()
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(kind, error, tb)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Real torch computation by smelt itself, not recorded."""
+        self._paused += 1
+        try:
+            with _DisableFunction():
+                yield
+        finally:
+            self._paused -= 1
+
+    # ---- inputs
+
+    def fake(self, real: torch.Tensor, name: str = "") -> FakeTensor:
+        """The fake that stands for `real` (always the same one). `name` is how graphs call it.
+
+        Raises Unsupported for subclasses and for layouts other than strided.
+        """
+        entry = self._by_real.get(id(real))
+        if entry is not None:
+            return entry[1]
+        if type(real) is FakeTensor:
+            return real
+        with _DisableDispatch(), _DisableFunction():
+            check_supported(real)
+            fake = wrap(self._storages.elem_like(real), real.device)
+            if real.requires_grad:
+                fake.requires_grad_(True)
+            if isinstance(real, torch.nn.Parameter):
+                fake._is_param = True  # type: ignore[attr-defined]
+        self._by_real[id(real)] = (real, fake)
+        self._reals[id(fake)] = real
+        self._names[id(fake)] = name
+        self.inputs.append(fake)
+        return fake
+
+    def real(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that an input fake stands for; None for what was computed."""
+        return self._reals.get(id(fake))
+
+    def is_input(self, fake: torch.Tensor) -> bool:
+        return id(fake) in self._reals
+
+    def _placeholder(self, fake: FakeTensor, builder: Builder) -> Node:
+        if id(fake) not in self._reals:
+            raise self.unsupported(INTERNAL, "a tensor of this trace was made by a call that was not recorded")
+        stem = self._names[id(fake)] or "input_1"
+        name = builder.name(stem)
+        node = Node("placeholder", name, (), {}, name, fake.spec)
+        if builder is self.torch:
+            fake.torch = node
+        else:
+            fake.aten = node
+        return node
+
+    def unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
+        return Unsupported(Reason(kind, detail, self.where()))
+
+    def _unknown(self, real: torch.Tensor) -> FakeTensor:
+        """The fake of a real tensor found inside native code."""
+        entry = self._by_real.get(id(real))
+        if entry is not None:
+            return entry[1]
+        if special.is_internal_scalar(real):
+            return self.constant(real)
+        if self.on_unknown is not None:
+            return self.on_unknown(real)
+        raise self.unsupported(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
+
+    def constant(self, value: torch.Tensor) -> FakeTensor:
+        """A fake for a tensor whose value is part of the program."""
+        fake = wrap(torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"), value.device)
+        name = self.aten.name("constant")
+        self.aten.graph.constants[name] = value
+        node = Node("get_attr", name, (), {}, name, fake.spec, self._line(), self._source)
+        self.aten.graph.nodes.append(node)
+        self.records.append(Record(node, fake))
+        fake.aten = node
+        return fake
+
+    # ---- torch level
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch-level call: run it, and record it if it gave or changed tensors."""
+        if self._paused:
+            return func(*args, **kwargs)
+        if func in REFUSED:
+            folded = known.fold_call(self, func, args, kwargs)
+            if folded is not known.UNKNOWN:
+                return folded
+            raise self.unsupported(*REFUSED[func])
+        if _functorch_level() is not None:
+            return func(*args, **kwargs)
+        node_args = tuple(self._torch_argument(a) for a in args)
+        node_kwargs = {k: self._torch_argument(v) for k, v in kwargs.items()}
+        source = Node("call_function", func, node_args, node_kwargs, "")
+        self._source, self._changed = source, False
+        try:
+            out = func(*args, **kwargs)
+        except BaseException:
+            if self._changed:
+                self.failed = Reason(UNSUPPORTED_EFFECT, "a call wrote a tensor and then raised", self._line())
+            raise
+        finally:
+            self._source = None
+        if self._changed or func in STATEFUL or _has_new(out):
+            self._record_call(source, func, out)
+        return out
+
+    def _torch_argument(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is FakeTensor:
+            return value.torch or self._placeholder(value, self.torch)
+        if kind in _LEAVES:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._torch_argument(self._unknown(value))
+        if isinstance(value, (list, tuple)):
+            items = [self._torch_argument(v) for v in value]
+            return items if kind is list else tuple(items)
+        if isinstance(value, dict):
+            return {k: self._torch_argument(v) for k, v in value.items()}
+        if kind is slice:
+            return slice(*map(self._torch_argument, (value.start, value.stop, value.step)))
+        return special.other_argument(self, value)
+
+    def _record_call(self, source: Node, func: Any, out: Any) -> None:
+        self._sync_state()
+        source.op, source.target, extra = target_of(func)
+        source.args += extra
+        source.name = self.torch.name(name_of(func))
+        if source.line is None:
+            source.line = self.where()
+        self.torch.graph.nodes.append(source)
+        self._name_results(source, out)
+
+    def _name_results(self, node: Node, out: Any) -> Any:
+        """Lets every new fake in `out` know its torch-level node; fills in `node.spec`."""
+        if type(out) is FakeTensor:
+            node.spec = out.spec
+            if out.torch is None:
+                out.torch = node
+        elif isinstance(out, (list, tuple, dict)):
+            keys = list(out) if isinstance(out, dict) else range(len(out))
+            node.spec = tuple(self._name_item(node, key, out[key]) for key in keys)
+        return node.spec
+
+    def _name_item(self, node: Node, key: Any, value: Any) -> Any:
+        if type(value) is FakeTensor and value.torch is not None:
+            return value.spec
+        if not isinstance(value, (FakeTensor, list, tuple, dict)):
+            return None
+        item = self.torch.make("call_function", operator.getitem, (node, key), {}, "getitem", None, node.line)
+        return self._name_results(item, value)
+
+    def _sync_state(self, now: state.State | None = None) -> None:
+        """Records grad mode and autocast at the torch level when they differ from what the graph so far implies."""
+        now = now or state.read()
+        if now != self._state:
+            for function, args in state.difference(self._state, now):
+                self.torch.make("call_function", function, args, {}, name_of(function), None, self.where())
+            self._state = now
+
+    # ---- aten level
+
+    def _line(self) -> Line | None:
+        source = self._source
+        if source is None:
+            return self.where()
+        if source.line is None:
+            source.line = self.where()
+        return source.line
+
+    def _operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An ATen operator beneath autograd."""
+        if self._paused:
+            return func(*args, **kwargs)
+        if self._source is not None:
+            return self._run_operator(func, args, kwargs)
+        with _DisableFunction():
+            return self._operator_alone(func, args, kwargs)
+
+    def _operator_alone(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator outside of every torch-level call: its own torch-level node."""
+        node_args = tuple(self._torch_argument(a) for a in args)
+        node_kwargs = {k: self._torch_argument(v) for k, v in kwargs.items()}
+        source = self._source = Node("call_function", func, node_args, node_kwargs, "")
+        self._changed = False
+        try:
+            out = self._run_operator(func, args, kwargs)
+        finally:
+            self._source = None
+        if self._changed or _has_new(out):
+            self._record_call(source, func, out)
+        return out
+
+    def _run_operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rule = special.RULES.get(func)
+        if rule is not None:
+            out = rule(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        return self.run(func, args, kwargs)
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator on metadata and records its aten node."""
+        key: list[Any] = [func]
+        nodes: list[Any] = []
+        for a in args:
+            kind = type(a)
+            if kind is FakeTensor:
+                nodes.append(a.aten or self._placeholder(a, self.aten))
+                key.append(id(a._spec or a.spec))
+            elif kind is int or a is None:
+                nodes.append(a)
+                key.append(a)
+            else:
+                nodes.append(self._aten_argument(a, key))
+        node_kwargs = {}
+        for name, a in kwargs.items():
+            key.append(name)
+            node_kwargs[name] = self._aten_argument(a, key)
+        info = effects(func)
+        out, spec = shapes.infer(self, func, info, tuple(key), args, kwargs)
+        node = self.aten.make(
+            "call_function", func, tuple(nodes), node_kwargs, shapes.stem(func), spec, self._line(), self._source
+        )
+        if info.writes:
+            self.wrote = self._changed = True
+        self._name_aten(node, out)
+        return out
+
+    def _name_aten(self, node: Node, out: Any) -> None:
+        if type(out) is FakeTensor:
+            if out.aten is None:
+                out.aten = node
+        elif isinstance(out, (tuple, list)):
+            for i, value in enumerate(out):
+                if type(value) is FakeTensor and value.aten is None:
+                    value.aten = self.aten.make(
+                        "call_function", operator.getitem, (node, i), {}, "getitem", value._spec, node.line, node.source
+                    )
+                    self.records.append(Record(value.aten, value))
+        self.records.append(Record(node, out))
+
+    def _aten_argument(self, value: Any, key: list[Any]) -> Any:
+        """`value` as a node argument; appends what a shape function may see of it to `key`."""
+        kind = type(value)
+        if kind is FakeTensor:
+            key.append(id(value.spec))
+            return value.aten or self._placeholder(value, self.aten)
+        if kind is list or kind is tuple:
+            key.append((kind, len(value)))
+            return [self._aten_argument(v, key) for v in value]
+        if kind is float or kind is bool or kind is complex:
+            key.append((kind, value))
+            return value
+        if kind in _LEAVES:
+            key.append(value)
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._aten_argument(self._unknown(value), key)
+        return special.other_argument(self, value)
+
+    # ---- values
+
+    def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
+        """The value of a small tensor that depends on constants only; None when it does not."""
+        return known.evaluate(self, fake)
+
+    def refuse_value(self, what: str) -> Unsupported:
+        return self.unsupported(DATA_DEPENDENT, what)
+
+    # ---- result
+
+    def finish(self, outputs: Sequence[torch.Tensor]) -> Traced:
+        """The graphs that compute `outputs` (fakes of this trace). Call it after the trace was left."""
+        if self.failed is not None:
+            raise Unsupported(self.failed)
+        with _DisableFunction(), _DisableDispatch():
+            self._sync_state(self._first_state)
+            fakes = [self.fake(t) for t in outputs]
+            for fake in fakes:
+                fake.torch = fake.torch or self._placeholder(fake, self.torch)
+                fake.aten = fake.aten or self._placeholder(fake, self.aten)
+            return build(self, fakes)
+
+
+def _has_new(out: Any) -> bool:
+    """Whether `out` holds a fake that no torch-level node gave yet."""
+    if type(out) is FakeTensor:
+        return out.torch is None
+    if isinstance(out, (tuple, list)):
+        return any(_has_new(v) for v in out)
+    if isinstance(out, dict):
+        return any(_has_new(v) for v in out.values())
+    return False
+
+
+__all__ = ["Effects", "Trace", "Traced"]

@@ -1,0 +1,265 @@
+"""What an operator returns, computed on meta tensors once and then looked up.
+
+`infer` answers for one call: the fakes it gives and their specs. The answer depends only on the operator, the specs of its
+tensor arguments and its other arguments (and the default dtype), so it is kept as an `Answer`: how to make each result
+again. What is not kept: changes of metadata in place, views of another dtype, and results that are not tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from smelt.graph.ir import TensorSpec
+from smelt.ops.kinds import Effects, Result
+from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.trace import fake as fakes
+from smelt.trace.fake import FakeTensor, spec_of, wrap
+
+if TYPE_CHECKING:
+    from smelt.trace.record import Trace
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+_MAX_ANSWERS = 50_000
+
+
+@dataclass(slots=True)
+class Part:
+    """One tensor of a result: fresh memory or a view with `spec`, or the argument itself; `arg` is its name."""
+
+    kind: str  # fresh, view, same, none
+    spec: TensorSpec | None = None
+    arg: str = ""
+    index: int = -1  # which element of a list argument
+
+
+@dataclass(slots=True)
+class Answer:
+    """`container` is None for a single tensor, else tuple or list; `nested` flags the parts that are lists of parts."""
+
+    container: type | None
+    parts: list[Any]  # Part | list[Part]
+    spec: Any  # of the node
+
+
+_ANSWERS: dict[Any, Answer] = {}
+_STEMS: dict[OpOverload, str] = {}
+
+
+def trim() -> None:
+    """Forgets old answers (and the interned specs that their keys name) when there are too many. Between traces only."""
+    if len(_ANSWERS) > _MAX_ANSWERS or len(fakes._SPECS) > fakes._MAX_SPECS:
+        _ANSWERS.clear()
+        fakes._SPECS.clear()
+
+
+def stem(func: OpOverload) -> str:
+    """Node name of an operator: `aten::add.Tensor` gives `add`."""
+    found = _STEMS.get(func)
+    if found is None:
+        found = _STEMS[func] = func._schema.name.split("::")[1].strip("_") or "op"
+    return found
+
+
+def infer(
+    trace: Trace, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """(what the call returns, spec of its node)."""
+    key = (key, torch.get_default_dtype())
+    answer = _ANSWERS.get(key)
+    if answer is None:
+        return _compute(trace, func, info, key, args, kwargs)
+    return _repeat(answer, info, args, kwargs), answer.spec
+
+
+def _repeat(answer: Answer, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if answer.container is None:
+        return _make(answer.parts[0], info, args, kwargs)
+    return answer.container(
+        [_make(q, info, args, kwargs) for q in p] if type(p) is list else _make(p, info, args, kwargs)
+        for p in answer.parts
+    )
+
+
+def _make(part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kind, spec = part.kind, part.spec
+    if kind == "fresh":
+        assert spec is not None
+        elem = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)
+        return wrap(elem, spec.device, spec)
+    if kind == "none":
+        return None
+    source = info.argument(part.arg, args, kwargs)
+    if part.index >= 0:
+        source = source[part.index]
+    if kind == "same":
+        return source
+    assert spec is not None
+    return wrap(source.elem.as_strided(spec.shape, spec.stride, spec.offset), spec.device, spec)
+
+
+# ---- the first time
+
+
+def _compute(
+    trace: Trace, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    if info.changes_metadata:
+        raise trace.unsupported(UNSUPPORTED_EFFECT, f"{func} changes a tensor's shape in place")
+    device = _device(args, kwargs)
+    metas = [_meta(trace, a) for a in args]
+    meta_kwargs = {k: _meta(trace, v) for k, v in kwargs.items()}
+    if "device" in info.names:
+        if meta_kwargs.get("device") is not None or not _has_tensor(args):
+            meta_kwargs["device"] = _META
+        meta_kwargs.pop("pin_memory", None)
+    if meta_kwargs.get("layout") not in (None, torch.strided):
+        raise trace.unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
+    out = _run(trace, func, info, metas, meta_kwargs)
+    wrapped, answer = _wrap_results(trace, func, info, out, device, args, kwargs)
+    if answer is None:
+        return wrapped, _loose_spec(wrapped)
+    _ANSWERS[key] = answer
+    return wrapped, answer.spec
+
+
+def _run(trace: Trace, func: OpOverload, info: Effects, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The operator on meta tensors, its refusals translated."""
+    if info.dynamic_shape:
+        raise trace.unsupported(DATA_DEPENDENT_SHAPE, str(func))
+    if info.data_dependent:
+        raise trace.unsupported(DATA_DEPENDENT, str(func))
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:
+        raise trace.unsupported(UNSUPPORTED_CALL, f"{func} has no shape function") from error
+
+
+def _meta(trace: Trace, value: Any) -> Any:
+    if type(value) is FakeTensor:
+        return value.elem
+    if isinstance(value, (list, tuple)):
+        return [_meta(trace, v) for v in value]
+    if isinstance(value, torch.Tensor):
+        return value if value.dim() == 0 and value.device == _CPU else trace._unknown(value).elem
+    return value
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    return isinstance(value, (list, tuple)) and any(_has_tensor(v) for v in value)
+
+
+def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Where results live: the `device` argument, else the first tensor's with dimensions, else the first tensor's."""
+    asked = kwargs.get("device")
+    if asked is not None:
+        return canonical_device(asked)
+    first = None
+    for tensor in _tensors((*args, *kwargs.values())):
+        if tensor.dim():
+            return tensor.device
+        first = first or tensor.device
+    return first or _CPU
+
+
+def canonical_device(device: torch.device | str | int) -> torch.device:
+    """`device` with an index where that kind of device has one."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return device
+
+
+def _tensors(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _wrap_results(
+    trace: Trace,
+    func: OpOverload,
+    info: Effects,
+    out: Any,
+    device: torch.device,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Answer | None]:
+    if not info.results:
+        return None, None
+    single = len(info.results) == 1 and not isinstance(out, tuple)
+    items = [out] if single and not info.results[0].is_list else [list(out)] if single else list(out)
+    wrapped, parts = [], []
+    for result, item in zip(info.results, items):
+        if isinstance(item, (list, tuple)):
+            pairs = [_wrap_one(trace, result, v, i, device, info, args, kwargs) for i, v in enumerate(item)]
+            wrapped.append([w for w, _ in pairs])
+            parts.append([p for _, p in pairs])
+        else:
+            w, p = _wrap_one(trace, result, item, -1, device, info, args, kwargs)
+            wrapped.append(w)
+            parts.append(p)
+    value = wrapped[0] if single else tuple(wrapped)
+    flat = [p for part in parts for p in (part if isinstance(part, list) else [part])]
+    if any(p is None for p in flat):
+        return value, None
+    if single and isinstance(parts[0], list):
+        return value, Answer(list, parts[0], tuple(p.spec for p in parts[0]))
+    spec = parts[0].spec if single else tuple(_part_spec(p) for p in parts)
+    return value, Answer(None if single else tuple, parts, spec)
+
+
+def _part_spec(part: Part | list[Part]) -> Any:
+    return tuple(p.spec for p in part) if isinstance(part, list) else part.spec
+
+
+def _wrap_one(
+    trace: Trace,
+    result: Result,
+    item: Any,
+    index: int,
+    device: torch.device,
+    info: Effects,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Part | None]:
+    """(fake, how to make it again; None when that cannot be kept)."""
+    if item is None:
+        return None, Part("none")
+    if not isinstance(item, torch.Tensor):
+        return item, None
+    if result.kind == "same":
+        source = info.argument(result.arg, args, kwargs)
+        position = -1
+        if isinstance(source, (list, tuple)):
+            source, position = source[index], index
+        return source, Part("same", source.spec, result.arg, position)
+    if item.device.type != "meta":  # a shape function that computes for real
+        raise trace.unsupported(UNSUPPORTED_CALL, f"an operator gave a real tensor of {item.device}")
+    if result.kind == "view":
+        source = info.argument(result.arg, args, kwargs)
+        device = source.device if isinstance(source, torch.Tensor) else device
+        spec = spec_of(item, device)
+        keep = isinstance(source, FakeTensor) and source.dtype == item.dtype and not (item.is_conj() or item.is_neg())
+        return wrap(item, device, spec), Part("view", spec, result.arg) if keep else None
+    for source in _tensors((*args, *kwargs.values())):  # an operator that gives its argument back
+        if type(source) is FakeTensor and source.elem is item:
+            return source, None
+    spec = spec_of(item, device)
+    return wrap(item, device, spec), Part("fresh", spec)
+
+
+def _loose_spec(value: Any) -> Any:
+    if type(value) is FakeTensor:
+        return value.spec
+    if isinstance(value, (list, tuple)):
+        return tuple(_loose_spec(v) for v in value)
+    return None

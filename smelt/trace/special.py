@@ -1,0 +1,123 @@
+"""Operators that recording treats by a rule of their own, one entry each in `RULES`.
+
+A rule is called as `rule(trace, func, args, kwargs)` and returns the result, or NotImplemented to have the operator
+recorded as any other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.trace import known
+from smelt.trace.fake import FakeTensor
+
+if TYPE_CHECKING:
+    from smelt.trace.record import Trace
+
+aten = torch.ops.aten
+Rule = Callable[["Trace", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+# References that exist while an operator's scalar operand, made by C++ a moment ago, reaches the dispatch mode: the
+# operand's wrapper in the argument tuple, and ours.
+_LOCAL_REFERENCES = 6
+
+
+def is_internal_scalar(real: torch.Tensor) -> bool:
+    """Whether `real` is a scalar that C++ made for this very call (`x.masked_fill(m, 0)`), and nobody else can see."""
+    return real.dim() == 0 and real.device.type == "cpu" and sys.getrefcount(real) <= _LOCAL_REFERENCES
+
+
+def other_argument(trace: Trace, value: Any) -> Any:
+    """Argument kinds that are rare: numpy scalars become numbers, the rest is refused."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, type) and value.__module__ in ("torch", "builtins"):
+        return value
+    raise trace.unsupported(UNSUPPORTED_OBJECT, f"an argument of type {type(value).__qualname__}")
+
+
+def _device(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]._device
+
+
+def _read_value(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = known.evaluate(trace, args[0])
+    if value is None:
+        raise trace.refuse_value("item(), bool(), int() or float() of a tensor")
+    return value.item()
+
+
+def _lift(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.tensor(data)` hands the finished tensor to `lift_fresh`: a constant of the program."""
+    if type(args[0]) is FakeTensor:
+        return args[0]
+    return trace.constant(args[0].clone())
+
+
+def _dynamic(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operators whose answer needs values: computed at once if the values are known."""
+    out = known.run_on_values(trace, func, args, kwargs)
+    if out is None:
+        return NotImplemented
+    if isinstance(out, torch.Tensor):
+        return trace.constant(out)
+    if isinstance(out, (tuple, list)):
+        return type(out)(trace.constant(t) if isinstance(t, torch.Tensor) else t for t in out)
+    return out
+
+
+def _batch_norm(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`native_batch_norm` writes its running statistics without saying so in its schema; its successors say it."""
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if mean is None:
+        new, rest = aten._native_batch_norm_legit.no_stats, (training, momentum, eps)
+    elif training:
+        new, rest = aten._native_batch_norm_legit.default, (mean, var, training, momentum, eps)
+    else:
+        new, rest = aten._native_batch_norm_legit_no_training.default, (mean, var, momentum, eps)
+    return trace.run(new, (x, weight, bias, *rest), {})
+
+
+def _attention_choice(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Which kernel `scaled_dot_product_attention` takes is asked of the real device: on uninitialized tensors laid out
+    as the arguments, since only layouts decide."""
+    if args[0].device.type != "cpu":
+        return NotImplemented
+    return func(*(_laid_out(a) for a in args), **{k: _laid_out(v) for k, v in kwargs.items()})
+
+
+def _laid_out(value: Any) -> Any:
+    if type(value) is not FakeTensor:
+        return value
+    like = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+    return like.requires_grad_(value.requires_grad) if value.requires_grad else like
+
+
+def _refuse_effect(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise trace.unsupported(UNSUPPORTED_EFFECT, str(func))
+
+
+def _overloads(names: str) -> list[OpOverload]:
+    packets = [getattr(aten, n) for n in names.split() if hasattr(aten, n)]
+    return [getattr(p, overload) for p in packets for overload in p.overloads()]
+
+
+RULES: dict[Any, Rule] = {
+    torch.ops.prim.device.default: _device,
+    aten._local_scalar_dense.default: _read_value,
+    aten.lift_fresh.default: _lift,
+    aten.lift.default: _lift,
+    aten.native_batch_norm.default: _batch_norm,
+    aten._fused_sdp_choice.default: _attention_choice,
+    aten.equal.default: _dynamic,
+    aten.is_set_to.default: _dynamic,
+    **{op: _dynamic for op in _overloads("nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive")},
+    **{op: _refuse_effect for op in _overloads("set_ resize_ resize_as_ _resize_output_ record_stream")},
+}
