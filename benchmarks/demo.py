@@ -72,7 +72,16 @@ def measured(name: str) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> Table:
     result = Table(title="inference, float32, random weights")
-    for heading in ("model", "", "first call", "per call", "over eager", "graphs", "kernels", "largest error"):
+    for heading in (
+        "model",
+        "",
+        "first call",
+        "per call",
+        "over eager",
+        "graphs",
+        "kernels",
+        "largest error",
+    ):
         result.add_column(heading, justify="left" if heading in ("model", "") else "right")
     for row in rows:
         for who in ("eager", "torch.compile", "smelt"):

@@ -29,7 +29,9 @@ def interleaved(
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def per_call(contestants: Mapping[str, Callable[[], Any]], calls: int = 2000, rounds: int = 15) -> dict[str, float]:
+def per_call(
+    contestants: Mapping[str, Callable[[], Any]], calls: int = 2000, rounds: int = 15
+) -> dict[str, float]:
     """Microseconds per call in tight loops: the best round of each contestant, rounds interleaved."""
     best = dict.fromkeys(contestants, float("inf"))
     for run in contestants.values():
@@ -47,7 +49,11 @@ def machine() -> dict[str, str]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         cpu = f"{len(names)}-core {names[0]}" if names else cpu
     return {
         "cpu": cpu,

@@ -36,7 +36,11 @@ def _run(module: str, *arguments: str) -> Any:
     done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
     if done.returncode:
         sys.stderr.write(done.stderr[-4000:])
-        return {"failed": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"}
+        return {
+            "failed": done.stderr.strip().splitlines()[-1]
+            if done.stderr.strip()
+            else f"exit {done.returncode}"
+        }
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -53,7 +57,10 @@ def model_table(rows: list[dict[str, Any]]) -> str:
             lines.append(f"| {row['model']} | failed: {row['failed']} |" + " |" * 10)
             continue
         first, call = row["first_s"], row["call_s"]
-        rival_first, rival_call = first.get("torch.compile", float("nan")), call.get("torch.compile", float("nan"))
+        rival_first, rival_call = (
+            first.get("torch.compile", float("nan")),
+            call.get("torch.compile", float("nan")),
+        )
         theirs.append(call["eager"] / rival_call)
         ours.append(call["eager"] / call["smelt"])
         firsts.append(rival_first / first["smelt"])
@@ -71,14 +78,19 @@ def model_table(rows: list[dict[str, Any]]) -> str:
 
 
 def call_table(rows: dict[str, dict[str, float]]) -> str:
-    lines = ["| microseconds per call, one thread | eager | torch.compile | smelt |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| microseconds per call, one thread | eager | torch.compile | smelt |",
+        "| --- | --- | --- | --- |",
+    ]
     for name, row in rows.items():
         lines.append(f"| {name} | {row['eager']:.1f} | {row['torch.compile']:.1f} | {row['smelt']:.1f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", action="append", help="a model's name; may be repeated")
     parser.add_argument("--no-rivals", action="store_true", help="leave torch.compile out")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -101,7 +113,9 @@ def main() -> None:
     )
     if not options.only:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "inference-cpu.json").write_text(json.dumps({"facts": facts, "models": rows, "calls": calls}, indent=1))
+        (options.out / "inference-cpu.json").write_text(
+            json.dumps({"facts": facts, "models": rows, "calls": calls}, indent=1)
+        )
         (options.out / "inference-cpu.md").write_text(text + "\n")
     print(text)
 

@@ -125,10 +125,21 @@ def worker(dtype: torch.dtype, indices: list[int]) -> None:
 def sweep(dtype_name: str, only: list[str] | None) -> list[dict[str, Any]]:
     dtype = getattr(torch, dtype_name)
     database = _database()
-    todo = [i for i, op in enumerate(database) if dtype in op.dtypes and (not only or _name(op) in only or op.name in only)]
+    todo = [
+        i
+        for i, op in enumerate(database)
+        if dtype in op.dtypes and (not only or _name(op) in only or op.name in only)
+    ]
     rows = []
     while todo:
-        command = [sys.executable, "-m", "benchmarks.sweep_ops", "--worker", dtype_name, ",".join(map(str, todo))]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.sweep_ops",
+            "--worker",
+            dtype_name,
+            ",".join(map(str, todo)),
+        ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         begun = None
         assert process.stdout is not None and process.stderr is not None
@@ -139,7 +150,9 @@ def sweep(dtype_name: str, only: list[str] | None) -> list[dict[str, Any]]:
                 rows.append(json.loads(line[4:]))
                 todo = todo[todo.index(begun) + 1 :]
                 if len(rows) % 25 == 0:
-                    print(f"{dtype_name}: {len(rows)} operators, {len(todo)} to go", file=sys.stderr, flush=True)
+                    print(
+                        f"{dtype_name}: {len(rows)} operators, {len(todo)} to go", file=sys.stderr, flush=True
+                    )
         errors = process.stderr.read().strip().splitlines()
         if process.wait() != 0 and todo:
             dead = begun if begun in todo else todo[0]
@@ -176,7 +189,9 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "--worker":
         worker(getattr(torch, sys.argv[2]), [int(i) for i in sys.argv[3].split(",")])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dtype", action="append")
     parser.add_argument("--only", action="append")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))

@@ -140,7 +140,9 @@ def _checked(
         raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
     config.DEFAULT.with_options(options)
     registry.lookup(backend)
-    return Settings(bool(fullgraph), None if dynamic is None else False, backend, mode, tuple((options or {}).items()))
+    return Settings(
+        bool(fullgraph), None if dynamic is None else False, backend, mode, tuple((options or {}).items())
+    )
 
 
 def _check_mode(mode: Any, options: Any) -> None:
@@ -161,7 +163,9 @@ _codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # every code object
 
 def _compiled_function(fn: types.FunctionType, settings: Settings, original: Any = None) -> Any:
     """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache."""
-    own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    own = types.FunctionType(
+        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__
@@ -189,7 +193,11 @@ def _reduce_function(wrapped: Any) -> Any:
     found: Any = sys.modules.get(wrapped.__module__)
     for part in wrapped.__qualname__.split("."):
         found = getattr(found, part, None)
-    return wrapped.__qualname__ if found is wrapped else (_rebuild_function, (wrapped._smelt_original, wrapped._smelt_settings))
+    return (
+        wrapped.__qualname__
+        if found is wrapped
+        else (_rebuild_function, (wrapped._smelt_original, wrapped._smelt_settings))
+    )
 
 
 copyreg.pickle(_native.Wrapped, _reduce_function)
@@ -233,7 +241,9 @@ class CompiledModule:
 @functools.cache
 def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
     members = {"__slots__": ("_smelt",), "__module__": cls.__module__, "__doc__": cls.__doc__}
-    return types.new_class(f"Compiled{cls.__name__}", (CompiledModule, cls), {}, lambda ns: ns.update(members))
+    return types.new_class(
+        f"Compiled{cls.__name__}", (CompiledModule, cls), {}, lambda ns: ns.update(members)
+    )
 
 
 def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:

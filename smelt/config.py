@@ -49,7 +49,9 @@ def _from_environment() -> Config:
         text = os.environ.get(f"SMELT_{f.name.upper()}")
         if text is not None:
             default = f.default
-            values[f.name] = text not in ("", "0", "false", "False") if isinstance(default, bool) else type(default)(text)
+            values[f.name] = (
+                text not in ("", "0", "false", "False") if isinstance(default, bool) else type(default)(text)
+            )
     return Config(**values)
 
 

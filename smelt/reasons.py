@@ -52,7 +52,9 @@ DATA_DEPENDENT_SHAPE = _kind(
     "Use a fixed-size formulation (masks instead of boolean indexing), or keep it out of the compiled function.",
 )
 UNSUPPORTED_OPCODE = _kind(
-    "unsupported-opcode", "a bytecode instruction is not captured yet", "Rewrite the line without the construct."
+    "unsupported-opcode",
+    "a bytecode instruction is not captured yet",
+    "Rewrite the line without the construct.",
 )
 UNSUPPORTED_CALL = _kind(
     "unsupported-call",
@@ -70,10 +72,14 @@ UNSUPPORTED_OBJECT = _kind(
     "Pass tensors, numbers, containers or plain Python objects.",
 )
 SIDE_EFFECT_IO = _kind(
-    "input-output", "the function prints, logs, or reads the outside world", "Move it out of the compiled function."
+    "input-output",
+    "the function prints, logs, or reads the outside world",
+    "Move it out of the compiled function.",
 )
 GRAPH_BREAK_REQUESTED = _kind(
-    "graph-break-requested", "smelt.graph_break() was called", "Remove the call to capture the function whole."
+    "graph-break-requested",
+    "smelt.graph_break() was called",
+    "Remove the call to capture the function whole.",
 )
 DISABLED = _kind(
     "disabled-function", "a function marked with disable() was called", "Remove the mark to capture it."
@@ -83,9 +89,7 @@ NEEDS_AUTOGRAD = _kind(
     "gradients are required and this backend compiles inference only so far",
     "Call it under torch.no_grad(), or freeze the parameters with requires_grad_(False).",
 )
-TENSOR_SUBCLASS = _kind(
-    "tensor-subclass", "a tensor subclass is not captured yet", "Pass plain tensors."
-)
+TENSOR_SUBCLASS = _kind("tensor-subclass", "a tensor subclass is not captured yet", "Pass plain tensors.")
 RECOMPILE_LIMIT = _kind(
     "recompile-limit",
     "the function was recompiled too often",
@@ -94,4 +98,6 @@ RECOMPILE_LIMIT = _kind(
 BACKEND_FAILED = _kind(
     "backend-failed", "the backend raised while compiling the graph", "See the chained exception."
 )
-INTERNAL = _kind("internal-error", "smelt failed while capturing", "This is a bug in smelt; please report it.")
+INTERNAL = _kind(
+    "internal-error", "smelt failed while capturing", "This is a bug in smelt; please report it."
+)

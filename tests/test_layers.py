@@ -62,5 +62,9 @@ def test_no_other_compiler_is_called(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
-            assert not text.startswith(("torch._dynamo.", "torch._inductor.", "torch._functorch.")), f"{path}:{node.lineno} {text}"
-            assert text not in ("torch.fx.symbolic_trace", "torch.jit.trace", "torch.jit.script"), f"{path}:{node.lineno}"
+            assert not text.startswith(("torch._dynamo.", "torch._inductor.", "torch._functorch.")), (
+                f"{path}:{node.lineno} {text}"
+            )
+            assert text not in ("torch.fx.symbolic_trace", "torch.jit.trace", "torch.jit.script"), (
+                f"{path}:{node.lineno}"
+            )

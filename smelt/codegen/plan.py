@@ -120,7 +120,15 @@ class Plan:
         """The executable plan: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`."""
         outputs = tuple(_register(r) for r in self.outputs)
         steps = tuple(_TO_NATIVE[type(s)](s) for s in self.steps)
-        spec = (self.n_inputs, self.n_registers, self.constants, steps, outputs, self.arena_bytes, self.release_gil)
+        spec = (
+            self.n_inputs,
+            self.n_registers,
+            self.constants,
+            steps,
+            outputs,
+            self.arena_bytes,
+            self.release_gil,
+        )
         return _native.Plan((*spec, self.keepalive))
 
     def __str__(self) -> str:
@@ -259,7 +267,9 @@ def verify(plan: Plan) -> None:
         if isinstance(step, Free):
             live.difference_update(step.regs)
     for out in plan.outputs:
-        _require(out is None or out in live, plan, len(plan.steps), f"the output r{out} is not live at the end")
+        _require(
+            out is None or out in live, plan, len(plan.steps), f"the output r{out} is not live at the end"
+        )
     _verify_arena(plan)
 
 
@@ -270,7 +280,9 @@ def _verify_arena(plan: Plan) -> None:
     for i, step in enumerate(plan.steps):
         if isinstance(step, Alloc) and step.arena is not None:
             end = step.arena + span_bytes(step.shape, step.stride, step.dtype)
-            _require(step.arena % ALIGNMENT == 0 and end <= plan.arena_bytes, plan, i, "does not fit the arena")
+            _require(
+                step.arena % ALIGNMENT == 0 and end <= plan.arena_bytes, plan, i, "does not fit the arena"
+            )
             root[step.out], spans[step.out] = step.out, (step.arena, end, i)
         elif isinstance(step, View) and step.src in root:
             _require(not step.user_visible, plan, i, "the user sees arena memory")

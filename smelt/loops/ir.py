@@ -45,7 +45,11 @@ class Value:
     dtype: torch.dtype
 
     def __new__(cls, op: str, args: tuple, dtype: torch.dtype) -> Value:
-        key = (op, repr(args) if op == "const" else args, dtype)  # 0.0 and -0.0, 1 and True are equal but not the same
+        key = (
+            op,
+            repr(args) if op == "const" else args,
+            dtype,
+        )  # 0.0 and -0.0, 1 and True are equal but not the same
         value = _VALUES.get(key)
         if value is None:
             value = object.__new__(cls)

@@ -17,7 +17,12 @@ import torch
 import smelt
 from smelt.report.inspect import entries, reasons
 
-TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.float64: (1e-10, 1e-10), torch.bfloat16: (1e-2, 1e-2), torch.float16: (2e-3, 1e-3)}
+TOLERANCE = {
+    torch.float32: (1e-5, 1e-5),
+    torch.float64: (1e-10, 1e-10),
+    torch.bfloat16: (1e-2, 1e-2),
+    torch.float16: (2e-3, 1e-3),
+}
 
 
 @dataclass
@@ -77,10 +82,14 @@ def same(got: Any, want: Any, path: str = "result") -> None:
         assert isinstance(got, torch.Tensor), f"{path}: {type(got)} is not a tensor"
         assert type(got) is type(want), f"{path}: type {type(got)}, eager {type(want)}"
         for what in ("shape", "dtype", "device", "requires_grad"):
-            assert getattr(got, what) == getattr(want, what), f"{path}: {what} {getattr(got, what)}, eager {getattr(want, what)}"
+            assert getattr(got, what) == getattr(want, what), (
+                f"{path}: {what} {getattr(got, what)}, eager {getattr(want, what)}"
+            )
         assert got.stride() == want.stride(), f"{path}: strides {got.stride()}, eager {want.stride()}"
         rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
-        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{path}: {m}")
+        torch.testing.assert_close(
+            got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{path}: {m}"
+        )
     elif isinstance(want, dict):
         assert type(got) is type(want) and list(got) == list(want), f"{path}: {got!r}, eager {want!r}"
         for key in want:

@@ -151,7 +151,16 @@ def integer_math(x):
 
 
 def reductions(x):
-    return x.sum(0), x.mean((0, 1), keepdim=True), x.amax(-1), x.argmax(1), x.var(1), x.std(), (x > 0).any(1), x.cumsum(0)
+    return (
+        x.sum(0),
+        x.mean((0, 1), keepdim=True),
+        x.amax(-1),
+        x.argmax(1),
+        x.var(1),
+        x.std(),
+        (x > 0).any(1),
+        x.cumsum(0),
+    )
 
 
 def concatenation(x):
