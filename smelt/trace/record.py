@@ -62,6 +62,10 @@ class _FunctionMode(TorchFunctionMode):
 
 
 class _DispatchMode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch imports its own compiler to shield the mode from it
+
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self._operator = trace._operator
@@ -154,7 +158,7 @@ class Trace:
     def _placeholder(self, fake: FakeTensor, builder: Builder) -> Node:
         if id(fake) not in self._reals:
             raise self.unsupported(INTERNAL, "a tensor of this trace was made by a call that was not recorded")
-        stem = self._names[id(fake)] or "input_1"
+        stem = self._names[id(fake)] or "input"
         name = builder.name(stem)
         node = Node("placeholder", name, (), {}, name, fake.spec)
         if builder is self.torch:

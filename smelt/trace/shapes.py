@@ -129,13 +129,13 @@ def _compute(
 
 def _run(trace: Trace, func: OpOverload, info: Effects, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The operator on meta tensors, its refusals translated."""
-    if info.dynamic_shape:
-        raise trace.unsupported(DATA_DEPENDENT_SHAPE, str(func))
     if info.data_dependent:
         raise trace.unsupported(DATA_DEPENDENT, str(func))
     try:
         return func(*args, **kwargs)
     except NotImplementedError as error:
+        if info.dynamic_shape:
+            raise trace.unsupported(DATA_DEPENDENT_SHAPE, str(func)) from error
         raise trace.unsupported(UNSUPPORTED_CALL, f"{func} has no shape function") from error
 
 
