@@ -1,0 +1,182 @@
+"""What happens to a tile of a matrix product before it is stored: any elementwise `loops.ir.Value`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from smelt.codegen.llvm.builder import Builder, Module, Ref, suffix, type_text
+from smelt.codegen.llvm.gemm_library import EPILOGUE_PARAMETERS, Tile
+from smelt.codegen.llvm.pointwise import emit
+from smelt.codegen.llvm.types import TYPES, convert, from_memory
+from smelt.graph.sizes import Expr, Quotient, Size, Sym, affine, free_syms
+from smelt.loops.ir import POINTWISE, Buffer, Value
+
+if TYPE_CHECKING:
+    from smelt.codegen.llvm.gemm import Product
+
+# the symbols an epilogue's indices are made of: the flat batch index, and the element's place in its matrix
+BATCH, ROW, COL = Sym("gemm_batch"), Sym("gemm_row"), Sym("gemm_col")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """C = value(product). Loads name `inputs` by number, with indices over BATCH, ROW and COL; None: the product itself."""
+
+    inputs: tuple[Buffer, ...] = ()
+    value: Value | None = None
+
+
+NONE = Epilogue()
+
+
+def product_value(dtype: torch.dtype) -> Value:
+    """The sum of products, as an operand of an epilogue's value."""
+    return Value("result", ("product",), dtype)
+
+
+def refusal(epilogue: Epilogue, dtype: torch.dtype) -> str | None:
+    """Why a product of `dtype` cannot have this epilogue; None if it can."""
+    if epilogue.value is None:
+        return None
+    if epilogue.value.dtype != dtype:
+        return f"the epilogue gives {epilogue.value.dtype}"
+    for value in _walk(epilogue.value):
+        if value.op == "load":
+            _, index, mask = value.args
+            line = affine(index, COL)
+            if mask is not None:
+                return "the epilogue loads under a mask"
+            if line is None or line[0] not in (0, 1) or not free_syms(index) <= {BATCH, ROW, COL}:
+                return f"the epilogue loads at {index}"
+        elif value.op not in ("const", "cast", "result") and value.op not in POINTWISE:
+            return f"the epilogue contains {value.op}"
+    return None
+
+
+def _walk(value: Value) -> Iterator[Value]:
+    yield value
+    for argument in value.args:
+        if isinstance(argument, Value):
+            yield from _walk(argument)
+
+
+def write_epilogue(module: Module, name: str, p: Product, tile: Tile, *, full: bool) -> str:
+    """The function (EPILOGUE_PARAMETERS) that finishes one tile: reads sums at `source`, rows `step` bytes apart, writes
+    C. `full`: the tile is `tile.columns` wide; otherwise only its first `cols` columns exist."""
+    return _Writer(module, p, tile, full).function(name)
+
+
+class _Writer:
+    """Writes one epilogue: a loop over rows around the vectors of a row, side by side."""
+
+    def __init__(self, module: Module, p: Product, tile: Tile, full: bool) -> None:
+        self.p, self.tile, self.full = p, tile, full
+        self.b = Builder(module, tile.lanes)
+        self.syms = {BATCH: Ref("%batch", "i64"), COL: Ref("%col", "i64")}
+
+    def function(self, name: str) -> str:
+        b = self.b
+        with b.loop(b.const("i64", 0), Ref("%rows", "i64"), 1) as loop:
+            self.syms[ROW] = b.op("add", Ref("%row", "i64"), loop.index)
+            source = self._at(Ref("%source", "ptr"), b.op("mul", loop.index, Ref("%step", "i64")))
+            for first in range(0, self.tile.columns, self.tile.lanes):
+                self._vector(source, first)
+        return f"define internal void @{name}({EPILOGUE_PARAMETERS}) nounwind {{\n{b.lines()}\n  ret void\n}}\n"
+
+    def _vector(self, source: Ref, first: int) -> None:
+        """Columns [first, first + lanes) of the current row."""
+        p, tile, b = self.p, self.tile, self.b
+        mask = None if self.full else self._columns_from(first)
+        place = self._at(source, b.const("i64", first * tile.size))
+        total = b.ordered(f"load {tile.vector}, {place}, align {tile.size}", tile.scalar, tile.lanes)
+        value = total if p.epilogue.value is None else b.widen(self._value(p.epilogue.value, total, first, mask, {}))
+        outer, inner = BATCH // p.batch[1], BATCH % p.batch[1]
+        index = outer * p.c.outer + inner * p.c.inner + ROW * p.c.row + COL + first
+        place = self._at(self._buffer(2 + len(p.epilogue.inputs)), self._integer(index * tile.size))
+        if mask is None:
+            b.line(f"store {value}, {place}, align {tile.size}")
+            return
+        name = f"@llvm.masked.store.{suffix(tile.scalar, tile.lanes)}.p0"
+        b.declare(name, f"void {name}({tile.vector}, ptr, {tile.mask})")
+        b.line(f"call void {name}({value}, ptr align {tile.size} {place.text}, {mask})")
+
+    def _value(self, value: Value, total: Ref, first: int, mask: Ref | None, memo: dict[int, Ref]) -> Ref:
+        """`value` at columns first.. of the current row; one vector, or a scalar that all columns share."""
+        ref = memo.get(id(value))
+        if ref is None:
+            ref = memo[id(value)] = self._compute(value, total, first, mask, memo)
+        return ref
+
+    def _compute(self, value: Value, total: Ref, first: int, mask: Ref | None, memo: dict[int, Ref]) -> Ref:
+        target = TYPES[value.dtype]
+        if value.op == "result":
+            return total
+        if value.op == "const":
+            return self.b.const(target.elem, value.args[0])
+        if value.op == "load":
+            return self._load(value, first, mask)
+        operands = [self._value(v, total, first, mask, memo) for v in value.args]
+        kind = TYPES[value.args[-1].dtype]
+        if value.op == "cast":
+            return convert(self.b, operands[0], kind, target)
+        return emit(self.b, value.op, kind, *operands)
+
+    def _load(self, value: Value, first: int, mask: Ref | None) -> Ref:
+        """An input: a vector, or one scalar where the column does not matter. Inputs are not written meanwhile, so a load
+        may stand as soon as its address is known: a bias is loaded once per tile."""
+        buffer, index, _ = value.args
+        t, lanes, size = TYPES[value.dtype], self.tile.lanes, value.dtype.itemsize
+        varies = affine(index, COL) != (0, index)
+        place = self._at(self._buffer(2 + buffer), self._integer((index + first if varies else index) * size))
+        if mask is None or not varies:
+            kind = type_text(t.memory, lanes if varies else 1)
+            ref = self.b.pure(
+                f"load {kind}, {place}, align {size}", t.memory, lanes if varies else 1, place.depth
+            )
+        else:
+            kind, name = type_text(t.memory, lanes), f"@llvm.masked.load.{suffix(t.memory, lanes)}.p0"
+            self.b.declare(name, f"{kind} {name}(ptr, {type_text('i1', lanes)}, {kind})")
+            operands = f"ptr align {size} {place.text}, {mask}, {kind} zeroinitializer"
+            depth = max(place.depth, mask.depth)
+            ref = self.b.pure(f"call {kind} {name}({operands})", t.memory, lanes, depth)
+        return from_memory(self.b, ref, t)
+
+    def _columns_from(self, first: int) -> Ref:
+        """The mask of lanes whose column, counted from `first`, is below `cols`."""
+        b, lanes = self.b, self.tile.lanes
+        numbers = ", ".join(f"i32 {first + i}" for i in range(lanes))
+        cols = b.widen(b.convert("trunc", Ref("%cols", "i64"), "i32"), lanes)
+        return b.compare("icmp slt", Ref(f"<{numbers}>", "i32", lanes), cols)
+
+    def _buffer(self, number: int) -> Ref:
+        place = self._at(Ref("%buffers", "ptr"), self.b.const("i64", 8 * number))
+        return self.b.pure(f"load ptr, {place}, align 8", "ptr", 1, place.depth)
+
+    def _at(self, pointer: Ref, offset: Ref) -> Ref:
+        depth = max(pointer.depth, offset.depth)
+        return self.b.pure(f"getelementptr i8, {pointer}, {offset}", "ptr", 1, depth)
+
+    def _integer(self, e: Size) -> Ref:
+        """An index expression; its quotients are of non-negative numbers."""
+        b = self.b
+        if isinstance(e, int):
+            return b.const("i64", e)
+        if isinstance(e, Sym):
+            return self.syms[e]
+        if isinstance(e, Quotient):
+            return b.op("udiv" if e.op == "//" else "urem", self._integer(e.left), self._integer(e.right))
+        return self._sum(e)
+
+    def _sum(self, e: Expr) -> Ref:
+        b = self.b
+        total = b.const("i64", e.const)
+        for atoms, coefficient in e.terms:
+            term = b.const("i64", coefficient)
+            for atom in atoms:
+                term = b.op("mul", self._integer(atom), term)
+            total = b.op("add", term, total)
+        return total
