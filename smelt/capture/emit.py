@@ -26,6 +26,8 @@ from typing import Any
 import torch
 
 from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
+from smelt.capture.effects import Effect
+from smelt.capture.stores import Store, stores_of
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
 
@@ -33,14 +35,6 @@ _NATIVE_HASHES = frozenset(
     {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
 )
 _serial = itertools.count()
-
-
-@dataclass(frozen=True)
-class Store:
-    """One store to replay: `text` is a statement with a `{}` for each of `operands` (outside objects, values)."""
-
-    text: str
-    operands: tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -104,23 +98,27 @@ class Reach:
                 del on_path[path.pop()]
 
 
-def collect_fakes(
-    result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]
-) -> list[FakeTensor]:
-    """The fakes reachable from a frame's result and from the operands of its stores, in order of first use.
+def reach(result: object, stores: Iterable[Store], origin_of: Callable[[object], Origin | None]) -> Reach:
+    """Everything that `result` and the operands of `stores` lead to.
 
     Raises Unsupported for an object that a compiled frame cannot rebuild.
     """
-    return reach(result, operands, origin_of).fakes
-
-
-def reach(result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
-    """Everything that `result` and `operands` lead to. Raises Unsupported."""
     found = Reach(origin_of)
     found.visit(result)
-    for operand in operands:
-        found.visit(operand)
+    for store in stores:
+        for operand in store.operands:
+            found.visit(operand)
     return found
+
+
+def collect_fakes(
+    result: object, effects: Iterable[Effect], origin_of: Callable[[object], Origin | None]
+) -> list[FakeTensor]:
+    """The fakes that the graph must return: those reachable from a frame's result and effects which are not inputs
+    (inputs have an origin), in order of first use. Raises Unsupported for an object that cannot be rebuilt.
+    """
+    fakes = reach(result, stores_of(effects), origin_of).fakes
+    return [fake for fake in fakes if origin_of(fake) is None]
 
 
 # ------------------------------------------------------------------------------------------------- writing

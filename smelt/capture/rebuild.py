@@ -241,6 +241,7 @@ NAMES: dict[str, Any] = {
     "set_attribute": object.__setattr__,
     "set_type_attribute": type.__setattr__,
     "delete_attribute": object.__delattr__,
+    "delete_type_attribute": type.__delattr__,
     "torch": torch,
 }
 

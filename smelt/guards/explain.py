@@ -56,7 +56,7 @@ def _tensor(x: Any, guard: Guard) -> Detail:
     for f in fields(TensorFacts):
         a, b = getattr(want, f.name), getattr(have, f.name)
         if a != b:
-            return f".{f.name}", str(a), str(b)
+            return f".{f.name}", *(_qualified(v) if isinstance(v, type) else str(v) for v in (a, b))
     return "", "a tensor like before", "another"
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.capture.emit import CompiledFrame, Store, emit, reach
+from smelt.capture.emit import CompiledFrame, emit, reach
+from smelt.capture.stores import Store
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor, wrap
@@ -40,7 +41,7 @@ class Frame:
     def emit(self, result: object, *stores: Store) -> CompiledFrame:
         def f(x: Any, obj: Any) -> None: ...
 
-        found = reach(result, [o for s in stores for o in s.operands], lambda o: self.origins.get(id(o)))
+        found = reach(result, stores, lambda o: self.origins.get(id(o)))
         outputs = [t for t in found.fakes if t is not self.fx]
 
         def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,311 @@
+"""The driver of capture: what the native hook asks when a call matches no compiled entry.
+
+`FrameCompiler` is that callback. It captures the frame, has a backend compile the graph, emits the compiled frame, builds
+its guard tree and installs both as an entry. What always holds: one capture at a time in the process; whatever fails,
+the entries of the function are as they were before, and the call runs eagerly (or raises, with `fullgraph`).
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+from smelt import _native, events
+from smelt.capture.emit import CompiledFrame, emit
+from smelt.capture.vm import CapturedFrame, UserException, capture_frame
+from smelt.config import Config
+from smelt.errors import BackendError, SmeltError, Unsupported, VerificationError
+from smelt.graph.ir import Line
+from smelt.guards import build
+from smelt.guards.evaluate import first_failing, format_guard, format_guards
+from smelt.guards.explain import Failure, explain
+from smelt.guards.guard import Guard
+from smelt.reasons import BACKEND_FAILED, INTERNAL, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, Reason
+from smelt.trace.record import Traced
+
+Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
+Backend = Callable[[Traced, Config], Graph]
+
+log = logging.getLogger("smelt")
+_lock = threading.RLock()  # held while capturing: outside objects may hold fakes meanwhile
+
+
+class _Thread(threading.local):
+    """This thread's state: inside a capture, and how many `set_disabled` contexts are open."""
+
+    capturing = False
+    disabled = 0
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def set_disabled() -> Iterator[None]:
+    """Nothing is newly compiled by this thread for the duration of the context; compiled entries still answer."""
+    _thread.disabled += 1
+    try:
+        yield
+    finally:
+        _thread.disabled -= 1
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One compiled variant of a function, as people look at it.
+
+    `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the guard of the latest
+    older entry that failed and so made this one necessary; `graph` is what the backend returned (None: runs eagerly).
+    """
+
+    name: str
+    facts: tuple[Guard, ...]
+    source: str
+    reason: Failure | None
+    traced: Traced
+    graph: Graph | None
+    seconds: float
+
+    @property
+    def guards(self) -> str:
+        return format_guards(self.facts)
+
+
+@dataclass(eq=False)
+class Record:
+    """What is known of one compiled function besides its native entries."""
+
+    entries: list[Entry] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    failures: int = 0  # captures that ended in an exception of the user's code
+
+
+_compilers: weakref.WeakValueDictionary[int, FrameCompiler] = weakref.WeakValueDictionary()  # by id of the code object
+
+
+def entries_of(code: CodeType) -> list[Entry]:
+    """The compiled variants of the function whose code object this is, oldest first."""
+    compiler = _compilers.get(id(code))
+    return [] if compiler is None else list(compiler.current(code).entries)
+
+
+def reasons_of(code: CodeType) -> tuple[Reason, ...]:
+    """Why calls of the function whose code object this is ran eagerly, oldest first."""
+    compiler = _compilers.get(id(code))
+    return () if compiler is None else tuple(compiler.current(code).reasons)
+
+
+class FrameCompiler:
+    """The hook's callback of one compiled function: `compiler(fn, slots)` returns whether to look for an entry again.
+
+    Args:
+        backend: compiles a traced graph; gets (traced, config), returns a callable on a tuple of tensors.
+        fullgraph: raise Unsupported or BackendError instead of running eagerly.
+        dynamic: only None and False (every shape is compiled by itself).
+    """
+
+    def __init__(self, backend: Backend, config: Config, fullgraph: bool = False, dynamic: bool | None = None) -> None:
+        self.backend = backend
+        self.config = config
+        self.fullgraph = fullgraph
+        self.dynamic = dynamic
+        self.record = Record()
+
+    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
+        if _thread.capturing or _thread.disabled:
+            return False
+        before = _native.count(fn.__code__)
+        with _lock:
+            if _native.count(fn.__code__) != before:  # another thread compiled meanwhile, perhaps for this very call
+                return True
+            _thread.capturing = True
+            try:
+                return self._compile(fn, slots)
+            finally:
+                _thread.capturing = False
+
+    def current(self, code: CodeType) -> Record:
+        """The record, emptied when the native entries were cleared."""
+        if self.record.entries and not _native.count(code):
+            self.record = Record()
+        return self.record
+
+    def _compile(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
+        code = fn.__code__
+        _compilers[id(code)] = self
+        record = self.current(code)
+        why = self._explain_miss(record, code, slots)
+        if len(record.entries) >= self.config.recompile_limit:
+            return self._give_up(code, _limit_reason(record, self.config, why, code))
+        try:
+            with _collector_off():
+                self._add_entry(fn, slots, why)
+        except UserException:
+            record.failures += 1
+            if record.failures > self.config.recompile_limit:
+                _native.close(code)
+            return False
+        except Unsupported as e:
+            return self._give_up(code, e.reason, e)
+        except BackendError as e:
+            return self._give_up(code, Reason(BACKEND_FAILED, _summary(e.__cause__ or e)), e)
+        except Exception as e:
+            return self._give_up(code, Reason(INTERNAL, _summary(e)), e)
+        return True
+
+    def _add_entry(self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None) -> None:
+        """The pipeline of one frame."""
+        start = time.perf_counter()
+        name = fn.__qualname__
+        events.emit("capture-start", name)
+        captured = capture_frame(fn, slots, self.config, name=name)
+        events.emit("capture-end", name, seconds=time.perf_counter() - start)
+        graph = self._compiled_graph(name, captured)
+        frame = _emitted(fn.__code__, captured, graph) if graph is not None else None
+        with _stage("guards", name):
+            spec = build.build(captured.guards, frame.collect if frame else ())
+            tree = _native.GuardTree(spec.native)
+            _verify_accepts(tree, spec, slots)
+        compiled = frame.function if frame else None
+        if frame and self.config.verify:
+            compiled = _checked(frame, spec)
+        seconds = time.perf_counter() - start
+        source = frame.source if frame else f"# {name} runs eagerly: gradients are required\n"
+        _native.add_entry(fn.__code__, tree, compiled)
+        self.record.entries.append(Entry(name, spec.guards, source, why, captured.traced, graph, seconds))
+        events.emit("entry-installed", name, seconds=seconds, guards=len(spec.guards), inputs=len(captured.input_origins))
+
+    def _compiled_graph(self, name: str, captured: CapturedFrame) -> Graph | None:
+        """What the backend makes of the graph; None where only the eager function can compute gradients."""
+        start = time.perf_counter()
+        events.emit("backend-start", name)
+        try:
+            return self.backend(captured.traced, self.config)
+        except Unsupported as e:
+            if e.reason.kind is not NEEDS_AUTOGRAD or self.fullgraph:
+                raise
+            self._remember(name, e.reason)
+            return None
+        except Exception as e:
+            raise BackendError(f"the backend failed on {name}: {_summary(e)}") from e
+        finally:
+            events.emit("backend-end", name, seconds=time.perf_counter() - start)
+
+    # ---- what went wrong
+
+    def _explain_miss(self, record: Record, code: CodeType, slots: tuple[object, ...]) -> Failure | None:
+        """Emits a "recompile" event for each entry that refused the call; returns the latest entry's failure."""
+        failure = None
+        for number, entry in enumerate(record.entries):
+            failure = explain(entry.facts, slots)
+            if failure is None and self.config.verify:
+                raise VerificationError(f"entry {number} of {entry.name} refused a call that its guards accept")
+            events.emit("recompile", entry.name, entry=number, failure=failure)
+        return failure
+
+    def _give_up(self, code: CodeType, reason: Reason, error: BaseException | None = None) -> bool:
+        """This call runs eagerly; for good when the same thing stood in the way before, or smelt itself failed."""
+        if self.fullgraph:
+            raise _visible(error, reason) from (error.__cause__ if isinstance(error, SmeltError) else error)
+        if error is not None and reason.kind in (INTERNAL, BACKEND_FAILED):
+            log.debug("%s", "".join(traceback.format_exception(error)))
+        again = not self._remember(code.co_qualname, reason)
+        if again or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
+            _native.close(code)
+        return False
+
+    def _remember(self, name: str, reason: Reason) -> bool:
+        """Keeps, emits and logs a reason, once for each kind and line; False when it was known."""
+        events.emit("fallback", name, reason=reason)
+        known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
+        if not known:
+            self.record.reasons.append(reason)
+            log.warning("smelt: %s runs eagerly: %s", name, reason)
+        return not known
+
+
+# ------------------------------------------------------------------------------------------------- the steps
+
+
+def _emitted(code: CodeType, captured: CapturedFrame, graph: Graph) -> CompiledFrame:
+    with _stage("emit", code.co_qualname):
+        return emit(
+            code,
+            captured.reach,
+            captured.result,
+            captured.stores,
+            list(zip(captured.traced.inputs, captured.input_origins, strict=True)),
+            captured.traced.outputs,
+            graph if _does_something(captured.traced) else None,
+        )
+
+
+def _does_something(traced: Traced) -> bool:
+    return any(node.op.startswith("call") for node in traced.aten_graph) or bool(traced.outputs)
+
+
+def _verify_accepts(tree: Any, spec: build.TreeSpec, slots: tuple[object, ...]) -> None:
+    """A fresh guard must accept the call that it was made from. Raises VerificationError naming the guard."""
+    if tree.check(*slots) is not None:
+        return
+    index = tree.explain(*slots)
+    which = "an accessor" if index is None else format_guard(spec.guards[index])
+    failing = first_failing(spec.guards, slots)
+    second = "none" if failing is None else format_guard(failing)
+    raise VerificationError(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
+
+
+def _checked(frame: CompiledFrame, spec: build.TreeSpec) -> Callable[..., Any]:
+    """Verify mode: the compiled frame, after the Python evaluation of the guards has agreed with the native tree."""
+
+    def checked(*arguments: object) -> Any:
+        failing = first_failing(spec.guards, arguments[:-1])
+        if failing is not None:
+            raise VerificationError(f"the native tree accepts a call that a guard refuses: {format_guard(failing)}")
+        return frame.function(*arguments)
+
+    return checked
+
+
+def _limit_reason(record: Record, config: Config, why: Failure | None, code: CodeType) -> Reason:
+    changing = "; ".join(dict.fromkeys(str(e.reason) for e in record.entries if e.reason))
+    detail = f"{len(record.entries)} entries, the limit is {config.recompile_limit}; what changed: {changing or why}"
+    return Reason(RECOMPILE_LIMIT, detail, Line(code.co_filename, code.co_firstlineno, code.co_qualname))
+
+
+def _visible(error: BaseException | None, reason: Reason) -> SmeltError:
+    """What a user of `fullgraph=True` sees."""
+    return error if isinstance(error, SmeltError) else Unsupported(reason)
+
+
+def _summary(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+@contextmanager
+def _stage(stage: str, frame: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    events.emit("stage", stage, frame=frame, seconds=time.perf_counter() - start)
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Capture makes many objects and little garbage: collections would cost several times the work itself."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
