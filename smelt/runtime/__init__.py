@@ -1,0 +1,29 @@
+"""Plans that are loaded, and the memory they hold between calls.
+
+Each plan keeps at most one idle arena, so that a call neither allocates its temporaries nor touches fresh pages. A call
+that finds it in use (another thread, or the same plan entered again) makes an arena of its own and drops it at the end.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+from smelt import _native
+
+_loaded: WeakSet[_native.Plan] = WeakSet()
+
+
+def track(native: _native.Plan) -> _native.Plan:
+    """Counts the plan's idle memory in `held_bytes` and lets `release_all` free it, for as long as the plan lives."""
+    _loaded.add(native)
+    return native
+
+
+def held_bytes() -> int:
+    """Bytes of arenas that plans keep for their next call."""
+    return sum(native.idle_bytes for native in tuple(_loaded))
+
+
+def release_all() -> int:
+    """Frees all idle arenas; returns their bytes. Plans stay usable."""
+    return sum(native.release() for native in tuple(_loaded))

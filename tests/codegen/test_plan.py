@@ -164,7 +164,14 @@ def test_arguments_of_every_kind():
     out = native(Plan(3, (), 12, steps, (5, 6, 7, 8, 9, 10, 11)))((x, y, i))
     indexed = torch.cat([x, y], 1).double()[:, i]
     total = indexed.sum((0, 1), True, dtype=F32)
-    expected = (indexed, *indexed.split(1, 1), total, torch.add(x, y, alpha=2.5), x.max(1)[1], torch.full([2], torch.inf))
+    expected = (
+        indexed,
+        *indexed.split(1, 1),
+        total,
+        torch.add(x, y, alpha=2.5),
+        x.max(1)[1],
+        torch.full([2], torch.inf),
+    )
     for got, want in zip(out, expected):
         assert torch.equal(got, want) and got.dtype == want.dtype
 
@@ -342,7 +349,9 @@ def test_warnings_and_python_errors_of_operators_pass_through():
         raise KeyError("mine")
 
     lib.impl("complain", complain, "CPU")
-    plan = native(Plan(1, (), 2, (Aten(torch.ops.smelt_test_errors.complain.default, (Reg(0),), {}, (1,)),), (1,)))
+    plan = native(
+        Plan(1, (), 2, (Aten(torch.ops.smelt_test_errors.complain.default, (Reg(0),), {}, (1,)),), (1,))
+    )
     with pytest.warns(UserWarning, match="look out"), pytest.raises(KeyError, match="mine"):
         plan((torch.ones(2),))
 

@@ -1,0 +1,78 @@
+"""How ATen operators are called from a plan: which have an `out=` form worth using, and which must run as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Operators whose `out=` overload computes into given memory, whatever its strides, with the very code of the functional
+# one: no allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
+OUT_VARIANTS: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {
+    aten.mm.default: aten.mm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+    aten.mv.default: aten.mv.out,
+    aten.addmv.default: aten.addmv.out,
+    aten.cat.default: aten.cat.out,
+    aten.index_select.default: aten.index_select.out,
+    aten.gather.default: aten.gather.out,
+    aten._softmax.default: aten._softmax.out,
+    aten._log_softmax.default: aten._log_softmax.out,
+    aten.cumsum.default: aten.cumsum.out,
+    aten.cumprod.default: aten.cumprod.out,
+    aten.avg_pool2d.default: aten.avg_pool2d.out,
+    aten._adaptive_avg_pool2d.default: aten._adaptive_avg_pool2d.out,
+    aten.upsample_nearest2d.default: aten.upsample_nearest2d.out,
+    aten.upsample_bilinear2d.default: aten.upsample_bilinear2d.out,
+    aten.upsample_bicubic2d.default: aten.upsample_bicubic2d.out,
+    aten.index.Tensor: aten.index.Tensor_out,
+    aten.tril.default: aten.tril.out,
+    aten.triu.default: aten.triu.out,
+}
+
+# Operators of these namespaces keep nothing that they are given after they return.
+OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized"})
+
+
+def is_foreign(op: torch._ops.OpOverload) -> bool:
+    """A user's operator: it may keep its arguments, and its body is entitled to the caller's autocast and modes."""
+    return op.namespace not in OWN_NAMESPACES
+
+
+@cache
+def returns_alias(op: torch._ops.OpOverload) -> bool:
+    """Some result shares memory with an argument (views and in-place operators)."""
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Of the arguments given, those that the operator writes to."""
+    return [v for v, a in _given(op, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
+
+
+def aliased_values(
+    op: torch._ops.OpOverload, result: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """Of the arguments given, those that share memory with result number `result` (one list result: with any of it)."""
+    returns = op._schema.returns
+    if not returns_alias(op):
+        return []
+    returned = returns[result if len(returns) > 1 else 0].alias_info
+    if returned is None:
+        return []
+    names = returned.before_set
+    infos = ((v, a.alias_info) for v, a in _given(op, args, kwargs) if a.alias_info is not None)
+    return [v for v, info in infos if names & info.before_set or "*" in info.after_set]
+
+
+def _given(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[Any, Any]]:
+    arguments = op._schema.arguments
+    return [*zip(args, arguments), *((kwargs[a.name], a) for a in arguments if a.name in kwargs)]
