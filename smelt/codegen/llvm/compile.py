@@ -1,0 +1,90 @@
+"""Kernels to machine code: equal kernels share code, new ones are compiled together as one module."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from smelt.codegen.llvm.builder import Module
+from smelt.codegen.llvm.emit import Function, emit_kernel
+from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.target import Target, host
+from smelt.config import Config
+from smelt.loops.ir import Kernel
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """`address` is of a `void (void **buffers, int64_t begin, int64_t end)`; buffers are the kernel's that are not local,
+    in order. Items [0, extent) may run in any split and order; fewer than `grain` do not pay a thread."""
+
+    name: str
+    address: int
+    extent: int
+    grain: int
+
+
+class Owner:
+    """Keeps machine code alive: hold it as long as any of the addresses."""
+
+    def __init__(self, parts: Sequence[_Entry]) -> None:
+        self.parts = tuple(parts)
+
+
+class _Entry:
+    """The code of one kernel."""
+
+    __slots__ = ("__weakref__", "address", "code", "function")
+
+    def __init__(self, function: Function, code: Code, symbol: str) -> None:
+        self.function, self.code, self.address = function, code, code.address(symbol)
+
+
+_CACHE: WeakValueDictionary[tuple[Kernel, Target], _Entry] = WeakValueDictionary()
+_LOCK = threading.Lock()
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel], config: Config, target: Target | None = None
+) -> tuple[list[CompiledKernel], Owner]:
+    """Machine code for `kernels`, in order, and its owner. Thread-safe."""
+    target = target or host()
+    with _LOCK:
+        entries = _entries(kernels, config, target)
+    compiled = [
+        CompiledKernel(k.name, e.address, e.function.extent, e.function.grain)
+        for k, e in zip(kernels, entries, strict=True)
+    ]
+    return compiled, Owner(entries)
+
+
+def _entries(kernels: Sequence[Kernel], config: Config, target: Target) -> list[_Entry]:
+    found: dict[Kernel, _Entry] = {}
+    missing: dict[Kernel, str] = {}
+    for kernel in kernels:
+        if kernel in found or kernel in missing:
+            continue
+        entry = _CACHE.get((kernel, target))
+        if entry is None:
+            missing[kernel] = f"k{len(missing)}_{_identifier(kernel.name)}"
+        else:
+            found[kernel] = entry
+    if missing:
+        functions, text = print_module(missing, target)
+        code = assemble(text, list(missing.values()), target, config.verify)
+        for (kernel, symbol), function in zip(missing.items(), functions, strict=True):
+            found[kernel] = _CACHE[kernel, target] = _Entry(function, code, symbol)
+    return [found[k] for k in kernels]
+
+
+def print_module(kernels: dict[Kernel, str], target: Target) -> tuple[list[Function], str]:
+    """The functions of the kernels (kernel -> symbol), and the text of the module that holds them."""
+    module = Module(target)
+    functions = [emit_kernel(kernel, symbol, module) for kernel, symbol in kernels.items()]
+    return functions, module.text([f.text for f in functions])
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)[:60]

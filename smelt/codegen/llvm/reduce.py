@@ -1,0 +1,94 @@
+"""Reductions: identity, combination of two partial results, combination of lanes.
+
+A partial result is a list of registers: the accumulator, and for argmax and argmin its position. Combining is
+associative and commutative up to rounding, so accumulators, lanes and blocks may be combined in any order.
+"""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+from smelt.codegen.llvm.builder import Builder, Ref
+from smelt.codegen.llvm.pointwise import emit
+from smelt.codegen.llvm.types import Type, truth
+
+State = list[Ref]
+_BINARY = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+
+
+def identity(b: Builder, kind: str, t: Type, lanes: int, position: str) -> State:
+    """`position`: integer type of positions."""
+    elem = "i1" if kind in ("any", "all") else t.elem
+    first = b.widen(b.const(elem, _neutral(kind, t)), lanes)
+    if kind not in ("argmax", "argmin"):
+        return [first]
+    return [first, b.widen(b.const(position, (1 << (int(position[1:]) - 1)) - 1), lanes)]
+
+
+def _neutral(kind: str, t: Type) -> float | int | bool:
+    if kind in ("sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    lowest = kind in ("max", "argmax")
+    if t.kind == "f":
+        return -inf if lowest else inf
+    if t.kind == "b":
+        return not lowest
+    bits = 8 * t.bytes
+    low, high = (0, (1 << bits) - 1) if t.kind == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    return low if lowest else high
+
+
+def first_state(b: Builder, kind: str, t: Type, value: Ref, position: Ref | None) -> State:
+    """The partial result of one element."""
+    if kind in ("any", "all"):
+        return [truth(b, value, t)]
+    return [value] if position is None else [value, position]
+
+
+def combine(b: Builder, kind: str, t: Type, x: State, y: State) -> State:
+    """`x` and `y` joined. Narrow floats accumulate in float32 and round once, at the end."""
+    if kind == "any":
+        return [b.op("or", x[0], y[0])]
+    if kind == "all":
+        return [b.op("and", x[0], y[0])]
+    wide = Type(t.elem, t.elem, t.kind, t.bytes)
+    if kind in _BINARY:
+        return [emit(b, _BINARY[kind], wide, x[0], y[0])]
+    take = _better(b, kind, wide, x, y)
+    return [b.select(take, y[0], x[0]), b.select(take, y[1], x[1])]
+
+
+def _better(b: Builder, kind: str, t: Type, x: State, y: State) -> Ref:
+    """y wins over x: larger (smaller), or NaN, or equal and earlier."""
+    wins = emit(b, "gt" if kind == "argmax" else "lt", t, y[0], x[0])
+    ties = emit(b, "eq", t, y[0], x[0])
+    if t.kind == "f":
+        x_nan, y_nan = (b.compare("fcmp uno", v[0], v[0]) for v in (x, y))
+        wins = b.op("or", wins, b.op("and", y_nan, b.op("xor", x_nan, b.const("i1", True))))
+        ties = b.op("or", ties, b.op("and", x_nan, y_nan))
+    earlier = b.compare("icmp slt", y[1], x[1])
+    return b.op("or", wins, b.op("and", ties, earlier))
+
+
+def across_lanes(b: Builder, kind: str, t: Type, x: State) -> State:
+    """Combines the lanes of a vector state into a scalar one, in log2(lanes) steps."""
+    if kind in ("any", "all"):
+        return [b.reduce_lanes("or" if kind == "any" else "and", x[0])]
+    lanes = x[0].lanes
+    while lanes > 1:
+        half = lanes // 2
+        x = combine(b, kind, t, [_part(b, r, 0, half) for r in x], [_part(b, r, half, half) for r in x])
+        lanes = half
+    return x
+
+
+def _part(b: Builder, x: Ref, start: int, count: int) -> Ref:
+    if count == 1:
+        return b.pure(f"extractelement {x}, i64 {start}", x.elem, 1, x.depth)
+    picks = ", ".join(f"i32 {i}" for i in range(start, start + count))
+    return b.pure(f"shufflevector {x}, {x} , <{count} x i32> <{picks}>".replace(" ,", ","), x.elem, count, x.depth)
+
+
+__all__ = ["State", "across_lanes", "combine", "first_state", "identity", "nan"]

@@ -1,0 +1,44 @@
+"""The machine that code is generated for: its name, its features, the width of its vectors."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+
+@dataclass(frozen=True)
+class Target:
+    """`bits` is the width of one vector register. `masks`: masked loads and stores cost next to nothing (AVX-512);
+    elsewhere only the last vector of a loop is masked. `scalef`: y * 2**n is one instruction."""
+
+    cpu: str
+    features: str
+    bits: int
+    masks: bool
+    scalef: bool
+
+    def lanes(self, element_bytes: int) -> int:
+        return self.bits // (8 * element_bytes)
+
+
+@functools.cache
+def host() -> Target:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    wide = all(features.get(f) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl"))
+    text = features.flatten()
+    if wide:
+        text += ",-prefer-256-bit"
+    bits = 512 if wide else 256 if features.get("avx2") else 128
+    return Target(llvm.get_host_cpu_name(), text, bits, wide, wide)
+
+
+@functools.cache
+def machine(target: Target) -> llvm.TargetMachine:
+    triple = llvm.Target.from_triple(llvm.get_process_triple())
+    return triple.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True
+    )
