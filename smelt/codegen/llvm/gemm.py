@@ -31,10 +31,23 @@ import torch
 
 from smelt.codegen.llvm import gemm_library as library
 from smelt.codegen.llvm.builder import Module
-from smelt.codegen.llvm.gemm_epilogue import NONE, Epilogue, write_epilogue
+from smelt.codegen.llvm.gemm_epilogue import (
+    BATCH,
+    COL,
+    NONE,
+    ROW,
+    Epilogue,
+    product_value,
+    rewrite,
+    write_epilogue,
+)
+from smelt.codegen.llvm.gemm_epilogue import refusal as epilogue_refusal
 from smelt.codegen.llvm.gemm_library import Tile, tile_for
 from smelt.codegen.llvm.module import Code, assemble
 from smelt.codegen.llvm.target import host
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size, Sym, subs
+from smelt.loops.ir import Buffer, Value
 
 
 @dataclass(frozen=True)
@@ -201,3 +214,195 @@ def _descriptor(p: Product, tile: Tile, cut: _Cut) -> dict[str, int | str]:
 
 
 DIRECT_TILES = 2  # up to so many tiles, contiguous rows of B are read where they are: packing would not pay
+
+
+# ---- from ATen operators -----------------------------------------------------------------------------------------
+
+Argument = TensorSpec | float | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A product that stands for one ATen call. The function's buffers: args[i] for i in `operands`, then the inputs of the
+    caller's epilogue, then the output."""
+
+    product: Product
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why an ATen call stays an ATen call."""
+
+    reason: str
+
+
+class _Refusal(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How an operator's arguments are read: positions of A, B, bias; where beta and alpha begin. `flatten`: A's leading
+    dimensions are rows, if B has none; `b_transposed`: B is given as W[N, K]."""
+
+    a: int
+    b: int
+    bias: int | None = None
+    scales: int | None = None
+    flatten: bool = False
+    b_transposed: bool = False
+
+
+_aten = torch.ops.aten
+_FORMS: dict[torch._ops.OpOverload, _Form] = {
+    _aten.mm.default: _Form(0, 1),
+    _aten.bmm.default: _Form(0, 1),
+    _aten.addmm.default: _Form(1, 2, bias=0, scales=3),
+    _aten.baddbmm.default: _Form(1, 2, bias=0, scales=3),
+    _aten.matmul.default: _Form(0, 1, flatten=True),
+    _aten.linear.default: _Form(0, 1, bias=2, flatten=True, b_transposed=True),
+}
+
+
+def plan_product(
+    op: torch._ops.OpOverload, args: Sequence[Argument], out: TensorSpec, name: str, epilogue: Epilogue = NONE
+) -> Request | Refused:
+    """The product that computes `epilogue(op(*args))` into `out`, whose memory overlaps no operand.
+
+    `args`: all arguments in the schema's order, tensors as their specs; trailing defaults may be missing. In `epilogue` the
+    product is the result of `op`, bias included; ROW and COL index `out` as a matrix (leading dimensions that a
+    linear layer flattens are part of ROW), BATCH its batch dimensions, flat.
+    """
+    form = _FORMS.get(op)
+    if form is None:
+        return Refused(f"{op} is not a matrix product")
+    try:
+        return _request(form, args, out, name, epilogue)
+    except _Refusal as refused:
+        return Refused(str(refused))
+
+
+def _request(
+    form: _Form, args: Sequence[Argument], out: TensorSpec, name: str, epilogue: Epilogue
+) -> Request:
+    if form.scales is not None and any(scale != 1 for scale in args[form.scales :]):
+        raise _Refusal("beta or alpha is not 1")
+    a, b, c = _stack(args[form.a]), _stack(args[form.b]), _stack(out)
+    if form.flatten and not b.batch:
+        a, c = a.flattened(), c.flattened()
+    if form.b_transposed:
+        b = b.transposed()
+    operands = (form.a, form.b)
+    if form.bias is not None and len(args) > form.bias and args[form.bias] is not None:
+        operands = (*operands, form.bias)
+        epilogue = _with_bias(epilogue, args[form.bias], c, out.dtype)
+    if c.col != 1:  # C is column-major: compute its transpose
+        a, b, c, epilogue = b.transposed(), a.transposed(), c.transposed(), _swapped(epilogue)
+        operands = (operands[1], operands[0], *operands[2:])
+    if c.col != 1:
+        raise _Refusal(f"neither rows nor columns of the result are contiguous: {out.stride}")
+    reason = _dtype_refusal(form, args, out) or epilogue_refusal(epilogue, out.dtype)
+    if reason is not None:
+        raise _Refusal(reason)
+    return Request(_product(name, out.dtype, a, b, c, epilogue), operands)
+
+
+def _dtype_refusal(form: _Form, args: Sequence[Argument], out: TensorSpec) -> str | None:
+    specs = (_tensor(args[form.a]), _tensor(args[form.b]), out)
+    if any(s.dtype != out.dtype for s in specs) or out.dtype not in (torch.float32, torch.float64):
+        return f"dtypes {[s.dtype for s in specs]}"
+    if any(s.device.type != "cpu" for s in specs):
+        return f"device {out.device}"
+    return None
+
+
+def _product(name: str, dtype: torch.dtype, a: _Stack, b: _Stack, c: _Stack, epilogue: Epilogue) -> Product:
+    if len(c.batch) > 2:
+        raise _Refusal(f"{len(c.batch)} batch dimensions")
+    batch = (*c.batch, 1, 1)[:2]
+    if 0 in (*batch, c.rows, c.cols):
+        raise _Refusal("an empty result")
+    return Product(
+        name, dtype, batch, c.rows, c.cols, a.cols, *(s.matrix(c.batch) for s in (a, b, c)), epilogue
+    )
+
+
+def _tensor(argument: Argument) -> TensorSpec:
+    if not isinstance(argument, TensorSpec):
+        raise _Refusal("an operand is not a tensor")
+    return argument
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Matrices in memory: sizes and strides of the batch, rows and columns. A dimension of one element has stride 1."""
+
+    batch: tuple[int, ...]
+    strides: tuple[int, ...]
+    rows: int
+    row: int
+    cols: int
+    col: int
+
+    def transposed(self) -> _Stack:
+        return _Stack(self.batch, self.strides, self.cols, self.col, self.rows, self.row)
+
+    def flattened(self) -> _Stack:
+        """The batch joined to the rows."""
+        rows, row = self.rows, self.row
+        for size, stride in zip(reversed(self.batch), reversed(self.strides)):
+            if size == 1:
+                continue
+            if rows != 1 and stride != rows * row:
+                raise _Refusal("leading dimensions do not join")
+            rows, row = rows * size, stride if rows == 1 else row
+        return _Stack((), (), rows, row, self.cols, self.col)
+
+    def matrix(self, batch: tuple[int, ...]) -> Matrix:
+        """As an operand of a product over `batch` (at most two dimensions), to which this broadcasts."""
+        missing = len(batch) - len(self.batch)
+        sizes, strides = (1,) * missing + self.batch, (0,) * missing + self.strides
+        steps = [0 if have == 1 else stride for have, stride in zip(sizes, strides)]
+        return Matrix(self.row, self.col, *(*steps, 0, 0)[:2])
+
+
+def _stack(argument: Argument) -> _Stack:
+    spec = _tensor(argument)
+    if len(spec.shape) < 2:
+        raise _Refusal("a vector operand")
+    shape, stride = _integers(spec.shape), _integers(spec.stride)
+    stride = tuple(1 if size == 1 else step for size, step in zip(shape, stride))
+    return _Stack(shape[:-2], stride[:-2], shape[-2], stride[-2], shape[-1], stride[-1])
+
+
+def _integers(sizes: Sequence[Size]) -> tuple[int, ...]:
+    if not all(isinstance(s, int) for s in sizes):
+        raise _Refusal("a dynamic size")
+    return tuple(sizes)  # type: ignore[arg-type]
+
+
+def _with_bias(epilogue: Epilogue, argument: Argument, c: _Stack, dtype: torch.dtype) -> Epilogue:
+    """`epilogue` of (product + bias); the bias is input 0 and broadcasts to `c`."""
+    spec = _tensor(argument)
+    shape, stride = _integers(spec.shape), _integers(spec.stride)
+    inner = c.batch[1] if len(c.batch) > 1 else 1
+    places: list[Size] = [*(BATCH // inner, BATCH % inner)[: len(c.batch)], ROW, COL]
+    index: Size = 0
+    for size, step, place in zip(shape, stride, places[len(places) - len(shape) :]):
+        if size != 1:
+            index = index + place * step
+    bias = Value("load", (0, index, None), spec.dtype)
+    total = Value("add", (product_value(dtype), bias), dtype)
+    inputs = (Buffer("bias", spec.dtype, "in"), *epilogue.inputs)
+    later = rewrite(epilogue.value, lambda b, e: (b + 1, e), total) if epilogue.value else total
+    return Epilogue(inputs, later)
+
+
+def _swapped(epilogue: Epilogue) -> Epilogue:
+    """The epilogue of the transposed product."""
+    if epilogue.value is None:
+        return epilogue
+    exchange: dict[Sym, Size] = {ROW: COL, COL: ROW}
+    value = rewrite(epilogue.value, lambda b, e: (b, subs(e, exchange)), None)
+    return Epilogue(epilogue.inputs, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,25 @@ def refusal(epilogue: Epilogue, dtype: torch.dtype) -> str | None:
         elif value.op not in ("const", "cast", "result") and value.op not in POINTWISE:
             return f"the epilogue contains {value.op}"
     return None
+
+
+def rewrite(value: Value, load: Callable[[int, Size], tuple[int, Size]], product: Value | None) -> Value:
+    """`value` with every load's (buffer, index) mapped by `load`, and the product replaced (None: kept)."""
+    memo: dict[int, Value] = {}
+
+    def visit(v: Value) -> Value:
+        if id(v) not in memo:
+            memo[id(v)] = change(v)
+        return memo[id(v)]
+
+    def change(v: Value) -> Value:
+        if v.op == "result":
+            return product or v
+        if v.op == "load":
+            return Value("load", (*load(v.args[0], v.args[1]), v.args[2]), v.dtype)
+        return Value(v.op, tuple(visit(a) if isinstance(a, Value) else a for a in v.args), v.dtype)
+
+    return visit(value)
 
 
 def _walk(value: Value) -> Iterator[Value]:
