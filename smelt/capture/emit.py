@@ -18,15 +18,15 @@ import linecache
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
-from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
 from smelt.capture.effects import Effect
+from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
 from smelt.capture.stores import Store, stores_of
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
@@ -63,39 +63,36 @@ class Reach:
     def visit(self, root: object) -> None:
         """Depth first without recursion: results may be nested deeper than the C stack."""
         path: list[int] = []
-        on_path: dict[int, int] = {}
-        stack: list[tuple[object, Iterator[object]]] = []
-
-        def enter(x: object) -> None:
-            key = id(x)
-            if key in on_path:
-                self.cyclic.update(path[on_path[key] :])
-            self.uses[key] = self.uses.get(key, 0) + 1
-            if self.uses[key] > 1:
-                return
-            self.alive.append(x)
-            if isinstance(x, FakeTensor):
-                self.fakes.append(x)
-                return
-            if self.origin_of(x) is not None:
-                return
-            _check_keys(x)
-            kind = self.kinds[key] = kind_of(x)
-            on_path[key] = len(path)
-            path.append(key)
-            stack.append((x, iter([*kind.needs(x), *kind.holds(x)] if kind.named else [*kind.needs(x)])))
-
-        if not is_constant(root):
-            enter(root)
-        while stack:
-            x, parts = stack[-1]
-            for part in parts:
-                if not is_constant(part):
-                    enter(part)
+        pending = [iter((root,))]
+        while pending:
+            for x in pending[-1]:
+                parts = None if is_constant(x) else self._enter(x, path)
+                if parts is not None:
+                    pending.append(iter(parts))
                     break
             else:
-                stack.pop()
-                del on_path[path.pop()]
+                pending.pop()
+                if path:
+                    path.pop()
+
+    def _enter(self, x: object, path: list[int]) -> list[object] | None:
+        """Notes one use of `x`; gives what it refers to when it is a fresh object seen for the first time."""
+        key = id(x)
+        uses = self.uses[key] = self.uses.get(key, 0) + 1
+        if uses > 1:
+            if key in self.kinds and key in path:
+                self.cyclic.update(path[path.index(key) :])
+            return None
+        self.alive.append(x)
+        if isinstance(x, FakeTensor):
+            self.fakes.append(x)
+            return None
+        if self.origin_of(x) is not None:
+            return None
+        _check_keys(x)
+        kind = self.kinds[key] = kind_of(x)
+        path.append(key)
+        return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
 
 
 def reach(result: object, stores: Iterable[Store], origin_of: Callable[[object], Origin | None]) -> Reach:
@@ -200,7 +197,12 @@ class Writer:
         kind = type(x)
         if kind in LITERALS or (kind is float and math.isfinite(x)):
             return repr(x)
-        if kind in CONSTANTS and repr(x).startswith("torch.") and repr(x).count(".") == 1 and "(" not in repr(x):
+        if (
+            kind in CONSTANTS
+            and repr(x).startswith("torch.")
+            and repr(x).count(".") == 1
+            and "(" not in repr(x)
+        ):
             return repr(x)
         self._keep.append(x)
         return self.constant(x, getattr(x, "__name__", None) or kind.__name__)
@@ -231,7 +233,13 @@ class Writer:
 
 
 def _short_name(origin: Origin) -> str:
-    return origin.key if isinstance(origin.key, str) else f"{_short_name(origin.base)}_{origin.key}" if origin.base else "x"
+    return (
+        origin.key
+        if isinstance(origin.key, str)
+        else f"{_short_name(origin.base)}_{origin.key}"
+        if origin.base
+        else "x"
+    )
 
 
 def _check_keys(x: object) -> None:
@@ -250,7 +258,9 @@ def slot_names(code: CodeType) -> tuple[str, ...]:
 
 def _parameter(name: str, index: int) -> str:
     usable = name.isidentifier() and name not in NAMES and name not in ("inputs", "graph")
-    return name if usable else f"{name.strip('.')}_{index}" if name.strip(".").isidentifier() else f"arg_{index}"
+    return (
+        name if usable else f"{name.strip('.')}_{index}" if name.strip(".").isidentifier() else f"arg_{index}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the function
@@ -299,7 +309,11 @@ def _graph_call(writer: Writer, outputs: Sequence[FakeTensor], n_inputs: int, ca
 
 
 def _compiled(
-    code: CodeType, slots: Sequence[str], body: Sequence[str], scope: dict[str, Any], collect: tuple[Origin, ...]
+    code: CodeType,
+    slots: Sequence[str],
+    body: Sequence[str],
+    scope: dict[str, Any],
+    collect: tuple[Origin, ...],
 ) -> CompiledFrame:
     name = "compiled_" + re.sub(r"\W+", "_", code.co_name).strip("_")
     lines = [f"def {name}({', '.join((*slots, 'inputs'))}):  # {code.co_filename}:{code.co_firstlineno}"]

@@ -20,7 +20,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from smelt import _native, events
-from smelt.capture.emit import CompiledFrame, emit
+from smelt.capture.emit import CompiledFrame, emit, reach
+from smelt.capture.stores import stores_of
 from smelt.capture.vm import CapturedFrame, UserException, capture_frame
 from smelt.config import Config
 from smelt.errors import BackendError, SmeltError, Unsupported, VerificationError
@@ -89,7 +90,9 @@ class Record:
     failures: int = 0  # captures that ended in an exception of the user's code
 
 
-_compilers: weakref.WeakValueDictionary[int, FrameCompiler] = weakref.WeakValueDictionary()  # by id of the code object
+_compilers: weakref.WeakValueDictionary[int, FrameCompiler] = (
+    weakref.WeakValueDictionary()
+)  # by id of the code object
 
 
 def entries_of(code: CodeType) -> list[Entry]:
@@ -113,7 +116,9 @@ class FrameCompiler:
         dynamic: only None and False (every shape is compiled by itself).
     """
 
-    def __init__(self, backend: Backend, config: Config, fullgraph: bool = False, dynamic: bool | None = None) -> None:
+    def __init__(
+        self, backend: Backend, config: Config, fullgraph: bool = False, dynamic: bool | None = None
+    ) -> None:
         self.backend = backend
         self.config = config
         self.fullgraph = fullgraph
@@ -125,7 +130,9 @@ class FrameCompiler:
             return False
         before = _native.count(fn.__code__)
         with _lock:
-            if _native.count(fn.__code__) != before:  # another thread compiled meanwhile, perhaps for this very call
+            if (
+                _native.count(fn.__code__) != before
+            ):  # another thread compiled meanwhile, perhaps for this very call
                 return True
             _thread.capturing = True
             try:
@@ -182,7 +189,13 @@ class FrameCompiler:
         source = frame.source if frame else f"# {name} runs eagerly: gradients are required\n"
         _native.add_entry(fn.__code__, tree, compiled)
         self.record.entries.append(Entry(name, spec.guards, source, why, captured.traced, graph, seconds))
-        events.emit("entry-installed", name, seconds=seconds, guards=len(spec.guards), inputs=len(captured.input_origins))
+        events.emit(
+            "entry-installed",
+            name,
+            seconds=seconds,
+            guards=len(spec.guards),
+            inputs=len(captured.input_origins),
+        )
 
     def _compiled_graph(self, name: str, captured: CapturedFrame) -> Graph | None:
         """What the backend makes of the graph; None where only the eager function can compute gradients."""
@@ -208,7 +221,9 @@ class FrameCompiler:
         for number, entry in enumerate(record.entries):
             failure = explain(entry.facts, slots)
             if failure is None and self.config.verify:
-                raise VerificationError(f"entry {number} of {entry.name} refused a call that its guards accept")
+                raise VerificationError(
+                    f"entry {number} of {entry.name} refused a call that its guards accept"
+                )
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure
 
@@ -237,16 +252,13 @@ class FrameCompiler:
 
 
 def _emitted(code: CodeType, captured: CapturedFrame, graph: Graph) -> CompiledFrame:
+    traced = captured.traced
     with _stage("emit", code.co_qualname):
-        return emit(
-            code,
-            captured.reach,
-            captured.result,
-            captured.stores,
-            list(zip(captured.traced.inputs, captured.input_origins, strict=True)),
-            captured.traced.outputs,
-            graph if _does_something(captured.traced) else None,
-        )
+        stores = stores_of(captured.effects)
+        found = reach(captured.result, stores, captured.origin_of)
+        inputs = list(zip(traced.inputs, captured.input_origins, strict=True))
+        called = graph if _does_something(traced) else None
+        return emit(code, found, captured.result, stores, inputs, traced.outputs, called)
 
 
 def _does_something(traced: Traced) -> bool:
@@ -270,7 +282,9 @@ def _checked(frame: CompiledFrame, spec: build.TreeSpec) -> Callable[..., Any]:
     def checked(*arguments: object) -> Any:
         failing = first_failing(spec.guards, arguments[:-1])
         if failing is not None:
-            raise VerificationError(f"the native tree accepts a call that a guard refuses: {format_guard(failing)}")
+            raise VerificationError(
+                f"the native tree accepts a call that a guard refuses: {format_guard(failing)}"
+            )
         return frame.function(*arguments)
 
     return checked

@@ -196,7 +196,11 @@ KINDS: dict[type, Kind] = {
     frozenset: Kind(lambda x: x, lambda x, text: f"frozenset({_set_text(x, text)})"),
     collections.deque: Kind(lambda x: x, _deque_text, _empty_deque, _extend, lambda x: x),
     collections.OrderedDict: Kind(
-        _pairs, lambda x, text: f"OrderedDict({_dict_text(x, text)})", lambda x, text: "OrderedDict()", _update, _pairs
+        _pairs,
+        lambda x, text: f"OrderedDict({_dict_text(x, text)})",
+        lambda x, text: "OrderedDict()",
+        _update,
+        _pairs,
     ),
     collections.defaultdict: Kind(
         lambda x: [x.default_factory, *_pairs(x)],
@@ -210,7 +214,8 @@ KINDS: dict[type, Kind] = {
         lambda x, text: f"slice({text(x.start)}, {text(x.stop)}, {text(x.step)})",
     ),
     types.MethodType: Kind(
-        lambda x: (x.__func__, x.__self__), lambda x, text: f"MethodType({text(x.__func__)}, {text(x.__self__)})"
+        lambda x: (x.__func__, x.__self__),
+        lambda x, text: f"MethodType({text(x.__func__)}, {text(x.__self__)})",
     ),
     types.MappingProxyType: Kind(
         lambda x: _pairs(dict(x)), lambda x, text: f"MappingProxyType({_dict_text(dict(x), text)})"
@@ -345,9 +350,15 @@ BASES: tuple[_Base, ...] = (
         _fill_by("list.extend", lambda x, text: _list_text(_list_items(x), text)),
     ),
     _Base(
-        "set", set, _set_items, _new("set"), _fill_by("set.update", lambda x, text: _set_text(_set_items(x), text))
+        "set",
+        set,
+        _set_items,
+        _new("set"),
+        _fill_by("set.update", lambda x, text: _set_text(_set_items(x), text)),
     ),
-    _Base("deque", collections.deque, lambda x: list(collections.deque.__iter__(x)), _new("deque"), _fill_deque),
+    _Base(
+        "deque", collections.deque, lambda x: list(collections.deque.__iter__(x)), _new("deque"), _fill_deque
+    ),
     _Base("tuple", tuple, _tuple_items, _new_tuple, _nothing, immutable=True),
     _Base("str", str, lambda x: (), _new_from(str), _nothing, immutable=True),
     _Base("int", int, lambda x: (), _new_from(int), _nothing, immutable=True),
@@ -397,7 +408,7 @@ def _instance_kind(cls: type) -> Kind | str:
         return "a native object"
     if not base.immutable:
         try:
-            base.base.__new__(cls)
+            base.base.__new__(cls)  # type: ignore[call-overload]
         except TypeError:
             return "a native object"
     names = _slot_names(cls)
@@ -435,7 +446,7 @@ def kind_of(x: object) -> Kind:
         return _result_tuple(cls)
     if not cls.__flags__ & _TPFLAGS_HEAPTYPE and not isinstance(x, BaseException):
         raise unsupported(x)
-    kind = _instance_kind(cls)
+    kind = _instance_kind(cls)  # type: ignore[arg-type]
     if isinstance(kind, str):
         raise unsupported(x, kind)
     return kind

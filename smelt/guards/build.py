@@ -89,7 +89,9 @@ def unique(guards: Iterable[Guard]) -> tuple[Guard, ...]:
         kept.setdefault((guard.kind, guard.origin, _value_key(guard.value)), guard)
     known = {g.origin for g in kept.values() if g.kind == "id"}
     typed = {g.origin for g in kept.values() if g.kind in ("tensor", "eq")}
-    return tuple(g for g in kept.values() if not (g.kind == "type" and (g.origin in known or g.origin in typed)))
+    return tuple(
+        g for g in kept.values() if not (g.kind == "type" and (g.origin in known or g.origin in typed))
+    )
 
 
 def _origins(guard: Guard) -> tuple[Origin, ...]:

@@ -28,7 +28,7 @@ class Missing(LookupError):
 
 def instance_dict(owner: object) -> Any:
     """The `__dict__` of an instance, module or class without running user code. Raises Missing."""
-    read = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
+    read = type.__getattribute__ if issubclass(type(owner), type) else object.__getattribute__
     try:
         return read(owner, "__dict__")  # type: ignore[arg-type]
     except AttributeError as e:
@@ -60,7 +60,7 @@ def _param(base: Any, key: str) -> Any:
 
 def _item(base: Any, key: Any) -> Any:
     for kind in (dict, list, tuple):
-        if isinstance(base, kind):
+        if issubclass(type(base), kind):
             return kind.__getitem__(base, key)
     return base[key]
 
@@ -154,7 +154,7 @@ def _own(x: object) -> dict[str, Any]:
 
 
 def _contains(x: Any, value: tuple[Any, bool]) -> bool:
-    kind = dict if isinstance(x, dict) else set if isinstance(x, set) else type(x)
+    kind = next((k for k in (dict, set) if issubclass(type(x), k)), type(x))
     return kind.__contains__(x, value[0]) is value[1]
 
 
@@ -169,20 +169,20 @@ def _function(x: Any, value: tuple[Any, Any, Any]) -> bool:
 
 def _length(x: Any) -> int:
     for kind in (dict, list, tuple, set, frozenset):
-        if isinstance(x, kind):
+        if issubclass(type(x), kind):
             return kind.__len__(x)
     return len(x)
 
 
 def _keys(x: Any) -> tuple[Any, ...]:
-    return tuple(x) if type(x) is not dict and not isinstance(x, dict) else tuple(dict.keys(x))
+    return tuple(dict.keys(x)) if issubclass(type(x), dict) else tuple(x)
 
 
 CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "type": lambda x, value: type(x) is value,
     "id": lambda x, value: x is value,
     "eq": same_leaf,
-    "tensor": lambda x, value: isinstance(x, torch.Tensor) and tensor_facts(x) == value,
+    "tensor": lambda x, value: issubclass(type(x), torch.Tensor) and tensor_facts(x) == value,
     "len": lambda x, value: _length(x) == value,
     "keys": lambda x, value: same_leaf(_keys(x), value),
     "contains": _contains,
@@ -223,7 +223,9 @@ def first_failing(guards: Iterable[Guard], slots: Sequence[object]) -> Guard | N
 
 def _name(value: object) -> str:
     if isinstance(value, type):
-        return value.__name__ if value.__module__ == "builtins" else f"{value.__module__}.{value.__qualname__}"
+        return (
+            value.__name__ if value.__module__ == "builtins" else f"{value.__module__}.{value.__qualname__}"
+        )
     if isinstance(value, types.ModuleType):
         return value.__name__
     name = getattr(value, "__qualname__", None) if callable(value) else None

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
 from smelt.guards import state
 from smelt.guards.evaluate import Missing, Reader, first_failing, format_guard, instance_dict, tensor_facts
 from smelt.guards.guard import Guard, TensorFacts
@@ -50,14 +52,18 @@ Detail = tuple[str, str, str]
 
 def _tensor(x: Any, guard: Guard) -> Detail:
     want: TensorFacts = guard.value
-    if not isinstance(x, want.type):
+    if not isinstance(x, torch.Tensor):
         return "", want.type.__name__, type(x).__name__
     have = tensor_facts(x)
     for f in fields(TensorFacts):
         a, b = getattr(want, f.name), getattr(have, f.name)
         if a != b:
-            return f".{f.name}", *(_qualified(v) if isinstance(v, type) else str(v) for v in (a, b))
+            return f".{f.name}", _field(a), _field(b)
     return "", "a tensor like before", "another"
+
+
+def _field(value: object) -> str:
+    return _qualified(value) if isinstance(value, type) else str(value)
 
 
 def _type(x: Any, guard: Guard) -> Detail:
@@ -81,7 +87,11 @@ def _keys(x: Any, guard: Guard) -> Detail:
 
 
 def _present(x: Any, guard: Guard) -> Detail:
-    return f".{guard.value}", "no such attribute on the instance", _short(instance_dict(x).get(guard.value, "one"))
+    return (
+        f".{guard.value}",
+        "no such attribute on the instance",
+        _short(instance_dict(x).get(guard.value, "one")),
+    )
 
 
 def _class(x: Any, guard: Guard) -> Detail:

@@ -12,7 +12,9 @@ G = Origin("const", "G", value={})
 
 def test_prefixes_are_shared_and_parents_come_first() -> None:
     a = X.child("attr", "a")
-    spec = build([Guard("eq", a.child("item", 0), 1), Guard("eq", a.child("item", 1), 2), Guard("type", a, list)], [])
+    spec = build(
+        [Guard("eq", a.child("item", 0), 1), Guard("eq", a.child("item", 1), 2), Guard("type", a, list)], []
+    )
     assert [(parent, kind, key) for parent, kind, key, *_ in spec.nodes] == [
         (-1, "arg", 0),
         (0, "attr", "a"),
@@ -24,7 +26,14 @@ def test_prefixes_are_shared_and_parents_come_first() -> None:
 
 def test_arguments_before_constants_and_cheap_before_dear() -> None:
     spec = build(
-        [Guard("keys", G, ()), Guard("keys", X, ()), Guard("len", X, 1), Guard("type", X, dict), Guard("len", Y, 1)], []
+        [
+            Guard("keys", G, ()),
+            Guard("keys", X, ()),
+            Guard("len", X, 1),
+            Guard("type", X, dict),
+            Guard("len", Y, 1),
+        ],
+        [],
     )
     assert [node[1] for node in spec.nodes] == ["arg", "arg", "const"]
     assert [kind for _, kind, _ in spec.nodes[0][3]] == ["type", "len", "keys"]
@@ -42,7 +51,13 @@ def test_guards_about_several_objects_come_after_all_of_them() -> None:
 
 
 def test_repetitions_go_but_different_leaves_stay() -> None:
-    guards = [Guard("eq", X, 1), Guard("eq", X, True), Guard("eq", X, 1), Guard("eq", X, 0.0), Guard("eq", X, -0.0)]
+    guards = [
+        Guard("eq", X, 1),
+        Guard("eq", X, True),
+        Guard("eq", X, 1),
+        Guard("eq", X, 0.0),
+        Guard("eq", X, -0.0),
+    ]
     assert [repr(g.value) for g in unique(guards)] == ["1", "True", "0.0", "-0.0"]
     assert [g.kind for g in unique([Guard("type", X, int), Guard("id", X, 3)])] == ["id"]
 

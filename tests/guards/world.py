@@ -57,7 +57,16 @@ class World:
             return self
 
         self.inner = inner
-        self.slots = [self.x, self.layer, self.layer.config, self.slotted, self.items, self.queue, called, inner]
+        self.slots = [
+            self.x,
+            self.layer,
+            self.layer.config,
+            self.slotted,
+            self.items,
+            self.queue,
+            called,
+            inner,
+        ]
         names = ("x", "layer", "config", "slotted", "items", "queue", "called", "inner")
         self.arg = {name: Origin("arg", name, index=i) for i, name in enumerate(names)}
 
