@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,32 @@ def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> i
     for name in graph.constants.keys() - names:
         del graph.constants[name]
     return removed
+
+
+_NO_CHANGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
+
+
+def eliminate_detach(graph: Graph) -> int:
+    """Drops `detach` and `alias` of computed values that nothing else uses (an aten graph has no gradients to stop)."""
+    users = Counter(n for node in graph.nodes for n in argument_nodes(node))
+    replaced: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _NO_CHANGE:
+            source = replaced.get(node.args[0], node.args[0])
+            if source.op == "call_function" and users[node.args[0]] == 1:
+                replaced[node] = source
+    substitute(graph, replaced)
+    return len(replaced)
+
+
+def substitute(graph: Graph, replaced: Mapping[Node, Node]) -> None:
+    """Removes the nodes that are keys of `replaced`; their users read the values instead."""
+    if not replaced:
+        return
+    graph.nodes[:] = [n for n in graph.nodes if n not in replaced]
+    for node in graph.nodes:
+        node.args = map_nodes(node.args, lambda n: replaced.get(n, n))
+        node.kwargs = map_nodes(node.kwargs, lambda n: replaced.get(n, n))
 
 
 def eliminate_common(graph: Graph) -> int:

@@ -14,37 +14,10 @@ import torch
 
 from smelt.errors import SmeltError, Unsupported
 from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.specs import spec_of
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
 
-_SPECS: dict[tuple[Any, ...], TensorSpec] = {}
-_MAX_SPECS = 100_000
-
 PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
-
-
-def make_spec(
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    offset: int = 0,
-    requires_grad: bool = False,
-) -> TensorSpec:
-    """The one `TensorSpec` with these fields; `offset` and `stride` count elements."""
-    key = (shape, stride, dtype, device, offset, requires_grad)
-    spec = _SPECS.get(key)
-    if spec is None:
-        if len(_SPECS) >= _MAX_SPECS:
-            _SPECS.clear()
-        spec = _SPECS[key] = TensorSpec(*key)
-    return spec
-
-
-def spec_of(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
-    """Spec of a plain strided tensor (real or meta), said to live on `device`."""
-    return make_spec(
-        tuple(tensor.size()), tensor.stride(), tensor.dtype, device, tensor.storage_offset()
-    )
 
 
 class FakeTensor(torch.Tensor):

@@ -1,16 +1,300 @@
-"""In-place aten graphs become functional ones."""
+"""In-place aten graphs become functional ones.
+
+The recorded operators are gone through in order. Every storage has a *base* (the tensor that owns it: an input, or the
+result of an operator) and the base a *current value*: a node. A write through a view gives the base a new value, scattered
+back view by view; other views of that storage are taken again, from the new base, when they are next read. At the end the
+inputs whose storage was written get a `copy_`, and outputs that are views of such inputs are taken from the input itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from smelt.graph.ir import Graph, Node
+import torch
+from torch._ops import OpOverload
+
+from smelt.errors import Unsupported
+from smelt.graph.ir import Graph, Line, Node, map_nodes
+from smelt.graph.specs import result_spec
+from smelt.ops.inplace import pure_of
+from smelt.ops.kinds import Effects, effects
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.scatter import Emitter, View, scatter_back
 
 if TYPE_CHECKING:
+    from smelt.trace.builder import Builder
     from smelt.trace.record import Trace
+
+aten = torch.ops.aten
+
+
+@dataclass(slots=True)
+class _Storage:
+    """`value` is the current value of `base`; `version` counts the writes."""
+
+    base: FakeTensor
+    value: Node
+    version: int = 0
+    inputs: int = 0  # how many inputs look at it
 
 
 def functionalize(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[Graph, list[Node | None], set[int]]:
-    return trace.aten.graph, [f.aten for f in outputs], set()
+    """(functional aten graph, output nodes, ids of the input fakes that are written). Raises Unsupported."""
+    if not trace.wrote:
+        _own_constants(trace, outputs)
+        return trace.aten.graph, [f.aten for f in outputs], set()
+    return _Functionalizer(trace).run(outputs)
+
+
+def _storage_key(fake: FakeTensor) -> int:
+    return fake.elem.untyped_storage()._cdata
+
+
+def _own_constants(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
+    """The caller may write what it gets, so a constant that an output looks at is copied first."""
+    if not trace.aten.graph.constants:
+        return
+    returned = {_storage_key(f) for f in outputs}
+    copies: dict[Node, Node] = {}
+    nodes: list[Node] = []
+    shared = {r.node for r in trace.records if r.node.op == "get_attr" and _storage_key(r.out) in returned}
+    for node in trace.aten.graph.nodes:
+        if copies:
+            node.args = map_nodes(node.args, lambda n: copies.get(n, n))
+            node.kwargs = map_nodes(node.kwargs, lambda n: copies.get(n, n))
+        nodes.append(node)
+        if node in shared:
+            name = trace.aten.name("clone")
+            copies[node] = Node("call_function", aten.clone.default, (node,), {}, name, node.spec, node.line, node.source)
+            nodes.append(copies[node])
+    trace.aten.graph.nodes[:] = nodes
+    for fake in outputs:
+        if fake.aten is not None:
+            fake.aten = copies.get(fake.aten, fake.aten)
+
+
+class _Functionalizer(Emitter):
+    """`nodes` grows to the functional graph; `fake_of` maps recorded nodes to the fakes they gave."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.builder: Builder = trace.aten
+        self.nodes: list[Node] = []
+        self.fake_of: dict[Node, FakeTensor] = {}
+        self.storages: dict[int, _Storage] = {}
+        self.views: dict[int, View] = {}
+        self.values: dict[int, tuple[int, Node]] = {}  # id(fake) -> (version of its storage, node)
+        self.at: tuple[Line | None, Node | None] = (None, None)  # line and source of the operator being rewritten
+        for fake in trace.inputs:
+            if fake.aten is not None:
+                self._define(fake, fake.aten)
+
+    def run(self, outputs: Sequence[FakeTensor]) -> tuple[Graph, list[Node | None], set[int]]:
+        for record in self.trace.records:
+            self.at = (record.node.line, record.node.source)
+            self._rewrite(record.node, record.out)
+        written = [f for f in self.trace.inputs if self._storage(f).version and f.aten is not None]
+        self.at = (None, None)
+        originals = {id(f): f.aten for f in written}
+        for fake in written:
+            self.emit(aten.copy_.default, (fake.aten, self.current(fake)))
+        for fake in written:  # from here on, they are read from the input itself
+            storage = self._storage(fake)
+            storage.version += 1
+            storage.value = originals[id(fake)]  # type: ignore[assignment]
+        nodes: list[Node | None] = [self._returned(f) for f in outputs]
+        graph = Graph("aten")
+        graph.constants = self.trace.aten.graph.constants
+        graph.nodes = self.nodes
+        return graph, nodes, set(originals)
+
+    def _returned(self, fake: FakeTensor) -> Node:
+        storage = self._storage(fake)
+        if storage.value.op == "get_attr":  # the caller may write what it gets
+            storage.value = self.emit(aten.clone.default, (storage.value,))
+            storage.version += 1
+        return self.current(fake)
+
+    # ---- values
+
+    def _storage(self, fake: FakeTensor) -> _Storage:
+        key = _storage_key(fake)
+        if key not in self.storages:
+            assert fake.aten is not None or self.trace.is_input(fake)
+            node = fake.aten or self.trace._placeholder(fake, self.trace.aten)
+            self._define(fake, node)
+        return self.storages[key]
+
+    def _define(self, fake: FakeTensor, node: Node) -> None:
+        """`fake` owns its storage, whose value is `node`."""
+        self.fake_of[node] = fake
+        storage = self.storages.setdefault(_storage_key(fake), _Storage(fake, node))
+        self.values[id(fake)] = (storage.version, node)
+        storage.inputs += self.trace.is_input(fake)
+
+    def current(self, fake: FakeTensor) -> Node:
+        """The node that holds the present value of `fake`."""
+        storage = self._storage(fake)
+        if fake is storage.base:
+            return storage.value
+        version, node = self.values[id(fake)]
+        if version != storage.version:
+            node = self._take_again(fake)
+            self.values[id(fake)] = (storage.version, node)
+        return node
+
+    def _take_again(self, fake: FakeTensor) -> Node:
+        view = self.views.get(id(fake))
+        if view is None:
+            raise self.refuse("inputs share memory and one of them is written")
+        source = self.current(view.source)
+        args = map_nodes(view.args, lambda n: source if n is view.at else self._read(n))
+        again = self.emit(view.target, args, map_nodes(view.kwargs, self._read), view.spec)
+        if view.item is None:
+            return again
+        return self.emit(operator.getitem, (again, view.item), spec=fake.spec)
+
+    def _read(self, node: Node) -> Node:
+        fake = self.fake_of.get(node)
+        return node if fake is None else self.current(fake)
+
+    def refuse(self, detail: str) -> Unsupported:
+        return Unsupported(Reason(UNSUPPORTED_EFFECT, detail, self.at[0]))
+
+    # ---- operators
+
+    def _rewrite(self, node: Node, out: Any) -> None:
+        if type(node.target) is OpOverload and effects(node.target).writes:
+            self._rewrite_write(node, effects(node.target), out)
+            return
+        args, kwargs = node.args, node.kwargs
+        node.args = map_nodes(args, self._read)
+        node.kwargs = map_nodes(kwargs, self._read)
+        self.nodes.append(node)
+        at = self._viewed(node.target, args, kwargs) if type(node.target) is OpOverload else None
+        for item, fake in _results(out):
+            if fake.aten is None or fake.aten in self.fake_of:
+                continue  # an argument given back
+            if item is not None:
+                self.nodes.append(fake.aten)
+            source = self.fake_of[at] if at is not None else None
+            if at is not None and source is not None and _storage_key(source) == _storage_key(fake):
+                self.fake_of[fake.aten] = fake
+                self.views[id(fake)] = View(source, node.target, args, kwargs, at, node.spec, item)
+                self.values[id(fake)] = (self._storage(fake).version, fake.aten)
+            else:
+                self._define(fake, fake.aten)
+
+    def _viewed(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
+        """The recorded node that a view operator looks at."""
+        info = effects(op)
+        if not info.view:
+            return None
+        name = next(r.arg for r in info.results if r.kind == "view")
+        argument = info.argument(name, args, kwargs)
+        return argument if isinstance(argument, Node) else None
+
+    def _rewrite_write(self, node: Node, info: Effects, out: Any) -> None:
+        """A writing operator: compute what it would write, then store that in the bases."""
+        written = {name: self._written_fakes(info, node, name) for name in info.writes}
+        pure = pure_of(node.target)
+        if pure is None:
+            raise self.refuse(f"{node.target} writes memory and has no pure form")
+        given = {**dict(zip(info.names, node.args)), **node.kwargs}
+        positional, keywords = _call_arguments(pure.op, given, node.target)
+        call = self.emit(pure.op, map_nodes(positional, self._read), map_nodes(keywords, self._read))
+        several = isinstance(call.spec, tuple)
+        for name, fakes in written.items():
+            index = pure.value_of[name]
+            value = self.item(call, index) if several and not isinstance(fakes, list) else call
+            if isinstance(fakes, list):
+                for i, fake in enumerate(fakes):
+                    self._store(fake, self.item(value, i))
+            elif fakes is not None:
+                self._store(fakes, value)
+        for item, fake in _results(out):  # results that are not the written arguments
+            if fake.aten is not None and fake.aten not in self.fake_of:
+                fresh = self.item(call, item or 0) if several else call
+                self._define(fake, fake.aten)
+                self._storage(fake).value = fresh
+
+    def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:
+        argument = info.argument(name, node.args, node.kwargs)
+        if isinstance(argument, (list, tuple)):
+            return [self.fake_of[n] for n in argument]
+        return None if argument is None else self.fake_of[argument]
+
+    def _store(self, fake: FakeTensor, value: Node) -> None:
+        """`fake` now holds `value` (converted to its dtype and shape as `copy_` would)."""
+        storage = self._storage(fake)
+        if storage.inputs > 1:
+            raise self.refuse("inputs share memory and one of them is written")
+        spec = fake.spec
+        if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:
+            value = self.emit(aten.copy.default, (self.current(fake), value))
+        while fake is not storage.base:
+            view = self.views.get(id(fake))
+            if view is None:
+                raise self.refuse("inputs share memory and one of them is written")
+            value = scatter_back(self, view, self.current(view.source), value)
+            fake = view.source
+        storage.value = self._laid_out(value, storage)
+        storage.version += 1
+
+    def _laid_out(self, value: Node, storage: _Storage) -> Node:
+        """`value` with exactly the strides of the base, which later views rely on."""
+        spec = storage.base.spec
+        if value.spec.stride == spec.stride and value.spec.shape == spec.shape:
+            return value
+        return self.emit(aten.copy.default, (storage.value, value))
+
+    # ---- nodes
+
+    def emit(
+        self, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, spec: Any = None
+    ) -> Node:
+        """Appends a node with the line and source of the operator that is being rewritten."""
+        kwargs = kwargs or {}
+        if spec is None:
+            spec = result_spec(op, args, kwargs)
+        stem = op.__name__ if op is operator.getitem else op._schema.name.split("::")[1].strip("_")
+        node = Node("call_function", op, tuple(args), kwargs, self.builder.name(stem), spec, *self.at)
+        self.nodes.append(node)
+        return node
+
+    def item(self, node: Node, index: int) -> Node:
+        return self.emit(operator.getitem, (node, index), spec=node.spec[index])
+
+
+def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:
+    """(index or None, fake) for each tensor that an operator returned."""
+    if type(out) is FakeTensor:
+        yield None, out
+    elif isinstance(out, (list, tuple)):
+        for i, value in enumerate(out):
+            if type(value) is FakeTensor:
+                yield i, value
+
+
+def _call_arguments(
+    op: OpOverload, given: dict[str, Any], like: OpOverload
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments `given` by name, as positional and keyword arguments of `op`. What is not given has the default that
+    `like`, the operator called at first, has for it."""
+    defaults = {a.name: a.default_value for a in like._schema.arguments if a.has_default_value()}
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    skipped = False
+    for argument in op._schema.arguments:
+        name = argument.name
+        if name not in given and argument.has_default_value():
+            skipped = True
+        elif argument.kwarg_only or skipped:
+            keywords[name] = given.get(name, defaults.get(name))
+        else:
+            positional.append(given.get(name, defaults.get(name)))
+    return tuple(positional), keywords

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,15 @@ class Record:
 
     node: Node
     out: Any
+
+
+def fakes_in(value: Any) -> Iterator[FakeTensor]:
+    """The fakes in what an operator returned."""
+    if type(value) is FakeTensor:
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from fakes_in(v)
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
     _end(aten_graph, aten_outputs)
     passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
     passes.eliminate_dead(aten_graph)
+    passes.eliminate_detach(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
     inputs = tuple(f for f in trace.inputs if f.aten in used or f.torch in used)
     _begin(torch_graph, [f.torch or trace._placeholder(f, trace.torch) for f in inputs])
@@ -73,8 +83,7 @@ def _begin(graph: Graph, placeholders: list[Node]) -> None:
 
 def _note_gradients(trace: Trace) -> None:
     """Nodes learn which of their tensors require grad (known only now: autograd sets it after an operator ran)."""
-    fakes: Iterable[Any] = (*trace.inputs, *(r.out for r in trace.records if type(r.out) is FakeTensor))
-    for fake in fakes:
+    for fake in (*trace.inputs, *(f for r in trace.records for f in fakes_in(r.out))):
         if fake.requires_grad:
             for node in (fake.aten, fake.torch):
                 if node is not None and type(node.spec) is TensorSpec and not node.spec.requires_grad:

@@ -354,7 +354,6 @@ class Trace:
                     value.aten = self.aten.make(
                         "call_function", operator.getitem, (node, i), {}, "getitem", value._spec, node.line, node.source
                     )
-                    self.records.append(Record(value.aten, value))
         self.records.append(Record(node, out))
 
     def _aten_argument(self, value: Any, key: list[Any]) -> Any:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
+from smelt.graph import specs
 from smelt.graph.ir import TensorSpec
+from smelt.graph.specs import spec_of
 from smelt.ops.kinds import Effects, Result
 from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
-from smelt.trace import fake as fakes
-from smelt.trace.fake import FakeTensor, spec_of, wrap
+from smelt.trace.fake import FakeTensor, wrap
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace
@@ -52,9 +53,8 @@ _STEMS: dict[OpOverload, str] = {}
 
 def trim() -> None:
     """Forgets old answers (and the interned specs that their keys name) when there are too many. Between traces only."""
-    if len(_ANSWERS) > _MAX_ANSWERS or len(fakes._SPECS) > fakes._MAX_SPECS:
+    if specs.trim() or len(_ANSWERS) > _MAX_ANSWERS:
         _ANSWERS.clear()
-        fakes._SPECS.clear()
 
 
 def stem(func: OpOverload) -> str:

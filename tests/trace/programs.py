@@ -1,0 +1,72 @@
+"""Running a function eagerly and through its traced graphs, and comparing all that a caller can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.run import run
+from smelt.trace.graphs import Traced
+from smelt.trace.record import Trace
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], grad: bool = False) -> tuple[Trace, Traced]:
+    """Traces `function` on fakes of `inputs`; tensors that it closes over become inputs, too."""
+    with torch.set_grad_enabled(grad):
+        recorder = Trace()
+        recorder.on_unknown = recorder.fake
+        with recorder:
+            out = function(*[recorder.fake(t) for t in inputs])
+        return recorder, recorder.finish(flatten(out))
+
+
+def flatten(out: Any) -> list[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        return [out]
+    if isinstance(out, dict):
+        out = list(out.values())
+    return [t for item in out for t in flatten(item)] if isinstance(out, (list, tuple)) else []
+
+
+def copy_inputs(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the same strides, and aliasing among them kept."""
+    storages: dict[int, torch.Tensor] = {}
+    copies = []
+    for t in inputs:
+        key = t.untyped_storage()._cdata
+        if key not in storages:
+            flat = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
+            storages[key] = flat.clone()
+        copy = torch.empty(0, dtype=t.dtype).set_(storages[key].untyped_storage(), t.storage_offset(), t.size(), t.stride())
+        copies.append(copy.requires_grad_(t.requires_grad))
+    return copies
+
+
+def check(function: Callable[..., Any], *inputs: torch.Tensor, rtol: float = 0, atol: float = 0, seed: int = 7) -> Traced:
+    """Both graphs of `function` must give eager's outputs (values, dtypes, strides, aliasing) and write what it writes."""
+    recorder, traced = trace(function, inputs)
+    position = {id(t): i for i, t in enumerate(inputs)}
+    for graph in (traced.torch_graph, traced.aten_graph):
+        eager_in, graph_in = copy_inputs(inputs), copy_inputs(inputs)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            want = flatten(function(*eager_in))
+            reals = [recorder.real(f) for f in traced.inputs]
+            torch.manual_seed(seed)
+            got = run(graph, [graph_in[position[id(r)]] if id(r) in position else r for r in reals])
+        close = dict(rtol=rtol, atol=atol, equal_nan=True, check_stride=True)
+        assert len(got) == len(want)
+        for g, w in zip(got, want):
+            torch.testing.assert_close(g, w, **close)
+        for g, w in zip(graph_in, eager_in):
+            torch.testing.assert_close(g, w, **close)
+        assert _aliasing([*graph_in, *got]) == _aliasing([*eager_in, *want]), graph.code
+    return traced
+
+
+def _aliasing(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each tensor, the first one that shares its storage."""
+    keys = [t.untyped_storage()._cdata for t in tensors]
+    return [keys.index(k) for k in keys]
