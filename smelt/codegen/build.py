@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from smelt.codegen.extern import OUT_VARIANTS, aliased_values, is_foreign, returns_alias, written_values
+from smelt.codegen.matmul import Prefer, ProductItem, compile_items, with_products
 from smelt.codegen.memory import Interval, place
 from smelt.codegen.plan import (
     Alloc,
@@ -55,13 +56,19 @@ class CompiledKernel(Protocol):
 KernelCompiler = Callable[[Sequence[Kernel], Config], tuple[Sequence[CompiledKernel], Any]]
 
 
-def build_plan(schedule: Schedule, config: Config, compile_kernels: KernelCompiler) -> Plan:
-    """`compile_kernels(kernels, config)` gives one compiled kernel for each, and the owner of the machine code."""
-    items = [i for i in schedule.items if isinstance(i, KernelItem)]
-    compiled, owner = compile_kernels([i.kernel for i in items], config) if items else ((), None)
-    memory = _Memory(schedule)
-    writer = _Writer(schedule, memory, dict(zip(map(id, items), compiled)), config)
-    for item in schedule.items:
+def build_plan(
+    schedule: Schedule, config: Config, compile_kernels: KernelCompiler, prefer: Prefer = lambda product: True
+) -> Plan:
+    """`compile_kernels(kernels, config)` gives one compiled kernel for each, and the owner of the machine code.
+    `prefer(product)`: generate this matrix product rather than call ATen."""
+    items = with_products(schedule, config, prefer)
+    kernels = [i for i in items if isinstance(i, KernelItem)]
+    compiled, owner = compile_kernels([i.kernel for i in kernels], config) if kernels else ((), None)
+    products, products_owner = compile_items([i for i in items if isinstance(i, ProductItem)])
+    memory = _Memory(schedule, items)
+    code = dict(zip(map(id, kernels), compiled)) | products
+    writer = _Writer(schedule, memory, code, config)
+    for item in items:
         writer.add(item)
     freed = with_frees(writer.steps, memory.n_held, writer.outputs)
     steps, arena_bytes = with_arena(freed, memory.may_use_arena)
@@ -73,7 +80,7 @@ def build_plan(schedule: Schedule, config: Config, compile_kernels: KernelCompil
         outputs=writer.outputs,
         arena_bytes=arena_bytes,
         release_gil=is_long(steps, schedule),
-        keepalive=(owner,),
+        keepalive=(owner, products_owner),
     )
 
 
@@ -95,14 +102,14 @@ def is_long(steps: Iterable[Step], schedule: Schedule) -> bool:
 class _Memory:
     """Which root each buffer belongs to, and which roots must not be in the arena."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, items: Sequence[Item | ProductItem]) -> None:
         self.buffers = schedule.buffers
         self.n_inputs = sum(b.kind == "input" for b in schedule.buffers)
         self.n_held = self.n_inputs + len(schedule.constants)
         self._root: dict[int, int] = {}
         self._kept: set[int] = set()
         self.by_pointer: set[int] = set()  # buffers whose strides somebody relies on
-        for item in schedule.items:
+        for item in items:
             _ALIASES[type(item)](self, item)
         for out in schedule.outputs:
             if out is not None:
@@ -145,6 +152,10 @@ def _kernel_aliases(memory: _Memory, item: KernelItem) -> None:
     memory.by_pointer.update(b for b in item.buffers if b is not None)
 
 
+def _product_aliases(memory: _Memory, item: ProductItem) -> None:
+    memory.by_pointer.update(item.buffers)
+
+
 def _view_aliases(memory: _Memory, item: ViewItem) -> None:
     memory.join(item.out, item.src)
     memory.by_pointer.add(item.src)
@@ -165,6 +176,7 @@ def _extern_aliases(memory: _Memory, item: ExternItem) -> None:
 
 _ALIASES: dict[type, Callable[[_Memory, Any], None]] = {
     KernelItem: _kernel_aliases,
+    ProductItem: _product_aliases,
     ViewItem: _view_aliases,
     ExternItem: _extern_aliases,
 }
@@ -203,7 +215,7 @@ class _Writer:
         self.outputs = tuple(None if o is None else self.register(o) for o in schedule.outputs)
         self._returned = set(self.outputs)
 
-    def add(self, item: Item) -> None:
+    def add(self, item: Item | ProductItem) -> None:
         _ITEMS[type(item)](self, item)
 
     def register(self, buffer: int) -> int:
@@ -236,11 +248,18 @@ class _Writer:
                     written.append(self.memory.root(buffer))
         if written:
             self.steps.append(BumpVersion(tuple(dict.fromkeys(written))))
+        self.launch(compiled, [b for b in item.buffers if b is not None], item.note)
+
+    def product(self, item: ProductItem) -> None:
+        self.allocate(item.buffers[-1])
+        self.launch(self.compiled[id(item)], item.buffers, item.note)
+
+    def launch(self, compiled: CompiledKernel, buffers: Sequence[int], note: str) -> None:
         if compiled.extent == 0:
             return
-        regs = tuple(self.register(b) for b in item.buffers if b is not None)
+        regs = tuple(map(self.register, buffers))
         grain = self._grain(compiled.extent, compiled.grain)
-        self.steps.append(Launch(compiled.name, compiled.address, regs, compiled.extent, grain, item.note))
+        self.steps.append(Launch(compiled.name, compiled.address, regs, compiled.extent, grain, note))
 
     def _grain(self, extent: int, grain: int) -> int:
         """At least a share of the work for each of `config.threads` threads keeps the others out."""
@@ -285,6 +304,7 @@ class _Writer:
 
 _ITEMS: dict[type, Callable[[_Writer, Any], None]] = {
     KernelItem: _Writer.kernel,
+    ProductItem: _Writer.product,
     ViewItem: _Writer.view,
     ExternItem: _Writer.extern,
 }

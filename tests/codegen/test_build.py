@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from smelt.codegen.build import build_plan
+from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.memory import Interval, peak, place
 from smelt.codegen.plan import Alloc, Aten, Launch, Plan, print_plan, verify
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
-from smelt.loops.ir import Buffer, Kernel
+from smelt.graph.sizes import Sym
+from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, KernelItem, Schedule, ViewItem
 from tests.codegen.test_plan import IR
 
@@ -71,9 +73,9 @@ class Program:
         self.items.append(ViewItem(out, src, tuple(like.shape), tuple(like.stride()), offset, visible))
         return out
 
-    def plan(self, *outputs, **options) -> Plan:
+    def plan(self, *outputs, compiler=compile_increments, **options) -> Plan:
         schedule = Schedule(self.buffers, self.constants, self.items, outputs)
-        plan = build_plan(schedule, Config(**options), compile_increments)
+        plan = build_plan(schedule, Config(**({"native_gemm": False} | options)), compiler)
         verify(plan)
         return plan
 
@@ -259,6 +261,64 @@ def test_empty_tensors():
     plan = p.plan(p.increment(a, "output"))
     assert not any(isinstance(s, Launch) for s in plan.steps)
     assert plan.to_native()((x,))[0].shape == (0, 3)
+
+
+# --------------------------------------------------------------------------------------------------- matrix products
+
+
+def gelu_kernel(rows, cols, transposed=False):
+    """out = a * sigmoid(a) + bias[column], over one flat loop; `transposed`: stored column by column."""
+    i = Sym("i", 0, rows * cols - 1)
+    a = Value("load", (0, i, None), torch.float32)
+    bias = Value("load", (1, i % cols, None), torch.float32)
+    value = Value("mul", (a, Value("sigmoid", (a,), torch.float32)), torch.float32)
+    value = Value("add", (value, bias), torch.float32)
+    index = i % cols * rows + i // cols if transposed else i
+    formals = (
+        Buffer("a", torch.float32, "in", rows * cols),
+        Buffer("bias", torch.float32, "in", cols),
+        Buffer("out", torch.float32, "out", rows * cols),
+    )
+    return Kernel("silu_bias", formals, (Loop(i, rows * cols),), (MapStage((), (Store(2, index, value),)),))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_absorbs_the_kernel_behind_it(transposed):
+    x, w, b, c = torch.randn(37, 24), torch.randn(40, 24), torch.randn(40), torch.randn(40)
+    p = Program(x, w, b, c)
+    wt = p.view(1, w.t())
+    h = p.extern(aten.addmm.default, (BufRef(2), BufRef(0), BufRef(wt)), torch.empty(37, 40))
+    y = p.buffer(torch.empty(40, 37).t() if transposed else torch.empty(37, 40), "output")
+    p.items.append(KernelItem(gelu_kernel(37, 40, transposed), (h, 3, y)))
+    plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
+    assert [type(s).__name__ for s in plan.steps] == ["View", "Alloc", "Launch", "Free"]
+    (got,) = plan.to_native()((x, w, b, c))
+    assert torch.allclose(got, torch.nn.functional.silu(torch.addmm(b, x, w.t())) + c, atol=1e-5)
+    assert got.stride() == ((1, 37) if transposed else (40, 1))
+
+
+def test_a_product_that_is_read_twice_absorbs_nothing():
+    x, w, c = torch.randn(37, 24), torch.randn(24, 40), torch.randn(40)
+    p = Program(x, w, c)
+    h = p.extern(aten.mm.default, (BufRef(0), BufRef(1)), torch.empty(37, 40), "output")
+    y = p.buffer(torch.empty(37, 40), "output")
+    p.items.append(KernelItem(gelu_kernel(37, 40), (h, 2, y)))
+    plan = p.plan(h, y, compiler=compile_kernels, native_gemm=True)
+    assert sum(isinstance(s, Launch) for s in plan.steps) == 2
+    h, y = plan.to_native()((x, w, c))
+    assert torch.allclose(h, x @ w, atol=1e-5) and torch.allclose(
+        y, torch.nn.functional.silu(h) + c, atol=1e-5
+    )
+
+
+def test_equal_products_share_code():
+    x = torch.randn(8, 8)
+    p = Program(x)
+    h = p.extern(aten.mm.default, (BufRef(0), BufRef(0)), x)
+    h = p.extern(aten.mm.default, (BufRef(h), BufRef(0)), x)
+    plan = p.plan(p.extern(aten.mm.default, (BufRef(h), BufRef(0)), x, "output"), native_gemm=True)
+    assert len({s.address for s in plan.steps if isinstance(s, Launch)}) == 1
+    assert torch.allclose(plan.to_native()((x,))[0], x @ x @ x @ x, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------------------- arena
