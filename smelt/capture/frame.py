@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
+
 from smelt import _native, events
 from smelt.capture.emit import CompiledFrame, emit, reach
 from smelt.capture.stores import stores_of
@@ -28,7 +30,7 @@ from smelt.errors import BackendError, SmeltError, Unsupported, VerificationErro
 from smelt.graph.ir import Line
 from smelt.guards import build
 from smelt.guards.evaluate import first_failing, format_guard, format_guards
-from smelt.guards.explain import Failure, explain
+from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
 from smelt.reasons import BACKEND_FAILED, INTERNAL, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, Reason
 from smelt.trace.record import Traced
@@ -65,7 +67,8 @@ class Entry:
     """One compiled variant of a function, as people look at it.
 
     `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the guard of the latest
-    older entry that failed and so made this one necessary; `graph` is what the backend returned (None: runs eagerly).
+    older entry that failed and so made this one necessary; `graph` is what the backend returned (None: runs eagerly);
+    `tree` is the native guard tree; `seconds` is what making the entry took.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Entry:
     reason: Failure | None
     traced: Traced
     graph: Graph | None
+    tree: Any
     seconds: float
 
     @property
@@ -89,22 +93,45 @@ class Record:
     reasons: list[Reason] = field(default_factory=list)
     failures: int = 0  # captures that ended in an exception of the user's code
 
+    @property
+    def eager(self) -> int:
+        """How many entries run the original, because gradients are required."""
+        return sum(entry.graph is None for entry in self.entries)
+
 
 _compilers: weakref.WeakValueDictionary[int, FrameCompiler] = (
     weakref.WeakValueDictionary()
 )  # by id of the code object
 
 
+def wrap(fn: FunctionType, compiler: FrameCompiler) -> Any:
+    """The native callable that answers calls of `fn` from compiled entries and asks `compiler` where there are none.
+
+    `fn` should be a copy with a code object of its own: `entries_of` and `reasons_of` find the compiler by it. Entries
+    belong to the callable, so that the garbage collector sees them.
+    """
+    wrapped = _native.wrap(fn, compiler)
+    compiler.target = weakref.ref(wrapped)
+    _compilers[id(fn.__code__)] = compiler
+    return wrapped
+
+
 def entries_of(code: CodeType) -> list[Entry]:
     """The compiled variants of the function whose code object this is, oldest first."""
     compiler = _compilers.get(id(code))
-    return [] if compiler is None else list(compiler.current(code).entries)
+    return [] if compiler is None else list(compiler.record.entries)
 
 
 def reasons_of(code: CodeType) -> tuple[Reason, ...]:
     """Why calls of the function whose code object this is ran eagerly, oldest first."""
     compiler = _compilers.get(id(code))
-    return () if compiler is None else tuple(compiler.current(code).reasons)
+    return () if compiler is None else tuple(compiler.record.reasons)
+
+
+def reset() -> None:
+    """Drops the entries and reasons of every compiled function; each compiles again at its next call."""
+    for compiler in list(_compilers.values()):
+        compiler.clear()
 
 
 class FrameCompiler:
@@ -124,14 +151,16 @@ class FrameCompiler:
         self.fullgraph = fullgraph
         self.dynamic = dynamic
         self.record = Record()
+        self.target: Callable[[], Any] = lambda: None  # the native callable, held weakly
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
         if _thread.capturing or _thread.disabled:
             return False
-        before = _native.count(fn.__code__)
+        table = self._table(fn)
+        before = _native.count(table)
         with _lock:
             if (
-                _native.count(fn.__code__) != before
+                _native.count(table) != before
             ):  # another thread compiled meanwhile, perhaps for this very call
                 return True
             _thread.capturing = True
@@ -140,33 +169,39 @@ class FrameCompiler:
             finally:
                 _thread.capturing = False
 
-    def current(self, code: CodeType) -> Record:
-        """The record, emptied when the native entries were cleared."""
-        if self.record.entries and not _native.count(code):
-            self.record = Record()
-        return self.record
+    def clear(self) -> None:
+        """Forgets all entries and reasons."""
+        target = self.target()
+        if target is not None:
+            _native.clear(target)
+        self.record = Record()
+
+    def _table(self, fn: FunctionType) -> Any:
+        """What natively holds the entries: the callable that `wrap` made, else the code object."""
+        target = self.target()
+        return fn.__code__ if target is None else target
 
     def _compile(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
-        code = fn.__code__
-        _compilers[id(code)] = self
-        record = self.current(code)
-        why = self._explain_miss(record, code, slots)
-        if len(record.entries) >= self.config.recompile_limit:
-            return self._give_up(code, _limit_reason(record, self.config, why, code))
+        record = self.record
+        if torch.is_grad_enabled() and record.eager >= self.config.recompile_limit:
+            return False  # without gradients it may still compile
         try:
+            why = self._explain_miss(record, slots)
+            if len(record.entries) - record.eager >= self.config.recompile_limit:
+                raise Unsupported(_limit_reason(record, self.config, why, fn.__code__))
             with _collector_off():
                 self._add_entry(fn, slots, why)
         except UserException:
             record.failures += 1
             if record.failures > self.config.recompile_limit:
-                _native.close(code)
+                _native.close(self._table(fn))
             return False
         except Unsupported as e:
-            return self._give_up(code, e.reason, e)
+            return self._give_up(fn, e.reason, e)
         except BackendError as e:
-            return self._give_up(code, Reason(BACKEND_FAILED, _summary(e.__cause__ or e)), e)
+            return self._give_up(fn, Reason(BACKEND_FAILED, _summary(e.__cause__ or e)), e)
         except Exception as e:
-            return self._give_up(code, Reason(INTERNAL, _summary(e)), e)
+            return self._give_up(fn, Reason(INTERNAL, _summary(e)), e)
         return True
 
     def _add_entry(self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None) -> None:
@@ -187,8 +222,10 @@ class FrameCompiler:
             compiled = _checked(frame, spec)
         seconds = time.perf_counter() - start
         source = frame.source if frame else f"# {name} runs eagerly: gradients are required\n"
-        _native.add_entry(fn.__code__, tree, compiled)
-        self.record.entries.append(Entry(name, spec.guards, source, why, captured.traced, graph, seconds))
+        _native.add_entry(self._table(fn), tree, compiled)
+        self.record.entries.append(
+            Entry(name, spec.guards, source, why, captured.traced, graph, tree, seconds)
+        )
         events.emit(
             "entry-installed",
             name,
@@ -215,27 +252,29 @@ class FrameCompiler:
 
     # ---- what went wrong
 
-    def _explain_miss(self, record: Record, code: CodeType, slots: tuple[object, ...]) -> Failure | None:
+    def _explain_miss(self, record: Record, slots: tuple[object, ...]) -> Failure | None:
         """Emits a "recompile" event for each entry that refused the call; returns the latest entry's failure."""
         failure = None
         for number, entry in enumerate(record.entries):
-            failure = explain(entry.facts, slots)
-            if failure is None and self.config.verify:
+            if self.config.verify and first_failing(entry.facts, slots) is None:
                 raise VerificationError(
                     f"entry {number} of {entry.name} refused a call that its guards accept"
                 )
+            failure = _explain(entry, slots)
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure
 
-    def _give_up(self, code: CodeType, reason: Reason, error: BaseException | None = None) -> bool:
-        """This call runs eagerly; for good when the same thing stood in the way before, or smelt itself failed."""
+    def _give_up(self, fn: FunctionType, reason: Reason, error: Exception) -> bool:
+        """This call runs eagerly; later ones too when the same thing stood in the way before, or smelt itself failed."""
         if self.fullgraph:
-            raise _visible(error, reason) from (error.__cause__ if isinstance(error, SmeltError) else error)
-        if error is not None and reason.kind in (INTERNAL, BACKEND_FAILED):
+            if isinstance(error, SmeltError):
+                raise error.with_traceback(None)
+            raise Unsupported(reason) from error
+        if reason.kind in (INTERNAL, BACKEND_FAILED):
             log.debug("%s", "".join(traceback.format_exception(error)))
-        again = not self._remember(code.co_qualname, reason)
-        if again or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
-            _native.close(code)
+        new = self._remember(fn.__qualname__, reason)
+        if not new or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
+            _native.close(self._table(fn))
         return False
 
     def _remember(self, name: str, reason: Reason) -> bool:
@@ -270,7 +309,7 @@ def _verify_accepts(tree: Any, spec: build.TreeSpec, slots: tuple[object, ...]) 
     if tree.check(*slots) is not None:
         return
     index = tree.explain(*slots)
-    which = "an accessor" if index is None else format_guard(spec.guards[index])
+    which = format_guard(spec.guards[index]) if index is not None and index >= 0 else "an object is missing"
     failing = first_failing(spec.guards, slots)
     second = "none" if failing is None else format_guard(failing)
     raise VerificationError(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
@@ -290,15 +329,25 @@ def _checked(frame: CompiledFrame, spec: build.TreeSpec) -> Callable[..., Any]:
     return checked
 
 
+def _explain(entry: Entry, slots: tuple[object, ...]) -> Failure | None:
+    """What the native tree found wrong, with the two values."""
+    index = entry.tree.explain(*slots)
+    if index is not None and index >= 0:
+        return explain_guard(entry.facts[index], slots)
+    return explain(entry.facts, slots)
+
+
 def _limit_reason(record: Record, config: Config, why: Failure | None, code: CodeType) -> Reason:
-    changing = "; ".join(dict.fromkeys(str(e.reason) for e in record.entries if e.reason))
-    detail = f"{len(record.entries)} entries, the limit is {config.recompile_limit}; what changed: {changing or why}"
+    """Names what keeps changing, with the values it had."""
+    values: dict[str, list[str]] = {}
+    for failure in [*(e.reason for e in record.entries), why]:
+        if failure is not None:
+            values.setdefault(failure.source, [failure.expected]).append(failure.found)
+    changing = "; ".join(
+        f"{source} was {', '.join(dict.fromkeys(found))}" for source, found in values.items()
+    )
+    detail = f"{len(record.entries)} times, which is the limit; {changing or 'its guards did not hold'}"
     return Reason(RECOMPILE_LIMIT, detail, Line(code.co_filename, code.co_firstlineno, code.co_qualname))
-
-
-def _visible(error: BaseException | None, reason: Reason) -> SmeltError:
-    """What a user of `fullgraph=True` sees."""
-    return error if isinstance(error, SmeltError) else Unsupported(reason)
 
 
 def _summary(error: BaseException) -> str:

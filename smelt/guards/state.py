@@ -26,7 +26,7 @@ def type_version(cls: type) -> int:
 
 def decode(state: Snapshot) -> dict[str, int]:
     """The numbers by name."""
-    return dict(zip(_native.global_state_names(), state, strict=True))
+    return dict(zip(_native.GLOBAL_STATE, state, strict=True))
 
 
 # What readers of a guard listing want to know first.

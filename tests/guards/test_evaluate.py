@@ -27,7 +27,7 @@ def native_answer(tree: Any, spec: TreeSpec, slots: list[Any]) -> Guard | None |
     if tree.check(*slots) is not None:
         return None
     index = tree.explain(*slots)
-    return "an accessor" if index is None else spec.guards[index]
+    return "a missing object" if index == -1 else spec.guards[index]
 
 
 def test_an_unchanged_world_is_accepted() -> None:
@@ -49,7 +49,7 @@ def test_a_change_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert any(text in format_guard(g) for g in failing), format_guards(failing)
     answer = native_answer(tree, spec, world.slots)
     assert answer is not None
-    assert answer == "an accessor" or answer in failing
+    assert answer == "a missing object" or answer in failing
     assert str(explain(guards, world.slots))
 
 
