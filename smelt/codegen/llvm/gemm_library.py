@@ -217,6 +217,11 @@ def masked_store(t: Text, tile: Tile, value: str, pointer: str, mask: str) -> No
     )
 
 
+def prefetch(t: Text, pointer: str) -> None:
+    """Into L2 and beyond: what is fetched is read once, some thousand cycles later. Never faults."""
+    t.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
+
 def _overload(tile: Tile) -> str:
     return f"v{tile.lanes}f{tile.size * 8}"
 
@@ -227,24 +232,27 @@ def declarations(tile: Tile) -> str:
         f"declare {v} @llvm.fmuladd.{name}({v}, {v}, {v})\n"
         f"declare {v} @llvm.masked.load.{name}.p0(ptr, {tile.mask}, {v})\n"
         f"declare void @llvm.masked.store.{name}.p0({v}, ptr, {tile.mask})\n"
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
     )
 
 
 # ---- micro-kernel ----------------------------------------------------------------------------------------------
 
-MICRO_PARAMETERS = "ptr noalias %a, ptr noalias %b, ptr noalias %c, i64 %k, i64 %ldb, i64 %ldc, i1 %accumulate"
+MICRO_PARAMETERS = "ptr noalias %a, ptr noalias %b, ptr noalias %c, i64 %k, i64 %ldb, i64 %ldc, i1 %accumulate, " \
+    "ptr %next, i64 %next_rows, i64 %next_step"
 
 
 def micro(tile: Tile, rows: int) -> str:
-    """c[rows][NR] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not)."""
+    """c[rows][NR] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not). Along the way
+    `next_rows` rows of memory at `next`, `next_step` apart, are prefetched, as deep as this tile is."""
     t = Text()
     v, names = tile.vector, [(i, j) for i in range(rows) for j in range(tile.vectors)]
     t.do("br label %outer")
     t.label("outer")  # one run of `lanes` elements of each row of A
-    for stem, type, start in (("left", "i64", "%k"), ("ao", "ptr", "%a"), ("bo", "ptr", "%b")):
-        t.do(f"%{stem} = phi {type} [{start}, %entry], [%{stem}.next, %turn]")
+    for stem, type, start in (("left", "i64", "%k"), ("ao", "ptr", "%a"), ("bo", "ptr", "%b"), ("no", "ptr", "%next")):
+        t.do(f"%{stem} = phi {type} [{start}, %entry], [%{stem}.next, %again]")
     for i, j in names:
-        t.do(f"%o{i}_{j} = phi {v} [zeroinitializer, %entry], [%i{i}_{j}, %turn]")
+        t.do(f"%o{i}_{j} = phi {v} [zeroinitializer, %entry], [%i{i}_{j}, %again]")
     run = t.least("%left", tile.lanes)
     t.do(f"br i1 {t.test('sgt', '%left', 0)}, label %inner, label %finish")
     t.label("inner")  # one k
@@ -262,6 +270,11 @@ def micro(tile: Tile, rows: int) -> str:
     t.do("%bi.next = getelementptr i8, ptr %bi, i64 %ldb")
     t.do(f"br i1 {t.test('slt', '%kk.next', run)}, label %inner, label %turn")
     t.label("turn")
+    with t.loop(0, "%next_rows") as row:
+        prefetch(t, t.at("%no", t.mul(row, "%next_step")))
+    t.do("br label %again")
+    t.label("again")
+    t.do("%no.next = getelementptr i8, ptr %no, i64 " + str(tile.line))
     t.do(f"%left.next = sub i64 %left, {run}")
     t.do(f"%ao.next = getelementptr i8, ptr %ao, i64 {rows * tile.line}")
     t.do("%bo.next = getelementptr i8, ptr %bi, i64 %ldb")
@@ -496,19 +509,19 @@ def block(tile: Tile) -> str:
     first_row = row_of(first_tile)
 
     @contextmanager
-    def tiles(depth: str) -> Iterator[tuple[str, str, str, str]]:
-        """Yields (is it tall, its first row, its height, its packed copy)."""
+    def tiles(depth: str) -> Iterator[tuple[str, str, str, str, str]]:
+        """Yields (a tile's number, whether it is tall, its first row, its height, its packed copy)."""
         run_bytes = t.mul(t.div(t.add(depth, tile.lanes - 1), tile.lanes), tile.line)
         with t.loop(first_tile, last_tile) as number:
             tall, row = t.test("slt", number, d["tall"]), row_of(number)
             height = t.add(d["rows"], t.let(f"zext i1 {tall} to i64"))
-            yield tall, row, height, t.at(packed_a, t.mul(t.sub(row, first_row), run_bytes))
+            yield number, tall, row, height, t.at(packed_a, t.mul(t.sub(row, first_row), run_bytes))
 
     with t.loop(0, d["k_blocks"]) as kb:
         k0 = t.mul(kb, d["kc"])
         depth = t.least(d["kc"], t.sub(d["k"], k0))
         accumulate, last = t.test("ne", kb, 0), t.test("eq", t.add(kb, 1), d["k_blocks"])
-        with tiles(depth) as (_, row, height, packed):
+        with tiles(depth) as (_, _, row, height, packed):
             source = t.at(a, t.mul(row, d["a_row"]), t.mul(k0, d["a_k"]))
             t.do(
                 f"call void {call['pack_a']}(ptr {source}, ptr {packed}, i64 {height}, i64 {depth}, i64 {d['a_row']}, "
@@ -533,12 +546,14 @@ def block(tile: Tile) -> str:
             epilogue = t.choose(partial, d["epilogue_partial"], d["epilogue_full"])
             finish = t.let(f"and i1 {last}, {t.test('ne', epilogue, 0)}")
             epilogue = t.let(f"inttoptr i64 {epilogue} to ptr")
-            with tiles(depth) as (tall, row, height, packed):
+            ahead, ahead_rows = _next_panel(t, tile, d, b, k0, panel, last, t.sub(last_tile, first_tile))
+            with tiles(depth) as (number, tall, row, height, packed):
                 out = t.at(target, t.mul(t.sub(row, first_row), ldc))
+                fetch = t.at(ahead, t.mul(t.mul(t.sub(number, first_tile), ahead_rows), d["b_n"]))
                 kernel = t.choose(tall, call["micro_tall"], call["micro"], "ptr")
                 t.do(
                     f"call void {kernel}(ptr {packed}, ptr {right}, ptr {out}, i64 {depth}, i64 {ldb}, i64 {ldc}, "
-                    f"i1 {accumulate})"
+                    f"i1 {accumulate}, ptr {fetch}, i64 {ahead_rows}, i64 {d['b_n']})"
                 )
                 with t.when(finish):
                     t.do(
@@ -546,6 +561,21 @@ def block(tile: Tile) -> str:
                         f"i64 {cols}, ptr {out}, i64 {ldc})"
                     )
     return t.function(tile.function("block"), BLOCK_PARAMETERS, "noinline")
+
+
+def _next_panel(
+    t: Text, tile: Tile, d: dict[str, str], b: str, k0: str, panel: str, last: str, tiles: str
+) -> tuple[str, str]:
+    """Where the panel after this one begins in W[N, K], and how many of its rows each tile prefetches: none if B is not
+    given that way, or nothing follows. After the last panel of a block of K, the first of the next one follows."""
+    following = t.add(panel, 1)
+    wraps = t.test("eq", following, t.add("%panel", "%count"))
+    column = t.mul(t.choose(wraps, "%panel", following), tile.columns)
+    k = t.choose(wraps, t.add(k0, d["kc"]), k0)
+    useful = t.let(f"and i1 {t.test('eq', d['b_k'], tile.size)}, {t.test('ne', d['b_n'], tile.size)}")
+    over = t.let(f"and i1 {wraps}, {last}")
+    rows = t.choose(over, 0, t.choose(useful, t.div(t.add(tiles, tile.columns - 1), tiles), 0))
+    return t.at(b, t.mul(column, d["b_n"]), t.mul(k, tile.size)), rows
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------
