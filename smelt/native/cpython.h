@@ -1,0 +1,264 @@
+// What differs between CPython versions, or is read by memory layout because no exported function gives it
+// cheaply.
+//
+// Everything here needs the GIL. To support another version, go through each `SMELT_PY312` and through the
+// layouts used below (frames, co_extra, dictionaries, inline instance values); an unknown version must not
+// compile. Include this file before any other that includes Python.h: it turns on the interpreter's internal
+// headers.
+#pragma once
+
+#ifndef Py_BUILD_CORE
+#define Py_BUILD_CORE 1
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#ifdef Py_GIL_DISABLED
+#error "smelt needs the GIL; free-threaded builds are not supported"
+#endif
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030D0000
+#error "smelt knows the interpreter structures of CPython 3.11 and 3.12 only"
+#endif
+#define SMELT_PY312 (PY_VERSION_HEX >= 0x030C0000)
+
+#undef _PyGC_FINALIZED  // 3.12: pycore_gc.h defines it again
+#undef HAVE_STD_ATOMIC  // pycore_atomic.h: take compiler builtins; C11's <stdatomic.h> is not C++
+#include <internal/pycore_code.h>
+#include <internal/pycore_dict.h>
+#include <internal/pycore_frame.h>
+#include <internal/pycore_interp.h>
+#include <internal/pycore_object.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace smelt {
+
+// ---------------------------------------------------------------------------------------------------- frames
+
+using Frame = _PyInterpreterFrame;
+
+inline PyCodeObject* frame_code(Frame* frame) {
+    return frame->f_code;
+}
+
+inline PyFunctionObject* frame_function(Frame* frame) {
+#if SMELT_PY312
+    return reinterpret_cast<PyFunctionObject*>(frame->f_funcobj);
+#else
+    return frame->f_func;
+#endif
+}
+
+#if SMELT_PY312
+// Pops the top of the thread's data stack, which starts at `base`; a chunk that becomes empty is given back.
+inline void pop_data_stack(PyThreadState* thread, PyObject** base) {
+    _PyStackChunk* chunk = thread->datastack_chunk;
+    if (base != &chunk->data[0]) {
+        thread->datastack_top = base;
+        return;
+    }
+    _PyStackChunk* below = chunk->previous;  // never null: the root chunk starts at data[1]
+    thread->datastack_top = &below->data[below->top];
+    thread->datastack_limit = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(below) + below->size);
+    thread->datastack_chunk = below;
+    PyObjectArenaAllocator arena;
+    PyObject_GetArenaAllocator(&arena);
+    arena.free(arena.ctx, chunk, chunk->size);
+}
+#endif
+
+// Ends a frame that never ran. At that point the frame is not linked into the frame stack, has no frame
+// object, and holds only its arguments. 3.11 clears and pops it in the caller of the hook; from 3.12 on that
+// is the evaluator's duty, hence ours, and the functions that do it are not exported.
+inline void end_unrun_frame([[maybe_unused]] PyThreadState* thread, [[maybe_unused]] Frame* frame) {
+#if SMELT_PY312
+    if (frame->frame_obj) Py_FatalError("smelt: a frame that has not run has a frame object");
+    thread->c_recursion_remaining--;  // as the evaluator does: finalizers may run here
+    for (int i = 0; i < frame->stacktop; i++) Py_XDECREF(frame->localsplus[i]);
+    Py_XDECREF(frame->f_locals);
+    Py_DECREF(frame->f_funcobj);
+    Py_DECREF(frame->f_code);
+    thread->c_recursion_remaining++;
+    pop_data_stack(thread, reinterpret_cast<PyObject**>(frame));
+#endif
+}
+
+// Evaluates a frame at no cost in C recursion units. Under a hook 3.12 charges each Python frame two units of
+// a fixed small budget (1500: 750 frames, below the default recursion limit). The caller watches the real C
+// stack instead.
+inline PyObject* evaluate_uncharged(_PyFrameEvalFunction evaluate, PyThreadState* thread, Frame* frame,
+                                    int throwing) {
+#if SMELT_PY312
+    constexpr int kUnits = 2;  // PY_EVAL_C_STACK_UNITS
+    thread->c_recursion_remaining += kUnits;
+    PyObject* result = evaluate(thread, frame, throwing);
+    thread->c_recursion_remaining -= kUnits;
+    return result;
+#else
+    return evaluate(thread, frame, throwing);
+#endif
+}
+
+// Whether Python code runs on behalf of a trace or profile function, or of the garbage collector.
+inline bool runs_for_interpreter(PyThreadState* thread) {
+    return thread->tracing || thread->interp->gc.collecting;
+}
+
+// ------------------------------------------------------------------------------------- data of a code object
+
+struct CodeExtra {  // as in Objects/codeobject.c; `code_extra_layout_known` checks it
+    Py_ssize_t size;
+    void* slots[1];
+};
+
+inline Py_ssize_t request_code_extra(freefunc release) {
+#if SMELT_PY312
+    return PyUnstable_Eval_RequestCodeExtraIndex(release);
+#else
+    return _PyEval_RequestCodeExtraIndex(release);
+#endif
+}
+
+// For a code object that has no value yet at this index. -1 with a Python error.
+inline int set_code_extra(PyCodeObject* code, Py_ssize_t index, void* value) {
+#if SMELT_PY312
+    return PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), index, value);
+#else
+    return _PyCode_SetExtra(reinterpret_cast<PyObject*>(code), index, value);
+#endif
+}
+
+inline void* get_code_extra(PyCodeObject* code, Py_ssize_t index) {
+    auto* extra = static_cast<CodeExtra*>(code->co_extra);
+    return extra && index < extra->size ? extra->slots[index] : nullptr;
+}
+
+// Compares the inline reader above with what the interpreter's writer does. `value` is released at `index`'s
+// terms.
+inline bool code_extra_layout_known(Py_ssize_t index, void* value) {
+    PyCodeObject* probe = PyCode_NewEmpty("probe", "probe", 1);
+    if (!probe || set_code_extra(probe, index, value) < 0) return false;
+    bool known = get_code_extra(probe, index) == value;
+    Py_DECREF(probe);
+    return known;
+}
+
+// --------------------------------------------------------------------------------------- dictionaries,
+// attributes
+
+// A number that no other state of any dictionary has had: equal versions mean the same dictionary, unchanged.
+inline uint64_t dict_version(PyObject* dict) {
+    return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+}
+
+inline bool same_name(PyObject* a, PyObject* b, Py_hash_t hash_of_b) {
+    return a == b || (reinterpret_cast<PyASCIIObject*>(a)->hash == hash_of_b && PyUnicode_Compare(a, b) == 0);
+}
+
+// Where a name was last found among a dictionary's entries. A repeated lookup then compares one pointer,
+// without hashing. kUnhinted: the dictionary holds an equal string that is another object; looking for its
+// place again would be in vain.
+using Hint = Py_ssize_t;
+constexpr Hint kUnhinted = -1;
+
+inline Hint find_hint(PyDictKeysObject* keys, PyObject* name) {
+    for (Py_ssize_t i = 0; DK_IS_UNICODE(keys) && i < keys->dk_nentries; i++)
+        if (DK_UNICODE_ENTRIES(keys)[i].me_key == name) return i;
+    return kUnhinted;
+}
+
+// dict[name], borrowed, or null; never sets an error. `name` is an interned string.
+inline PyObject* dict_get_name(PyObject* dict, PyObject* name, Py_hash_t hash, Hint* hint) {
+    auto* d = reinterpret_cast<PyDictObject*>(dict);
+    PyDictKeysObject* keys = d->ma_keys;
+    if (*hint != kUnhinted && DK_IS_UNICODE(keys) && *hint < keys->dk_nentries) {
+        PyDictUnicodeEntry* entry = DK_UNICODE_ENTRIES(keys) + *hint;
+        if (entry->me_key == name) {
+            PyObject* value = d->ma_values ? d->ma_values->values[*hint] : entry->me_value;
+            if (value) return value;
+        }
+    }
+    PyObject* value = _PyDict_GetItem_KnownHash(dict, name, hash);
+    if (!value)
+        PyErr_Clear();
+    else if (*hint != kUnhinted)
+        *hint = find_hint(d->ma_keys, name);
+    return value;
+}
+
+// Where an ordinary instance keeps its attributes: `dict`, or `values` with the type's shared keys, or
+// neither.
+struct InstanceAttributes {
+    PyObject* dict = nullptr;
+    PyDictKeysObject* keys = nullptr;
+    PyObject** values = nullptr;
+};
+
+// Does not create the dictionary of an instance that has none yet.
+inline InstanceAttributes instance_attributes(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    if (!(type->tp_flags & Py_TPFLAGS_MANAGED_DICT)) {
+        PyObject** place = type->tp_dictoffset ? _PyObject_GetDictPtr(object) : nullptr;
+        return {place ? *place : nullptr, nullptr, nullptr};
+    }
+    PyDictKeysObject* keys = reinterpret_cast<PyHeapTypeObject*>(type)->ht_cached_keys;
+#if SMELT_PY312
+    PyDictOrValues either = *_PyObject_DictOrValuesPointer(object);
+    if (!_PyDictOrValues_IsValues(either)) return {_PyDictOrValues_GetDict(either), nullptr, nullptr};
+    return {nullptr, keys, _PyDictOrValues_GetValues(either)->values};
+#else
+    if (PyDictValues* values = *_PyObject_ValuesPointer(object)) return {nullptr, keys, values->values};
+    return {*_PyObject_ManagedDictPointer(object), nullptr, nullptr};
+#endif
+}
+
+// object.__dict__[name], borrowed, or null; never sets an error, runs no user code, creates no dictionary.
+inline PyObject* instance_get_name(PyObject* object, PyObject* name, Py_hash_t hash, Hint* hint) {
+    InstanceAttributes at = instance_attributes(object);
+    if (at.dict) return dict_get_name(at.dict, name, hash, hint);
+    if (!at.values) return nullptr;
+    PyDictUnicodeEntry* entries = DK_UNICODE_ENTRIES(at.keys);
+    if (*hint != kUnhinted && *hint < at.keys->dk_nentries && entries[*hint].me_key == name)
+        return at.values[*hint];
+    for (Py_ssize_t i = 0; i < at.keys->dk_nentries; i++) {
+        if (!same_name(entries[i].me_key, name, hash)) continue;
+        *hint = i;
+        return at.values[i];
+    }
+    return nullptr;
+}
+
+// object.__dict__, borrowed, made if need be; null without an error if it has none.
+inline PyObject* instance_dict(PyObject* object) {
+    PyObject** place = _PyObject_GetDictPtr(object);
+    if (!place) return nullptr;
+    if (!*place) {
+        PyObject* made = PyObject_GenericGetDict(object, nullptr);
+        if (!made) {
+            PyErr_Clear();
+            return nullptr;
+        }
+        Py_DECREF(made);  // the object holds it
+        place = _PyObject_GetDictPtr(object);
+    }
+    return place ? *place : nullptr;
+}
+
+// A class's own dictionary, borrowed; null if it has none.
+inline PyObject* type_dict(PyObject* type) {
+#if SMELT_PY312
+    PyObject* dict = PyType_GetDict(reinterpret_cast<PyTypeObject*>(type));
+    Py_XDECREF(dict);  // the class holds it
+    return dict;
+#else
+    return reinterpret_cast<PyTypeObject*>(type)->tp_dict;
+#endif
+}
+
+// The number of the current state of a class and its bases, or 0 if it has none now.
+inline unsigned int type_version_tag(PyTypeObject* type) {
+    return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+}
+
+}  // namespace smelt

@@ -1,0 +1,184 @@
+#include "cpython.h"
+
+#include "global_state.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include <cstring>
+#include <string_view>
+
+namespace smelt {
+namespace {
+
+using at::Float32Backend;
+using at::Float32Op;
+
+// The types of the active torch-function modes, and the device of a default-device mode, folded into one
+// number.
+int64_t function_mode_kinds(int64_t count) {
+    uint64_t folded = 0;
+    for (int64_t i = 0; i < count; i++) {
+        PyObject* mode = at::impl::PythonTorchFunctionTLS::get_stack_at(i)->ptr(getPyInterpreter());
+        folded = folded * 31 + reinterpret_cast<uintptr_t>(Py_TYPE(mode));
+        PyObject* dict = instance_dict(mode);
+        PyObject* device = dict ? PyDict_GetItemString(dict, "device") : nullptr;
+        if (!device || !THPDevice_Check(device)) continue;
+        at::Device d = reinterpret_cast<THPDevice*>(device)->device;
+        folded = folded * 31 + (static_cast<uint8_t>(d.type()) << 8 | static_cast<uint8_t>(d.index()));
+    }
+    return static_cast<int64_t>(folded);
+}
+
+int64_t sdp_order(at::Context& context) {
+    int64_t folded = 0;
+    for (at::SDPBackend backend : context.sDPPriorityOrder())
+        folded = folded * 8 + static_cast<int>(backend) + 1;
+    return folded;
+}
+
+struct Sources {
+    at::Context& context = at::globalContext();
+    const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+    c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+    int64_t function_modes = at::impl::PythonTorchFunctionTLS::stack_len();
+
+    int64_t precision(Float32Backend backend, Float32Op op) const {
+        static const bool cuda_build = at::Context::hasCUDART();
+        if (backend == Float32Backend::CUDA && !cuda_build) return 0;
+        return static_cast<int64_t>(context.float32Precision(backend, op));
+    }
+    // Autocast is on for a device unless its dispatch key is excluded.
+    bool autocast(c10::DispatchKey key) const { return !keys.excluded_.has(key); }
+    // Dispatch modes put this key in place.
+    int64_t dispatch_modes() const {
+        return keys.included_.has(c10::DispatchKey::Python) ? c10::impl::TorchDispatchModeTLS::stack_len()
+                                                            : 0;
+    }
+};
+
+struct Field {
+    const char* name;
+    int64_t (*read)(const Sources&);
+};
+
+#define FIELD(name, expression) \
+    {name, [](const Sources& s) -> int64_t { return static_cast<int64_t>(expression); }}
+
+constexpr Field kFields[] = {
+    FIELD("grad_mode", s.autograd.get_grad_mode()),
+    FIELD("inference_mode", s.autograd.get_inference_mode()),
+    FIELD("forward_ad", s.autograd.get_fw_grad_mode()),
+    FIELD("view_replay", s.autograd.get_view_replay_enabled()),
+    FIELD("included_dispatch_keys", s.keys.included_.raw_repr()),
+    FIELD("excluded_dispatch_keys", s.keys.excluded_.raw_repr()),
+    FIELD("torch_function_state", at::impl::PythonTorchFunctionTLS::get_disabled_state()),
+    FIELD("torch_function_modes", s.function_modes),
+    FIELD("torch_function_mode_kinds", function_mode_kinds(s.function_modes)),
+    FIELD("torch_dispatch_modes", s.dispatch_modes()),
+    FIELD("autocast_cpu", s.autocast(c10::DispatchKey::AutocastCPU)),
+    FIELD("autocast_cpu_dtype", at::autocast::get_autocast_dtype(at::kCPU)),
+    FIELD("autocast_cuda", s.autocast(c10::DispatchKey::AutocastCUDA)),
+    FIELD("autocast_cuda_dtype", at::autocast::get_autocast_dtype(at::kCUDA)),
+    FIELD("autocast_cache", at::autocast::is_autocast_cache_enabled()),
+    FIELD("default_dtype", c10::get_default_dtype_as_scalartype()),
+    FIELD("num_threads", at::get_num_threads()),
+    // The summary flags (allow_tf32, float32_matmul_precision) raise when the settings disagree.
+    FIELD("cuda_matmul_precision", s.precision(Float32Backend::CUDA, Float32Op::MATMUL)),
+    FIELD("cuda_conv_precision", s.precision(Float32Backend::CUDA, Float32Op::CONV)),
+    FIELD("cuda_rnn_precision", s.precision(Float32Backend::CUDA, Float32Op::RNN)),
+    FIELD("mkldnn_matmul_precision", s.precision(Float32Backend::MKLDNN, Float32Op::MATMUL)),
+    FIELD("mkldnn_conv_precision", s.precision(Float32Backend::MKLDNN, Float32Op::CONV)),
+    FIELD("mkldnn_rnn_precision", s.precision(Float32Backend::MKLDNN, Float32Op::RNN)),
+    // From here on: plain members of torch's settings object.
+    FIELD("deterministic_algorithms", s.context.deterministicAlgorithms()),
+    FIELD("deterministic_warn_only", s.context.deterministicAlgorithmsWarnOnly()),
+    FIELD("deterministic_fill", s.context.deterministicFillUninitializedMemory()),
+    FIELD("mkldnn", s.context.userEnabledMkldnn()),
+    FIELD("mkldnn_deterministic", s.context.deterministicMkldnn()),
+    FIELD("cudnn", s.context.userEnabledCuDNN()),
+    FIELD("cudnn_benchmark", s.context.benchmarkCuDNN()),
+    FIELD("cudnn_deterministic", s.context.deterministicCuDNN()),
+    FIELD("sdp_flash", s.context.userEnabledFlashSDP()),
+    FIELD("sdp_memory_efficient", s.context.userEnabledMemEfficientSDP()),
+    FIELD("sdp_math", s.context.userEnabledMathSDP()),
+    FIELD("sdp_cudnn", s.context.userEnabledCuDNNSDP()),
+    FIELD("sdp_math_reduced", s.context.allowFP16BF16ReductionMathSDP()),
+    FIELD("sdp_order", sdp_order(s.context)),
+    FIELD("fp16_accumulation", s.context.allowFP16AccumulationCuBLAS()),
+    FIELD("fp16_reduction_cpu", s.context.allowFP16ReductionCPU()),
+};
+#undef FIELD
+static_assert(std::size(kFields) == kGlobalStateFields);
+constexpr int kFirstPlainMember = [] {
+    int i = 0;
+    while (kFields[i].name != std::string_view("deterministic_algorithms")) i++;
+    return i;
+}();
+
+}  // namespace
+
+PyObject* global_state_names() {
+    PyObject* names = PyTuple_New(kGlobalStateFields);
+    for (int i = 0; names && i < kGlobalStateFields; i++) {
+        PyObject* name = PyUnicode_FromString(kFields[i].name);
+        if (!name)
+            Py_CLEAR(names);
+        else
+            PyTuple_SET_ITEM(names, i, name);
+    }
+    return names;
+}
+
+PyObject* global_state_tuple() {
+    Sources sources;
+    PyObject* tuple = PyTuple_New(kGlobalStateFields);
+    for (int i = 0; tuple && i < kGlobalStateFields; i++) {
+        PyObject* value = PyLong_FromLongLong(kFields[i].read(sources));
+        if (!value)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, i, value);
+    }
+    return tuple;
+}
+
+bool GlobalStateMatcher::parse(PyObject* tuple) {
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != kGlobalStateFields) {
+        PyErr_SetString(PyExc_TypeError, "global_state: expected what _native.global_state() returned");
+        return false;
+    }
+    for (int i = 0; i < kGlobalStateFields; i++) {
+        expected_[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        if (PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
+bool GlobalStateMatcher::matches() {
+    Sources sources;
+    auto agree = [&](int begin, int end) {
+        for (int i = begin; i < end; i++)
+            if (kFields[i].read(sources) != expected_[i]) return false;
+        return true;
+    };
+    if (!agree(0, kFirstPlainMember)) return false;
+    // Asking for the plain members one by one takes longer than comparing all bytes of the object that has
+    // them.
+    const char* bytes = reinterpret_cast<const char*>(&sources.context);
+    if (agreed_.size() == sizeof(at::Context) && std::memcmp(agreed_.data(), bytes, sizeof(at::Context)) == 0)
+        return true;
+    if (!agree(kFirstPlainMember, kGlobalStateFields)) return false;
+    agreed_.assign(bytes, bytes + sizeof(at::Context));
+    return true;
+}
+
+}  // namespace smelt
