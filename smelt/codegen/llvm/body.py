@@ -142,7 +142,9 @@ class Body:
         text = f"call {kind} {name}({address}, i32 {align}, {mask}, {kind} zeroinitializer)"
         return self._read(buffer, text, t.memory, b.lanes, address, mask)
 
-    def _gather(self, p: Point, buffer: int, index: Size, stride: int | None, mask: Ref | None, t: Type) -> Ref:
+    def _gather(
+        self, p: Point, buffer: int, index: Size, stride: int | None, mask: Ref | None, t: Type
+    ) -> Ref:
         b = self.b
         addresses = self._addresses(p, buffer, index, stride)
         mask = mask or b.widen(b.const("i1", True))
@@ -175,7 +177,9 @@ class Body:
         b = self.b
         mask = p.mask or b.widen(b.const("i1", True))
         name = f"@llvm.masked.scatter.{suffix(t.memory, b.lanes)}.v{b.lanes}p0"
-        b.declare(name, f"void {name}({type_text(t.memory, b.lanes)}, <{b.lanes} x ptr>, i32, <{b.lanes} x i1>)")
+        b.declare(
+            name, f"void {name}({type_text(t.memory, b.lanes)}, <{b.lanes} x ptr>, i32, <{b.lanes} x i1>)"
+        )
         addresses = self._addresses(p, s.buffer, s.index, stride)
         b.line(f"call void {name}({x}, {addresses}, i32 {t.bytes}, {mask})")
 
@@ -224,13 +228,14 @@ def _fits(e: Size, limit: int) -> bool:
     lo, hi = bounds(e)
     if lo <= -limit or hi >= limit:
         return False
-    if isinstance(e, int) or isinstance(e, Sym):
+    if isinstance(e, int | Sym):
         return True
     if isinstance(e, Quotient):
         return _fits(e.left, limit) and _fits(e.right, limit)
-    return all(_fits(a, limit) for m, _ in e.terms for a in m) and sum(
-        abs(c) * max(map(abs, bounds(_product(m)))) for m, c in e.terms
-    ) + abs(e.const) < limit
+    return (
+        all(_fits(a, limit) for m, _ in e.terms for a in m)
+        and sum(abs(c) * max(map(abs, bounds(_product(m)))) for m, c in e.terms) + abs(e.const) < limit
+    )
 
 
 def _product(atoms: tuple[Expr, ...]) -> Size:

@@ -232,7 +232,9 @@ class Builder:
     def call(self, name: str, elem: str, *args: Ref) -> Ref:
         """A helper function without side effects; operands and result have equal lanes."""
         wide, lanes, depth = self.together(args)
-        return self.pure(f"call {type_text(elem, lanes)} {name}({', '.join(map(str, wide))})", elem, lanes, depth)
+        return self.pure(
+            f"call {type_text(elem, lanes)} {name}({', '.join(map(str, wide))})", elem, lanes, depth
+        )
 
     # ---- control
 

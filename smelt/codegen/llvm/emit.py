@@ -21,6 +21,7 @@ from smelt.codegen.llvm.vectorize import (
     Choice,
     choose,
     count_lanes,
+    fixed,
     lane_stride,
     local_bytes,
     stage_loops,
@@ -29,7 +30,7 @@ from smelt.codegen.llvm.vectorize import (
 )
 from smelt.codegen.llvm.vmath import MATH_OPS
 from smelt.graph.sizes import Size, Sym
-from smelt.loops.ir import Kernel, Loop, MapStage, Reduction, ReduceStage, ScanStage, Stage
+from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Stage
 
 PIECE_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
 ITEM_CYCLES = 4_000  # an item should hide the decoding of its number
@@ -74,7 +75,7 @@ class _Emitter:
     # ---- frame
 
     def function(self, name: str) -> Function:
-        if any(int(l.size) == 0 for l in self.kernel.outer):
+        if any(fixed(l.size) == 0 for l in self.kernel.outer):
             return Function(_frame(name, [], [], []), 0, 1)
         if self.choice.outer is None:
             extent, cycles = self._inner_items()
@@ -90,7 +91,7 @@ class _Emitter:
         on_stack = local_bytes(self.kernel, b.lanes) <= LOCAL_BYTES
         for i, buffer in enumerate(self.kernel.buffers):
             if buffer.role == "local":
-                pointers.append(self._local(i, int(buffer.size), TYPES[buffer.dtype], on_stack))
+                pointers.append(self._local(i, fixed(buffer.size), TYPES[buffer.dtype], on_stack))
                 continue
             slot = b.pure(f"getelementptr ptr, ptr %buffers, i64 {argument}", "ptr", 1, 0)
             pointers.append(b.pure(f"load ptr, {slot}", "ptr", 1, 0))
@@ -114,16 +115,16 @@ class _Emitter:
 
     def _inner_items(self) -> tuple[int, float]:
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
-            indices = self._decode(item.index, [int(l.size) for l in self.kernel.outer])
+            indices = self._decode(item.index, [fixed(l.size) for l in self.kernel.outer])
             self._stages(Point({l.sym: r for l, r in zip(self.kernel.outer, indices, strict=True)}))
-        return prod(int(l.size) for l in self.kernel.outer), self.choice.point_cost
+        return prod(fixed(l.size) for l in self.kernel.outer), self.choice.point_cost
 
     def _outer_items(self, sym: Sym) -> tuple[int, float]:
         items = self._divide(sym)
         size = self._size(sym)
-        counts = [int(l.size) for l in items.loops]
+        counts = [fixed(l.size) for l in items.loops]
         if items.tile:
-            counts.append(ceil(int(items.tile.size) / TILE))
+            counts.append(ceil(fixed(items.tile.size) / TILE))
         counts.append(ceil(size / items.chunk))
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
             indices = self._decode(item.index, counts)
@@ -132,7 +133,7 @@ class _Emitter:
             point = Point(syms, sym, None, True)
 
             def blocks(p: Point) -> None:
-                tile = items.tile and self._piece(indices[-2], TILE, int(items.tile.size))
+                tile = self._piece(indices[-2], TILE, fixed(items.tile.size)) if items.tile else None
                 self._lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
 
             self._nest(point, items.serial, blocks)
@@ -145,7 +146,7 @@ class _Emitter:
             self._stages(p.at(loop.sym, tile.index))
 
     def _size(self, sym: Sym) -> int:
-        return next(int(l.size) for l in self.kernel.outer if l.sym is sym)
+        return next(fixed(l.size) for l in self.kernel.outer if l.sym is sym)
 
     def _divide(self, sym: Sym) -> _Items:
         """Chooses items of about ITEM_CYCLES: part of the vector loop, or all of it and more loops."""
@@ -155,14 +156,14 @@ class _Emitter:
         tile = self._shared_lines(sym, others)
         if tile is not None:
             others.remove(tile)
-            block *= min(TILE, int(tile.size))
+            block *= min(TILE, fixed(tile.size))
         chunks = max(1, round(ceil(size / lanes) * block / ITEM_CYCLES))
         chunk = ceil(ceil(size / chunks) / lanes) * lanes
         cycles = chunk / lanes * block
         serial: list[Loop] = []
-        while chunks == 1 and tile is None and others and cycles * int(others[-1].size) <= ITEM_CYCLES:
+        while chunks == 1 and tile is None and others and cycles * fixed(others[-1].size) <= ITEM_CYCLES:
             serial.insert(0, others.pop())
-            cycles *= int(serial[0].size)
+            cycles *= fixed(serial[0].size)
         return _Items(tuple(others), tuple(serial), tile, chunk, cycles)
 
     def _shared_lines(self, sym: Sym, others: Sequence[Loop]) -> Loop | None:
@@ -172,7 +173,7 @@ class _Emitter:
             if lane_stride(index, sym, self.b.lanes) in (0, 1):
                 continue
             for loop in others:
-                if int(loop.size) >= 4 and lane_stride(index, loop.sym, 4) == 1:
+                if fixed(loop.size) >= 4 and lane_stride(index, loop.sym, 4) == 1:
                     return loop
         return None
 
@@ -209,9 +210,9 @@ class _Emitter:
         if not loops:
             return inside(p)
         loop, rest = loops[0], loops[1:]
-        if int(loop.size) == 1:
+        if fixed(loop.size) == 1:
             return self._nest(p.at(loop.sym, self.b.const("i64", 0)), rest, inside)
-        with self.b.loop(self.b.const("i64", 0), self.b.const("i64", int(loop.size)), 1) as it:
+        with self.b.loop(self.b.const("i64", 0), self.b.const("i64", fixed(loop.size)), 1) as it:
             self._nest(p.at(loop.sym, it.index), rest, inside)
 
     def _lanes(
@@ -254,7 +255,7 @@ class _Emitter:
     def _stages(self, p: Point) -> None:
         for i, stage in enumerate(self.kernel.stages):
             p.values.clear()  # what a stage loaded, another may have stored
-            if any(int(l.size) == 0 for l in stage_loops(stage)):
+            if any(fixed(l.size) == 0 for l in stage_loops(stage)):
                 if isinstance(stage, ReduceStage):
                     self._finish(stage, [self._identity(r, stage) for r in stage.reductions], False)
             else:
@@ -269,7 +270,7 @@ class _Emitter:
         loops, last = _vector_last(stage.loops, vector)
         if last is None:
             return self._nest(p, loops, inside)
-        size = int(last.size)
+        size = fixed(last.size)
         zero, stop = self.b.const("i64", 0), self.b.const("i64", size)
         point = Point(p.syms, last.sym, p.mask)
         self._nest(point, loops, lambda q: self._lanes(q, last.sym, size, zero, stop, inside))
@@ -277,7 +278,7 @@ class _Emitter:
     def _scan(self, p: Point, stage: ScanStage, vector: Sym | None) -> None:
         b, t = self.b, TYPES[stage.store.value.dtype]
         start = reduce.identity(b, stage.kind, t, b.lanes if p.outer_lanes else 1, "i64")
-        stop = b.const("i64", int(stage.loop.size))
+        stop = b.const("i64", fixed(stage.loop.size))
         with b.loop(b.const("i64", 0), stop, 1, start) as it:
             q = p.at(stage.loop.sym, it.index)
             value = reduce.first_state(b, stage.kind, t, self.body.value(q, stage.store.value), None)
@@ -330,17 +331,17 @@ class _ReduceLoops:
         if not rest:
             return self.innermost(p, loop, states)
         b = self.b
-        if int(loop.size) == 1:
+        if fixed(loop.size) == 1:
             return self.run(p.at(loop.sym, b.const("i64", 0)), rest, states)
-        apart = prod(int(l.size) for l in rest) >= 16 * self.step  # partial sums of their own: a cascade
-        with b.loop(b.const("i64", 0), b.const("i64", int(loop.size)), 1, _flat(states)) as it:
+        apart = prod(fixed(l.size) for l in rest) >= 16 * self.step  # partial sums of their own: a cascade
+        with b.loop(b.const("i64", 0), b.const("i64", fixed(loop.size)), 1, _flat(states)) as it:
             outer = self.like(it.carried, states)
             inner = self.run(p.at(loop.sym, it.index), rest, self.fresh(states) if apart else outer)
             it.next = _flat(self.join(outer, inner) if apart else inner)
         return self.like(it.next, states)
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
-        size = int(loop.size)
+        size = fixed(loop.size)
         groups = size // (self.step * self.unroll)
         done = 0
         if groups >= 8 * CASCADE:
@@ -455,7 +456,7 @@ def _position(stage: ReduceStage) -> Size:
 
 
 def _position_type(stage: ReduceStage) -> str:
-    return "i32" if prod(int(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
+    return "i32" if prod(fixed(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
 
 
 def _unroll(stage: ReduceStage) -> int:
@@ -477,7 +478,9 @@ def _indices(kernel: Kernel) -> list[Size]:
 
 
 def _frame(name: str, entry: list[str], lines: list[str], exits: list[str]) -> str:
-    body = "\n".join((*entry, "  %any = icmp slt i64 %begin, %end", "  br i1 %any, label %work, label %done", "work:"))
+    body = "\n".join(
+        (*entry, "  %any = icmp slt i64 %begin, %end", "  br i1 %any, label %work, label %done", "work:")
+    )
     tail = "\n".join(("  br label %done", "done:", *exits, "  ret void"))
     work = "\n".join(lines)
     return f"define void @{name}(ptr %buffers, i64 %begin, i64 %end) nounwind {{\nentry:\n{body}\n{work}\n{tail}\n}}"

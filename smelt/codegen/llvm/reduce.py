@@ -88,7 +88,9 @@ def _part(b: Builder, x: Ref, start: int, count: int) -> Ref:
     if count == 1:
         return b.pure(f"extractelement {x}, i64 {start}", x.elem, 1, x.depth)
     picks = ", ".join(f"i32 {i}" for i in range(start, start + count))
-    return b.pure(f"shufflevector {x}, {x} , <{count} x i32> <{picks}>".replace(" ,", ","), x.elem, count, x.depth)
+    return b.pure(
+        f"shufflevector {x}, {x} , <{count} x i32> <{picks}>".replace(" ,", ","), x.elem, count, x.depth
+    )
 
 
 __all__ = ["State", "across_lanes", "combine", "first_state", "identity", "nan"]

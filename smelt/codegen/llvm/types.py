@@ -76,7 +76,9 @@ def rounded(b: Builder, x: Ref, t: Type) -> Ref:
         odd = b.op("and", b.op("lshr", bits, b.const("i32", 16)), b.const("i32", 1))
         up = b.op("add", b.op("add", bits, b.const("i32", 0x7FFF)), odd)
         up = b.op("and", up, b.const("i32", -0x10000))
-        return b.select(b.compare("fcmp uno", x, x), b.const("float", float("nan")), b.convert("bitcast", up, "float"))
+        return b.select(
+            b.compare("fcmp uno", x, x), b.const("float", float("nan")), b.convert("bitcast", up, "float")
+        )
     return x
 
 

@@ -12,14 +12,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
-from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, Value
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
+from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
+from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, Value
 
 # Costs in cycles of one instruction over one vector; GATHER and SCATTER per lane.
 CONTIGUOUS, SPLAT, GATHER, SCATTER, MATH, DIVIDE = 1.0, 1.0, 1.2, 1.8, 14.0, 5.0
 LOCAL_BYTES = 256 << 10  # scratch that may live on the stack of one thread
+
+
+def fixed(size: Size) -> int:
+    """A size as a number. Raises ValueError for a symbolic one: kernels are compiled for fixed sizes."""
+    if not isinstance(size, int):
+        raise ValueError(f"kernels need fixed sizes, not {size}")
+    return size
 
 
 @dataclass(frozen=True)
@@ -95,15 +102,23 @@ def _facts(kernel: Kernel, stage: Stage) -> _StageFacts:
             buffer, index, _ = value.args
             accesses.append(_Access(index, False, kernel.buffers[buffer].role == "local"))
         elif value.op not in ("const", "index", "result"):
-            arithmetic += MATH if value.op in MATH_OPS else DIVIDE if value.op in ("div", "sqrt", "rsqrt") else 1.0
-    stores = stage.stores if isinstance(stage, MapStage) else (stage.store,) if isinstance(stage, ScanStage) else ()
+            arithmetic += (
+                MATH if value.op in MATH_OPS else DIVIDE if value.op in ("div", "sqrt", "rsqrt") else 1.0
+            )
+    stores = (
+        stage.stores
+        if isinstance(stage, MapStage)
+        else (stage.store,)
+        if isinstance(stage, ScanStage)
+        else ()
+    )
     accesses += [_Access(s.index, True, kernel.buffers[s.buffer].role == "local") for s in stores]
-    return _StageFacts(stage, prod(int(l.size) for l in stage_loops(stage)), tuple(accesses), arithmetic)
+    return _StageFacts(stage, prod(fixed(l.size) for l in stage_loops(stage)), tuple(accesses), arithmetic)
 
 
 def _waste(size: int, lanes: int) -> float:
     """Lanes computed for each lane used."""
-    return ceil(size / lanes) * lanes / size
+    return ceil(size / lanes) * lanes / size if size else 1.0
 
 
 def _vector_cost(facts: _StageFacts, sym: Sym, lanes: int, outer: bool) -> float:
@@ -125,7 +140,7 @@ def choose(kernel: Kernel, lanes: int) -> Choice:
     facts = [_facts(kernel, s) for s in kernel.stages]
     best = _inner(facts, lanes)
     for loop in kernel.outer:
-        size = int(loop.size)
+        size = fixed(loop.size)
         if size < 2 or not _locals_fit(kernel, lanes):
             continue
         cost = sum(f.trips * _vector_cost(f, loop.sym, lanes, True) for f in facts)
@@ -147,7 +162,8 @@ def _inner(facts: list[_StageFacts], lanes: int) -> Choice:
             continue
         horizontal = 12.0 * len(f.stage.reductions) if isinstance(f.stage, ReduceStage) else 0.0
         by_loop = [
-            f.trips * _waste(int(l.size), lanes) / lanes * _vector_cost(f, l.sym, lanes, False) for l in loops
+            f.trips * _waste(fixed(l.size), lanes) / lanes * _vector_cost(f, l.sym, lanes, False)
+            for l in loops
         ]
         best = min(range(len(loops)), key=lambda i: (by_loop[i], -i))
         vector = by_loop[best] + horizontal + 4
@@ -161,7 +177,7 @@ def _locals_fit(kernel: Kernel, lanes: int) -> bool:
 
 
 def local_bytes(kernel: Kernel, lanes: int) -> int:
-    return sum(int(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
+    return sum(fixed(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
 
 
 def count_lanes(kernel: Kernel, width: Callable[[int], int]) -> int:

@@ -257,7 +257,11 @@ def _sine(b: Builder, x: Ref, shift: int) -> Ref:
     quadrant = _i(b, "add", quadrant, shift)
     square = b.op("fmul", r, r)
     s = b.fma(b.op("fmul", r, square), b.polynomial(square, SIN), r)
-    c = b.fma(b.op("fmul", square, square), b.polynomial(square, COS), b.fma(square, b.like(square, -0.5), b.like(r, 1.0)))
+    c = b.fma(
+        b.op("fmul", square, square),
+        b.polynomial(square, COS),
+        b.fma(square, b.like(square, -0.5), b.like(r, 1.0)),
+    )
     odd = b.compare("icmp ne", _i(b, "and", quadrant, 1), b.const("i32", 0))
     sign = _i(b, "shl", _i(b, "and", quadrant, 2), 30)
     return _float(b, b.op("xor", _bits(b, b.select(odd, c, s)), sign))

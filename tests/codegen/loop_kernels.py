@@ -1,0 +1,182 @@
+"""Small loop kernels written by hand, shared by the tests of all code generators."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm.target import Target
+from smelt.config import Config
+from smelt.graph.sizes import Size, Sym
+from smelt.loops.ir import (
+    Buffer,
+    Kernel,
+    Loop,
+    MapStage,
+    ReduceStage,
+    Reduction,
+    ScanStage,
+    Store,
+    Value,
+)
+
+CHECKED = Config(verify=True)
+f32 = torch.float32
+
+
+# ---- building
+
+
+def loop(name: str, size: int) -> tuple[Sym, Loop]:
+    sym = Sym(name, 0, max(size - 1, 0))
+    return sym, Loop(sym, size)
+
+
+def load(buffer: int, index: Size, dtype: torch.dtype = f32, mask: Value | None = None) -> Value:
+    return Value("load", (buffer, index, mask), dtype)
+
+
+def const(number: float, dtype: torch.dtype = f32) -> Value:
+    return Value("const", (number,), dtype)
+
+
+def result(name: str, dtype: torch.dtype = f32) -> Value:
+    return Value("result", (name,), dtype)
+
+
+def op(name: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
+    return Value(name, args, dtype or args[-1].dtype)
+
+
+def buffers(*specs: tuple[torch.dtype, str]) -> tuple[Buffer, ...]:
+    return tuple(Buffer(f"{role}{i}", dtype, role) for i, (dtype, role) in enumerate(specs))
+
+
+def flat(n: int, ins: Sequence[torch.dtype], out: torch.dtype, body: Callable[..., Value]) -> Kernel:
+    """out[i] = body(in0[i], in1[i], ...)"""
+    i, li = loop("i", n)
+    value = body(*(load(k, i, dtype) for k, dtype in enumerate(ins)))
+    specs = [(dtype, "in") for dtype in ins] + [(out, "out")]
+    return Kernel("flat", buffers(*specs), (li,), (MapStage((), (Store(len(ins), i, value),)),))
+
+
+def bias_gelu(rows: int, columns: int) -> Kernel:
+    (r, lr), (c, lc) = loop("r", rows), loop("c", columns)
+    x = load(0, r * columns + c) + load(1, c)
+    y = x * 0.5 * (op("erf", x * math.sqrt(0.5)) + 1.0)
+    stage = MapStage((), (Store(2, r * columns + c, y),))
+    return Kernel("bias_gelu", buffers((f32, "in"), (f32, "in"), (f32, "out")), (lr, lc), (stage,))
+
+
+def softmax(rows: int, columns: int) -> Kernel:
+    r, lr = loop("r", rows)
+    (a, la), (b, lb), (c, lc) = (loop(f"c{k}", columns) for k in range(3))
+    shifted = [op("exp", load(0, r * columns + j) - result("top")) for j in (b, c)]
+    stages = (
+        ReduceStage((la,), (Reduction("top", "max", load(0, r * columns + a)),)),
+        ReduceStage((lb,), (Reduction("total", "sum", shifted[0]),)),
+        MapStage((lc,), (Store(1, r * columns + c, shifted[1] / result("total")),)),
+    )
+    return Kernel("softmax", buffers((f32, "in"), (f32, "out")), (lr,), stages)
+
+
+def softmax_columns(rows: int, columns: int) -> Kernel:
+    """Over the first dimension of a row-major matrix: lanes are columns."""
+    c, lc = loop("c", columns)
+    (i, li), (j, lj), (k, lk) = (loop(f"r{n}", rows) for n in range(3))
+    shifted = [op("exp", load(0, r * columns + c) - result("top")) for r in (j, k)]
+    stages = (
+        ReduceStage((li,), (Reduction("top", "max", load(0, i * columns + c)),)),
+        ReduceStage((lj,), (Reduction("total", "sum", shifted[0]),)),
+        MapStage((lk,), (Store(1, k * columns + c, shifted[1] / result("total")),)),
+    )
+    return Kernel("softmax_columns", buffers((f32, "in"), (f32, "out")), (lc,), stages)
+
+
+def layer_norm(rows: int, columns: int, dtype: torch.dtype = f32) -> Kernel:
+    """Inputs, weights and output of `dtype`, arithmetic in float32."""
+    r, lr = loop("r", rows)
+    (a, la), (b, lb), (c, lc) = (loop(f"c{k}", columns) for k in range(3))
+
+    def f(x: Value) -> Value:
+        return x if dtype is f32 else op("cast", x, dtype=f32)
+
+    x = [f(load(0, r * columns + j, dtype)) for j in (a, b, c)]
+    mean, variance = result("sum") * (1 / columns), result("squares") * (1 / columns)
+    centred = x[1] - mean
+    y = (x[2] - mean) * op("rsqrt", variance + 1e-5) * f(load(1, c, dtype)) + f(load(2, c, dtype))
+    stages = (
+        ReduceStage((la,), (Reduction("sum", "sum", x[0]),)),
+        ReduceStage((lb,), (Reduction("squares", "sum", centred * centred),)),
+        MapStage((lc,), (Store(3, r * columns + c, y if dtype is f32 else op("cast", y, dtype=dtype)),)),
+    )
+    return Kernel("layer_norm", buffers(*[(dtype, "in")] * 3, (dtype, "out")), (lr,), stages)
+
+
+def reduction(kind: str, rows: int, columns: int, dtype: torch.dtype, over: str = "columns") -> Kernel:
+    """Of a row-major matrix, over its columns (contiguous), rows, or all of it."""
+    (r, lr), (c, lc) = loop("r", rows), loop("c", columns)
+    out = torch.int64 if kind.startswith("arg") else torch.bool if kind in ("any", "all") else dtype
+    inner = {"columns": (lc,), "rows": (lr,), "all": (lr, lc)}[over]
+    outer = tuple(l for l in (lr, lc) if l not in inner)
+    stages = (
+        ReduceStage(inner, (Reduction("x", kind, load(0, r * columns + c, dtype)),)),
+        MapStage((), (Store(1, outer[0].sym if outer else 0, result("x", out)),)),
+    )
+    return Kernel(f"{kind}_{over}", buffers((dtype, "in"), (out, "out")), outer, stages)
+
+
+def scan(kind: str, rows: int, columns: int, along: str) -> Kernel:
+    (r, lr), (c, lc) = loop("r", rows), loop("c", columns)
+    inner, outer = (lc, lr) if along == "columns" else (lr, lc)
+    index = r * columns + c
+    stage = ScanStage(inner, kind, Store(1, index, load(0, index)))
+    return Kernel("scan", buffers((f32, "in"), (f32, "out")), (outer,), (stage,))
+
+
+def transpose(rows: int, columns: int) -> Kernel:
+    (c, lc), (r, lr) = loop("c", columns), loop("r", rows)
+    stage = MapStage((), (Store(1, c * rows + r, load(0, r * columns + c)),))
+    return Kernel("transpose", buffers((f32, "in"), (f32, "out")), (lc, lr), (stage,))
+
+
+def pad(rows: int, columns: int, border: int) -> Kernel:
+    """Zeros around a matrix: loads under a mask."""
+    height, width = rows + 2 * border, columns + 2 * border
+    (r, lr), (c, lc) = loop("r", height), loop("c", width)
+    inside = [
+        op("ge", Value("index", (s,), torch.int64), const(border, torch.int64), dtype=torch.bool)
+        for s in (r, c)
+    ] + [
+        op("lt", Value("index", (s,), torch.int64), const(border + n, torch.int64), dtype=torch.bool)
+        for s, n in ((r, rows), (c, columns))
+    ]
+    mask = inside[0]
+    for condition in inside[1:]:
+        mask = op("logical_and", mask, condition)
+    x = load(0, (r - border) * columns + (c - border), mask=mask)
+    stage = MapStage((), (Store(1, r * width + c, x),))
+    return Kernel("pad", buffers((f32, "in"), (f32, "out")), (lr, lc), (stage,))
+
+
+# ---- running
+
+
+def run(
+    kernel: Kernel,
+    tensors: Sequence[torch.Tensor],
+    pieces: Sequence[int] | None = None,
+    target: Target | None = None,
+) -> None:
+    """Runs the kernel's machine code in place on `tensors`; `pieces`: where to cut [0, extent)."""
+    (compiled,), owner = compile_kernels([kernel], CHECKED, target)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(compiled.address)
+    pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+    cuts = [0, *(p for p in sorted(pieces or ()) if 0 < p < compiled.extent), compiled.extent]
+    for begin, end in zip(cuts, cuts[1:]):
+        function(ctypes.addressof(pointers), begin, end)
+    del owner
