@@ -217,7 +217,7 @@ class FrameCompiler:
             spec = build.build(captured.guards, frame.collect if frame else ())
             tree = _native.GuardTree(spec.native)
             _verify_accepts(tree, spec, slots)
-        compiled = frame.function if frame else None
+        compiled: Callable[..., Any] | None = frame.function if frame else None
         if frame and self.config.verify:
             compiled = _checked(frame, spec)
         seconds = time.perf_counter() - start
@@ -245,6 +245,8 @@ class FrameCompiler:
                 raise
             self._remember(name, e.reason)
             return None
+        except BackendError:
+            raise
         except Exception as e:
             raise BackendError(f"the backend failed on {name}: {_summary(e)}") from e
         finally:

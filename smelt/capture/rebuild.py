@@ -446,6 +446,8 @@ def kind_of(x: object) -> Kind:
         return _result_tuple(cls)
     if not cls.__flags__ & _TPFLAGS_HEAPTYPE and not isinstance(x, BaseException):
         raise unsupported(x)
+    if cls.__module__.startswith("smelt.capture."):
+        raise unsupported(x, "an unfinished generator or the like")
     kind = _instance_kind(cls)  # type: ignore[arg-type]
     if isinstance(kind, str):
         raise unsupported(x, kind)
