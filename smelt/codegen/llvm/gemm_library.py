@@ -239,12 +239,12 @@ def declarations(tile: Tile) -> str:
 # ---- micro-kernel ----------------------------------------------------------------------------------------------
 
 MICRO_PARAMETERS = "ptr noalias %a, ptr noalias %b, ptr noalias %c, i64 %k, i64 %ldb, i64 %ldc, i1 %accumulate, " \
-    "ptr %next, i64 %next_rows, i64 %next_step"
+    "ptr %next, i64 %next_rows, i64 %next_step, i64 %next_run"
 
 
 def micro(tile: Tile, rows: int) -> str:
-    """c[rows][NR] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not). Along the way
-    `next_rows` rows of memory at `next`, `next_step` apart, are prefetched, as deep as this tile is."""
+    """c[rows][NR] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not). In every
+    run, `next_rows` rows of memory at `next`, `next_step` apart, are prefetched, and `next` moves by `next_run`."""
     t = Text()
     v, names = tile.vector, [(i, j) for i in range(rows) for j in range(tile.vectors)]
     t.do("br label %outer")
@@ -271,10 +271,12 @@ def micro(tile: Tile, rows: int) -> str:
     t.do(f"br i1 {t.test('slt', '%kk.next', run)}, label %inner, label %turn")
     t.label("turn")
     with t.loop(0, "%next_rows") as row:
-        prefetch(t, t.at("%no", t.mul(row, "%next_step")))
+        place = t.at("%no", t.mul(row, "%next_step"))
+        for j in range(tile.vectors):
+            prefetch(t, t.at(place, j * tile.line))
     t.do("br label %again")
     t.label("again")
-    t.do("%no.next = getelementptr i8, ptr %no, i64 " + str(tile.line))
+    t.do("%no.next = getelementptr i8, ptr %no, i64 %next_run")
     t.do(f"%left.next = sub i64 %left, {run}")
     t.do(f"%ao.next = getelementptr i8, ptr %ao, i64 {rows * tile.line}")
     t.do("%bo.next = getelementptr i8, ptr %bi, i64 %ldb")
@@ -546,14 +548,14 @@ def block(tile: Tile) -> str:
             epilogue = t.choose(partial, d["epilogue_partial"], d["epilogue_full"])
             finish = t.let(f"and i1 {last}, {t.test('ne', epilogue, 0)}")
             epilogue = t.let(f"inttoptr i64 {epilogue} to ptr")
-            ahead, ahead_rows = _next_panel(t, tile, d, b, k0, panel, last, t.sub(last_tile, first_tile))
+            ahead = _next_panel(t, tile, d, b, k0, panel, last, t.sub(last_tile, first_tile))
             with tiles(depth) as (number, tall, row, height, packed):
                 out = t.at(target, t.mul(t.sub(row, first_row), ldc))
-                fetch = t.at(ahead, t.mul(t.mul(t.sub(number, first_tile), ahead_rows), d["b_n"]))
+                fetch = t.at(ahead.start, t.mul(t.sub(number, first_tile), ahead.tile))
                 kernel = t.choose(tall, call["micro_tall"], call["micro"], "ptr")
                 t.do(
                     f"call void {kernel}(ptr {packed}, ptr {right}, ptr {out}, i64 {depth}, i64 {ldb}, i64 {ldc}, "
-                    f"i1 {accumulate}, ptr {fetch}, i64 {ahead_rows}, i64 {d['b_n']})"
+                    f"i1 {accumulate}, ptr {fetch}, i64 {ahead.rows}, i64 {ahead.step}, i64 {ahead.run})"
                 )
                 with t.when(finish):
                     t.do(
@@ -563,19 +565,42 @@ def block(tile: Tile) -> str:
     return t.function(tile.function("block"), BLOCK_PARAMETERS, "noinline")
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """What the tiles of a panel prefetch: each run of a tile, `rows` rows, `step` apart; `run` and `tile` are the
+    distances from run to run and from tile to tile."""
+
+    start: str
+    rows: str
+    step: str
+    run: str
+    tile: str
+
+
 def _next_panel(
     t: Text, tile: Tile, d: dict[str, str], b: str, k0: str, panel: str, last: str, tiles: str
-) -> tuple[str, str]:
-    """Where the panel after this one begins in W[N, K], and how many of its rows each tile prefetches: none if B is not
-    given that way, or nothing follows. After the last panel of a block of K, the first of the next one follows."""
+) -> _Ahead:
+    """The panel after this one, shared out among `tiles` tiles; after the last panel of a block of K, the first of the next
+    block. As W[N, K]: each tile fetches some columns (rows of W), each run one line of them. As B[K, N]: each run
+    fetches some rows, a panel wide."""
     following = t.add(panel, 1)
     wraps = t.test("eq", following, t.add("%panel", "%count"))
     column = t.mul(t.choose(wraps, "%panel", following), tile.columns)
     k = t.choose(wraps, t.add(k0, d["kc"]), k0)
-    useful = t.let(f"and i1 {t.test('eq', d['b_k'], tile.size)}, {t.test('ne', d['b_n'], tile.size)}")
+    by_rows = t.test("eq", d["b_n"], tile.size)
+    step = t.choose(by_rows, d["b_k"], d["b_n"])
+    share = t.div(t.add(t.choose(by_rows, tile.lanes, tile.columns), t.sub(tiles, 1)), tiles)
+    distance = t.mul(share, step)
+    run = t.choose(by_rows, distance, tile.line)
+    runs = t.div(d["kc"], tile.lanes)
     over = t.let(f"and i1 {wraps}, {last}")
-    rows = t.choose(over, 0, t.choose(useful, t.div(t.add(tiles, tile.columns - 1), tiles), 0))
-    return t.at(b, t.mul(column, d["b_n"]), t.mul(k, tile.size)), rows
+    return _Ahead(
+        start=t.at(b, t.mul(column, d["b_n"]), t.mul(k, d["b_k"])),
+        rows=t.choose(over, 0, share),
+        step=step,
+        run=run,
+        tile=t.choose(by_rows, t.mul(distance, runs), distance),
+    )
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------
