@@ -164,11 +164,14 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
     cut = _cut(p, tile)
     tall, low = cut.heights
+    narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
     calls = dict(
         pack_a="pack_rows" if p.a.col == 1 or p.k == 1 else "pack_rows_any",
         pack_b=_panel_packer(p.b),
-        micro_tall=f"micro{tall}",
-        micro=f"micro{low}",
+        micro_tall=f"micro{tall}x{tile.vectors}",
+        micro=f"micro{low}x{tile.vectors}",
+        narrow_tall=f"micro{tall}x{narrow}",
+        narrow=f"micro{low}x{narrow}",
     )
     words = _descriptor(p, tile, cut) | {word: _address(tile.function(name)) for word, name in calls.items()}
     text = []
@@ -183,7 +186,7 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
         f"  tail call void @{tile.function('driver')}(ptr %buffers, i64 %begin, i64 %end, ptr @{p.name}.descriptor)\n"
         "  ret void\n}\n"
     )
-    return list(calls.values()), "".join(text)
+    return sorted(set(calls.values())), "".join(text)
 
 
 def _address(symbol: str) -> str:
@@ -208,12 +211,14 @@ def _descriptor(p: Product, tile: Tile, cut: _Cut) -> dict[str, int | str]:
         b_outer=p.b.outer * size, b_inner=p.b.inner * size,
         c_outer=p.c.outer * size, c_inner=p.c.inner * size,
         c_buffer=2 + len(p.epilogue.inputs),
-        direct_b=int(p.b.col == 1 and cut.tiles <= DIRECT_TILES),
+        direct_b=int(p.b.col == 1 and cut.tiles <= DIRECT_TILES and p.b.row * size % tile.line == 0),
         epilogue_full=0, epilogue_partial=0,
     )  # fmt: skip
 
 
-DIRECT_TILES = 2  # up to so many tiles, contiguous rows of B are read where they are: packing would not pay
+# Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
+# touch one more cache line in each.
+DIRECT_TILES = 2
 
 
 # ---- from ATen operators -----------------------------------------------------------------------------------------

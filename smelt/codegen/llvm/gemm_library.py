@@ -242,11 +242,11 @@ MICRO_PARAMETERS = "ptr noalias %a, ptr noalias %b, ptr noalias %c, i64 %k, i64 
     "ptr %next, i64 %next_rows, i64 %next_step, i64 %next_run"
 
 
-def micro(tile: Tile, rows: int) -> str:
-    """c[rows][NR] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not). In every
+def micro(tile: Tile, rows: int, vectors: int) -> str:
+    """c[rows][vectors] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not). In every
     run, `next_rows` rows of memory at `next`, `next_step` apart, are prefetched, and `next` moves by `next_run`."""
     t = Text()
-    v, names = tile.vector, [(i, j) for i in range(rows) for j in range(tile.vectors)]
+    v, names = tile.vector, [(i, j) for i in range(rows) for j in range(vectors)]
     t.do("br label %outer")
     t.label("outer")  # one run of `lanes` elements of each row of A
     for stem, type, start in (("left", "i64", "%k"), ("ao", "ptr", "%a"), ("bo", "ptr", "%b"), ("no", "ptr", "%next")):
@@ -260,11 +260,11 @@ def micro(tile: Tile, rows: int) -> str:
     t.do("%bi = phi ptr [%bo, %outer], [%bi.next, %inner]")
     for i, j in names:
         t.do(f"%i{i}_{j}.in = phi {v} [%o{i}_{j}, %outer], [%i{i}_{j}, %inner]")
-    bs = [t.load(v, t.at("%bi", j * tile.line), tile.size) for j in range(tile.vectors)]
+    bs = [t.load(v, t.at("%bi", j * tile.line), tile.size) for j in range(vectors)]
     element = t.let(f"getelementptr {tile.scalar}, ptr %ao, i64 %kk")
     for i in range(rows):
         a = splat(t, tile, t.load(tile.scalar, t.at(element, i * tile.line), tile.size))
-        for j in range(tile.vectors):
+        for j in range(vectors):
             t.do(f"%i{i}_{j} = call {v} @llvm.fmuladd.{_overload(tile)}({v} {a}, {v} {bs[j]}, {v} %i{i}_{j}.in)")
     t.do("%kk.next = add i64 %kk, 1")
     t.do("%bi.next = getelementptr i8, ptr %bi, i64 %ldb")
@@ -272,7 +272,7 @@ def micro(tile: Tile, rows: int) -> str:
     t.label("turn")
     with t.loop(0, "%next_rows") as row:
         place = t.at("%no", t.mul(row, "%next_step"))
-        for j in range(tile.vectors):
+        for j in range(vectors):
             prefetch(t, t.at(place, j * tile.line))
     t.do("br label %again")
     t.label("again")
@@ -287,14 +287,14 @@ def micro(tile: Tile, rows: int) -> str:
         t.label(block)
         for i in range(rows):
             line = t.at("%c", t.mul("%ldc", i))
-            for j in range(tile.vectors):
+            for j in range(vectors):
                 place, value = t.at(line, j * tile.line), f"%o{i}_{j}"
                 if block == "more":
                     value = t.let(f"fadd {v} {value}, {t.load(v, place, tile.size)}")
                 t.store(v, value, place, tile.size)
         t.do("br label %end")
     t.label("end")
-    return t.function(tile.function(f"micro{rows}"), MICRO_PARAMETERS)
+    return t.function(tile.function(f"micro{rows}x{vectors}"), MICRO_PARAMETERS)
 
 
 # ---- packing ---------------------------------------------------------------------------------------------------
@@ -437,12 +437,14 @@ def _exchange(t: Text, tile: Tile, vectors: list[str], group: int) -> list[str]:
 # ---- driver ----------------------------------------------------------------------------------------------------
 
 # The descriptor of a product: 64-bit words, by name. Strides in bytes. Tiles 0..tall-1 have `rows`+1 rows, the rest `rows`.
-# Functions are addresses; `epilogue_full` is 0 where a full panel, which the micro-kernel leaves in C, is finished.
+# Functions are addresses; `narrow` ones compute one vector of columns, for panels that have no more.
+# `epilogue_full` is 0 where a full panel, which the micro-kernel leaves in C, is finished.
 WORDS = (
     "n", "k", "kc", "k_blocks", "panels", "row_blocks", "block_tiles", "tiles", "rows", "tall",
     "a_row", "a_k", "b_k", "b_n", "c_row",
     "inner_batch", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner", "c_buffer",
-    "direct_b", "pack_a", "pack_b", "micro_tall", "micro", "epilogue_full", "epilogue_partial",
+    "direct_b", "pack_a", "pack_b", "micro_tall", "micro", "narrow_tall", "narrow",
+    "epilogue_full", "epilogue_partial",
 )  # fmt: skip
 
 DRIVER_PARAMETERS = "ptr %buffers, i64 %begin, i64 %end, ptr %descriptor"
@@ -548,11 +550,13 @@ def block(tile: Tile) -> str:
             epilogue = t.choose(partial, d["epilogue_partial"], d["epilogue_full"])
             finish = t.let(f"and i1 {last}, {t.test('ne', epilogue, 0)}")
             epilogue = t.let(f"inttoptr i64 {epilogue} to ptr")
+            narrow = t.test("sle", cols, tile.lanes)
+            kernels = [t.choose(narrow, call[f"narrow{h}"], call[f"micro{h}"], "ptr") for h in ("_tall", "")]
             ahead = _next_panel(t, tile, d, b, k0, panel, last, t.sub(last_tile, first_tile))
             with tiles(depth) as (number, tall, row, height, packed):
                 out = t.at(target, t.mul(t.sub(row, first_row), ldc))
                 fetch = t.at(ahead.start, t.mul(t.sub(number, first_tile), ahead.tile))
-                kernel = t.choose(tall, call["micro_tall"], call["micro"], "ptr")
+                kernel = t.choose(tall, *kernels, "ptr")
                 t.do(
                     f"call void {kernel}(ptr {packed}, ptr {right}, ptr {out}, i64 {depth}, i64 {ldb}, i64 {ldc}, "
                     f"i1 {accumulate}, ptr {fetch}, i64 {ahead.rows}, i64 {ahead.step}, i64 {ahead.run})"
@@ -620,7 +624,7 @@ _lock = threading.Lock()
 
 
 def provide(tile: Tile, names: Iterable[str]) -> dict[str, int]:
-    """The addresses, by symbol (`tile.function(name)`), of library functions: names of `_PIECES`, or `micro<rows>`. Those
+    """The addresses, by symbol (`tile.function(name)`), of library functions: names of `_PIECES`, or `micro<rows>x<vectors>`. Those
     that no product has asked for yet are compiled."""
     with _lock:
         wanted = sorted({*names, *_ALWAYS})
@@ -641,5 +645,6 @@ def _compile(tile: Tile, names: Sequence[str]) -> None:
 
 def _write(tile: Tile, name: str) -> str:
     if name.startswith("micro"):
-        return micro(tile, int(name.removeprefix("micro")))
+        rows, vectors = map(int, name.removeprefix("micro").split("x"))
+        return micro(tile, rows, vectors)
     return _PIECES[name](tile)
