@@ -1,4 +1,4 @@
-"""Which ATen matrix products become generated code, and which elementwise kernels they absorb.
+"""Which ATen matrix products (and 1x1 convolutions) become generated code, and which elementwise kernels they absorb.
 
 A product absorbs the kernel behind it (bias, activation, residual, ...) when the kernel is the only reader of the
 product's result and touches each element of it once: the result then never goes to memory. Refusals carry a reason.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -21,11 +22,20 @@ from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
 from smelt.loops.ir import Buffer, Kernel, MapStage, Value
 from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
 
-MATRIX_PRODUCTS = frozenset(
-    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")
-)
-# mm and bmm results are (row, column) and (batch, row, column).
+aten = torch.ops.aten
+# Results with two dimensions are (row, column), with three (batch, row, column).
 _PLACES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An extern as `op(*args)` for `plan_product`: tensors of `args` are described as matrices, `buffers[i]` is the buffer
+    of args[i]. `result` describes the extern's own result as a matrix or stack of matrices."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    buffers: tuple[int | None, ...]
+    result: TensorSpec
 
 
 @dataclass(frozen=True)
@@ -50,16 +60,26 @@ def with_products(schedule: Schedule, config: Config, prefer: Prefer) -> list[It
     for position, item in enumerate(schedule.items):
         if not isinstance(item, ExternItem) or not _is_product(item):
             continue
-        fused = absorbed(schedule, position, readers) if config.fuse else "fusion is off"
-        if isinstance(fused, _Absorbed):
-            made = _product_item(schedule, item, fused)
+        call = _CALLS[item.op](schedule, item, _in_schema_order(item))
+        if isinstance(call, str):
+            continue
+        fused = absorbed(schedule, position, call.result, readers) if config.fuse else None
+        for candidate in (fused, None) if isinstance(fused, _Absorbed) else (None,):
+            made = _product_item(schedule, item, call, candidate)
             if isinstance(made, ProductItem) and prefer(made.product):
-                items[position], items[fused.position] = None, made
-                continue
-        made = _product_item(schedule, item, None)
-        if isinstance(made, ProductItem) and prefer(made.product):
-            items[position] = made
+                _put(items, position, made, candidate)
+                break
     return [item for item in items if item is not None]
+
+
+def _put(
+    items: list[Item | ProductItem | None], position: int, made: ProductItem, fused: _Absorbed | None
+) -> None:
+    """A product that absorbed a kernel stands where the kernel stood: all that the kernel read is there by then."""
+    if fused is None:
+        items[position] = made
+    else:
+        items[position], items[fused.position] = None, made
 
 
 def compile_items(items: Sequence[ProductItem]) -> tuple[dict[int, CompiledProduct], Any]:
@@ -78,26 +98,79 @@ def _identifier(name: str) -> str:
 
 
 def _is_product(item: Item) -> bool:
-    return isinstance(item, ExternItem) and item.op in MATRIX_PRODUCTS and item.outs[0] is not None
+    return isinstance(item, ExternItem) and item.op in _CALLS and item.outs[0] is not None
 
 
-def _product_item(schedule: Schedule, item: ExternItem, fused: _Absorbed | None) -> ProductItem | Refused:
-    arguments = _in_schema_order(item)
-    args = [schedule.buffers[a.id].spec if isinstance(a, BufRef) else a for a in arguments]
-    (out,) = item.outs
-    assert out is not None
+def _product_item(
+    schedule: Schedule, item: ExternItem, call: _Call, fused: _Absorbed | None
+) -> ProductItem | Refused:
     name = str(item.op).split(".")[1]
     if fused is None:
-        made = plan_product(item.op, args, schedule.buffers[out].spec, name)
-        inputs: tuple[int, ...] = ()
+        made = plan_product(call.op, call.args, call.result, name)
     else:
-        made = plan_product(item.op, args, fused.out_spec, f"{name}_{fused.name}", fused.epilogue)
-        inputs, out = fused.inputs, fused.out
+        made = plan_product(call.op, call.args, fused.out_spec, f"{name}_{fused.name}", fused.epilogue)
     if isinstance(made, Refused):
         return made
-    operands = tuple(arguments[i].id for i in made.operands)
+    operands = tuple(call.buffers[i] for i in made.operands)
+    inputs, out = ((), item.outs[0]) if fused is None else (fused.inputs, fused.out)
     notes = dict.fromkeys(n for n in (item.note, fused.note if fused else "") if n)
-    return ProductItem(made.product, (*operands, *inputs, out), "; ".join(notes))
+    return ProductItem(made.product, (*operands, *inputs, out), "; ".join(notes))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------ externs as matrix products
+
+
+def _matrix_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> _Call:
+    args = tuple(schedule.buffers[a.id].spec if isinstance(a, BufRef) else a for a in arguments)
+    buffers = tuple(a.id if isinstance(a, BufRef) else None for a in arguments)
+    return _Call(item.op, args, buffers, schedule.buffers[item.outs[0]].spec)  # type: ignore[index]
+
+
+def _convolution_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> _Call | str:
+    """A 1x1 convolution without stride or padding. With channels first, W[co, ci] @ X[b][ci, hw]; with channels last,
+    X[bhw, ci] @ W[co, ci].T."""
+    x, weight, bias, stride, padding, _, transposed, output_padding, groups = arguments
+    xs, ws = schedule.buffers[x.id].spec, schedule.buffers[weight.id].spec
+    ys = schedule.buffers[item.outs[0]].spec  # type: ignore[index]
+    if transposed or groups != 1 or any(n != 1 for n in (*stride, *ws.shape[2:])):
+        return "not a 1x1 convolution"
+    if any((*padding, *output_padding)) or len(xs.shape) < 3:
+        return "a padded convolution"
+    b, ci, co, pixels = xs.shape[0], xs.shape[1], ws.shape[0], prod(xs.shape[2:])
+    w = replace(ws, shape=(co, ci), stride=ws.stride[:2])
+    vector = None if bias is None else schedule.buffers[bias.id].spec
+    buffers = (x.id, weight.id, None if bias is None else bias.id)
+    if _is_dense(xs) and _is_dense(ys):
+        a, image = buffers[1], buffers[0]
+        column = vector and replace(vector, shape=(co, 1), stride=(vector.stride[0], 0))
+        xm = replace(xs, shape=(b, ci, pixels), stride=(ci * pixels, pixels, 1))
+        ym = replace(ys, shape=(b, co, pixels), stride=(co * pixels, pixels, 1))
+        if column is None:
+            return _Call(aten.matmul.default, (w, xm), (a, image), ym)
+        return _Call(aten.baddbmm.default, (column, w, xm), (buffers[2], a, image), ym)
+    if _is_dense(_channels_last(xs)) and _is_dense(_channels_last(ys)):
+        xm = replace(xs, shape=(b * pixels, ci), stride=(ci, 1))
+        ym = replace(ys, shape=(b * pixels, co), stride=(co, 1))
+        return _Call(aten.linear.default, (xm, w, vector), buffers, ym)
+    return "an input or result that is neither channels-first nor channels-last"
+
+
+def _channels_last(spec: TensorSpec) -> TensorSpec:
+    """The same memory with the channels moved to the end."""
+
+    def moved(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+        return (sizes[0], *sizes[2:], sizes[1])
+
+    return replace(spec, shape=moved(spec.shape), stride=moved(spec.stride))
+
+
+_CALLS: dict[torch._ops.OpOverload, Callable[[Schedule, ExternItem, Sequence[Any]], _Call | str]] = {
+    aten.mm.default: _matrix_call,
+    aten.addmm.default: _matrix_call,
+    aten.bmm.default: _matrix_call,
+    aten.baddbmm.default: _matrix_call,
+    aten.convolution.default: _convolution_call,
+}
 
 
 def _in_schema_order(item: ExternItem) -> list[Any]:
@@ -154,8 +227,10 @@ def _references(value: Any) -> list[int]:
     return [b for v in value for b in _references(v)] if isinstance(value, (tuple, list)) else []
 
 
-def absorbed(schedule: Schedule, position: int, readers: dict[int, list[int]]) -> _Absorbed | str:
-    """The kernel behind the product at `position` as its epilogue, or why not."""
+def absorbed(
+    schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
+) -> _Absorbed | str:
+    """The kernel behind the product at `position` as its epilogue, or why not. `spec`: the result as matrices."""
     extern = schedule.items[position]
     assert isinstance(extern, ExternItem)
     (result,) = extern.outs
@@ -168,7 +243,7 @@ def absorbed(schedule: Schedule, position: int, readers: dict[int, list[int]]) -
         return "the product is not read by a kernel"
     if any(_writes_held(schedule, i) for i in schedule.items[position + 1 : users[0] + 1]):
         return "an input is written before the kernel runs"
-    return _as_epilogue(schedule, item, result, users[0])
+    return _as_epilogue(schedule, item, result, spec, users[0])
 
 
 def _writes_held(schedule: Schedule, item: Item) -> bool:
@@ -186,8 +261,10 @@ def _writes_held(schedule: Schedule, item: Item) -> bool:
     )
 
 
-def _as_epilogue(schedule: Schedule, item: KernelItem, result: int, position: int) -> _Absorbed | str:
-    kernel, spec = item.kernel, schedule.buffers[result].spec
+def _as_epilogue(
+    schedule: Schedule, item: KernelItem, result: int, spec: TensorSpec, position: int
+) -> _Absorbed | str:
+    kernel = item.kernel
     if len(kernel.stages) != 1 or any(b is None for b in item.buffers):
         return "the kernel is not elementwise"
     (stage,) = kernel.stages

@@ -266,11 +266,12 @@ def test_empty_tensors():
 # --------------------------------------------------------------------------------------------------- matrix products
 
 
-def gelu_kernel(rows, cols, transposed=False):
-    """out = a * sigmoid(a) + bias[column], over one flat loop; `transposed`: stored column by column."""
+def silu_kernel(rows, cols, transposed=False, repeat=1):
+    """out = a * sigmoid(a) + bias[column], over one flat loop; `transposed`: stored column by column; `repeat`: a bias
+    serves so many neighbouring elements."""
     i = Sym("i", 0, rows * cols - 1)
     a = Value("load", (0, i, None), torch.float32)
-    bias = Value("load", (1, i % cols, None), torch.float32)
+    bias = Value("load", (1, i // repeat % cols, None), torch.float32)
     value = Value("mul", (a, Value("sigmoid", (a,), torch.float32)), torch.float32)
     value = Value("add", (value, bias), torch.float32)
     index = i % cols * rows + i // cols if transposed else i
@@ -289,7 +290,7 @@ def test_a_product_absorbs_the_kernel_behind_it(transposed):
     wt = p.view(1, w.t())
     h = p.extern(aten.addmm.default, (BufRef(2), BufRef(0), BufRef(wt)), torch.empty(37, 40))
     y = p.buffer(torch.empty(40, 37).t() if transposed else torch.empty(37, 40), "output")
-    p.items.append(KernelItem(gelu_kernel(37, 40, transposed), (h, 3, y)))
+    p.items.append(KernelItem(silu_kernel(37, 40, transposed), (h, 3, y)))
     plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
     assert [type(s).__name__ for s in plan.steps] == ["View", "Alloc", "Launch", "Free"]
     (got,) = plan.to_native()((x, w, b, c))
@@ -297,12 +298,31 @@ def test_a_product_absorbs_the_kernel_behind_it(transposed):
     assert got.stride() == ((1, 37) if transposed else (40, 1))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("bias", [False, True])
+def test_1x1_convolutions_are_products(layout, bias):
+    x = torch.randn(2, 24, 6, 5).to(memory_format=layout)
+    w, b, c = torch.randn(40, 24, 1, 1), torch.randn(40), torch.randn(40)
+    p = Program(x, w, b, c)
+    rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    like = torch.empty(2, 40, 6, 5).to(memory_format=layout)
+    h = p.extern(aten.convolution.default, (BufRef(0), BufRef(1), BufRef(2) if bias else None, *rest), like)
+    y = p.buffer(like, "output")
+    repeat = 30 if layout is torch.contiguous_format else 1
+    p.items.append(KernelItem(silu_kernel(60, 40, repeat=repeat), (h, 3, y)))
+    plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
+    assert [type(s).__name__ for s in plan.steps] == ["Alloc", "Launch"]
+    (got,) = plan.to_native()((x, w, b, c))
+    want = torch.nn.functional.silu(torch.convolution(x, w, b if bias else None, *rest)) + c.view(40, 1, 1)
+    assert torch.allclose(got, want, atol=1e-5) and got.stride() == like.stride()
+
+
 def test_a_product_that_is_read_twice_absorbs_nothing():
     x, w, c = torch.randn(37, 24), torch.randn(24, 40), torch.randn(40)
     p = Program(x, w, c)
     h = p.extern(aten.mm.default, (BufRef(0), BufRef(1)), torch.empty(37, 40), "output")
     y = p.buffer(torch.empty(37, 40), "output")
-    p.items.append(KernelItem(gelu_kernel(37, 40), (h, 2, y)))
+    p.items.append(KernelItem(silu_kernel(37, 40), (h, 2, y)))
     plan = p.plan(h, y, compiler=compile_kernels, native_gemm=True)
     assert sum(isinstance(s, Launch) for s in plan.steps) == 2
     h, y = plan.to_native()((x, w, c))
