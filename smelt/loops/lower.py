@@ -1,0 +1,199 @@
+"""aten graph -> lazy tensors and ATen calls. Nothing is decided here about loops or memory.
+
+Operators come from the tables in `loops.lowering`; what has no entry there, or a dtype that loops do not compute in,
+stays an ATen call (`Extern`). Dead operators disappear.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.config import Config
+from smelt.graph.ir import Graph, Node, TensorSpec
+from smelt.loops.lowering import LOWERINGS, Builder
+from smelt.loops.lowering.dtypes import LOWERABLE
+from smelt.loops.tensor import CopyBack, Extern, Program, Stored, Tensor
+
+aten = torch.ops.aten
+
+
+def lower(graph: Graph, config: Config) -> Program:
+    """The program of an aten-level, functionalized graph (in-place operators only as final `copy_` to inputs)."""
+    return _Lowerer(graph).run()
+
+
+def map_leaves(tree: Any, leaf: type | tuple[type, ...], f: Callable[[Any], Any]) -> Any:
+    """`tree` (nested lists, tuples, dicts) with `f` applied to its leaves of class `leaf`."""
+    if isinstance(tree, leaf):
+        return f(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)([map_leaves(x, leaf, f) for x in tree])
+    if isinstance(tree, dict):
+        return {k: map_leaves(x, leaf, f) for k, x in tree.items()}
+    return tree
+
+
+def leaves(tree: Any, leaf: type) -> Iterator[Any]:
+    if isinstance(tree, leaf):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for x in tree:
+            yield from leaves(x, leaf)
+    elif isinstance(tree, dict):
+        yield from leaves(list(tree.values()), leaf)
+
+
+class _Lowerer:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.program = Program()
+        self.values: dict[Node, Any] = {}
+        self.uses = _live_uses(graph)
+        self.copies: list[CopyBack] = []
+        self.order = 0
+
+    def run(self) -> Program:
+        for node in self.graph:
+            if node.op == "placeholder":
+                self.program.inputs.append(self.stored(node))
+            elif node.op == "get_attr":
+                tensor = self.stored(node)
+                self.program.constants.append((tensor, self.graph.constants[node.target]))
+            elif node.op == "output":
+                self.program.outputs = [self.value(x) for x in node.args[0]]
+                self.finish()
+            elif node.target is operator.getitem:
+                self.values[node] = self.values.get(node.args[0], ())[node.args[1]] if self.uses[node] else None
+            elif self.uses[node] or has_effect(node.target):
+                self.values[node] = self.call(node)
+        return self.program
+
+    def stored(self, node: Node) -> Tensor:
+        tensor = self.values[node] = Tensor(node.name, node.spec, Stored(), node.line, self.next())
+        return tensor
+
+    def next(self) -> int:
+        self.order += 1
+        return self.order
+
+    def value(self, tree: Any) -> Any:
+        return map_leaves(tree, Node, self.values.__getitem__)
+
+    def call(self, node: Node) -> Any:
+        args, kwargs = self.value(node.args), self.value(node.kwargs)
+        if node.target is aten.copy_.default:
+            return self.copy_back(node, *args[:2])
+        entry = LOWERINGS.get(node.target)
+        if entry is not None and _lowerable(node, args, kwargs):
+            builder = Builder(_short(node), node.spec, _device(node.spec), node.line)
+            result = entry(builder, *args, **kwargs)
+            if result is not None and self.gives_what_is_used(node, result):
+                return self.adopt(node, builder, result)
+        return self.extern(node, args, kwargs)
+
+    def gives_what_is_used(self, node: Node, result: Any) -> bool:
+        """A lowering gives None for results that are normally dead; if one is not, ATen computes it."""
+        if not isinstance(result, tuple) or None not in result:
+            return True
+        used = {n.args[1] for n in self.graph if n.target is operator.getitem and n.args[0] is node and self.uses[n]}
+        return all(r is not None or i not in used for i, r in enumerate(result))
+
+    def adopt(self, node: Node, builder: Builder, result: Any) -> Any:
+        """Give the results the layout that the trace saw, and everything made its place in the program."""
+        results = result if isinstance(result, tuple) else (result,)
+        specs = node.spec if isinstance(result, tuple) else (node.spec,)
+        fresh = set(map(id, builder.made))
+        results = tuple(
+            _renamed(r if r is None or id(r) in fresh else self.again(builder, r), builder.name) for r in results
+        )
+        for tensor, spec in zip(results, specs):
+            if tensor is not None:
+                tensor.spec = replace(spec, requires_grad=False) if spec.requires_grad else spec
+        for tensor in builder.made:
+            tensor.order = self.next()
+            self.program.steps.append(tensor)
+        return results if isinstance(result, tuple) else results[0]
+
+    def again(self, builder: Builder, tensor: Tensor) -> Tensor:
+        """A result that the lowering did not make: the same values, but a tensor of its own."""
+        return builder.copy(tensor, tensor.shape, lambda index: index)
+
+    def extern(self, node: Node, args: Any, kwargs: Any) -> Any:
+        specs = node.spec if isinstance(node.spec, tuple | list) else (node.spec,)
+        results = tuple(
+            Tensor(_short(node), spec, Stored(), node.line, self.next()) if isinstance(spec, TensorSpec) else None
+            for spec in specs
+        )
+        step = Extern(node.target, tuple(args), kwargs, results, _short(node), node.line, self.next())
+        self.program.steps.append(step)
+        return results if isinstance(node.spec, tuple | list) else results[0]
+
+    def copy_back(self, node: Node, target: Tensor, source: Any) -> Tensor:
+        """All inputs are overwritten at the end, so whatever reads one reads its old value. `held` is where the new value
+        can wait if it is needed in memory before that."""
+        builder = Builder("copy_", node.spec, target.spec.device, node.line)
+        held = builder.pointwise(
+            lambda v: v, [source], getattr(source, "dtype", target.dtype), target.dtype, 0.5, target.shape
+        )
+        held.order = self.next()
+        self.program.steps.append(held)
+        final = builder.copy(held, held.shape, lambda index: index)
+        final.spec = replace(target.spec, requires_grad=False)
+        self.copies.append(CopyBack(target, final, node.line))
+        return target
+
+    def finish(self) -> None:
+        for copy in self.copies:
+            copy.source.order, copy.order = self.next(), self.next()
+            self.program.steps += [copy.source, copy]
+
+
+def _live_uses(graph: Graph) -> Counter[Node]:
+    """How often each node is used by nodes that matter."""
+    uses: Counter[Node] = Counter()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or uses[node] or (node.op == "call_function" and has_effect(node.target)):
+            uses.update(leaves([node.args, node.kwargs], Node))
+    return uses
+
+
+def has_effect(op: Any) -> bool:
+    """Operators that write to an argument or draw random numbers happen even if nobody reads their results."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    return op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
+    """Loops compute known dtypes, on one device, of tensors that have elements."""
+    specs = [node.spec] if isinstance(node.spec, TensorSpec) else [s for s in node.spec or () if s is not None]
+    first = specs[0]
+    tensors = [t.spec for t in leaves([args, kwargs], Tensor)]
+    if any(0 in s.shape for s in specs[:1] + tensors):
+        return node.target is aten.cat.default and 0 not in first.shape
+    if any(isinstance(x, complex) for x in leaves([args, kwargs], complex)):
+        return False
+    return all(s.dtype in LOWERABLE and s.device == first.device for s in specs[:1] + tensors)
+
+
+def _device(spec: Any) -> torch.device:
+    return spec.device if isinstance(spec, TensorSpec) else spec[0].device
+
+
+def _short(node: Node) -> str:
+    """`native_layer_norm` of `aten.native_layer_norm.default`."""
+    op = node.target
+    name = op._schema.name.split("::")[-1] if isinstance(op, torch._ops.OpOverload) else getattr(op, "__name__", str(op))
+    return str(name).strip("_")
+
+
+def _renamed(tensor: Tensor | None, name: str) -> Tensor | None:
+    if tensor is not None:
+        tensor.name = name
+    return tensor

@@ -1,0 +1,160 @@
+"""Normalisations at inference. Statistics and arithmetic are in the dtype ATen accumulates in; results round once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.sizes import Size
+from smelt.loops.lowering.dtypes import opmath
+from smelt.loops.lowering.pointwise import DIVISION
+from smelt.loops.lowering.reductions import count_of, moments
+from smelt.loops.lowering.table import Builder, Operand, lowers
+from smelt.loops.lowering.views import reshape_index
+from smelt.loops.tensor import Tensor, contiguous_stride
+from smelt.loops.values import call
+
+aten = torch.ops.aten
+
+
+@lowers(aten.native_layer_norm.default)
+def layer_norm(
+    b: Builder, x: Tensor, normalized: Sequence[Size], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, ...]:
+    """(normalised, mean, rstd) over the trailing dimensions."""
+    compute = opmath(x.dtype)
+    dims = range(len(x.shape) - len(normalized), len(x.shape))
+    center, variance = moments(b, x, dims, 0, compute)
+    rstd = _rstd(b, variance, eps)
+    out = _normalized(b, x, center, rstd, weight, bias, b.spec[0].dtype)
+    return out, b.cast(center, b.spec[1].dtype), b.cast(rstd, b.spec[2].dtype)
+
+
+def _rstd(b: Builder, variance: Tensor, eps: float) -> Tensor:
+    dtype = variance.dtype
+    return b.pointwise(
+        lambda v: call("rsqrt", v + eps), [variance], dtype, dtype, 2 * DIVISION, variance.shape
+    )
+
+
+def _normalized(
+    b: Builder,
+    x: Tensor,
+    center: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    out: torch.dtype,
+) -> Tensor:
+    """(x - center) * rstd * weight + bias; weight and bias broadcast to x."""
+    operands: list[Operand] = [x, center, rstd]
+    operands += [w for w in (weight, bias) if w is not None]
+
+    def f(v: Any, mean: Any, scale: Any, *affine: Any) -> Any:
+        rest = list(affine)
+        v = (v - mean) * scale
+        if weight is not None:
+            v = v * rest.pop(0)
+        return v + rest.pop(0) if bias is not None else v
+
+    return b.pointwise(f, operands, center.dtype, out, 4.0, x.shape)
+
+
+@lowers(aten.native_group_norm.default)
+def group_norm(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: Size,
+    channels: Size,
+    positions: Size,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """(normalised, mean, rstd) of shapes (x, (n, groups), (n, groups))."""
+    compute = opmath(x.dtype)
+    split = (n, groups, channels // groups, *x.shape[2:])
+    grouped = b.view(x, split, reshape_index(x.shape, split))
+    dims = range(2, len(split))
+    center, variance = moments(b, grouped, dims, 0, compute)
+    rstd = _rstd(b, variance, eps)
+    affine = [w and _per_channel(b, w, groups, len(split)) for w in (weight, bias)]
+    out = _normalized(b, grouped, center, rstd, affine[0], affine[1], b.spec[0].dtype)
+    stats = (n, groups)
+    same_memory = b.spec[0].stride == contiguous_stride(x.shape)
+    return (
+        (b.view if same_memory else b.copy)(out, x.shape, reshape_index(split, x.shape)),
+        b.copy(b.cast(center, b.spec[1].dtype), stats, reshape_index(center.shape, stats)),
+        b.copy(b.cast(rstd, b.spec[2].dtype), stats, reshape_index(rstd.shape, stats)),
+    )
+
+
+def _per_channel(b: Builder, w: Tensor, groups: int, rank: int) -> Tensor:
+    shape = (groups, w.shape[0] // groups, *[1] * (rank - 3))
+    return b.view(w, shape, reshape_index(w.shape, shape))
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor | None, ...] | None:
+    return native_batch_norm(b, x, weight, bias, mean, variance, False, momentum, eps)
+
+
+@lowers(aten.native_batch_norm.default)
+def native_batch_norm(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor | None, ...] | None:
+    """x * alpha + beta per channel, as ATen factors it. The saved statistics are empty at inference."""
+    if training or mean is None or variance is None:
+        return None
+    compute = opmath(x.dtype)
+    scale = [variance] if weight is None else [variance, weight]
+    alpha = b.pointwise(
+        lambda v, *w: call("reciprocal", call("sqrt", v + eps)) * w[0] if w else call("reciprocal", call("sqrt", v + eps)),
+        scale, compute, compute, 2 * DIVISION + 2, mean.shape,
+    )  # fmt: skip
+    shift = [mean, alpha] if bias is None else [mean, alpha, bias]
+    beta = b.pointwise(
+        lambda m, a, *c: c[0] - m * a if c else -(m * a), shift, compute, compute, 2.0, mean.shape
+    )
+    column = (mean.shape[0], *[1] * (len(x.shape) - 2))
+    per_channel = [b.view(t, column, reshape_index(t.shape, column)) for t in (alpha, beta)]
+    out = b.pointwise(lambda v, a, c: v * a + c, [x, *per_channel], compute, b.spec[0].dtype, 2.0, x.shape)
+    return out, None, None
+
+
+@lowers(aten._fused_rms_norm.default)
+def rms_norm(
+    b: Builder, x: Tensor, normalized: Sequence[Size], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, ...]:
+    """(normalised, rstd) over the trailing dimensions; eps defaults to the machine epsilon of x's dtype."""
+    compute = opmath(x.dtype)
+    dims = range(len(x.shape) - len(normalized), len(x.shape))
+    squares = b.reduce("sum", x, dims, True, compute, lambda v: v * v)
+    count, small = count_of(x, dims), torch.finfo(x.dtype).eps if eps is None else eps
+    variance = b.pointwise(lambda v: v / count, [squares], compute, compute, DIVISION, squares.shape)
+    rstd = _rstd(b, variance, small)
+    operands: list[Operand] = [x, rstd] if weight is None else [x, rstd, weight]
+    out = b.pointwise(
+        lambda v, r, *w: v * r * w[0] if w else v * r, operands, compute, b.spec[0].dtype, 2.0, x.shape
+    )
+    return out, b.cast(rstd, b.spec[1].dtype)

@@ -1,0 +1,426 @@
+"""Elementwise operators. Costs are in additions; `TRANSCENDENTAL` is what exp, tanh, erf and the like cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.loops.ir import Value
+from smelt.loops.lowering.dtypes import floating, opmath, result_type
+from smelt.loops.lowering.table import LOWERINGS, Builder, Operand, lowers
+from smelt.loops.tensor import Tensor
+from smelt.loops.values import call, cast, compare, const, test, where
+
+aten = torch.ops.aten
+
+TRANSCENDENTAL = 12.0
+DIVISION = 4.0
+
+# ---- one operation each
+
+# aten name -> (value operation, cost). Integers become the default float dtype first.
+FLOAT_UNARY = {
+    name: (name, TRANSCENDENTAL)
+    for name in (
+        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+        "erf erfc sigmoid"
+    ).split()
+} | {"sqrt": ("sqrt", DIVISION), "rsqrt": ("rsqrt", 2 * DIVISION), "reciprocal": ("reciprocal", DIVISION)}
+
+ROUNDING = ("floor", "ceil", "trunc", "round")  # copies of integers
+SAME_UNARY = ("neg", "abs", "sign")
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+LOGICAL = ("logical_and", "logical_or", "logical_xor")
+BITWISE = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor"}
+
+# operands and result in the promoted dtype
+SAME_BINARY = {
+    "maximum": 1.0, "minimum": 1.0, "fmax": 1.0, "fmin": 1.0, "remainder": 3 * DIVISION, "fmod": 3 * DIVISION,
+    "copysign": 1.0, "atan2": 2 * TRANSCENDENTAL,
+}  # fmt: skip
+FLOAT_BINARY = ("copysign", "atan2")
+
+
+def _overloads(name: str, *overloads: str) -> list[Any]:
+    packet = getattr(aten, name)
+    return [getattr(packet, o) for o in overloads if o in packet.overloads()]
+
+
+def _register_unary() -> None:
+    for name, (op, cost) in FLOAT_UNARY.items():
+        LOWERINGS[getattr(aten, name).default] = _float_unary(op, cost)
+    LOWERINGS[aten.special_expm1.default] = LOWERINGS[aten.expm1.default]
+    for name in SAME_UNARY:
+        LOWERINGS[getattr(aten, name).default] = _same_unary(name)
+    for name in ROUNDING:
+        LOWERINGS[getattr(aten, name).default] = _rounding(name)
+
+
+def _register_binary() -> None:
+    for name in COMPARISONS:
+        for overload in _overloads(name, "Tensor", "Scalar"):
+            LOWERINGS[overload] = _comparison(name)
+    for name in LOGICAL:
+        LOWERINGS[getattr(aten, name).default] = _logical(name)
+    for name, logical in BITWISE.items():
+        for overload in _overloads(name, "Tensor", "Scalar", "Scalar_Tensor"):
+            LOWERINGS[overload] = _bitwise(name, logical)
+    for name, cost in SAME_BINARY.items():
+        for overload in _overloads(name, "default", "Tensor", "Scalar", "Scalar_Tensor"):
+            LOWERINGS[overload] = _binary(name, cost, name in FLOAT_BINARY)
+
+
+def _float_unary(op: str, cost: float) -> Callable[[Builder, Tensor], Tensor]:
+    def lower(b: Builder, x: Tensor) -> Tensor:
+        return b.pointwise(lambda v: call(op, v), [x], opmath(floating(x.dtype)), cost=cost)
+
+    return lower
+
+
+def _same_unary(op: str) -> Callable[[Builder, Tensor], Tensor]:
+    def lower(b: Builder, x: Tensor) -> Tensor:
+        return b.pointwise(lambda v: v if v.dtype is torch.bool else call(op, v), [x])
+
+    return lower
+
+
+def _rounding(op: str) -> Callable[[Builder, Tensor], Tensor]:
+    def lower(b: Builder, x: Tensor) -> Tensor:
+        return b.pointwise(lambda v: call(op, v) if v.dtype.is_floating_point else v, [x])
+
+    return lower
+
+
+def _comparison(op: str) -> Callable[[Builder, Tensor, Operand], Tensor]:
+    def lower(b: Builder, x: Tensor, y: Operand) -> Tensor:
+        return b.pointwise(lambda u, v: compare(op, u, v), [x, y])
+
+    return lower
+
+
+def _logical(op: str) -> Callable[[Builder, Tensor, Tensor], Tensor]:
+    def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+        return b.pointwise(lambda u, v: compare(op, u, v), [x, y], torch.bool)
+
+    return lower
+
+
+def _bitwise(op: str, logical: str) -> Callable[[Builder, Operand, Operand], Tensor]:
+    def lower(b: Builder, x: Operand, y: Operand) -> Tensor:
+        return b.pointwise(lambda u, v: call(logical if u.dtype is torch.bool else op, u, v), [x, y])
+
+    return lower
+
+
+def _binary(op: str, cost: float, to_float: bool) -> Callable[[Builder, Operand, Operand], Tensor | None]:
+    def lower(b: Builder, x: Operand, y: Operand) -> Tensor | None:
+        dtype = result_type([x, y])
+        if dtype is torch.bool and op in ("remainder", "fmod"):
+            return None
+        return b.pointwise(lambda u, v: call(op, u, v), [x, y], opmath(floating(dtype) if to_float else dtype), cost=cost)
+
+    return lower
+
+
+_register_unary()
+_register_binary()
+
+
+# ---- arithmetic
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    if result_type([x, y]) is torch.bool:
+        return b.pointwise(lambda u, v: call("logical_or", u, v) if alpha else u, [x, y])
+    return b.pointwise(lambda u, v: u + _scaled(v, alpha), [x, y])
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def sub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    return b.pointwise(lambda u, v: u - _scaled(v, alpha), [x, y])
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    return b.pointwise(lambda u, v: v - _scaled(u, alpha), [x, y])
+
+
+def _scaled(v: Value, alpha: float) -> Value:
+    return v if alpha == 1 else v * const(alpha, v.dtype)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
+    return b.pointwise(lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v, [x, y])
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def div(b: Builder, x: Operand, y: Operand) -> Tensor:
+    return b.pointwise(lambda u, v: u / v, [x, y], opmath(floating(result_type([x, y]))), cost=DIVISION)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Tensor | None:
+    if rounding_mode is None:
+        return div(b, x, y)
+    return _integral_division(b, x, y, "floordiv" if rounding_mode == "floor" else "truncdiv")
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(b: Builder, x: Operand, y: Operand) -> Tensor | None:
+    return _integral_division(b, x, y, "floordiv")
+
+
+def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | None:
+    if result_type([x, y]) is torch.bool:
+        return None
+    return b.pointwise(lambda u, v: call(op, u, v), [x, y], cost=3 * DIVISION)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_scalar(b: Builder, x: Tensor, exponent: float) -> Tensor | None:
+    """The exponents that ATen special-cases, as it does."""
+    dtype = result_type([x, exponent])
+    if dtype is torch.bool or (not dtype.is_floating_point and exponent < 0):
+        return None
+    special = POWERS.get(exponent) if dtype.is_floating_point or exponent in (0, 1, 2, 3) else None
+    if special is not None:
+        f, cost = special
+        return b.pointwise(f, [x], opmath(dtype), cost=cost)
+    return b.pointwise(lambda v: call("pow", v, const(exponent, v.dtype)), [x], opmath(dtype), cost=3 * TRANSCENDENTAL)
+
+
+POWERS: dict[float, tuple[Callable[[Value], Value], float]] = {
+    0: (lambda x: const(1, x.dtype), 0.0),
+    1: (lambda x: x, 0.0),
+    2: (lambda x: x * x, 1.0),
+    3: (lambda x: x * x * x, 2.0),
+    0.5: (lambda x: call("sqrt", x), DIVISION),
+    -0.5: (lambda x: call("rsqrt", x), 2 * DIVISION),
+    -1: (lambda x: call("reciprocal", x), DIVISION),
+    -2: (lambda x: call("reciprocal", x * x), DIVISION + 1),
+}
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
+    dtype = result_type([x, y])
+    if not dtype.is_floating_point:
+        return None
+    return b.pointwise(lambda u, v: call("pow", u, v), [x, y], opmath(dtype), cost=3 * TRANSCENDENTAL)
+
+
+@lowers(aten.addcmul.default)
+def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
+    return b.pointwise(lambda u, v, w: u + _scaled(v, value) * w, [x, y, z], cost=3)
+
+
+@lowers(aten.addcdiv.default)
+def addcdiv(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
+    return b.pointwise(lambda u, v, w: u + _scaled(v, value) / w, [x, y, z], cost=DIVISION + 2)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(b: Builder, start: Tensor, end: Tensor, weight: Operand) -> Tensor:
+    """The formula switches at one half, as ATen's does, so that both ends are exact."""
+
+    def f(x: Value, y: Value, w: Value) -> Value:
+        small = compare("lt", call("abs", w), const(0.5, w.dtype))
+        return where(small, x + w * (y - x), y - (y - x) * (1 - w))
+
+    return b.pointwise(f, [start, end, weight], cost=6)
+
+
+@lowers(aten.bitwise_not.default)
+def bitwise_not(b: Builder, x: Tensor) -> Tensor:
+    return b.pointwise(lambda v: test("logical_not", v) if v.dtype is torch.bool else call("bitwise_not", v), [x])
+
+
+@lowers(aten.logical_not.default)
+def logical_not(b: Builder, x: Tensor) -> Tensor:
+    return b.pointwise(lambda v: test("logical_not", v), [x], torch.bool)
+
+
+@lowers(aten.isnan.default)
+def isnan(b: Builder, x: Tensor) -> Tensor:
+    return b.pointwise(lambda v: test("isnan", v) if v.dtype.is_floating_point else const(False, torch.bool), [x])
+
+
+@lowers(aten.isinf.default)
+def isinf(b: Builder, x: Tensor) -> Tensor:
+    return b.pointwise(lambda v: test("isinf", v) if v.dtype.is_floating_point else const(False, torch.bool), [x])
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(
+    b: Builder, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return copy_of(b, x)
+    limits = torch.finfo(x.dtype)
+    high = limits.max if posinf is None else posinf
+    low = limits.min if neginf is None else neginf
+
+    def f(v: Value) -> Value:
+        infinite = where(_above(v, 0), const(high, v.dtype), const(low, v.dtype))
+        return where(test("isnan", v), const(nan or 0.0, v.dtype), where(test("isinf", v), infinite, v))
+
+    return b.pointwise(f, [x], cost=4)
+
+
+# ---- choosing
+
+
+@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where_(b: Builder, condition: Tensor, x: Operand, y: Operand) -> Tensor:
+    compute = opmath(b.spec.dtype)
+    return b.pointwise(where, [condition, x, y], (torch.bool, compute, compute))
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    compute = opmath(x.dtype)
+    return b.pointwise(lambda c, u, v: where(c, v, u), [mask, x, value], (torch.bool, compute, compute))
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """The lower bound first: where the bounds cross, the upper one wins, and NaN stays."""
+    bounds = [(op, bound) for op, bound in (("maximum", min), ("minimum", max)) if bound is not None]
+
+    def f(v: Value, *limits: Value) -> Value:
+        for (op, _), limit in zip(bounds, limits):
+            v = call(op, v, limit)
+        return v
+
+    return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor:
+    return clamp(b, x, min)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor:
+    return clamp(b, x, None, max)
+
+
+# ---- activations
+
+
+def _above(v: Value, bound: float) -> Value:
+    return compare("gt", v, const(bound, v.dtype))
+
+
+def _activation(
+    f: Callable[..., Value], *overloads: Any, cost: float = 3.0
+) -> None:
+    """`f(x, *scalar arguments)` in the dtype of x."""
+
+    def lower(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return b.pointwise(lambda v: f(v, *args, **kwargs), [x], opmath(x.dtype), cost=cost)
+
+    for overload in overloads:
+        LOWERINGS[overload] = lower
+
+
+def relu(x: Value) -> Value:
+    return x if x.dtype is torch.bool else call("maximum", x, const(0, x.dtype))
+
+
+def hardtanh(x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
+    return call("minimum", call("maximum", x, const(min_val, x.dtype)), const(max_val, x.dtype))
+
+
+def hardsigmoid(x: Value) -> Value:
+    return hardtanh(x + 3, 0, 6) / 6
+
+
+def hardswish(x: Value) -> Value:
+    return x * hardtanh(x + 3, 0, 6) / 6
+
+
+def silu(x: Value) -> Value:
+    return x / (call("exp", -x) + 1)
+
+
+def gelu(x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+        return 0.5 * x * (call("tanh", inner) + 1)
+    return 0.5 * x * (call("erf", x * math.sqrt(0.5)) + 1)
+
+
+def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
+    return where(_above(x, 0), x, x * negative_slope)
+
+
+def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    return where(_above(x, 0), x * scale, call("expm1", x * input_scale) * (alpha * scale))
+
+
+def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    scaled = x * beta
+    return where(_above(scaled, threshold), x, call("log1p", call("exp", scaled)) / beta)
+
+
+def mish(x: Value) -> Value:
+    return x * call("tanh", call("log1p", call("exp", x)))
+
+
+def threshold(x: Value, threshold: float, value: float) -> Value:
+    return where(compare("le", x, const(threshold, x.dtype)), const(value, x.dtype), x)
+
+
+_activation(relu, aten.relu.default, cost=1)
+_activation(hardtanh, aten.hardtanh.default, aten.relu6.default, cost=2)
+_activation(hardsigmoid, aten.hardsigmoid.default)
+_activation(hardswish, aten.hardswish.default)
+_activation(silu, aten.silu.default, cost=TRANSCENDENTAL + DIVISION)
+_activation(gelu, aten.gelu.default, cost=TRANSCENDENTAL + 4)
+_activation(leaky_relu, aten.leaky_relu.default)
+_activation(elu, aten.elu.default, cost=TRANSCENDENTAL)
+_activation(softplus, aten.softplus.default, cost=2 * TRANSCENDENTAL)
+_activation(mish, aten.mish.default, cost=3 * TRANSCENDENTAL)
+_activation(threshold, aten.threshold.default)
+LOWERINGS[aten.relu6.default] = lambda b, x: b.pointwise(lambda v: hardtanh(v, 0, 6), [x], cost=2)
+
+
+@lowers(aten._prelu_kernel.default)
+def prelu(b: Builder, x: Tensor, weight: Tensor) -> Tensor:
+    return b.pointwise(lambda v, w: where(_above(v, 0), v, v * w), [x, weight], cost=3)
+
+
+# ---- copies
+
+
+def copy_of(b: Builder, x: Tensor) -> Tensor:
+    return b.copy(x, x.shape, lambda index: index)
+
+
+@lowers(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+def clone(b: Builder, x: Tensor, *, memory_format: Any = None) -> Tensor:
+    return copy_of(b, x)
+
+
+@lowers(aten._to_copy.default)
+def to_copy(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor | None:
+    if b.spec.device != x.spec.device or kwargs.get("layout") not in (None, torch.strided):
+        return None
+    out = b.spec.dtype
+    if out is x.dtype:
+        return copy_of(b, x)
+    return b.pointwise(lambda v: v, [x], x.dtype, out, cost=0.5)
+
+
+@lowers(aten.copy.default)
+def copy(b: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor | None:
+    if source.spec.device != b.spec.device:
+        return None
+    return b.pointwise(lambda v: v, [source], source.dtype, cost=0.5)

@@ -1,0 +1,280 @@
+"""Reductions and scans. Half-precision inputs accumulate in float32 and round once at the end, as ATen does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.sizes import Size
+from smelt.loops.ir import ReductionKind, Value
+from smelt.loops.lowering.dtypes import opmath
+from smelt.loops.lowering.pointwise import DIVISION, TRANSCENDENTAL
+from smelt.loops.lowering.table import Builder, lowers
+from smelt.loops.tensor import Tensor, numel
+from smelt.loops.values import call
+
+aten = torch.ops.aten
+
+Dims = int | Sequence[int] | None
+
+
+def dims_of(x: Tensor, dim: Dims) -> tuple[int, ...]:
+    """Dimensions named by an aten argument: None or an empty list is all of them. A 0-d tensor has none."""
+    rank = len(x.shape)
+    if rank == 0:
+        return ()
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(rank))
+    return tuple(sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim)}))
+
+
+def count_of(x: Tensor, dims: Sequence[int]) -> Size:
+    return numel([x.shape[d] for d in dims])
+
+
+def finish(b: Builder, x: Tensor, f: Callable[..., Value] | None = None, cost: float = 1.0) -> Tensor:
+    """The reduced value after `f`, rounded to the node's dtype."""
+    spec = b.spec
+    if f is None:
+        return b.cast(x, spec.dtype)
+    return b.pointwise(f, [x], x.dtype, spec.dtype, cost, x.shape)
+
+
+# ---- sums
+
+
+@lowers(aten.sum.default)
+def sum_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return sum_dims(b, x, None, dtype=dtype)
+
+
+@lowers(aten.sum.dim_IntList)
+def sum_dims(
+    b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    return finish(b, b.reduce("sum", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
+
+
+@lowers(aten.mean.default)
+def mean_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return mean(b, x, None, dtype=dtype)
+
+
+@lowers(aten.mean.dim)
+def mean(
+    b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    dims = dims_of(x, dim)
+    total = b.reduce("sum", x, dims, keepdim, opmath(b.spec.dtype))
+    count = count_of(x, dims)
+    return finish(b, total, lambda v: v / count, DIVISION)
+
+
+@lowers(aten.prod.default)
+def prod_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return finish(b, b.reduce("prod", x, dims_of(x, None), False, opmath(b.spec.dtype)))
+
+
+@lowers(aten.prod.dim_int)
+def prod_dim(
+    b: Builder, x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    return finish(b, b.reduce("prod", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(
+    b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor | None:
+    norm = VECTOR_NORMS.get(ord)
+    if norm is None:
+        return None
+    kind, before, after, cost = norm
+    reduced = b.reduce(kind, x, dims_of(x, dim), keepdim, opmath(b.spec.dtype), before)
+    return finish(b, reduced, after, cost)
+
+
+# order -> (reduction, before it, after it, cost of that)
+VECTOR_NORMS: dict[float, tuple[ReductionKind, Callable[[Value], Value], Callable[[Value], Value] | None, float]] = {
+    2: ("sum", lambda v: v * v, lambda v: call("sqrt", v), DIVISION),
+    1: ("sum", lambda v: call("abs", v), None, 0.0),
+    float("inf"): ("max", lambda v: call("abs", v), None, 0.0),
+    float("-inf"): ("min", lambda v: call("abs", v), None, 0.0),
+}
+
+
+# ---- extremes
+
+
+@lowers(aten.amax.default)
+def amax(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    return finish(b, b.reduce("max", x, dims_of(x, dim), keepdim))
+
+
+@lowers(aten.amin.default)
+def amin(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    return finish(b, b.reduce("min", x, dims_of(x, dim), keepdim))
+
+
+@lowers(aten.max.default)
+def max_all(b: Builder, x: Tensor) -> Tensor:
+    return amax(b, x)
+
+
+@lowers(aten.min.default)
+def min_all(b: Builder, x: Tensor) -> Tensor:
+    return amin(b, x)
+
+
+@lowers(aten.max.dim)
+def max_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _extreme(b, x, dim, keepdim, "max", "argmax")
+
+
+@lowers(aten.min.dim)
+def min_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _extreme(b, x, dim, keepdim, "min", "argmin")
+
+
+def _extreme(
+    b: Builder, x: Tensor, dim: int, keepdim: bool, kind: ReductionKind, position: ReductionKind
+) -> tuple[Tensor, Tensor]:
+    dims = dims_of(x, dim)
+    values = b.reduce(kind, x, dims, keepdim)
+    return b.cast(values, x.dtype), b.reduce(position, x, dims, keepdim)
+
+
+@lowers(aten.argmax.default)
+def argmax(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return b.reduce("argmax", x, dims_of(x, dim), keepdim)
+
+
+@lowers(aten.argmin.default)
+def argmin(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return b.reduce("argmin", x, dims_of(x, dim), keepdim)
+
+
+@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+def any_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return finish(b, b.reduce("any", x, dims_of(x, dim), keepdim, torch.bool))
+
+
+@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+def all_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return finish(b, b.reduce("all", x, dims_of(x, dim), keepdim, torch.bool))
+
+
+# ---- moments
+
+
+def moments(
+    b: Builder, x: Tensor, dims: Sequence[int], correction: float, compute: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(mean, variance) over `dims`, dimensions kept: the mean first, then the squared deviations from it."""
+    count = count_of(x, dims)
+    total = b.reduce("sum", x, dims, True, compute)
+    center = b.pointwise(lambda v: v / count, [total], compute, compute, DIVISION, total.shape)
+    deviation = b.pointwise(lambda u, v: u - v, [x, center], compute, compute, 1.0, x.shape)
+    squares = b.reduce("sum", deviation, dims, True, compute, lambda v: v * v)
+    freedom = max(count - correction, 0)
+    variance = b.pointwise(lambda v: v / freedom, [squares], compute, compute, DIVISION, squares.shape)
+    return center, variance
+
+
+def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """x without the (size 1) dimensions `dims`, unless they are kept."""
+    if keepdim or not dims:
+        return x
+    kept = [d for d in range(len(x.shape)) if d not in dims]
+
+    def index(i: Any) -> Any:
+        full: list[Size] = [0] * len(x.shape)
+        for d, e in zip(kept, i):
+            full[d] = e
+        return tuple(full)
+
+    return b.copy(x, [x.shape[d] for d in kept], index)
+
+
+@lowers(aten.var.correction)
+def var(
+    b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    dims = dims_of(x, dim)
+    _, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
+    return finish(b, dropped(b, variance, dims, keepdim))
+
+
+@lowers(aten.std.correction)
+def std(
+    b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    dims = dims_of(x, dim)
+    _, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
+    return finish(b, dropped(b, variance, dims, keepdim), lambda v: call("sqrt", v), DIVISION)
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(
+    b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = dims_of(x, dim)
+    center, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
+    return (
+        b.cast(dropped(b, variance, dims, keepdim), x.dtype),
+        b.cast(dropped(b, center, dims, keepdim), x.dtype),
+    )
+
+
+# ---- scans and soft maxima
+
+
+@lowers(aten.cumsum.default)
+def cumsum(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    return _scan(b, x, dim, "sum")
+
+
+@lowers(aten.cumprod.default)
+def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    return _scan(b, x, dim, "prod")
+
+
+def _scan(b: Builder, x: Tensor, dim: int, kind: ReductionKind) -> Tensor | None:
+    if not x.shape or opmath(b.spec.dtype) is not b.spec.dtype:
+        return None
+    dim %= len(x.shape)
+    typed = b.cast(x, b.spec.dtype)
+    return typed if x.shape[dim] == 1 else b.scan(kind, typed, dim)
+
+
+@lowers(aten._softmax.default)
+def softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """exp(x - max) / sum: in the dtype ATen computes in, rounded once."""
+    exponent, total = _exponentials(b, x, dim)
+    return b.pointwise(lambda e, s: e / s, [exponent, total], exponent.dtype, cost=DIVISION)
+
+
+@lowers(aten._log_softmax.default)
+def log_softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    compute = opmath(x.dtype)
+    _, total, top = _shifted(b, x, dim)
+    return b.pointwise(
+        lambda v, m, s: v - m - call("log", s), [x, top, total], compute, cost=TRANSCENDENTAL + 2
+    )
+
+
+def _exponentials(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    exponent, total, _ = _shifted(b, x, dim)
+    return exponent, total
+
+
+def _shifted(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(exp(x - max), its sum, the maximum), dimensions kept."""
+    dims, compute = dims_of(x, dim), opmath(x.dtype)
+    top = b.reduce("max", x, dims, True, compute)
+    exponent = b.pointwise(
+        lambda v, m: call("exp", v - m), [x, top], compute, compute, TRANSCENDENTAL + 1, x.shape
+    )
+    return exponent, b.reduce("sum", exponent, dims, True, compute), top

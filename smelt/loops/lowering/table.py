@@ -1,0 +1,163 @@
+"""The table of lowerings and what its entries build with.
+
+An entry is `f(builder, *args, **kwargs)`, called with the aten arguments (tensors as lazy `Tensor`s). It returns a
+`Tensor`, a tuple of them, or None: "call the ATen operator", which is also what happens to operators without an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Line, TensorSpec
+from smelt.graph.sizes import Size
+from smelt.loops.ir import ReductionKind, Value
+from smelt.loops.lowering.dtypes import opmath, result_type
+from smelt.loops.tensor import (
+    Definition,
+    Index,
+    Load,
+    Map,
+    Reduce,
+    Scan,
+    Tensor,
+    contiguous_stride,
+)
+from smelt.loops.values import cast, const
+
+Operand = Tensor | int | float | bool
+Lowering = Callable[..., Any]
+
+LOWERINGS: dict[Any, Lowering] = {}
+
+
+def lowers(*operators: Any) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for overloads."""
+
+    def register(f: Lowering) -> Lowering:
+        LOWERINGS.update(dict.fromkeys(operators, f))
+        return f
+
+    return register
+
+
+class Builder:
+    """Makes the tensors of one aten node. `spec` is the node's own (a tuple for several results); tensors that are
+    only steps on the way get a contiguous layout."""
+
+    def __init__(self, name: str, spec: Any, device: torch.device, line: Line | None) -> None:
+        self.name, self.spec, self.device, self.line = name, spec, device, line
+        self.made: list[Tensor] = []
+
+    def tensor(self, shape: Sequence[Size], dtype: torch.dtype, definition: Definition) -> Tensor:
+        shape = tuple(shape)
+        spec = TensorSpec(shape, contiguous_stride(shape), dtype, self.device)
+        tensor = Tensor(self.name, spec, definition, self.line)
+        self.made.append(tensor)
+        return tensor
+
+    def view(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index]) -> Tensor:
+        """`result[i] = source[index(i)]`, sharing source's memory."""
+        return self._gather(source, shape, index, view=True)
+
+    def copy(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index]) -> Tensor:
+        """`result[i] = source[index(i)]`, in memory of its own."""
+        return self._gather(source, shape, index, view=False)
+
+    def _gather(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index], view: bool) -> Tensor:
+        def body(load: Load, i: Index) -> Value:
+            return load(source, index(i))
+
+        return self.tensor(shape, source.dtype, Map((source,), body, 0.0, view))
+
+    def map(
+        self,
+        shape: Sequence[Size],
+        dtype: torch.dtype,
+        inputs: Sequence[Tensor],
+        body: Callable[[Load, Index], Value],
+        cost: float = 1.0,
+    ) -> Tensor:
+        return self.tensor(shape, dtype, Map(tuple(inputs), body, cost))
+
+    def pointwise(
+        self,
+        f: Callable[..., Value],
+        operands: Sequence[Operand],
+        compute: torch.dtype | Sequence[torch.dtype] | None = None,
+        out: torch.dtype | None = None,
+        cost: float = 1.0,
+        shape: Sequence[Size] | None = None,
+    ) -> Tensor:
+        """`f` over broadcast operands converted to `compute` (one for all or one each; default: the dtype ATen
+        promotes to, widened to what it computes in), converted to `out` (default: the dtype of the node's result)."""
+        compute = compute or opmath(result_type(operands))
+        each = [compute] * len(operands) if isinstance(compute, torch.dtype) else compute
+        out = out or self.spec.dtype
+        shape = self.spec.shape if shape is None else tuple(shape)
+        readers = [_reader(operand, len(shape), dtype) for operand, dtype in zip(operands, each)]
+
+        def body(load: Load, index: Index) -> Value:
+            return cast(f(*[read(load, index) for read in readers]), out)
+
+        inputs = tuple(operand for operand in operands if isinstance(operand, Tensor))
+        return self.tensor(shape, out, Map(inputs, body, cost))
+
+    def constant(self, value: Callable[[Index], Value]) -> Tensor:
+        """A tensor computed from its indices alone, of the node's shape and dtype."""
+        dtype = self.spec.dtype
+        return self.tensor(self.spec.shape, dtype, Map((), lambda load, index: cast(value(index), dtype), 0.5))
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x if x.dtype is dtype else self.pointwise(lambda v: v, [x], dtype, dtype, 0.5, x.shape)
+
+    def reduce(
+        self,
+        kind: ReductionKind,
+        source: Tensor,
+        dims: Sequence[int],
+        keepdim: bool = False,
+        compute: torch.dtype | None = None,
+        f: Callable[[Value], Value] = lambda v: v,
+    ) -> Tensor:
+        """Reduce `f(source)` over `dims`, with an accumulator of `compute`."""
+        compute = compute or opmath(source.dtype)
+        kept = tuple(d for d in range(len(source.shape)) if d not in dims)
+        reduced = tuple(sorted(dims))
+        shape = tuple(
+            1 if d in dims else s for d, s in enumerate(source.shape) if keepdim or d not in dims
+        )
+
+        def body(load: Load, index: Index, position: Index) -> Value:
+            full: list[Size] = [0] * len(source.shape)
+            for d, i in zip(kept, [index[d] for d in kept] if keepdim else index):
+                full[d] = i
+            for d, i in zip(reduced, position):
+                full[d] = i
+            return f(cast(load(source, tuple(full)), compute))
+
+        sizes = tuple(source.shape[d] for d in reduced)
+        dtype = torch.int64 if kind in ("argmax", "argmin") else compute
+        return self.tensor(shape, dtype, Reduce((source,), kind, sizes, body))
+
+    def scan(self, kind: ReductionKind, source: Tensor, dim: int) -> Tensor:
+        return self.tensor(source.shape, source.dtype, Scan((source,), kind, dim))
+
+
+def broadcast(index: Index, shape: Sequence[Size]) -> Index:
+    """`index` of a tensor as an index of an operand of `shape` broadcast to it."""
+    skip = len(index) - len(shape)
+    return tuple(0 if s == 1 else i for i, s in zip(index[skip:], shape))
+
+
+def _reader(operand: Operand, rank: int, compute: torch.dtype) -> Callable[[Load, Index], Value]:
+    if not isinstance(operand, Tensor):
+        number = const(operand, compute)
+        return lambda load, index: number
+    tensor = operand
+    if len(tensor.shape) == rank and 1 not in tensor.shape:
+        return lambda load, index: cast(load(tensor, index), compute)
+    picks = [d if s != 1 else -1 for d, s in enumerate(tensor.shape, rank - len(tensor.shape))]
+    return lambda load, index: cast(load(tensor, tuple([index[d] if d >= 0 else 0 for d in picks])), compute)

@@ -1,0 +1,317 @@
+"""Views: functions on indices. Nothing here computes or moves anything; `copies` at the end have memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+
+from smelt.graph.sizes import Size
+from smelt.loops.ir import Value
+from smelt.loops.lowering.table import LOWERINGS, Builder, broadcast, lowers
+from smelt.loops.tensor import Index, Load, Tensor, contiguous_stride
+from smelt.loops.values import both, cast, compare, where
+from smelt.loops.values import index as index_value
+
+aten = torch.ops.aten
+
+
+@lowers(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
+def alias(b: Builder, x: Tensor) -> Tensor:
+    return b.view(x, x.shape, lambda index: index)
+
+
+@lowers(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
+def view(b: Builder, x: Tensor, shape: Sequence[Size], stride: Sequence[Size] | None = None) -> Tensor:
+    return b.view(x, b.spec.shape, reshape_index(x.shape, b.spec.shape))
+
+
+@lowers(aten.permute.default)
+def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
+    rank = len(x.shape)
+    place = [0] * rank  # place[d]: where dimension d of x went
+    for position, d in enumerate(dims):
+        place[d % rank] = position
+    return b.view(x, b.spec.shape, lambda index: tuple([index[p] for p in place]))
+
+
+@lowers(aten.transpose.int)
+def transpose(b: Builder, x: Tensor, dim0: int, dim1: int) -> Tensor:
+    dims = list(range(len(x.shape)))
+    if dims:
+        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    return permute(b, x, dims)
+
+
+@lowers(aten.t.default)
+def t(b: Builder, x: Tensor) -> Tensor:
+    return permute(b, x, list(reversed(range(len(x.shape)))))
+
+
+@lowers(aten.expand.default)
+def expand(b: Builder, x: Tensor, shape: Sequence[Size], *, implicit: bool = False) -> Tensor:
+    return b.view(x, b.spec.shape, lambda index: broadcast(index, x.shape))
+
+
+@lowers(aten.slice.Tensor)
+def slice_(
+    b: Builder, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    dim %= len(x.shape)
+    first = _clamped(start or 0, x.shape[dim])
+    return b.view(x, b.spec.shape, _moved(dim, lambda i: first + i * step))
+
+
+@lowers(aten.select.int)
+def select(b: Builder, x: Tensor, dim: int, index: int) -> Tensor:
+    dim %= len(x.shape)
+    at = index + x.shape[dim] if index < 0 else index
+    return b.view(x, b.spec.shape, lambda i: (*i[:dim], at, *i[dim:]))
+
+
+@lowers(aten.unsqueeze.default)
+def unsqueeze(b: Builder, x: Tensor, dim: int) -> Tensor:
+    dim %= len(x.shape) + 1
+    return b.view(x, b.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]))
+
+
+@lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> Tensor:
+    rank = len(x.shape)
+    named = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {d % rank for d in named if x.shape[d] == 1} if rank else set()
+
+    def index(i: Index) -> Index:
+        rest = iter(i)
+        return tuple([0 if d in gone else next(rest) for d in range(rank)])
+
+    return b.view(x, b.spec.shape, index)
+
+
+@lowers(aten.split.Tensor)
+def split(b: Builder, x: Tensor, size: int, dim: int = 0) -> tuple[Tensor, ...]:
+    return _pieces(b, x, dim, [i * size for i in range(len(b.spec))])
+
+
+@lowers(aten.split_with_sizes.default)
+def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    return _pieces(b, x, dim, [sum(sizes[:i]) for i in range(len(sizes))])
+
+
+def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Tensor, ...]:
+    dim %= len(x.shape)
+    return tuple(
+        b.view(x, spec.shape, _moved(dim, lambda i, start=start: i + start)) for spec, start in zip(b.spec, starts)
+    )
+
+
+@lowers(aten.unbind.int)
+def unbind(b: Builder, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    dim %= len(x.shape)
+    return tuple(
+        b.view(x, spec.shape, lambda i, at=at: (*i[:dim], at, *i[dim:])) for at, spec in enumerate(b.spec)
+    )
+
+
+@lowers(aten.diagonal.default)
+def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    rank = len(x.shape)
+    row, column = dim1 % rank, dim2 % rank
+
+    def index(i: Index) -> Index:
+        rest = iter(i[:-1])
+        at = {row: i[-1] + max(-offset, 0), column: i[-1] + max(offset, 0)}
+        return tuple([at[d] if d in at else next(rest) for d in range(rank)])
+
+    return b.view(x, b.spec.shape, index)
+
+
+@lowers(aten.unfold.default)
+def unfold(b: Builder, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    if not x.shape:
+        return b.view(x, b.spec.shape, lambda i: ())
+    dim = dimension % len(x.shape)
+    return b.view(x, b.spec.shape, lambda i: (*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]))
+
+
+@lowers(aten.as_strided.default)
+def as_strided(
+    b: Builder, x: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: int | None = None
+) -> Tensor | None:
+    """Of a tensor that fills its memory densely, every address is an element; otherwise ATen does it."""
+    decode = _addresses(x)
+    if decode is None:
+        return None
+    start = 0 if storage_offset is None else storage_offset - x.spec.offset
+
+    def index(i: Index) -> Index:
+        return decode(sum((a * s for a, s in zip(i, stride)), start))
+
+    return b.view(x, b.spec.shape, index)
+
+
+def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
+    """From an element offset in x's memory to x's index."""
+    dims = sorted((d for d, s in enumerate(x.shape) if s != 1), key=lambda d: x.spec.stride[d])
+    expected: Size = 1
+    for d in dims:
+        if x.spec.stride[d] != expected:
+            return None
+        expected = expected * x.shape[d]
+    strides = x.spec.stride
+
+    def decode(address: Size) -> Index:
+        return tuple([0 if s == 1 else address // strides[d] % s for d, s in enumerate(x.shape)])
+
+    return decode
+
+
+def _clamped(position: int, size: Size) -> int:
+    position = position + size if position < 0 else position
+    return max(0, min(position, size))
+
+
+def _moved(dim: int, f: Callable[[Size], Size]) -> Callable[[Index], Index]:
+    return lambda i: (*i[:dim], f(i[dim]), *i[dim + 1 :])
+
+
+# ---- reshaping
+
+
+def reshape_index(old: Sequence[Size], new: Sequence[Size]) -> Callable[[Index], Index]:
+    """The function from an index of shape `new` to the index of shape `old` of the same row-major position. Dimensions
+    are first matched into groups of equal size, so that what a reshape leaves alone costs nothing."""
+    groups = _matched(old, new)
+    rank = len(old)
+
+    def index(i: Index) -> Index:
+        out: list[Size] = [0] * rank
+        for sources, targets, strides in groups:
+            if len(sources) == 1 == len(targets):
+                out[sources[0]] = i[targets[0]]
+                continue
+            position: Size = 0
+            for d, stride in zip(targets, strides):
+                position = position + i[d] * stride
+            _decode(position, sources, old, out)
+        return tuple(out)
+
+    return index
+
+
+def _decode(position: Size, dims: Sequence[int], shape: Sequence[Size], out: list[Size]) -> None:
+    """Write the row-major digits of `position` over `dims`."""
+    for d in reversed(dims[1:]):
+        out[d] = position % shape[d]
+        position = position // shape[d]
+    out[dims[0]] = position
+
+
+def _matched(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int], tuple[Size, ...]]]:
+    sources = [d for d, s in enumerate(old) if s != 1]
+    targets = [d for d, s in enumerate(new) if s != 1]
+    if not all(isinstance(s, int) for s in (*old, *new)):
+        return [(sources, targets, contiguous_stride([new[d] for d in targets]))] if sources else []
+    groups = []
+    while sources:
+        left, right = [sources.pop(0)], [targets.pop(0)]
+        while (a := prod(old[d] for d in left)) != (z := prod(new[d] for d in right)):
+            if a < z:
+                left.append(sources.pop(0))
+            else:
+                right.append(targets.pop(0))
+        groups.append((left, right, contiguous_stride([new[d] for d in right])))
+    return groups
+
+
+# ---- copies: functions on indices too, with memory of their own
+
+
+@lowers(aten.flip.default)
+def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
+    flipped = {d % len(x.shape) for d in dims} if x.shape else set()
+    return b.copy(
+        x, x.shape, lambda i: tuple([x.shape[d] - 1 - e if d in flipped else e for d, e in enumerate(i)])
+    )
+
+
+@lowers(aten.roll.default)
+def roll(b: Builder, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    if not dims:
+        return _roll_flat(b, x, shifts[0] if isinstance(shifts, list | tuple) else shifts)
+    shift = [0] * len(x.shape)
+    for s, d in zip(shifts, dims):
+        shift[d] += s
+
+    def index(i: Index) -> Index:
+        return tuple([(e - s) % n if s % n else e for e, s, n in zip(i, shift, x.shape)])
+
+    return b.copy(x, x.shape, index)
+
+
+def _roll_flat(b: Builder, x: Tensor, shift: int) -> Tensor:
+    total = prod(x.shape)
+    flatten, unflatten = reshape_index((total,), x.shape), reshape_index(x.shape, (total,))
+    return b.copy(x, x.shape, lambda i: unflatten(((flatten(i)[0] - shift) % total,)) if total != 1 else i)
+
+
+@lowers(aten.repeat.default)
+def repeat(b: Builder, x: Tensor, repeats: Sequence[int]) -> Tensor:
+    skip = len(repeats) - len(x.shape)
+    return b.copy(
+        x, b.spec.shape, lambda i: tuple([0 if s == 1 else e % s for e, s in zip(i[skip:], x.shape)])
+    )
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    b: Builder,
+    x: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    dim %= len(x.shape)
+    first = _clamped(start or 0, x.shape[dim])
+    count = source.shape[dim]
+
+    def inside(i: Index) -> list[tuple[str, Size, Size]]:
+        return [("ge", i[dim], first), ("lt", i[dim], first + count * step), ("eq", (i[dim] - first) % step, 0)]
+
+    return _scatter(b, x, source, inside, _moved(dim, lambda e: _inside((e - first) // step, count)))
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    dim %= len(x.shape)
+    at = index + x.shape[dim] if index < 0 else index
+    return _scatter(b, x, source, lambda i: [("eq", i[dim], at)], lambda i: (*i[:dim], *i[dim + 1 :]))
+
+
+def _inside(e: Size, count: Size) -> Size:
+    return 0 if count == 1 else e
+
+
+def _scatter(
+    b: Builder,
+    x: Tensor,
+    source: Tensor,
+    inside: Callable[[Index], list[tuple[str, Size, Size]]],
+    index: Callable[[Index], Index],
+) -> Tensor:
+    """x with `source[index(i)]` where all conditions (comparison, left, right) of `inside(i)` hold."""
+
+    def body(load: Load, i: Index) -> Value:
+        mask: Value | None = None
+        for op, left, right in inside(i):
+            mask = both(mask, compare(op, index_value(left), index_value(right)))
+        assert mask is not None
+        return where(mask, cast(load.where(mask)(source, index(i)), x.dtype), load(x, i))
+
+    return b.map(x.shape, x.dtype, (x, source), body)
+
+
+LOWERINGS[aten.broadcast_to.default] = expand

@@ -1,0 +1,153 @@
+"""Lazy tensors: what a lowered operator is before anything is decided about loops or memory.
+
+A `Tensor` has a shape and a dtype and one of these definitions:
+
+    Stored   it is in memory already: a graph input, a constant, a result of an extern operator
+    Map      its element at an index, as a value over elements of other tensors (elementwise operators, views, cat)
+    Reduce   the reduction of such a value over loops of its own
+    Scan     an inclusive scan of another tensor along one dimension
+
+Bodies are functions `body(load, index) -> Value`. They call `load(tensor, index)` for an element of another tensor and
+never look inside it, so whether that element is recomputed, read from memory or kept in a register is decided later,
+by whoever passes `load`. Indices are tuples of sizes; a dimension of size 1 is always indexed by 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from smelt.graph.ir import Line, TensorSpec
+from smelt.graph.sizes import Size
+from smelt.loops.ir import ReductionKind, Value
+
+Index = tuple[Size, ...]
+
+
+class Load(Protocol):
+    """Gives elements. `where(mask)` is the same, reading nothing (giving 0) where `mask` is false."""
+
+    def __call__(self, tensor: Tensor, index: Index) -> Value: ...
+
+    def where(self, mask: Value) -> Load: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """`cost` estimates the arithmetic of one element (an addition is 1). `view`: the body is one load and its index is
+    all there is to it."""
+
+    inputs: tuple[Tensor, ...]
+    body: Callable[[Load, Index], Value]
+    cost: float = 1.0
+    view: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce:
+    """Over `sizes`; `body(load, index, position)` is the value reduced. argmax/argmin give row-major positions."""
+
+    inputs: tuple[Tensor, ...]
+    kind: ReductionKind
+    sizes: tuple[Size, ...]
+    body: Callable[[Load, Index, Index], Value]
+    cost: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """Of `inputs[0]`, which has the scan's shape, along `dim`."""
+
+    inputs: tuple[Tensor, ...]
+    kind: ReductionKind
+    dim: int
+
+
+Definition = Stored | Map | Reduce | Scan
+
+
+@dataclass(eq=False)
+class Tensor:
+    """`spec.stride` is the layout it gets if it is materialised. `name` is readable: the operator's name."""
+
+    name: str
+    spec: TensorSpec
+    definition: Definition
+    line: Line | None = None
+    order: int = -1  # position in the program
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.spec.dtype
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return () if isinstance(self.definition, Stored) else self.definition.inputs
+
+    @property
+    def is_view(self) -> bool:
+        return isinstance(self.definition, Map) and self.definition.view
+
+    def __repr__(self) -> str:
+        return f"{self.name}#{self.order}"
+
+
+@dataclass(eq=False)
+class Extern:
+    """One ATen call of the program; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Tensor | None, ...]
+    name: str
+    line: Line | None = None
+    order: int = -1
+
+
+@dataclass(eq=False)
+class CopyBack:
+    """`target` (a graph input) takes the value of `source` once nothing reads its old value any more."""
+
+    target: Tensor
+    source: Tensor
+    line: Line | None = None
+    order: int = -1
+
+
+@dataclass
+class Program:
+    """A lowered graph. `steps` in program order; every tensor's inputs stand before it."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    constants: list[tuple[Tensor, torch.Tensor]] = field(default_factory=list)
+    steps: list[Tensor | Extern | CopyBack] = field(default_factory=list)
+    outputs: list[Tensor | None] = field(default_factory=list)
+
+
+def contiguous_stride(shape: Sequence[Size]) -> tuple[Size, ...]:
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def numel(shape: Sequence[Size]) -> Size:
+    total: Size = 1
+    for size in shape:
+        total = total * size
+    return total

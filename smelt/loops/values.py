@@ -1,0 +1,97 @@
+"""Constructors of loop values, with the simplifications that always pay: constants, casts, conditions known from ranges."""
+
+from __future__ import annotations
+
+import torch
+
+from smelt.graph.sizes import Size, bounds
+from smelt.loops.ir import Value
+
+Number = int | float | bool
+
+CPU_OPMATH = {torch.bfloat16: torch.float32, torch.float16: torch.float32}  # what ATen computes these dtypes in
+
+
+def const(number: Number, dtype: torch.dtype) -> Value:
+    """`number` converted to the Python type of `dtype`, as torch converts a scalar argument."""
+    if dtype.is_floating_point:
+        return Value("const", (float(number),), dtype)
+    return Value("const", (bool(number) if dtype is torch.bool else int(number),), dtype)
+
+
+def index(e: Size) -> Value:
+    """The value of an index expression, int64."""
+    return const(e, torch.int64) if isinstance(e, int) else Value("index", (e,), torch.int64)
+
+
+def cast(x: Value, dtype: torch.dtype) -> Value:
+    if x.dtype is dtype:
+        return x
+    if x.op == "const" and _converts_exactly(x.args[0], x.dtype, dtype):
+        return const(x.args[0], dtype)
+    if x.op == "cast" and _widens(x.args[0].dtype, x.dtype) and x.args[0].dtype is dtype:
+        return x.args[0]  # bf16 -> f32 -> bf16 is the identity
+    return Value("cast", (x,), dtype)
+
+
+def _converts_exactly(number: Number, source: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether the constant needs no rounding or wrapping that the cast would have done."""
+    if dtype is torch.float32:
+        return source in (torch.float64, torch.float32) or abs(number) < 1 << 24
+    if dtype is torch.float64:
+        return not source.is_floating_point and abs(number) < 1 << 53
+    return dtype is torch.int64 and not source.is_floating_point
+
+
+def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    if narrow.is_floating_point:
+        return wide.is_floating_point and wide.itemsize > narrow.itemsize
+    return not wide.is_floating_point and wide.itemsize > narrow.itemsize and wide.is_signed
+
+
+def call(op: str, *args: Value) -> Value:
+    """An operation of POINTWISE whose result has the dtype of its last operand (see `compare` for those giving bool)."""
+    return Value(op, args, args[-1].dtype)
+
+
+def compare(op: str, a: Value, b: Value) -> Value:
+    """eq, ne, lt, le, gt, ge, logical_*: bool; known from ranges when both are index expressions."""
+    known = _compare_ranges(op, a, b)
+    return const(known, torch.bool) if known is not None else Value(op, (a, b), torch.bool)
+
+
+def test(op: str, a: Value) -> Value:
+    """isnan, isinf, logical_not: bool."""
+    if op == "logical_not" and a.op == "const":
+        return const(not a.args[0], torch.bool)
+    return Value(op, (a,), torch.bool)
+
+
+def _compare_ranges(op: str, a: Value, b: Value) -> bool | None:
+    if a.op not in ("index", "const") or b.op not in ("index", "const") or a.dtype is not torch.int64:
+        return None
+    (alo, ahi), (blo, bhi) = bounds(a.args[0]), bounds(b.args[0])
+    if op in ("gt", "ge"):
+        (alo, ahi), (blo, bhi), op = (blo, bhi), (alo, ahi), {"gt": "lt", "ge": "le"}[op]
+    if op == "lt":
+        return True if ahi < blo else False if alo >= bhi else None
+    if op == "le":
+        return True if ahi <= blo else False if alo > bhi else None
+    return None
+
+
+def both(a: Value | None, b: Value | None) -> Value | None:
+    """Conjunction of two conditions, None meaning true."""
+    if a is None or b is None or a is b:
+        return b if a is None else a
+    if a.op == "const":
+        return b if a.args[0] else a
+    if b.op == "const":
+        return a if b.args[0] else b
+    return Value("logical_and", (a, b), torch.bool)
+
+
+def where(condition: Value, a: Value, b: Value) -> Value:
+    if condition.op == "const":
+        return a if condition.args[0] else b
+    return a if a is b else Value("where", (condition, a, b), a.dtype)

@@ -1,0 +1,151 @@
+"""From ordered groups to the schedule's items: kernels, ATen calls, and the views that they and the caller need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size, affine
+from smelt.loops.lower import map_leaves
+from smelt.loops.tensor import Extern, Index, Program, Tensor
+from smelt.schedule.groups import Group
+from smelt.schedule.inline import Units, base
+from smelt.schedule.kernels import KernelBuilder, linear
+from smelt.schedule.schedule import BufferKind, BufferSpec, BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
+from smelt.schedule.spaces import own_loops
+
+Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]  # shape, stride, offset
+
+
+def build_schedule(
+    program: Program, units: Units, groups: Sequence[Group], refusals: tuple[str, ...]
+) -> Schedule:
+    return _Builder(program, units, groups).build(refusals)
+
+
+class _Builder:
+    def __init__(self, program: Program, units: Units, groups: Sequence[Group]) -> None:
+        self.program, self.groups = program, groups
+        self.items: list[Item] = []
+        self.specs: list[BufferSpec] = []
+        self.ids: dict[Tensor, int] = {}
+        self.views: dict[tuple[int, Layout, bool], int] = {}
+        self.escaping = {base(t) for t in program.outputs if t is not None}
+        self.in_memory = units.required | _read_by_others(groups)
+        self.tensors = {t.order: t for t in _all_tensors(program)}
+        for tensor in program.inputs:
+            self.buffer(tensor, "input")
+        for tensor, _ in program.constants:
+            self.buffer(tensor, "constant")
+
+    def build(self, refusals: tuple[str, ...]) -> Schedule:
+        for group in self.groups:
+            if group.extern is not None:
+                self.extern(group.extern)
+            else:
+                self.kernel(group)
+        outputs = tuple(None if t is None else self.reference(t, user_visible=True) for t in self.program.outputs)
+        constants = tuple(value for _, value in self.program.constants)
+        return Schedule(self.specs, constants, self.items, outputs, refusals)
+
+    # ---- buffers
+
+    def buffer(self, tensor: Tensor, kind: BufferKind | None = None) -> int:
+        """The buffer that holds a tensor which is in memory."""
+        id = self.ids.get(tensor)
+        if id is None:
+            id = self.ids[tensor] = self.new(tensor.spec, kind or ("output" if tensor in self.escaping else "temp"))
+        return id
+
+    def new(self, spec: TensorSpec, kind: BufferKind) -> int:
+        self.specs.append(BufferSpec(len(self.specs), spec, kind))
+        return len(self.specs) - 1
+
+    def reference(self, tensor: Tensor, user_visible: bool = False) -> int:
+        """The buffer of a tensor, or a view of its base's buffer (made here on first use)."""
+        if not tensor.is_view:
+            return self.buffer(tensor)
+        source = base(tensor)
+        src = self.buffer(source)
+        layout = view_layout(tensor, source)
+        spec = self.specs[src].spec
+        if not user_visible and layout == (spec.shape, spec.stride, 0):
+            return src
+        key = (src, layout, user_visible)
+        if key not in self.views:
+            shape, stride, offset = layout
+            seen = replace(tensor.spec, stride=stride, offset=spec.offset + offset)
+            out = self.views[key] = self.new(seen, "output" if user_visible else "temp")
+            self.items.append(ViewItem(out, src, shape, stride, offset, user_visible))
+        return self.views[key]
+
+    # ---- items
+
+    def extern(self, extern: Extern) -> None:
+        args, kwargs = (
+            map_leaves(tree, Tensor, lambda t: BufRef(self.reference(t))) for tree in (extern.args, extern.kwargs)
+        )
+        outs = tuple(None if r is None else self.buffer(r) for r in extern.results)
+        self.items.append(ExternItem(extern.op, args, kwargs, outs, str(extern.line or "")))
+
+    def kernel(self, group: Group) -> None:
+        kernel, buffers = KernelBuilder(group, self.tensors, self.in_memory, self.buffer).build()
+        lines = [u.tensor.line for u in group.units if u.tensor.line]
+        self.items.append(KernelItem(kernel, buffers, str(lines[-1]) if lines else ""))
+
+
+def view_layout(tensor: Tensor, source: Tensor) -> Layout:
+    """How a view looks at its base's memory: from its index function where that is affine, else as the trace saw it.
+    Strides of dimensions of size 1 mean nothing and are the trace's."""
+    index, loops = own_loops(tensor.shape, "d")
+    at: Size = linear(source, _base_index(tensor, index))
+    strides: list[Size] = list(tensor.spec.stride)
+    for (sym, _), d in zip(loops, [d for d, i in enumerate(index) if i != 0]):
+        split = affine(at, sym)
+        if split is None:
+            return tensor.shape, tensor.spec.stride, tensor.spec.offset - source.spec.offset
+        strides[d], at = split
+    return tensor.shape, tuple(strides), at
+
+
+def _base_index(tensor: Tensor, index: Index) -> Index:
+    """The index into the base of an element of a view."""
+    while tensor.is_view:
+        tensor, index = _step(tensor, index)
+    return index
+
+
+def _step(tensor: Tensor, index: Index) -> tuple[Tensor, Index]:
+    seen: list[tuple[Tensor, Index]] = []
+
+    def load(t: Tensor, i: Index) -> Any:
+        seen.append((t, i))
+
+    tensor.definition.body(load, index)  # type: ignore[union-attr, arg-type]
+    return seen[0]
+
+
+def _read_by_others(groups: Sequence[Group]) -> set[Tensor]:
+    """Tensors computed by one group and read by another."""
+    return {
+        tensor
+        for group in groups
+        for unit in group.units
+        for tensor, _ in unit.reads
+        if tensor not in group.places
+    }
+
+
+def _all_tensors(program: Program) -> list[Tensor]:
+    """Every tensor a kernel may read."""
+    tensors = [*program.inputs, *(t for t, _ in program.constants)]
+    for step in program.steps:
+        if isinstance(step, Tensor):
+            tensors.append(step)
+        elif isinstance(step, Extern):
+            tensors += [r for r in step.results if r is not None]
+    return tensors
+
+

@@ -1,0 +1,127 @@
+"""From a lowered program to a schedule: choose units, group them into kernels, order everything, and build it."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+
+from smelt.config import Config
+from smelt.loops.lower import leaves
+from smelt.loops.tensor import Extern, Program, Tensor
+from smelt.schedule.build import build_schedule
+from smelt.schedule.groups import Fit, Group, Refusal, alone, fit, join, unprofitable
+from smelt.schedule.inline import Unit, base, choose_units
+from smelt.schedule.schedule import Schedule
+
+CANDIDATES = 6  # groups tried for a unit, nearest first
+
+
+def fuse(program: Program, config: Config) -> Schedule:
+    units = choose_units(program, config.fuse)
+    grouping = Grouping(config.fuse)
+    for step in units.steps:
+        grouping.add(step)
+    return build_schedule(program, units, ordered(grouping.groups), tuple(grouping.refusals))
+
+
+class Grouping:
+    """Groups under construction. Units arrive in program order, so a group is only ever joined by what is later."""
+
+    def __init__(self, fuse: bool) -> None:
+        self.fuse = fuse
+        self.groups: list[Group] = []
+        self.writer: dict[Tensor, Group] = {}
+        self.readers: dict[Tensor, list[Group]] = defaultdict(list)
+        self.refusals: list[str] = []
+
+    def add(self, step: Unit | Extern) -> None:
+        if isinstance(step, Extern):
+            self.add_extern(step)
+            return
+        parents = self.parents(step)
+        group = self.home(step, parents) if self.fuse else None
+        if group is None:
+            group = alone(step, len(self.groups))
+            self.groups.append(group)
+        self.settle(group, parents - {group.id}, [t for t, _ in step.reads], [step.tensor])
+
+    def add_extern(self, extern: Extern) -> None:
+        group = Group(len(self.groups), (), extern=extern, last=extern.order)
+        self.groups.append(group)
+        arguments = [base(t) for t in leaves([extern.args, extern.kwargs], Tensor)]
+        parents = {self.writer[t].id for t in arguments if t in self.writer}
+        if extern.op._schema.is_mutable:
+            parents |= {g.id for t in arguments for g in self.readers[t]} - {group.id}
+        written = arguments if extern.op._schema.is_mutable else []
+        self.settle(group, parents, arguments, [*written, *(r for r in extern.results if r is not None)])
+
+    def parents(self, unit: Unit) -> set[int]:
+        """Groups that must run before the unit: what it reads, and for an input it overwrites, its readers."""
+        found = {self.writer[t].id for t, _ in unit.reads if t in self.writer}
+        if unit.target is not None:
+            found |= {g.id for g in self.readers[unit.target]}
+        return found
+
+    def home(self, unit: Unit, parents: set[int]) -> Group | None:
+        """The nearest group that the unit may and should join."""
+        related = dict.fromkeys(sorted(parents, reverse=True))
+        for tensor, _ in unit.reads:
+            related.update(dict.fromkeys(g.id for g in self.readers[tensor][-2:]))
+        for id in list(related)[:CANDIDATES]:
+            group = self.groups[id]
+            if not group.fusible:
+                continue
+            found = self.cycle(group, parents) or fit(group, unit)
+            if isinstance(found, Fit):
+                unwise = unprofitable(group, unit, found)
+                if unwise is None:
+                    join(group, unit, found)
+                    return group
+                found = Refusal(unwise)
+            self.refusals.append(f"{unit.tensor.name} with {group.units[-1].tensor.name}: {found.reason}")
+        return None
+
+    def cycle(self, group: Group, parents: set[int]) -> Refusal | None:
+        """Whether something the unit needs runs after the group."""
+        for id in parents:
+            if id != group.id and self.groups[id].after >> group.id & 1:
+                return Refusal("what it needs is computed after the other")
+        return None
+
+    def settle(self, group: Group, parents: set[int], reads: list[Tensor], writes: list[Tensor]) -> None:
+        group.parents |= parents
+        after = group.after
+        for id in parents:
+            after |= 1 << id | self.groups[id].after
+        if after != group.after:
+            group.after = after
+            for other in self.groups:
+                if other.after >> group.id & 1:
+                    other.after |= after
+        for tensor in reads:
+            if group not in self.readers[tensor]:
+                self.readers[tensor].append(group)
+        for tensor in writes:
+            self.writer[tensor] = group
+
+
+def ordered(groups: list[Group]) -> list[Group]:
+    """Every group after those it depends on; otherwise in program order of what comes last in each."""
+    waiting = {g.id: len(g.parents) for g in groups}
+    children: dict[int, list[Group]] = defaultdict(list)
+    for group in groups:
+        for id in group.parents:
+            children[id].append(group)
+    ready = [(g.last, g.id) for g in groups if not g.parents]
+    heapq.heapify(ready)
+    result: list[Group] = []
+    while ready:
+        _, id = heapq.heappop(ready)
+        result.append(groups[id])
+        for child in children[id]:
+            waiting[child.id] -= 1
+            if waiting[child.id] == 0:
+                heapq.heappush(ready, (child.last, child.id))
+    assert len(result) == len(groups), "fusion made a cycle"
+    return result
+

@@ -1,0 +1,222 @@
+"""Which tensors are computed on their own, and which inside the expressions that read them.
+
+A *unit* is a tensor that gets loops: what must be in memory (arguments of ATen calls, graph outputs), reductions, scans,
+and those elementwise tensors that are too expensive to recompute everywhere they are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from smelt.graph.sizes import Size, bounds
+from smelt.loops.ir import Value
+from smelt.loops.lower import has_effect, leaves
+from smelt.loops.tensor import CopyBack, Extern, Index, Load, Map, Program, Reduce, Scan, Tensor, numel
+from smelt.loops.values import both
+from smelt.schedule.spaces import Loops, own_loops
+
+LOAD = 1.0  # reading an element, in additions
+STORE = 4.0  # writing it to memory somebody else reads
+LAUNCH = 20000.0  # one more kernel
+LARGE = 250.0  # an expression this large is not inlined into another
+
+
+@dataclass(eq=False)
+class Unit:
+    """`value` is what it computes at `index` (over its own `loops`, reduced over `reduce_loops`). Loads in it are
+    `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to.
+    `names`: the operators whose arithmetic it contains."""
+
+    tensor: Tensor
+    index: Index
+    loops: Loops
+    reduce_loops: Loops
+    value: Value
+    reads: list[tuple[Tensor, Index]]
+    target: Tensor | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def is_map(self) -> bool:
+        return isinstance(self.tensor.definition, Map)
+
+
+@dataclass
+class Units:
+    """`steps`: units and ATen calls in program order. `required`: tensors that must be in memory."""
+
+    steps: list[Unit | Extern] = field(default_factory=list)
+    required: set[Tensor] = field(default_factory=set)
+
+
+def base(tensor: Tensor) -> Tensor:
+    """The tensor whose memory a view looks at."""
+    while tensor.is_view:
+        tensor = tensor.inputs[0]
+    return tensor
+
+
+def choose_units(program: Program, fuse: bool = True) -> Units:
+    required = _required(program)
+    targets = {step.source: step.target for step in program.steps if isinstance(step, CopyBack)}
+    while True:
+        chosen = _choose(program, required, set(targets), fuse)
+        steps: list[Unit | Extern] = []
+        for step in program.steps:
+            if isinstance(step, Extern):
+                if step.order in chosen.externs:
+                    steps.append(step)
+            elif step in chosen.tensors:
+                steps.append(_unit(step, chosen.tensors, targets.get(step)))  # type: ignore[arg-type]
+        clash = _overwritten_too_early(steps)
+        if not clash:
+            return Units(steps, required - set(targets))
+        required |= clash
+
+
+def _required(program: Program) -> set[Tensor]:
+    required = {base(t) for t in program.outputs if t is not None}
+    for step in program.steps:
+        if isinstance(step, Extern):
+            required.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
+    return required
+
+
+def _overwritten_too_early(steps: list[Unit | Extern]) -> set[Tensor]:
+    """Tensors to compute first, because a copy into an input would read (through them) an input that is overwritten
+    already, or other elements of the one it overwrites."""
+    clash: set[Tensor] = set()
+    overwritten: set[Tensor] = set()
+    for step in steps:
+        if isinstance(step, Unit) and step.target is not None:
+            own = {(step.target, step.index)}
+            if any(t in overwritten or (t is step.target and (t, i) not in own) for t, i in step.reads):
+                clash.update(step.tensor.inputs)
+            overwritten.add(step.target)
+    return clash
+
+
+@dataclass
+class _Chosen:
+    tensors: set[Tensor]
+    externs: set[int]
+
+
+def _choose(program: Program, required: set[Tensor], targets: set[Tensor], fuse: bool) -> _Chosen:
+    """From the end of the program to its beginning: how often is each tensor read, and so is it worth a unit?"""
+    weight = _weights(program)
+    reads: Counter[Tensor] = Counter()
+    needed: set[Tensor] = {base(t) for t in program.outputs if t is not None} | targets
+    chosen = _Chosen(set(), set())
+    for step in reversed(program.steps):
+        if isinstance(step, Extern):
+            if has_effect(step.op) or any(r in needed for r in step.results):
+                chosen.externs.add(step.order)
+                needed.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
+        elif isinstance(step, Tensor) and (step in needed or reads[step]):
+            points = _points(step)
+            if step in needed or step in required or _worth_a_unit(step, weight[step], reads[step], fuse):
+                chosen.tensors.add(step)
+            else:
+                points = reads[step]
+            for t in step.inputs:
+                reads[t] += points
+                if not isinstance(t.definition, Map):
+                    needed.add(t)
+    return chosen
+
+
+def _worth_a_unit(tensor: Tensor, weight: float, reads: int, fuse: bool) -> bool:
+    """A tensor is recomputed where it is read unless storing it once and reading it back costs less."""
+    if not isinstance(tensor.definition, Map):
+        return True
+    if tensor.definition.view:
+        return False
+    if not fuse or weight > LARGE:
+        return True
+    points = _points(tensor)
+    return reads * weight > points * (weight + STORE) + reads * LOAD + LAUNCH
+
+
+def _points(tensor: Tensor) -> int:
+    total: Size = numel(tensor.shape)
+    if isinstance(tensor.definition, Reduce):
+        total = total * numel(tensor.definition.sizes)
+    return bounds(total)[1]
+
+
+def _weights(program: Program) -> dict[Tensor, float]:
+    """What computing one element costs, if inputs read once or cheap are computed with it and others are loaded."""
+    uses: Counter[Tensor] = Counter(t for s in program.steps if isinstance(s, Tensor) for t in s.inputs)
+    weight: dict[Tensor, float] = {}
+
+    def of_input(t: Tensor) -> float:
+        definition = t.definition
+        if not isinstance(definition, Map) or weight[t] > LARGE:
+            return LOAD
+        return weight[t] if uses[t] == 1 or weight[t] <= STORE or definition.view else LOAD
+
+    for step in program.steps:
+        if isinstance(step, Tensor):
+            weight[step] = getattr(step.definition, "cost", 1.0) + sum(map(of_input, step.inputs))
+    return weight
+
+
+# ---- from a tensor to its expression
+
+
+def _unit(tensor: Tensor, units: set[Tensor], target: Tensor | None) -> Unit:
+    index, loops = own_loops(tensor.shape, "d")
+    definition = tensor.definition
+    reader = _Reader(units)
+    load = _Load(reader, None)
+    reduce_loops: Loops = ()
+    if isinstance(definition, Map):
+        value = definition.body(load, index)
+    elif isinstance(definition, Scan):
+        value = load(definition.inputs[0], index)
+    else:
+        assert isinstance(definition, Reduce)
+        inner, reduce_loops = own_loops(definition.sizes, "r")
+        value = definition.body(load, index, inner)
+    names = (*sorted(reader.names, key=reader.names.__getitem__), tensor.name)
+    return Unit(tensor, index, loops, reduce_loops, value, list(reader.reads), target, names)
+
+
+class _Reader:
+    """Collects what an expression reads, keeping each read once."""
+
+    def __init__(self, units: set[Tensor]) -> None:
+        self.units = units
+        self.reads: dict[tuple[Tensor, Index], None] = {}
+        self.done: dict[tuple[Tensor, Index, Value | None], Value] = {}
+        self.names: dict[str, int] = {}
+
+    def element(self, tensor: Tensor, index: Index, mask: Value | None) -> Value:
+        definition = tensor.definition
+        if isinstance(definition, Map) and tensor not in self.units:
+            if definition.cost:
+                self.names.setdefault(tensor.name, tensor.order)
+            return definition.body(_Load(self, mask), index)
+        self.reads[tensor, index] = None
+        return Value("load", (tensor.order, index, mask), tensor.dtype)
+
+
+class _Load:
+    """A `Load` that computes tensors without a unit on the spot."""
+
+    __slots__ = ("mask", "reader")
+
+    def __init__(self, reader: _Reader, mask: Value | None) -> None:
+        self.reader, self.mask = reader, mask
+
+    def __call__(self, tensor: Tensor, index: Index) -> Value:
+        key = (tensor, index, self.mask)
+        value = self.reader.done.get(key)
+        if value is None:
+            value = self.reader.done[key] = self.reader.element(tensor, index, self.mask)
+        return value
+
+    def where(self, mask: Value) -> Load:
+        return _Load(self.reader, both(self.mask, mask))

@@ -1,0 +1,49 @@
+"""Runs a schedule with the reference interpreter: the oracle for code generators and the plan executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from smelt.graph.ir import TensorSpec
+from smelt.loops.interpret import run as run_kernel
+from smelt.loops.lower import map_leaves
+from smelt.schedule.schedule import BufRef, ExternItem, KernelItem, Schedule, ViewItem
+
+
+def run(schedule: Schedule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The outputs for `inputs`, which are overwritten where the graph overwrites them."""
+    memory: dict[int, torch.Tensor] = dict(enumerate((*inputs, *schedule.constants)))
+
+    def tensor(id: int) -> torch.Tensor:
+        if id not in memory:
+            memory[id] = _allocate(schedule.buffers[id].spec)
+        return memory[id]
+
+    for item in schedule.items:
+        if isinstance(item, KernelItem):
+            run_kernel(item.kernel, [None if id is None else tensor(id) for id in item.buffers])
+        elif isinstance(item, ViewItem):
+            source = tensor(item.src)
+            offset = source.storage_offset() + item.offset
+            memory[item.out] = source.as_strided(item.shape, item.stride, offset)  # type: ignore[arg-type]
+        else:
+            _call(item, memory, schedule)
+    return [None if id is None else memory[id] for id in schedule.outputs]
+
+
+def _allocate(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+
+
+def _call(item: ExternItem, memory: dict[int, torch.Tensor], schedule: Schedule) -> None:
+    args, kwargs = (map_leaves(tree, BufRef, lambda r: memory[r.id]) for tree in (item.args, item.kwargs))
+    result = item.op(*args, **kwargs)
+    results = result if isinstance(result, tuple | list) else (result,)
+    for id, tensor in zip(item.outs, results):
+        if id is not None:
+            spec = schedule.buffers[id].spec
+            got = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            assert got[0] == spec.shape and got[2] is spec.dtype, f"{item.op}: {got} instead of {spec}"
+            memory[id] = tensor

@@ -1,0 +1,339 @@
+"""A group of units as a loop kernel: which units are stored, in which stages, and the expressions of each stage.
+
+Stages are ordered by level. A reduction is one level above what it reads; elementwise units stand on the level of the
+last reduction they need. Elementwise units of a level with equal loops share a stage, and so do reductions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from smelt.graph.sizes import Size, Sym, subs
+from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Reduction, ReduceStage, ReductionKind, ScanStage, Stage, Store, Value
+from smelt.loops.tensor import Index, Map, Reduce, Scan, Tensor, numel
+from smelt.loops.values import both, compare, where
+from smelt.loops.values import index as index_value
+from smelt.schedule.groups import Group, Place
+from smelt.schedule.inline import Unit
+from smelt.schedule.nests import tidy
+from smelt.schedule.spaces import Loops, position, radix, solve, substituted
+
+LOCAL_BYTES = 64 * 1024  # scratch memory of one row: what stays in the first-level cache
+EXPENSIVE = 8.0  # arithmetic, in additions, that is kept in scratch rather than repeated in another stage
+NAME_LENGTH = 72
+
+_COSTS = {"load": 1.0, "div": 4.0, "sqrt": 4.0, "rsqrt": 8.0, "reciprocal": 4.0, "const": 0.0, "index": 0.0, "cast": 0.5}
+_COSTS |= dict.fromkeys(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc "
+    "sigmoid pow atan2 remainder fmod floordiv".split(),
+    12.0,
+)  # fmt: skip
+
+StageKey = tuple[int, str, Loops]
+
+
+@dataclass
+class _Draft:
+    """A stage before its loops are tidied."""
+
+    kind: str
+    loops: Loops
+    stores: list[Store] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+    kinds: list[ReductionKind] = field(default_factory=list)  # of scans
+
+
+@dataclass(frozen=True, eq=False)
+class _Context:
+    """How a unit's expression is rewritten: its own symbols, and a condition on everything it loads."""
+
+    values: dict[Sym, Size]
+    mask: Value | None
+    stage: StageKey
+    done: dict[Value, Value] = field(default_factory=dict)
+
+
+class KernelBuilder:
+    """`tensors` by order; `in_memory` says which of the group's tensors others read; `buffer` gives schedule buffers."""
+
+    def __init__(
+        self, group: Group, tensors: dict[int, Tensor], in_memory: set[Tensor], buffer: Callable[[Tensor], int]
+    ) -> None:
+        self.group, self.tensors, self.buffer = group, tensors, buffer
+        self.in_memory = in_memory
+        self.units = {u.tensor: u for u in group.units}
+        self.levels = self.level_all()
+        self.local = self.choose_local()
+        self.buffers: list[Buffer] = []
+        self.arguments: list[int | None] = []
+        self.numbers: dict[object, int] = {}
+        self.names: dict[Tensor, str] = {}
+        self.contexts: dict[tuple[Tensor, Index, Value | None, StageKey], _Context] = {}
+
+    # ---- stages
+
+    def level_all(self) -> dict[Tensor, int]:
+        levels: dict[Tensor, int] = {}
+        for unit in self.group.units:
+            level = 0
+            for tensor, own in unit.reads:
+                if tensor in levels:
+                    level = max(level, levels[tensor] + self.step(unit, tensor, own))
+            levels[unit.tensor] = level
+        return levels
+
+    def step(self, unit: Unit, tensor: Tensor, own: Index) -> int:
+        """How many levels above what it reads a unit must stand."""
+        if isinstance(tensor.definition, Reduce):
+            return 1
+        place = self.group.places[unit.tensor]
+        same = substituted(own, place.values) == self.group.places[tensor].index
+        return 0 if same or not unit.is_map else 1
+
+    def key(self, unit: Unit) -> StageKey:
+        kind = {Map: "map", Reduce: "reduce", Scan: "scan"}[type(unit.tensor.definition)]  # type: ignore[index]
+        return self.levels[unit.tensor], kind, self.group.places[unit.tensor].inner
+
+    def stored(self, unit: Unit) -> bool:
+        return not unit.is_map or unit.tensor in self.in_memory or unit.target is not None
+
+    def choose_local(self) -> set[Tensor]:
+        """Elementwise units that several stages need and that are dear to repeat, as long as a row of them fits."""
+        stages: dict[Tensor, set[StageKey]] = defaultdict(set)
+        local: set[Tensor] = set()
+        used = 0
+        for unit in reversed(self.group.units):
+            tensor = unit.tensor
+            inner = self.group.places[tensor].inner
+            row = numel([n for _, n in inner])
+            if not self.stored(unit) and inner and len(stages[tensor]) > 1 and cost(unit.value) > EXPENSIVE:
+                size = row * tensor.dtype.itemsize
+                if isinstance(size, int) and used + size <= LOCAL_BYTES:
+                    used += size
+                    local.add(tensor)
+            keys = {self.key(unit)} if self.stored(unit) or tensor in local else stages[tensor]
+            for read, _ in unit.reads:
+                if read in self.units:
+                    stages[read] |= keys
+        return local
+
+    def build(self) -> tuple[Kernel, tuple[int | None, ...]]:
+        drafts: dict[StageKey, _Draft] = {}
+        work = [u for u in self.group.units if self.stored(u) or u.tensor in self.local]
+        for unit in sorted(work, key=lambda u: self.key(u)[:2]):
+            self.emit(unit, drafts)
+        stages = [drafts[key] for key in sorted(drafts, key=lambda key: key[:2])]
+        return self.assemble(stages), tuple(self.arguments)
+
+    def emit(self, unit: Unit, drafts: dict[StageKey, _Draft]) -> None:
+        tensor, place, key = unit.tensor, self.group.places[unit.tensor], self.key(unit)
+        draft = drafts.setdefault(key, _Draft(key[1], key[2]))
+        value = self.rewrite(unit.value, _Context(dict(place.values), None, key))
+        if isinstance(tensor.definition, Reduce):
+            name = self.names[tensor] = f"r{len(self.names)}"
+            draft.reductions.append(Reduction(name, tensor.definition.kind, value))
+            if tensor in self.in_memory:
+                result = drafts.setdefault((key[0] + 1, "map", ()), _Draft("map", ()))
+                result.stores.append(self.store(tensor, place.index, Value("result", (name,), tensor.dtype), False))
+        elif tensor in self.local:
+            size = numel([n for _, n in place.inner])
+            number = self.number(tensor, Buffer(f"local{len(self.buffers)}", tensor.dtype, "local", size), None)
+            draft.stores.append(Store(number, self.local_index(place), value))
+        else:
+            draft.kinds.append(getattr(tensor.definition, "kind", "sum"))
+            overwrites = unit.target is not None
+            draft.stores.append(self.store(unit.target or tensor, place.index, value, overwrites))
+
+    def store(self, tensor: Tensor, index: Index, value: Value, overwrites: bool) -> Store:
+        return Store(self.memory(tensor, "inout" if overwrites else "out"), linear(tensor, index), value)
+
+    def memory(self, tensor: Tensor, role: str) -> int:
+        """The kernel's number of a tensor in memory. Reading what the kernel itself wrote leaves it an output."""
+        id = self.buffer(tensor)
+        known = self.numbers.get(id)
+        if known is None:
+            return self.number(id, Buffer(f"{role}{len(self.buffers)}", tensor.dtype, role, 0), id)  # type: ignore[arg-type]
+        buffer = self.buffers[known]
+        if role == "inout" and buffer.role == "in":
+            self.buffers[known] = Buffer(f"inout{known}", buffer.dtype, "inout", 0)
+        return known
+
+    def number(self, key: object, buffer: Buffer, argument: int | None) -> int:
+        self.numbers[key] = len(self.buffers)
+        self.buffers.append(buffer)
+        self.arguments.append(argument)
+        return len(self.buffers) - 1
+
+    # ---- expressions
+
+    def rewrite(self, value: Value, context: _Context) -> Value:
+        done = context.done.get(value)
+        if done is None:
+            done = context.done[value] = self.rewritten(value, context)
+        return done
+
+    def rewritten(self, value: Value, context: _Context) -> Value:
+        if value.op == "load":
+            order, index, mask = value.args
+            mask = None if mask is None else self.rewrite(mask, context)
+            return self.element(self.tensors[order], substituted(index, context.values), both(context.mask, mask), context)
+        if value.op == "index":
+            return index_value(subs(value.args[0], context.values))
+        if value.op in ("const", "result"):
+            return value
+        args = tuple([self.rewrite(a, context) for a in value.args])
+        if value.op in ("lt", "le", "gt", "ge"):
+            return compare(value.op, *args)
+        if value.op == "where":
+            return where(*args)
+        return Value(value.op, args, value.dtype)
+
+    def element(self, tensor: Tensor, index: Index, mask: Value | None, context: _Context) -> Value:
+        """An element of something the stage reads: of memory, a reduction's result, scratch, or computed here."""
+        unit = self.units.get(tensor)
+        if unit is None:
+            return Value("load", (self.memory(tensor, "in"), linear(tensor, index), mask), tensor.dtype)
+        if isinstance(tensor.definition, Reduce):
+            return Value("result", (self.names[tensor],), tensor.dtype)
+        place = self.group.places[tensor]
+        if self.reads_back(unit, place, index, context.stage):
+            if tensor in self.local:
+                return Value("load", (self.numbers[tensor], self.local_read(tensor, place, index), mask), tensor.dtype)
+            return Value("load", (self.memory(tensor, "in"), linear(tensor, index), mask), tensor.dtype)
+        key = (tensor, index, mask, context.stage)
+        inside = self.contexts.get(key)
+        if inside is None:
+            values = {e: i for e, i in zip(unit.index, index) if isinstance(e, Sym)}
+            inside = self.contexts[key] = _Context(values, mask, context.stage)
+        return self.rewrite(unit.value, inside)
+
+    def reads_back(self, unit: Unit, place: Place, index: Index, stage: StageKey) -> bool:
+        """Whether a stored element is loaded again rather than computed again: in a later stage, if it varies along it."""
+        tensor = unit.tensor
+        if tensor not in self.local and not self.stored(unit):
+            return False
+        if index == place.index and (self.key(unit) == stage or not place.inner):
+            return False
+        return True
+
+    def local_index(self, place: Place) -> Size:
+        return position([s for s, _ in place.inner], [n for _, n in place.inner])
+
+    def local_read(self, tensor: Tensor, place: Place, index: Index) -> Size:
+        if index == place.index:
+            return self.local_index(place)
+        sizes = dict((*self.group.outer, *place.inner))
+        digits = radix(place.index, tensor.shape, sizes)
+        assert digits is not None, "scratch memory read at an index that is no rearrangement"
+        at = solve(digits, index, tensor.shape)
+        return position([at[s] for s, _ in place.inner], [n for _, n in place.inner])
+
+    # ---- assembly
+
+    def assemble(self, drafts: list[_Draft]) -> Kernel:
+        outer, values = self.tidy_outer(drafts)
+        stages = tuple(self.stage(draft, values) for draft in drafts)
+        return Kernel(self.name(), tuple(self.buffers), _loops(outer), stages)
+
+    def tidy_outer(self, drafts: list[_Draft]) -> tuple[Loops, dict[Sym, Size]]:
+        indices, layout = [], []
+        for draft in drafts:
+            layout += [s.index for s in draft.stores if self.buffers[s.buffer].role != "local"]
+            indices += list(_indices(draft))
+        layout.sort(key=lambda e: isinstance(e, int))
+        return tidy(self.group.outer, indices, layout + indices, "o", False)
+
+    def stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
+        if draft.kind == "scan":
+            return self.scan_stage(draft, outer)
+        indices = [subs(e, outer) for e in _indices(draft)]
+        layout = [s.index for s in draft.stores]
+        positional = any(r.kind in ("argmax", "argmin") for r in draft.reductions)
+        loops, inner = tidy(draft.loops, indices, layout + indices, "i", positional)
+        renaming = _Renaming(outer, inner)
+        if draft.kind == "reduce":
+            reductions = tuple(Reduction(r.name, r.kind, renaming.value(r.value)) for r in draft.reductions)
+            return ReduceStage(_loops(loops), reductions)
+        stores = tuple(Store(s.buffer, renaming.index(s.index), renaming.value(s.value)) for s in draft.stores)
+        return MapStage(_loops(loops), stores)
+
+    def scan_stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
+        renaming = _Renaming(outer, {})
+        (store,), (loop,) = draft.stores, draft.loops
+        renamed = Store(store.buffer, renaming.index(store.index), renaming.value(store.value))
+        return ScanStage(Loop(*loop), draft.kinds[0], renamed)
+
+    def name(self) -> str:
+        names = dict.fromkeys(name for unit in self.group.units for name in unit.names)
+        return "_".join(names)[:NAME_LENGTH]
+
+
+class _Renaming:
+    """Old loop symbols to new ones: first the outer, then the stage's."""
+
+    def __init__(self, outer: dict[Sym, Size], inner: dict[Sym, Size]) -> None:
+        self.values = {**outer, **inner}
+        self.done: dict[Value, Value] = {}
+
+    def index(self, e: Size) -> Size:
+        return subs(e, self.values)
+
+    def value(self, v: Value) -> Value:
+        done = self.done.get(v)
+        if done is None:
+            done = self.done[v] = self.renamed(v)
+        return done
+
+    def renamed(self, v: Value) -> Value:
+        if v.op == "load":
+            buffer, e, mask = v.args
+            return Value("load", (buffer, self.index(e), None if mask is None else self.value(mask)), v.dtype)
+        if v.op == "index":
+            return index_value(self.index(v.args[0]))
+        if v.op in ("const", "result"):
+            return v
+        return Value(v.op, tuple([self.value(a) for a in v.args]), v.dtype)
+
+
+def linear(tensor: Tensor, index: Index) -> Size:
+    """The element offset of `index` in the tensor's memory."""
+    total: Size = 0
+    for i, stride in zip(index, tensor.spec.stride):
+        total = total + i * stride
+    return total
+
+
+def cost(value: Value) -> float:
+    """Arithmetic of an expression, in additions, shared parts counted once."""
+    return sum(_COSTS.get(v.op, 1.0) for v in parts(value))
+
+
+def parts(value: Value) -> Iterator[Value]:
+    """Every distinct value in an expression."""
+    seen = {value}
+    todo = [value]
+    while todo:
+        v = todo.pop()
+        yield v
+        for a in v.args:
+            if isinstance(a, Value) and a not in seen:
+                seen.add(a)
+                todo.append(a)
+
+
+def _indices(draft: _Draft) -> Iterator[Size]:
+    for root in [s.value for s in draft.stores] + [r.value for r in draft.reductions]:
+        for v in parts(root):
+            if v.op == "load":
+                yield v.args[1]
+            elif v.op == "index":
+                yield v.args[0]
+    for s in draft.stores:
+        yield s.index
+
+
+def _loops(loops: Loops) -> tuple[Loop, ...]:
+    return tuple(Loop(sym, size) for sym, size in loops)
+

@@ -1,0 +1,73 @@
+"""Index spaces: when one tuple of indices is a rearrangement of another, and how to go back.
+
+An index tuple over some loops is a *rearrangement* of a tensor's elements if running the loops meets every element once.
+That is decided on its row-major position: an affine expression whose strides, sorted, multiply up exactly
+(a mixed-radix number), which covers permuted, split and merged dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
+from smelt.loops.tensor import Index, contiguous_stride, numel
+
+Loops = tuple[tuple[Sym, Size], ...]
+Radix = list[tuple[Sym, Size, Size]]  # symbol, stride, size
+
+
+def position(index: Sequence[Size], shape: Sequence[Size]) -> Size:
+    """The row-major position of `index` in `shape`."""
+    total: Size = 0
+    for i, stride in zip(index, contiguous_stride(shape)):
+        total = total + i * stride
+    return total
+
+
+def syms_of(index: Iterable[Size]) -> frozenset[Sym]:
+    return frozenset().union(*(free_syms(e) for e in index))
+
+
+def radix(index: Sequence[Size], shape: Sequence[Size], sizes: Mapping[Sym, Size]) -> Radix | None:
+    """The digits of `index`'s position, if `index` runs over all of `shape` exactly once as its symbols (all of those
+    it contains) run over `sizes`."""
+    rest = position(index, shape)
+    digits: Radix = []
+    for sym in sorted(free_syms(rest), key=lambda s: s.name):
+        split = affine(rest, sym)
+        if split is None or not isinstance(split[0], int) or sym not in sizes:
+            return None
+        digits.append((sym, split[0], sizes[sym]))
+        rest = split[1]
+    digits.sort(key=lambda d: d[1])  # type: ignore[arg-type, return-value]
+    expected: Size = 1
+    for _, stride, size in digits:
+        if stride != expected:
+            return None
+        expected = expected * size
+    return digits if rest == 0 and expected == numel(shape) else None
+
+
+def solve(digits: Radix, index: Sequence[Size], shape: Sequence[Size]) -> dict[Sym, Size]:
+    """The values of the digits' symbols at the element `index` of a tensor of `shape`."""
+    at = position(index, shape)
+    return {sym: at // stride % size for sym, stride, size in digits}
+
+
+def substituted(index: Sequence[Size], values: Mapping[Sym, Size]) -> Index:
+    return tuple([subs(e, values) for e in index])
+
+
+def own_loops(shape: Sequence[Size], letter: str) -> tuple[Index, Loops]:
+    """Index and loops of a space of its own: one symbol for each dimension, 0 for those of size 1. Named by position,
+    so that equal shapes anywhere have the same symbols."""
+    index: list[Size] = []
+    loops: list[tuple[Sym, Size]] = []
+    for d, size in enumerate(shape):
+        if size == 1:
+            index.append(0)
+        else:
+            sym = Sym(f"{letter}{d}", 0, (size if isinstance(size, int) else size.hi) - 1)
+            index.append(sym)
+            loops.append((sym, size))
+    return tuple(index), tuple(loops)
