@@ -15,19 +15,21 @@ import torch
 from torch import nn
 
 from smelt import events
-from smelt.backends import registry
+from smelt.backends.eager import eager
 from smelt.capture.frame import FrameCompiler, entries_of, reasons_of, reset, set_disabled, wrap
 from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
 from smelt.reasons import BACKEND_FAILED, DATA_DEPENDENT, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, Reason
 
 
-def compiled(fn: Any, backend: Any = "eager", fullgraph: bool = False, **options: Any) -> Any:
+def compiled(fn: Any, backend: Any = eager, fullgraph: bool = False, **options: Any) -> Any:
     """`fn` compiled the way the public API does it, in verify mode."""
-    own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    own = types.FunctionType(
+        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
     own.__kwdefaults__ = fn.__kwdefaults__
     config = DEFAULT.with_options({"verify": True, **options})
-    return wrap(own, FrameCompiler(registry.lookup(backend), config, fullgraph=fullgraph))
+    return wrap(own, FrameCompiler(backend, config, fullgraph=fullgraph))
 
 
 def entries(c: Any) -> list[Any]:
@@ -38,7 +40,9 @@ def reasons(c: Any) -> list[Any]:
     return [r.kind for r in reasons_of(c.__code__)]
 
 
-def check(fn: Callable[..., Any], *calls: tuple[Any, ...], n_entries: int | None = None, **settings: Any) -> Any:
+def check(
+    fn: Callable[..., Any], *calls: tuple[Any, ...], n_entries: int | None = None, **settings: Any
+) -> Any:
     """Every call gives what eager gives, twice, and leaves no reason to run eagerly."""
     c = compiled(fn, fullgraph=True, **settings)
     for args in calls:
@@ -158,7 +162,7 @@ def test_gradients_run_eagerly_and_no_grad_compiles() -> None:
     def inference_only(traced: Any, config: Any) -> Any:
         if traced.needs_grad:
             raise Unsupported(Reason(NEEDS_AUTOGRAD, ""))
-        return registry.lookup("eager")(traced, config)
+        return eager(traced, config)
 
     w = torch.ones(2, requires_grad=True)
     own = types.FunctionType((lambda x: x * w).__code__, globals(), "f", None, (types.CellType(w),))

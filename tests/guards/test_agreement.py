@@ -29,7 +29,23 @@ class Slots:
     __slots__ = ("a", "b")
 
 
-LEAVES = (0, 1, True, 1.0, -0.0, 0.0, "a", "b", None, (1, 2), (1, 2.0), torch.float32, 10**20, float("nan"), b"x")
+LEAVES = (
+    0,
+    1,
+    True,
+    1.0,
+    -0.0,
+    0.0,
+    "a",
+    "b",
+    None,
+    (1, 2),
+    (1, 2.0),
+    torch.float32,
+    10**20,
+    float("nan"),
+    b"x",
+)
 NAMES = ("a", "b", "c")
 
 
@@ -68,7 +84,9 @@ def facts(x: Any, origin: Origin) -> Iterator[Guard]:
     elif isinstance(x, (Node, Slots)):
         kind: Any = "attr" if isinstance(x, Node) else "member"
         children = [(origin.child(kind, n), getattr(x, n)) for n in NAMES if hasattr(x, n)]
-        yield from [Guard("not_in_dict", origin, n) for n in NAMES if not hasattr(x, n) and isinstance(x, Node)]
+        yield from [
+            Guard("not_in_dict", origin, n) for n in NAMES if not hasattr(x, n) and isinstance(x, Node)
+        ]
     else:
         yield Guard("len", origin, len(x))
         children = [(origin.child("item", i), v) for i, v in enumerate(x)]
@@ -79,7 +97,9 @@ def facts(x: Any, origin: Origin) -> Iterator[Guard]:
 def containers(x: Any) -> Iterator[Any]:
     if isinstance(x, (dict, list, collections.deque, Node, Slots)):
         yield x
-    values = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple, collections.deque)) else ()
+    values = (
+        x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple, collections.deque)) else ()
+    )
     if isinstance(x, (Node, Slots)):
         values = [getattr(x, n) for n in NAMES if hasattr(x, n)]
     for v in values:
