@@ -14,7 +14,12 @@ from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.ops.kinds import effects
 
 _STATE_CHANGES: frozenset[Any] = frozenset(
-    {torch._C._set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.clear_autocast_cache}
+    {
+        torch._C._set_grad_enabled,
+        torch.set_autocast_enabled,
+        torch.set_autocast_dtype,
+        torch.clear_autocast_cache,
+    }
 )
 
 
@@ -25,7 +30,9 @@ def has_effect(node: Node) -> bool:
 
 def changes_state(node: Node) -> bool:
     """Whether a torch-level node changes torch's settings, or autograd's, without an operator."""
-    return node.target in _STATE_CHANGES or (node.op == "call_method" and node.target in ("requires_grad_", "retain_grad"))
+    return node.target in _STATE_CHANGES or (
+        node.op == "call_method" and node.target in ("requires_grad_", "retain_grad")
+    )
 
 
 def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> int:
@@ -122,9 +129,7 @@ def _reach_output(graph: Graph) -> set[Node]:
     """Nodes whose memory an output may share."""
     reach: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output":
-            reach.update(argument_nodes(node))
-        elif node in reach and (node.target is operator.getitem or _is_view(node)):
+        if node.op == "output" or (node in reach and (node.target is operator.getitem or _is_view(node))):
             reach.update(argument_nodes(node))
     return reach
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.sizes import Size
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
 _RESULTS: dict[Any, Any] = {}
@@ -15,11 +16,11 @@ _META = torch.device("meta")
 
 
 def make_spec(
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
+    shape: tuple[Size, ...],
+    stride: tuple[Size, ...],
     dtype: torch.dtype,
     device: torch.device,
-    offset: int = 0,
+    offset: Size = 0,
     requires_grad: bool = False,
 ) -> TensorSpec:
     """The one `TensorSpec` with these fields; `offset` and `stride` count elements."""
@@ -32,7 +33,9 @@ def make_spec(
 
 def spec_of(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
     """Spec of a plain strided tensor (real or meta), said to live on `device`."""
-    return make_spec(tuple(tensor.size()), tensor.stride(), tensor.dtype, device, tensor.storage_offset())
+    return make_spec(
+        tuple(tensor.size()), tensor.stride(), tensor.dtype, device, int(tensor.storage_offset())
+    )
 
 
 def trim() -> bool:
@@ -79,7 +82,7 @@ def _device_of(value: Any) -> torch.device | None:
 
 def _meta(value: Any) -> Any:
     if isinstance(value, Node):
-        return meta_tensor(value.spec)
+        return empty_like_spec(value.spec, _META)
     if isinstance(value, (list, tuple)):
         return [_meta(v) for v in value]
     if isinstance(value, dict):
@@ -87,13 +90,21 @@ def _meta(value: Any) -> Any:
     return value
 
 
-def meta_tensor(spec: TensorSpec) -> torch.Tensor:
-    """A meta tensor laid out as `spec` says."""
+def empty_like_spec(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """An uninitialized tensor on `device`, laid out as `spec` says; sizes must be numbers."""
+    shape, stride = static(spec.shape), static(spec.stride)
     if not spec.offset:
-        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)
-    extent = spec.offset + 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
-    flat = torch.empty(extent, dtype=spec.dtype, device=_META)
-    return flat.as_strided(spec.shape, spec.stride, spec.offset)
+        return torch.empty_strided(shape, stride, dtype=spec.dtype, device=device)
+    (offset,) = static((spec.offset,))
+    extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride))
+    return torch.empty(max(extent, 0), dtype=spec.dtype, device=device).as_strided(shape, stride, offset)
+
+
+def static(sizes: tuple[Size, ...]) -> tuple[int, ...]:
+    """`sizes` as numbers. Raises TypeError for symbolic ones."""
+    if any(type(n) is not int for n in sizes):
+        raise TypeError(f"symbolic sizes: {sizes}")
+    return sizes  # type: ignore[return-value]
 
 
 def _specs(value: Any, device: torch.device) -> Any:

@@ -41,7 +41,7 @@ def _find(op: OpOverload) -> Pure | None:
     outs = frozenset(a.name for a in op._schema.arguments if a.is_out)
     if outs:
         twin = _twin(namespace, name.removesuffix("_out"), op, outs)
-        return twin and Pure(twin, outs, {n: i for i, n in enumerate(info.writes)}, 0)
+        return Pure(twin, outs, {n: i for i, n in enumerate(info.writes)}, 0) if twin is not None else None
     fresh = sum(r.kind == "fresh" for r in info.results)
     for candidate in (name[:-1] if name.endswith("_") else name, f"{name.removesuffix('_')}_functional"):
         twin = _twin(namespace, candidate, op, frozenset())

@@ -86,7 +86,9 @@ def _result(returned: Any, arguments: Any) -> Result:
     for a in arguments:
         if a.alias_info is None:
             continue
-        if is_list and "*" in a.alias_info.after_set:  # split, unbind: `Tensor(a -> *) self`, results unmarked
+        if (
+            is_list and "*" in a.alias_info.after_set
+        ):  # split, unbind: `Tensor(a -> *) self`, results unmarked
             return Result("view", a.name, is_list)
         if info is not None and a.alias_info.before_set & (info.before_set | info.after_set):
             return Result("same" if info.is_write else "view", a.name, is_list)

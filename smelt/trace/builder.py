@@ -16,7 +16,7 @@ class Builder:
 
     def __init__(self, level: Literal["torch", "aten"]) -> None:
         self.graph = Graph(level)
-        self._used: dict[str, int] = {name: 0 for name in _RESERVED}
+        self._used: dict[str, int] = dict.fromkeys(_RESERVED, 0)
 
     def name(self, stem: str) -> str:
         """A name that no node of this graph has, starting with `stem` (which must be an identifier)."""

@@ -23,17 +23,17 @@ PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 class FakeTensor(torch.Tensor):
     """Made by a `Trace`, and usable only while that trace is active.
 
-    `aten` and `torch` are the nodes that gave this value at the two levels (None: not recorded at that level yet).
+    `aten_node` and `torch_node` are the nodes that gave this value at the two levels (None: not recorded there yet).
     """
 
     elem: torch.Tensor
-    aten: Node | None
-    torch: Node | None
+    aten_node: Node | None
+    torch_node: Node | None
     _device: torch.device
     _spec: TensorSpec | None
 
-    __slots__ = ("_device", "_spec", "aten", "elem", "torch")
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __slots__ = ("_device", "_spec", "aten_node", "elem", "torch_node")
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -48,7 +48,7 @@ class FakeTensor(torch.Tensor):
         return spec
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
@@ -58,7 +58,7 @@ class FakeTensor(torch.Tensor):
             "was kept by, or seen from, code that is not"
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         spec = self.spec
         return f"FakeTensor({list(spec.shape)}, {spec.dtype}, {spec.device})"
 
@@ -81,7 +81,7 @@ def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = Non
     fake.elem = elem
     fake._device = device
     fake._spec = spec
-    fake.aten = fake.torch = None
+    fake.aten_node = fake.torch_node = None
     return fake
 
 

@@ -46,7 +46,7 @@ def functionalize(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[Graph, l
     """(functional aten graph, output nodes, ids of the input fakes that are written). Raises Unsupported."""
     if not trace.wrote:
         _own_constants(trace, outputs)
-        return trace.aten.graph, [f.aten for f in outputs], set()
+        return trace.aten.graph, [f.aten_node for f in outputs], set()
     return _Functionalizer(trace).run(outputs)
 
 
@@ -69,12 +69,14 @@ def _own_constants(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
         nodes.append(node)
         if node in shared:
             name = trace.aten.name("clone")
-            copies[node] = Node("call_function", aten.clone.default, (node,), {}, name, node.spec, node.line, node.source)
+            copies[node] = Node(
+                "call_function", aten.clone.default, (node,), {}, name, node.spec, node.line, node.source
+            )
             nodes.append(copies[node])
     trace.aten.graph.nodes[:] = nodes
     for fake in outputs:
-        if fake.aten is not None:
-            fake.aten = copies.get(fake.aten, fake.aten)
+        if fake.aten_node is not None:
+            fake.aten_node = copies.get(fake.aten_node, fake.aten_node)
 
 
 class _Functionalizer(Emitter):
@@ -88,20 +90,23 @@ class _Functionalizer(Emitter):
         self.storages: dict[int, _Storage] = {}
         self.views: dict[int, View] = {}
         self.values: dict[int, tuple[int, Node]] = {}  # id(fake) -> (version of its storage, node)
-        self.at: tuple[Line | None, Node | None] = (None, None)  # line and source of the operator being rewritten
+        self.at: tuple[Line | None, Node | None] = (
+            None,
+            None,
+        )  # line and source of the operator being rewritten
         for fake in trace.inputs:
-            if fake.aten is not None:
-                self._define(fake, fake.aten)
+            if fake.aten_node is not None:
+                self._define(fake, fake.aten_node)
 
     def run(self, outputs: Sequence[FakeTensor]) -> tuple[Graph, list[Node | None], set[int]]:
         for record in self.trace.records:
             self.at = (record.node.line, record.node.source)
             self._rewrite(record.node, record.out)
-        written = [f for f in self.trace.inputs if self._storage(f).version and f.aten is not None]
+        written = [f for f in self.trace.inputs if self._storage(f).version and f.aten_node is not None]
         self.at = (None, None)
-        originals = {id(f): f.aten for f in written}
+        originals = {id(f): f.aten_node for f in written}
         for fake in written:
-            self.emit(aten.copy_.default, (fake.aten, self.current(fake)))
+            self.emit(aten.copy_.default, (fake.aten_node, self.current(fake)))
         for fake in written:  # from here on, they are read from the input itself
             storage = self._storage(fake)
             storage.version += 1
@@ -124,8 +129,8 @@ class _Functionalizer(Emitter):
     def _storage(self, fake: FakeTensor) -> _Storage:
         key = _storage_key(fake)
         if key not in self.storages:
-            assert fake.aten is not None or self.trace.is_input(fake)
-            node = fake.aten or self.trace._placeholder(fake, self.trace.aten)
+            assert fake.aten_node is not None or self.trace.is_input(fake)
+            node = fake.aten_node or self.trace._placeholder(fake, self.trace.aten)
             self._define(fake, node)
         return self.storages[key]
 
@@ -177,17 +182,17 @@ class _Functionalizer(Emitter):
         self.nodes.append(node)
         at = self._viewed(node.target, args, kwargs) if type(node.target) is OpOverload else None
         for item, fake in _results(out):
-            if fake.aten is None or fake.aten in self.fake_of:
+            if fake.aten_node is None or fake.aten_node in self.fake_of:
                 continue  # an argument given back
             if item is not None:
-                self.nodes.append(fake.aten)
+                self.nodes.append(fake.aten_node)
             source = self.fake_of[at] if at is not None else None
             if at is not None and source is not None and _storage_key(source) == _storage_key(fake):
-                self.fake_of[fake.aten] = fake
+                self.fake_of[fake.aten_node] = fake
                 self.views[id(fake)] = View(source, node.target, args, kwargs, at, node.spec, item)
-                self.values[id(fake)] = (self._storage(fake).version, fake.aten)
+                self.values[id(fake)] = (self._storage(fake).version, fake.aten_node)
             else:
-                self._define(fake, fake.aten)
+                self._define(fake, fake.aten_node)
 
     def _viewed(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
         """The recorded node that a view operator looks at."""
@@ -217,9 +222,9 @@ class _Functionalizer(Emitter):
             elif fakes is not None:
                 self._store(fakes, value)
         for item, fake in _results(out):  # results that are not the written arguments
-            if fake.aten is not None and fake.aten not in self.fake_of:
+            if fake.aten_node is not None and fake.aten_node not in self.fake_of:
                 fresh = self.item(call, item or 0) if several else call
-                self._define(fake, fake.aten)
+                self._define(fake, fake.aten_node)
                 self._storage(fake).value = fresh
 
     def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from smelt.graph import passes
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
+from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor
 from smelt.trace.functionalize import functionalize
 
@@ -46,6 +50,16 @@ class Traced:
     mutated: frozenset[int]
     outputs: tuple[FakeTensor, ...]
     needs_grad: bool
+    _examples: tuple[weakref.ref[torch.Tensor], ...] = ()
+
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the trace saw, where they still exist, else empty ones like them."""
+        found = zip((ref() for ref in self._examples), self.inputs)
+        return tuple(_empty_like(fake) if real is None else real for real, fake in found)
+
+
+def _empty_like(fake: FakeTensor) -> torch.Tensor:
+    return empty_like_spec(fake.spec, fake.device)
 
 
 def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
@@ -53,15 +67,15 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
     impure = _impure_calls(trace)
     torch_graph, aten_graph = trace.torch.graph, trace.aten.graph
     aten_graph, aten_outputs, written = functionalize(trace, outputs)
-    _end(torch_graph, [fake.torch for fake in outputs])
+    _end(torch_graph, [fake.torch_node for fake in outputs])
     _end(aten_graph, aten_outputs)
     passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
     passes.eliminate_dead(aten_graph)
     passes.eliminate_detach(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
-    inputs = tuple(f for f in trace.inputs if f.aten in used or f.torch in used)
-    _begin(torch_graph, [f.torch or trace._placeholder(f, trace.torch) for f in inputs])
-    _begin(aten_graph, [f.aten or trace._placeholder(f, trace.aten) for f in inputs])
+    inputs = tuple(f for f in trace.inputs if f.aten_node in used or f.torch_node in used)
+    _begin(torch_graph, [f.torch_node or trace._placeholder(f, trace.torch) for f in inputs])
+    _begin(aten_graph, [f.aten_node or trace._placeholder(f, trace.aten) for f in inputs])
     return Traced(
         torch_graph=torch_graph,
         aten_graph=aten_graph,
@@ -69,6 +83,7 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
         mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written),
         outputs=tuple(outputs),
         needs_grad=_needs_grad(trace, outputs, written),
+        _examples=tuple(weakref.ref(trace.real(f)) for f in inputs),  # type: ignore[arg-type]
     )
 
 
@@ -85,7 +100,7 @@ def _note_gradients(trace: Trace) -> None:
     """Nodes learn which of their tensors require grad (known only now: autograd sets it after an operator ran)."""
     for fake in (*trace.inputs, *(f for r in trace.records for f in fakes_in(r.out))):
         if fake.requires_grad:
-            for node in (fake.aten, fake.torch):
+            for node in (fake.aten_node, fake.torch_node):
                 if node is not None and type(node.spec) is TensorSpec and not node.spec.requires_grad:
                     node.spec = replace(node.spec, requires_grad=True)
 
@@ -99,4 +114,6 @@ def _impure_calls(trace: Trace) -> set[Node]:
 
 def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor], written: set[int]) -> bool:
     computed = any(f.requires_grad and not trace.is_input(f) for f in outputs)
-    return computed or any(f.requires_grad and (id(f) in written or f.grad_fn is not None) for f in trace.inputs)
+    return computed or any(
+        f.requires_grad and (id(f) in written or f.grad_fn is not None) for f in trace.inputs
+    )

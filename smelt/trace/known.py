@@ -34,11 +34,11 @@ def evaluate(trace: Trace, fake: torch.Tensor) -> torch.Tensor | None:
     """The value of `fake`, or None if it depends on inputs, on random numbers, or on memory that was written."""
     if type(fake) is not FakeTensor:
         return fake if isinstance(fake, torch.Tensor) else None
-    if fake.aten is None or _written(trace, fake):
+    if fake.aten_node is None or _written(trace, fake):
         return None
     values: dict[Node, Any] = {}
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
-        value = _value(trace, fake.aten, values)
+        value = _value(trace, fake.aten_node, values)
     return None if value is UNKNOWN else value
 
 
@@ -51,7 +51,9 @@ def _written(trace: Trace, fake: FakeTensor) -> bool:
 def _value(trace: Trace, node: Node, values: dict[Node, Any]) -> Any:
     if node in values:
         return values[node]
-    value = values[node] = UNKNOWN if len(values) > _MAX_NODES or _is_big(node.spec) else _compute(trace, node, values)
+    value = values[node] = (
+        UNKNOWN if len(values) > _MAX_NODES or _is_big(node.spec) else _compute(trace, node, values)
+    )
     return value
 
 
@@ -117,4 +119,4 @@ def fold_call(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return UNKNOWN if out is None else out
 
 
-_READERS = {torch.Tensor.numpy, torch.Tensor.__array__}
+_READERS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}

@@ -157,14 +157,16 @@ class Trace:
 
     def _placeholder(self, fake: FakeTensor, builder: Builder) -> Node:
         if id(fake) not in self._reals:
-            raise self.unsupported(INTERNAL, "a tensor of this trace was made by a call that was not recorded")
+            raise self.unsupported(
+                INTERNAL, "a tensor of this trace was made by a call that was not recorded"
+            )
         stem = self._names[id(fake)] or "input"
         name = builder.name(stem)
         node = Node("placeholder", name, (), {}, name, fake.spec)
         if builder is self.torch:
-            fake.torch = node
+            fake.torch_node = node
         else:
-            fake.aten = node
+            fake.aten_node = node
         return node
 
     def unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
@@ -179,17 +181,21 @@ class Trace:
             return self.constant(real)
         if self.on_unknown is not None:
             return self.on_unknown(real)
-        raise self.unsupported(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
+        raise self.unsupported(
+            UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds"
+        )
 
     def constant(self, value: torch.Tensor) -> FakeTensor:
         """A fake for a tensor whose value is part of the program."""
-        fake = wrap(torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"), value.device)
+        fake = wrap(
+            torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"), value.device
+        )
         name = self.aten.name("constant")
         self.aten.graph.constants[name] = value
         node = Node("get_attr", name, (), {}, name, fake.spec, self._line(), self._source)
         self.aten.graph.nodes.append(node)
         self.records.append(Record(node, fake))
-        fake.aten = node
+        fake.aten_node = node
         return fake
 
     # ---- torch level
@@ -213,7 +219,9 @@ class Trace:
             out = func(*args, **kwargs)
         except BaseException:
             if self._changed:
-                self.failed = Reason(UNSUPPORTED_EFFECT, "a call wrote a tensor and then raised", self._line())
+                self.failed = Reason(
+                    UNSUPPORTED_EFFECT, "a call wrote a tensor and then raised", self._line()
+                )
             raise
         finally:
             self._source = None
@@ -224,7 +232,7 @@ class Trace:
     def _torch_argument(self, value: Any) -> Any:
         kind = type(value)
         if kind is FakeTensor:
-            return value.torch or self._placeholder(value, self.torch)
+            return value.torch_node or self._placeholder(value, self.torch)
         if kind in _LEAVES:
             return value
         if isinstance(value, torch.Tensor):
@@ -252,15 +260,15 @@ class Trace:
         """Lets every new fake in `out` know its torch-level node; fills in `node.spec`."""
         if type(out) is FakeTensor:
             node.spec = out.spec
-            if out.torch is None:
-                out.torch = node
+            if out.torch_node is None:
+                out.torch_node = node
         elif isinstance(out, (list, tuple, dict)):
             keys = list(out) if isinstance(out, dict) else range(len(out))
             node.spec = tuple(self._name_item(node, key, out[key]) for key in keys)
         return node.spec
 
     def _name_item(self, node: Node, key: Any, value: Any) -> Any:
-        if type(value) is FakeTensor and value.torch is not None:
+        if type(value) is FakeTensor and value.torch_node is not None:
             return value.spec
         if not isinstance(value, (FakeTensor, list, tuple, dict)):
             return None
@@ -323,7 +331,7 @@ class Trace:
         for a in args:
             kind = type(a)
             if kind is FakeTensor:
-                nodes.append(a.aten or self._placeholder(a, self.aten))
+                nodes.append(a.aten_node or self._placeholder(a, self.aten))
                 key.append(id(a._spec or a.spec))
             elif kind is int or a is None:
                 nodes.append(a)
@@ -337,7 +345,14 @@ class Trace:
         info = effects(func)
         out, spec = shapes.infer(self, func, info, tuple(key), args, kwargs)
         node = self.aten.make(
-            "call_function", func, tuple(nodes), node_kwargs, shapes.stem(func), spec, self._line(), self._source
+            "call_function",
+            func,
+            tuple(nodes),
+            node_kwargs,
+            shapes.stem(func),
+            spec,
+            self._line(),
+            self._source,
         )
         if info.writes:
             self.wrote = self._changed = True
@@ -346,13 +361,20 @@ class Trace:
 
     def _name_aten(self, node: Node, out: Any) -> None:
         if type(out) is FakeTensor:
-            if out.aten is None:
-                out.aten = node
+            if out.aten_node is None:
+                out.aten_node = node
         elif isinstance(out, (tuple, list)):
             for i, value in enumerate(out):
-                if type(value) is FakeTensor and value.aten is None:
-                    value.aten = self.aten.make(
-                        "call_function", operator.getitem, (node, i), {}, "getitem", value._spec, node.line, node.source
+                if type(value) is FakeTensor and value.aten_node is None:
+                    value.aten_node = self.aten.make(
+                        "call_function",
+                        operator.getitem,
+                        (node, i),
+                        {},
+                        "getitem",
+                        value._spec,
+                        node.line,
+                        node.source,
                     )
         self.records.append(Record(node, out))
 
@@ -361,7 +383,7 @@ class Trace:
         kind = type(value)
         if kind is FakeTensor:
             key.append(id(value.spec))
-            return value.aten or self._placeholder(value, self.aten)
+            return value.aten_node or self._placeholder(value, self.aten)
         if kind is list or kind is tuple:
             key.append((kind, len(value)))
             return [self._aten_argument(v, key) for v in value]
@@ -394,15 +416,15 @@ class Trace:
             self._sync_state(self._first_state)
             fakes = [self.fake(t) for t in outputs]
             for fake in fakes:
-                fake.torch = fake.torch or self._placeholder(fake, self.torch)
-                fake.aten = fake.aten or self._placeholder(fake, self.aten)
+                fake.torch_node = fake.torch_node or self._placeholder(fake, self.torch)
+                fake.aten_node = fake.aten_node or self._placeholder(fake, self.aten)
             return build(self, fakes)
 
 
 def _has_new(out: Any) -> bool:
     """Whether `out` holds a fake that no torch-level node gave yet."""
     if type(out) is FakeTensor:
-        return out.torch is None
+        return out.torch_node is None
     if isinstance(out, (tuple, list)):
         return any(_has_new(v) for v in out)
     if isinstance(out, dict):

@@ -17,7 +17,13 @@ from smelt.graph import specs
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.ops.kinds import Effects, Result
-from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.reasons import (
+    DATA_DEPENDENT,
+    DATA_DEPENDENT_SHAPE,
+    UNSUPPORTED_CALL,
+    UNSUPPORTED_EFFECT,
+    UNSUPPORTED_OBJECT,
+)
 from smelt.trace.fake import FakeTensor, wrap
 
 if TYPE_CHECKING:
@@ -89,7 +95,7 @@ def _make(part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, An
     kind, spec = part.kind, part.spec
     if kind == "fresh":
         assert spec is not None
-        elem = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)
+        elem = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)  # type: ignore[arg-type]
         return wrap(elem, spec.device, spec)
     if kind == "none":
         return None
@@ -197,7 +203,8 @@ def _wrap_results(
         return None, None
     single = len(info.results) == 1 and not isinstance(out, tuple)
     items = [out] if single and not info.results[0].is_list else [list(out)] if single else list(out)
-    wrapped, parts = [], []
+    wrapped: list[Any] = []
+    parts: list[Any] = []
     for result, item in zip(info.results, items):
         if isinstance(item, (list, tuple)):
             pairs = [_wrap_one(trace, result, v, i, device, info, args, kwargs) for i, v in enumerate(item)]
@@ -248,7 +255,11 @@ def _wrap_one(
         source = info.argument(result.arg, args, kwargs)
         device = source.device if isinstance(source, torch.Tensor) else device
         spec = spec_of(item, device)
-        keep = isinstance(source, FakeTensor) and source.dtype == item.dtype and not (item.is_conj() or item.is_neg())
+        keep = (
+            isinstance(source, FakeTensor)
+            and source.dtype == item.dtype
+            and not (item.is_conj() or item.is_neg())
+        )
         return wrap(item, device, spec), Part("view", spec, result.arg) if keep else None
     for source in _tensors((*args, *kwargs.values())):  # an operator that gives its argument back
         if type(source) is FakeTensor and source.elem is item:

@@ -75,14 +75,14 @@ def _dynamic(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict
 
 def _batch_norm(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`native_batch_norm` writes its running statistics without saying so in its schema; its successors say it."""
-    x, weight, bias, mean, var, training, momentum, eps = args
+    *tensors, mean, var, training, momentum, eps = args
     if mean is None:
-        new, rest = aten._native_batch_norm_legit.no_stats, (training, momentum, eps)
-    elif training:
-        new, rest = aten._native_batch_norm_legit.default, (mean, var, training, momentum, eps)
-    else:
-        new, rest = aten._native_batch_norm_legit_no_training.default, (mean, var, momentum, eps)
-    return trace.run(new, (x, weight, bias, *rest), {})
+        return trace.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})
+    if training:
+        return trace.run(aten._native_batch_norm_legit.default, args, {})
+    return trace.run(
+        aten._native_batch_norm_legit_no_training.default, (*tensors, mean, var, momentum, eps), {}
+    )
 
 
 def _attention_choice(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,6 +118,8 @@ RULES: dict[Any, Rule] = {
     aten._fused_sdp_choice.default: _attention_choice,
     aten.equal.default: _dynamic,
     aten.is_set_to.default: _dynamic,
-    **{op: _dynamic for op in _overloads("nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive")},
-    **{op: _refuse_effect for op in _overloads("set_ resize_ resize_as_ _resize_output_ record_stream")},
+    **dict.fromkeys(
+        _overloads("nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive"), _dynamic
+    ),
+    **dict.fromkeys(_overloads("set_ resize_ resize_as_ _resize_output_ record_stream"), _refuse_effect),
 }

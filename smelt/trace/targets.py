@@ -22,6 +22,10 @@ def _getters(names: str) -> list[Any]:
     return [getattr(T, n).__get__ for n in names.split() if hasattr(T, n)]
 
 
+def _setters(names: str) -> list[Any]:
+    return [getattr(T, n).__set__ for n in names.split()]
+
+
 def _methods(names: str) -> list[Any]:
     return [getattr(T, n) for n in names.split() if hasattr(T, n)]
 
@@ -58,26 +62,25 @@ def _refuse(kind: ReasonKind, functions: list[Any], what: str) -> None:
 
 _refuse(
     DATA_DEPENDENT,
-    _methods("numpy __array__ __dlpack__ data_ptr storage untyped_storage _typed_storage apply_ map_ map2_ share_memory_"),
+    _methods(
+        "numpy __array__ __dlpack__ data_ptr storage untyped_storage _typed_storage apply_ map_ map2_ share_memory_"
+    ),
     "Tensor.{} reads memory",
 )
 _refuse(UNSUPPORTED_EFFECT, _methods("register_hook register_post_accumulate_grad_hook"), "Tensor.{}")
 _refuse(UNSUPPORTED_EFFECT, _methods("backward set_ resize_ resize_as_ rename_ names swap_"), "Tensor.{}")
-_refuse(UNSUPPORTED_EFFECT, [T.data.__set__, T.grad.__set__], "a tensor's data or grad was assigned")  # type: ignore[attr-defined]
-_refuse(UNSUPPORTED_EFFECT, [T.requires_grad.__set__], "requires_grad was assigned")  # type: ignore[attr-defined]
+_refuse(UNSUPPORTED_EFFECT, _setters("data grad"), "a tensor's data or grad was assigned")
+_refuse(UNSUPPORTED_EFFECT, _setters("requires_grad"), "requires_grad was assigned")
 _refuse(UNSUPPORTED_EFFECT, [torch.autograd.backward], "torch.autograd.backward")
 _refuse(UNSUPPORTED_OBJECT, _methods("__deepcopy__ __reduce_ex__"), "copying or pickling a traced tensor")
 
 # Special methods that have a function in `operator`, which reads better than a dunder call.
+_OPERATOR_NAMES = (
+    "getitem setitem add sub mul truediv floordiv mod pow matmul and or xor lshift rshift eq ne lt le gt ge neg invert "
+    "abs iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
+)
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "__getitem__": operator.getitem,
-    "__setitem__": operator.setitem,
-    **{
-        f"__{n}__": getattr(operator, f"__{n}__")
-        for n in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift eq ne lt le gt ge neg invert abs "
-        "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
-        if hasattr(operator, f"__{n}__")
-    },
+    f"__{name}__": getattr(operator, f"__{name}__") for name in _OPERATOR_NAMES.split(" ")
 }
 
 Target = tuple[OpKind, Any, tuple[Any, ...]]  # kind, target, extra trailing arguments
@@ -86,13 +89,15 @@ Target = tuple[OpKind, Any, tuple[Any, ...]]  # kind, target, extra trailing arg
 def _tensor_methods() -> dict[Any, Target]:
     table: dict[Any, Target] = {}
     for name in dir(T):
-        value = getattr(T, name, None)
+        value: Any = getattr(T, name, None)
         if hasattr(value, "__get__") and type(value).__name__ in ("getset_descriptor", "property"):
             table[value.__get__] = ("call_function", getattr, (name,))
         elif callable(value) and not isinstance(value, type):
             try:
                 function = _OPERATORS.get(name)
-                table.setdefault(value, ("call_function", function, ()) if function else ("call_method", name, ()))
+                table.setdefault(
+                    value, ("call_function", function, ()) if function else ("call_method", name, ())
+                )
             except TypeError:  # unhashable
                 continue
     return table
@@ -109,7 +114,7 @@ def target_of(function: Any) -> Target:
 
 def name_of(function: Any) -> str:
     """A readable stem for the node's name."""
-    kind, target, extra = target_of(function)
+    _kind, target, extra = target_of(function)
     if extra:
         return str(extra[0])
     if isinstance(target, str):

@@ -12,7 +12,9 @@ from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], grad: bool = False) -> tuple[Trace, Traced]:
+def trace(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], grad: bool = False
+) -> tuple[Trace, Traced]:
     """Traces `function` on fakes of `inputs`; tensors that it closes over become inputs, too."""
     with torch.set_grad_enabled(grad):
         recorder = Trace()
@@ -39,12 +41,16 @@ def copy_inputs(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if key not in storages:
             flat = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
             storages[key] = flat.clone()
-        copy = torch.empty(0, dtype=t.dtype).set_(storages[key].untyped_storage(), t.storage_offset(), t.size(), t.stride())
+        copy = torch.empty(0, dtype=t.dtype).set_(
+            storages[key].untyped_storage(), t.storage_offset(), t.size(), t.stride()
+        )
         copies.append(copy.requires_grad_(t.requires_grad))
     return copies
 
 
-def check(function: Callable[..., Any], *inputs: torch.Tensor, rtol: float = 0, atol: float = 0, seed: int = 7) -> Traced:
+def check(
+    function: Callable[..., Any], *inputs: torch.Tensor, rtol: float = 0, atol: float = 0, seed: int = 7
+) -> Traced:
     """Both graphs of `function` must give eager's outputs (values, dtypes, strides, aliasing) and write what it writes."""
     recorder, traced = trace(function, inputs)
     position = {id(t): i for i, t in enumerate(inputs)}
@@ -56,7 +62,7 @@ def check(function: Callable[..., Any], *inputs: torch.Tensor, rtol: float = 0, 
             reals = [recorder.real(f) for f in traced.inputs]
             torch.manual_seed(seed)
             got = run(graph, [graph_in[position[id(r)]] if id(r) in position else r for r in reals])
-        close = dict(rtol=rtol, atol=atol, equal_nan=True, check_stride=True)
+        close = {"rtol": rtol, "atol": atol, "equal_nan": True, "check_stride": True}
         assert len(got) == len(want)
         for g, w in zip(got, want):
             torch.testing.assert_close(g, w, **close)

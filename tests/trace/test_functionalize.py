@@ -191,7 +191,9 @@ def complex_views(x):
 PROGRAMS = [v for v in list(globals().values()) if getattr(v, "__module__", "") == __name__ and v is not t]
 
 
-@pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not running_statistics], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p is not running_statistics], ids=lambda p: p.__name__
+)
 def test_same_as_eager(program):
     traced = check(program, t(4, 4))
     writes = [n for n in traced.aten_graph if n.op == "call_function" and hasattr(n.target, "_schema")]
@@ -200,8 +202,12 @@ def test_same_as_eager(program):
     assert len(writes) == len(traced.mutated)
 
 
-@pytest.mark.parametrize("program", [add_in_place, write_row, output_is_view_of_written_input, input_returned_twice])
-@pytest.mark.parametrize("layout", [lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[1:]], ids=["t", "step", "offset"])
+@pytest.mark.parametrize(
+    "program", [add_in_place, write_row, output_is_view_of_written_input, input_returned_twice]
+)
+@pytest.mark.parametrize(
+    "layout", [lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[1:]], ids=["t", "step", "offset"]
+)
 def test_input_layouts(program, layout):
     if program is input_returned_twice and not layout(t(4, 4)).is_contiguous():
         pytest.skip("view(-1) of a strided tensor is an error")

@@ -1,0 +1,74 @@
+"""Checks what `smelt.graph.ir` says always holds of a graph."""
+
+from __future__ import annotations
+
+import keyword
+import operator
+
+from torch._ops import OpOverload
+
+from smelt.errors import VerificationError
+from smelt.graph.ir import Graph, Node, argument_nodes
+from smelt.ops.kinds import effects
+
+
+def verify(graph: Graph, functional: bool = False) -> None:
+    """Raises VerificationError. `functional`: besides, nothing is written but inputs, by `copy_`, once each."""
+    _verify_shape(graph)
+    defined: set[Node] = set()
+    names: set[str] = set()
+    for node in graph.nodes:
+        _verify_name(node, names)
+        for argument in argument_nodes(node):
+            if argument not in defined:
+                raise VerificationError(f"{node.name} uses {argument.name}, which does not stand before it")
+        _verify_target(graph, node)
+        defined.add(node)
+    if functional:
+        _verify_functional(graph)
+
+
+def _verify_shape(graph: Graph) -> None:
+    kinds = [n.op for n in graph.nodes]
+    if not kinds or kinds[-1] != "output" or kinds.count("output") != 1:
+        raise VerificationError("a graph ends with its one output node")
+    count = kinds.count("placeholder")
+    if any(kind != "placeholder" for kind in kinds[:count]):
+        raise VerificationError("placeholders come first")
+    if not isinstance(graph.output.args[0], tuple):
+        raise VerificationError("the output node takes one tuple")
+
+
+def _verify_name(node: Node, names: set[str]) -> None:
+    if not node.name.isidentifier() or keyword.iskeyword(node.name):
+        raise VerificationError(f"{node.name!r} is no identifier")
+    if node.name in names:
+        raise VerificationError(f"two nodes are called {node.name}")
+    names.add(node.name)
+
+
+def _verify_target(graph: Graph, node: Node) -> None:
+    if node.op == "get_attr" and node.target not in graph.constants:
+        raise VerificationError(f"{node.name} reads the constant {node.target!r}, which the graph lacks")
+    if node.op == "call_method" and not (node.args and isinstance(node.target, str)):
+        raise VerificationError(f"{node.name}: a method call needs a name and an object")
+    if node.op == "call_function":
+        if not callable(node.target):
+            raise VerificationError(f"{node.name}: {node.target!r} cannot be called")
+        aten = isinstance(node.target, OpOverload) or node.target is operator.getitem
+        if graph.level == "aten" and not aten:
+            raise VerificationError(f"{node.name}: {node.target!r} is no ATen operator")
+
+
+def _verify_functional(graph: Graph) -> None:
+    written: set[Node] = set()
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or not effects(node.target).writes:
+            continue
+        destination = node.args[0] if node.args else None
+        copies = str(node.target) == "aten.copy_.default"
+        if not copies or not isinstance(destination, Node) or destination.op != "placeholder":
+            raise VerificationError(f"{node.name}: {node.target} writes memory")
+        if destination in written:
+            raise VerificationError(f"{node.name}: {destination} is written twice")
+        written.add(destination)
