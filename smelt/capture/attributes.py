@@ -1,0 +1,625 @@
+"""Attribute access as CPython's object protocol defines it, carried out by the VM.
+
+Lookups read type and instance dictionaries directly, so that no user code runs unseen: properties, descriptors,
+`__getattr__` and `__getattribute__` written in Python are interpreted. What was found is guarded: class attributes by the
+version of the class, instance attributes by their value, a method also by not being shadowed in the instance.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from smelt.capture.frames import Generator
+from smelt.capture.values import (
+    CONTAINER_TYPES,
+    LEAF_TYPES,
+    MISSING,
+    NULL,
+    FunctionType,
+    MethodType,
+    Sentinel,
+    instance_dict,
+)
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.trace.fake import FakeTensor
+
+# How a name is found in the method resolution order.
+ABSENT = Sentinel("absent")
+FUNCTION = Sentinel("function")
+PROPERTY = Sentinel("property")
+CLASS_METHOD = Sentinel("classmethod")
+STATIC_METHOD = Sentinel("staticmethod")
+CACHED_PROPERTY = Sentinel("cached_property")
+NATIVE_DATA = Sentinel("C data descriptor")
+PYTHON_DATA = Sentinel("Python data descriptor")
+NON_DATA = Sentinel("non-data descriptor")
+VALUE = Sentinel("plain value")
+
+_BY_TYPE = {
+    FunctionType: FUNCTION,
+    property: PROPERTY,
+    classmethod: CLASS_METHOD,
+    staticmethod: STATIC_METHOD,
+    functools.cached_property: CACHED_PROPERTY,
+}
+_SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)  # an instance attribute would win over these
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_module_getattr = nn.Module.__getattr__
+_module_setattr = nn.Module.__setattr__
+
+_this_class = super.__dict__["__thisclass__"].__get__
+_self = super.__dict__["__self__"].__get__
+_self_class = super.__dict__["__self_class__"].__get__
+
+Found = tuple[Sentinel, Any, Any]  # how, what, in which class
+
+
+def _classify(found: Any, owner: type) -> Found:
+    kind = type(found)
+    how = _BY_TYPE.get(kind)
+    if how is None:
+        get = _type_find(kind, "__get__")
+        if get is MISSING:
+            how = VALUE
+        elif _type_find(kind, "__set__") is MISSING and _type_find(kind, "__delete__") is MISSING:
+            how = NON_DATA
+        else:
+            how = PYTHON_DATA if type(get) is FunctionType else NATIVE_DATA
+    return how, found, owner
+
+
+def _type_find(cls: type, name: str) -> Any:
+    for base in cls.__mro__:
+        found = base.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+class TypeInfo:
+    """What the VM knows about a class: its lookups so far, and which special methods are written in Python."""
+
+    __slots__ = ("cls", "found", "getattr", "getattribute", "has_dict", "is_module", "setattr")
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.found: dict[str, Found] = {}
+        self.is_module = issubclass(cls, nn.Module)
+        self.has_dict = cls.__dictoffset__ != 0
+        self.getattribute = self._python("__getattribute__")
+        self.setattr = self._python("__setattr__")
+        self.getattr = _type_find(cls, "__getattr__")
+
+    def _python(self, name: str) -> Any:
+        found = _type_find(self.cls, name)
+        return found if type(found) is FunctionType else None
+
+    def find(self, name: str) -> Found:
+        found = self.found.get(name)
+        if found is None:
+            found = self.found[name] = self._find(name)
+        return found
+
+    def _find(self, name: str) -> Found:
+        for base in self.cls.__mro__:
+            value = base.__dict__.get(name, MISSING)
+            if value is not MISSING:
+                return _classify(value, base)
+        return ABSENT, None, None
+
+
+def python_method(vm: Any, obj: Any, name: str) -> Any:
+    """The special method `name` of obj's class if it is written in Python, else None."""
+    cls = type(obj)
+    if cls in LEAF_TYPES or cls is FakeTensor or cls in CONTAINER_TYPES:
+        return None
+    how, found, _ = vm.type_info(cls).find(name)
+    if how is FUNCTION:
+        vm.outside.use_class(cls)
+        return found
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------- load
+
+
+def load_attr(vm: Any, obj: Any, name: str) -> Any:
+    """`obj.name`. Raises AttributeError as the object would."""
+    cls = type(obj)
+    loader = LOADERS.get(cls)
+    if loader is not None:
+        return loader(vm, obj, name)
+    if isinstance(obj, type):
+        return load_class_attr(vm, obj, name)
+    if isinstance(obj, types.ModuleType):
+        return load_module_attr(vm, obj, name)
+    if isinstance(obj, torch.Tensor):
+        return getattr(obj, name)
+    info = vm.type_info(cls)
+    if info.getattribute is not None:
+        vm.outside.use_class(cls)
+        try:
+            return vm.call_function(info.getattribute, (obj, name))
+        except AttributeError:
+            if type(info.getattr) is not FunctionType:
+                raise
+        return vm.call_function(info.getattr, (obj, name))
+    return load_generic(vm, obj, name)
+
+
+def load_method(vm: Any, obj: Any, name: str) -> tuple[Any, Any]:
+    """`obj.name` about to be called: (function, obj), or (NULL, what was found)."""
+    cls = type(obj)
+    if cls not in LOADERS and cls not in LEAF_TYPES:
+        info = vm.type_info(cls)
+        if info.getattribute is None and not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
+            how, found, _ = info.find(name)
+            if how is FUNCTION and not _in_instance(vm, obj, name):
+                return found, obj
+    return NULL, load_attr(vm, obj, name)
+
+
+def _in_instance(vm: Any, obj: Any, name: str) -> bool:
+    """Whether `name` is in the instance's dictionary, guarded."""
+    outside, cls = vm.outside, type(obj)
+    outside.use_class(cls)
+    own = instance_dict(obj)
+    if own is None:
+        return False
+    present = name in own
+    origin = outside.origins.get(id(obj))
+    if not present and origin is not None and obj not in outside.log:
+        outside.guard("not_in_dict", origin, name, key=name)
+    return present
+
+
+def load_generic(vm: Any, obj: Any, name: str, use_getattr: bool = True) -> Any:
+    """`object.__getattribute__`, then the class's `__getattr__`."""
+    memo = vm.outside.attributes.get(id(obj))
+    if memo is not None:
+        value = memo.get(name, MISSING)
+        if value is not MISSING:
+            return value
+    cls = type(obj)
+    info = vm.type_info(cls)
+    vm.outside.use_class(cls)
+    how, found, owner = info.find(name)
+    data = DATA_LOADERS.get(how)
+    if data is not None:
+        return data(vm, obj, name, found)
+    own = instance_dict(obj)
+    if own is not None:
+        if name in own:
+            return _instance_value(vm, obj, name, own[name])
+        origin = vm.outside.origins.get(id(obj))
+        if how in _SHADOWED and origin is not None and obj not in vm.outside.log:
+            vm.outside.guard("not_in_dict", origin, name, key=name)
+    if how is not ABSENT:
+        return CLASS_LOADERS[how](vm, obj, name, found, owner)
+    if use_getattr and info.getattr is not MISSING:
+        return _through_getattr(vm, obj, name, info, own)
+    return _no_attribute(vm, obj, name, own)
+
+
+def _instance_value(vm: Any, obj: Any, name: str, value: Any) -> Any:
+    outside = vm.outside
+    origin = outside.origins.get(id(obj))
+    if origin is None:
+        return outside.fake(value)
+    if not outside.log.is_original_attribute(obj, name, value):
+        return value
+    result = outside.wrap(value, origin.child("attr", name))
+    outside.memo(obj)[name] = result
+    return result
+
+
+def _through_getattr(vm: Any, obj: Any, name: str, info: TypeInfo, own: dict[str, Any] | None) -> Any:
+    if info.getattr is _module_getattr and own is not None:
+        return _module_entry(vm, obj, name, own)
+    if type(info.getattr) is FunctionType:
+        if own is not None and id(obj) in vm.outside.origins and obj not in vm.outside.log:
+            vm.outside.guard("not_in_dict", vm.outside.origins[id(obj)], name, key=name)
+        return vm.call_function(info.getattr, (obj, name))
+    return info.getattr.__get__(obj, type(obj))(name)
+
+
+def _module_entry(vm: Any, obj: Any, name: str, own: dict[str, Any]) -> Any:
+    """A parameter, buffer or submodule of an nn.Module."""
+    outside = vm.outside
+    for key in _MODULE_DICTS:
+        entries = own.get(key)
+        if entries is not None and name in entries:
+            value = entries[name]
+            origin = outside.origins.get(id(obj))
+            if origin is None:
+                return outside.fake(value)
+            if not outside.log.is_original(entries, name, value):
+                return value
+            result = outside.wrap(value, origin.child("param", name))
+            outside.memo(obj)[name] = result
+            return result
+    return _no_attribute(vm, obj, name, own)
+
+
+def _no_attribute(vm: Any, obj: Any, name: str, own: dict[str, Any] | None) -> Any:
+    origin = vm.outside.origins.get(id(obj))
+    if own is not None and origin is not None and obj not in vm.outside.log:
+        vm.outside.guard("no_attr", origin, name, key=name)
+    error = AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+    raise error
+
+
+def _load_property(vm: Any, obj: Any, name: str, found: Any) -> Any:
+    if found.fget is None:
+        raise AttributeError(f"property {name!r} of {type(obj).__name__!r} object has no getter")
+    return vm.call(found.fget, (obj,), {})
+
+
+def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
+    """Slots, and what C types compute."""
+    outside = vm.outside
+    if name == "__dict__":
+        return outside.own_dict(obj, found.__get__(obj, type(obj)))
+    value = found.__get__(obj, type(obj))
+    if name == "__class__":
+        return vm.class_of(obj)
+    origin = outside.origins.get(id(obj))
+    if origin is not None and outside.log.is_original_attribute(obj, name, value) or obj in outside.log and type(
+        found
+    ) is not types.MemberDescriptorType and origin is not None:
+        return outside.wrap(value, origin.child("member", name))
+    return value
+
+
+def _load_python_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
+    get = _type_find(type(found), "__get__")
+    return vm.call_function(get, (found, obj, type(obj)))
+
+
+DATA_LOADERS: dict[Sentinel, Callable[..., Any]] = {
+    PROPERTY: _load_property,
+    NATIVE_DATA: _load_native_data,
+    PYTHON_DATA: _load_python_data,
+}
+
+
+def _load_value(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
+    return vm.outside.wrap(found, vm.outside.const(owner).child("attr", name), decided=True)
+
+
+def _load_non_data(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
+    get = _type_find(type(found), "__get__")
+    if type(get) is FunctionType:
+        return vm.call_function(get, (found, obj, type(obj)))
+    return found.__get__(obj, type(obj))
+
+
+def _load_cached_property(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
+    origin = vm.outside.origins.get(id(obj))
+    if origin is not None and obj not in vm.outside.log:
+        vm.outside.guard("not_in_dict", origin, name, key=name)
+    value = vm.call(found.func, (obj,), {})
+    set_instance(vm, obj, found.attrname or name, value)
+    return value
+
+
+CLASS_LOADERS: dict[Sentinel, Callable[..., Any]] = {
+    FUNCTION: lambda vm, obj, name, found, owner: MethodType(found, obj),
+    CLASS_METHOD: lambda vm, obj, name, found, owner: MethodType(found.__func__, type(obj)),
+    STATIC_METHOD: lambda vm, obj, name, found, owner: found.__func__,
+    VALUE: _load_value,
+    NON_DATA: _load_non_data,
+    CACHED_PROPERTY: _load_cached_property,
+}
+
+
+# -------------------------------------------------------------------------------------- load, by kind of object
+
+
+def load_module_attr(vm: Any, module: types.ModuleType, name: str) -> Any:
+    outside = vm.outside
+    memo = outside.memo(module)
+    value = memo.get(name, MISSING)
+    if value is MISSING:
+        own = module.__dict__
+        if name in own:
+            value = outside.wrap(own[name], outside.origin(module).child("attr", name))
+        else:
+            value = getattr(module, name)
+            if name in own:  # a lazily loaded submodule
+                value = outside.wrap(value, outside.origin(module).child("attr", name))
+        memo[name] = value
+    return value
+
+
+def load_class_attr(vm: Any, cls: type, name: str) -> Any:
+    outside = vm.outside
+    outside.use_class(cls)
+    meta = vm.type_info(type(cls))
+    how, found, _ = meta.find(name)
+    if how is PROPERTY:
+        return vm.call(found.fget, (cls,), {})
+    if how in (NATIVE_DATA, PYTHON_DATA):
+        value = getattr(cls, name)
+        return outside.wrap(value, outside.const(cls).child("member", name), decided=True)
+    own = vm.type_info(cls).find(name)
+    if own[0] is not ABSENT:
+        return _bind_to_class(vm, cls, name, own)
+    if how is FUNCTION:
+        return MethodType(found, cls)
+    if how is ABSENT and type(meta.getattr) is FunctionType:
+        if isinstance(cls, enum.EnumMeta):
+            return getattr(cls, name)
+        return vm.call_function(meta.getattr, (cls, name))
+    return getattr(cls, name)
+
+
+def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
+    how, found, owner = own
+    if how in (FUNCTION, PROPERTY, CACHED_PROPERTY):
+        return found
+    if how is CLASS_METHOD:
+        inner = found.__func__
+        return MethodType(inner, cls) if type(inner) is FunctionType else found.__get__(None, cls)
+    if how is STATIC_METHOD:
+        return found.__func__
+    if how is VALUE:
+        return _load_value(vm, cls, name, found, owner)
+    get = _type_find(type(found), "__get__")
+    if type(get) is FunctionType and not isinstance(found, types.DynamicClassAttribute) and not issubclass(cls, enum.Enum):
+        return vm.call_function(get, (found, None, cls))
+    return getattr(cls, name)
+
+
+def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
+    outside = vm.outside
+    origin = outside.origins.get(id(function))
+    value = getattr(function, name)
+    if origin is None or name == "__dict__":
+        return value
+    if name in function.__dict__:
+        return outside.wrap(value, outside.const(function).child("attr", name))
+    outside.use_function(function)
+    return outside.fake(value)
+
+
+def load_bound_attr(vm: Any, method: MethodType, name: str) -> Any:
+    """A bound method: its own members, then its function's."""
+    if name in ("__func__", "__self__"):
+        return bound_part(vm, method, name)
+    function = bound_part(vm, method, "__func__")
+    if name in ("__doc__", "__class__") or name in type(method).__dict__:
+        return getattr(method, name)
+    return load_attr(vm, function, name)
+
+
+def bound_part(vm: Any, method: MethodType, name: str) -> Any:
+    origin = vm.outside.origins.get(id(method))
+    value = getattr(method, name)
+    return value if origin is None else vm.outside.wrap(value, origin.child("member", name))
+
+
+def load_partial_attr(vm: Any, partial: functools.partial[Any], name: str) -> Any:
+    origin = vm.outside.origins.get(id(partial))
+    value = getattr(partial, name)
+    if origin is None or name not in ("func", "args", "keywords"):
+        return value
+    return vm.outside.wrap(value, origin.child("member", name))
+
+
+def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
+    fast = TENSOR_FAST.get(name)
+    if fast is not None:
+        return fast(tensor)
+    own = tensor.__dict__
+    if name in own and name != "_is_param":
+        return own[name]
+    real = vm.trace.real(tensor)
+    if real is not None and name in real.__dict__ and name not in own:
+        deleted = vm.deleted_tensor_attributes
+        if (id(tensor), name) not in deleted:
+            return vm.outside.wrap(real.__dict__[name], vm.outside.origin(tensor).child("attr", name))
+    if real is not None and not hasattr(torch.Tensor, name):
+        vm.outside.guard("not_in_dict", vm.outside.origin(tensor), name, key=name)
+    return getattr(tensor, name)
+
+
+def _fake_class(tensor: FakeTensor) -> type:
+    return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
+
+
+TENSOR_FAST: dict[str, Callable[[FakeTensor], Any]] = {
+    "shape": lambda t: torch.Size(t.spec.shape),
+    "dtype": lambda t: t.spec.dtype,
+    "device": lambda t: t.spec.device,
+    "ndim": lambda t: len(t.spec.shape),
+    "__class__": _fake_class,
+    "is_cuda": lambda t: t.spec.device.type == "cuda",
+    "is_meta": lambda t: t.spec.device.type == "meta",
+    "is_sparse": lambda t: False,
+    "is_quantized": lambda t: False,
+    "is_nested": lambda t: False,
+    "layout": lambda t: torch.strided,
+}
+
+
+def load_super_attr(vm: Any, proxy: super, name: str) -> Any:
+    return find_super(vm, _this_class(proxy), _self(proxy), _self_class(proxy), name)
+
+
+def find_super(vm: Any, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
+    """`super(cls, obj).name`."""
+    mro = obj_cls.__mro__
+    vm.outside.use_class(obj_cls)
+    for base in mro[mro.index(cls) + 1 :]:
+        found = base.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return _bind_super(vm, found, obj, obj_cls, name, base)
+    raise AttributeError(f"'super' object has no attribute {name!r}")
+
+
+def _bind_super(vm: Any, found: Any, obj: Any, obj_cls: type, name: str, base: type) -> Any:
+    how = _classify(found, base)[0]
+    on_class = obj is obj_cls
+    if how is FUNCTION:
+        return found if on_class else MethodType(found, obj)
+    if how is PROPERTY and not on_class:
+        return _load_property(vm, obj, name, found)
+    if how is CLASS_METHOD and type(found.__func__) is FunctionType:
+        return MethodType(found.__func__, obj_cls)
+    if how is VALUE:
+        return _load_value(vm, obj, name, found, base)
+    return found.__get__(None if on_class else obj, obj_cls)
+
+
+def _load_native(vm: Any, obj: Any, name: str) -> Any:
+    return getattr(obj, name)
+
+
+def _load_generator(vm: Any, obj: Generator, name: str) -> Any:
+    return getattr(obj, name)
+
+
+LOADERS: dict[type, Callable[[Any, Any, str], Any]] = {
+    FakeTensor: load_tensor_attr,
+    types.ModuleType: load_module_attr,
+    type: load_class_attr,
+    FunctionType: load_function_attr,
+    MethodType: load_bound_attr,
+    functools.partial: load_partial_attr,
+    super: load_super_attr,
+    Generator: _load_generator,
+    types.BuiltinFunctionType: _load_native,
+    types.CodeType: _load_native,
+    tuple: _load_native,
+    **dict.fromkeys(LEAF_TYPES, _load_native),
+    **dict.fromkeys(CONTAINER_TYPES, _load_native),
+}
+
+
+def load_default(vm: Any, obj: Any, name: str, default: Any) -> Any:
+    """`getattr(obj, name, default)`."""
+    try:
+        return load_attr(vm, obj, name)
+    except AttributeError:
+        return default
+
+
+# ------------------------------------------------------------------------------------------------------- store
+
+
+def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
+    """`obj.name = value`."""
+    cls = type(obj)
+    if cls is FakeTensor:
+        return _store_tensor_attr(vm, obj, name, value)
+    if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
+        return _store_named(vm, obj, name, value)
+    info = vm.type_info(cls)
+    vm.outside.use_class(cls)
+    if info.setattr is not None and info.setattr is not _module_setattr:
+        vm.call_function(info.setattr, (obj, name, value))
+    elif info.is_module and info.setattr is _module_setattr:
+        _store_in_module(vm, obj, name, value)
+    else:
+        store_generic(vm, obj, name, value)
+
+
+def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
+    """`object.__setattr__`."""
+    how, found, _ = vm.type_info(type(obj)).find(name)
+    if how is PROPERTY:
+        if found.fset is None:
+            raise AttributeError(f"property {name!r} of {type(obj).__name__!r} object has no setter")
+        vm.call(found.fset, (obj, value), {})
+    elif how is PYTHON_DATA:
+        vm.call_function(_type_find(type(found), "__set__"), (found, obj, value))
+    else:
+        set_instance(vm, obj, name, value)
+
+
+def set_instance(vm: Any, obj: Any, name: str, value: Any) -> None:
+    """Stores in the instance itself, for real; the undo log remembers."""
+    vm.outside.touch(obj)
+    memo = vm.outside.attributes.get(id(obj))
+    if memo is not None:
+        memo.pop(name, None)
+    object.__setattr__(obj, name, value)
+
+
+def _store_in_module(vm: Any, obj: nn.Module, name: str, value: Any) -> None:
+    how, found, _ = vm.type_info(type(obj)).find(name)
+    own = instance_dict(obj) or {}
+    held = [own[k] for k in _MODULE_DICTS if k in own]
+    special = isinstance(value, (nn.Parameter, nn.Module)) or any(name in entries for entries in held)
+    if how is PROPERTY and not special:
+        return store_generic(vm, obj, name, value)
+    if not special:
+        return set_instance(vm, obj, name, value)
+    for entries in held:
+        vm.outside.touch(entries) if id(entries) in vm.outside.origins else _touch_part(vm, obj, entries)
+    vm.outside.touch(obj)
+    vm.outside.attributes.pop(id(obj), None)
+    with torch._C.DisableTorchFunction():
+        _module_setattr(obj, name, value)
+
+
+def _touch_part(vm: Any, obj: nn.Module, entries: dict[str, Any]) -> None:
+    """The dictionary of parameters, buffers or submodules of an outside module."""
+    origin = vm.outside.origins.get(id(obj))
+    if origin is not None:
+        key = next(k for k in _MODULE_DICTS if obj.__dict__.get(k) is entries)
+        vm.outside.wrap(entries, origin.child("attr", key))
+        vm.outside.touch(entries)
+
+
+def _store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> None:
+    if vm.trace.is_input(tensor) and not hasattr(torch.Tensor, name):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set"))
+    setattr(tensor, name, value)
+
+
+def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
+    """An attribute of a class, module or function."""
+    outside = vm.outside
+    if id(owner) in outside.origins:
+        if isinstance(owner, type):
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of class {owner.__name__} is set"))
+        if name.startswith("__") and name.endswith("__"):
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
+        outside.log.touch_attribute(owner, name)
+        outside.memo(owner).pop(name, None)
+    setattr(owner, name, value)
+    vm.forget_type(owner)
+
+
+def delete_attr(vm: Any, obj: Any, name: str) -> None:
+    """`del obj.name`."""
+    info = vm.type_info(type(obj))
+    how, found, _ = info.find("__delattr__")
+    if how is FUNCTION and not info.is_module:
+        vm.call_function(found, (obj, name))
+        return
+    if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
+        if id(obj) in vm.outside.origins:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of {obj!r} is deleted"))
+    how, found, _ = info.find(name)
+    if how is PROPERTY:
+        vm.call(found.fdel, (obj,), {})
+        return
+    if info.is_module:
+        own = instance_dict(obj) or {}
+        for key in _MODULE_DICTS:
+            if key in own:
+                _touch_part(vm, obj, own[key])
+    vm.outside.touch(obj)
+    vm.outside.attributes.pop(id(obj), None)
+    delattr(obj, name)

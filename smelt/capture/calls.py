@@ -1,0 +1,470 @@
+"""Calls: what happens for each kind of callable.
+
+Python functions are bound to slots and interpreted; functions of C, and Python functions of torch and the standard library
+that are leaves, run for real on fakes; classes are constructed step by step; an `nn.Module` goes to its `forward`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from smelt.capture import attributes
+from smelt.capture.attributes import FUNCTION
+from smelt.capture.frames import Frame
+from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively
+from smelt.capture.values import (
+    CONTAINER_BASES,
+    CONTAINER_TYPES,
+    LEAF_TYPES,
+    MISSING,
+    NULL,
+    FunctionType,
+    MethodType,
+    is_constant,
+)
+from smelt.errors import Unsupported
+from smelt.reasons import (
+    DISABLED,
+    GRAPH_BREAK_REQUESTED,
+    UNSUPPORTED_CALL,
+    UNSUPPORTED_OBJECT,
+    Reason,
+)
+from smelt.trace.fake import FakeTensor
+
+VARARGS, VARKEYWORDS = 4, 8
+GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200
+_Args = Sequence[Any]
+_Kwargs = dict[str, Any]
+
+_module_call = nn.Module.__call__
+_lru_cache = functools._lru_cache_wrapper
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+_module_globals = vars(torch.nn.modules.module)
+
+
+def unsupported_call(detail: str) -> Unsupported:
+    return Unsupported(Reason(UNSUPPORTED_CALL, detail))
+
+
+def call(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """`fn(*args, **kwargs)`."""
+    caller = CALLERS.get(type(fn))
+    if caller is not None:
+        return caller(vm, fn, args, kwargs)
+    if isinstance(fn, type):
+        return construct(vm, fn, args, kwargs)
+    return call_object(vm, fn, args, kwargs)
+
+
+# ----------------------------------------------------------------------------------------- Python functions
+
+
+def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None = None) -> Any:
+    kwargs = kwargs if kwargs is not None else {}
+    handler = vm.functions.get(fn)
+    if handler is not None:
+        return handler(vm, args, kwargs)
+    if fn.__dict__:
+        _check_marks(vm, fn)
+    if runs_natively(fn):
+        return call_native_python(vm, fn, args, kwargs)
+    return interpret(vm, fn, args, kwargs)
+
+
+def _check_marks(vm: Any, fn: FunctionType) -> None:
+    marks = fn.__dict__
+    if marks.get("_torchdynamo_disable") or marks.get("__smelt_disable__"):
+        raise Unsupported(Reason(DISABLED, fn.__qualname__))
+    if marks.get("__smelt_graph_break__"):
+        raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
+
+
+def interpret(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
+    """Runs a Python function in the VM."""
+    vm.outside.use_function(fn)
+    code = vm.decode(fn.__code__)
+    if code.flags & (COROUTINE | ASYNC_GENERATOR):
+        raise unsupported_call(f"{fn.__qualname__} is asynchronous")
+    return vm.run(Frame(code, fn, bind(vm, fn, code, args, kwargs)))
+
+
+def bind(vm: Any, fn: FunctionType, code: Any, args: _Args, kwargs: _Kwargs) -> list[Any]:
+    """The frame's slots, as CPython binds arguments. Raises TypeError with its messages."""
+    slots = [NULL] * code.nlocals
+    count, given = code.argcount, len(args)
+    if given <= count:
+        slots[:given] = args
+    elif code.flags & VARARGS:
+        slots[:count] = args[:count]
+    else:
+        raise TypeError(f"{fn.__qualname__}() takes {count} positional arguments but {given} were given")
+    named = count + code.kwonly
+    if code.flags & VARARGS:
+        slots[named] = tuple(args[count:])
+    rest = None
+    if code.flags & VARKEYWORDS:
+        rest = slots[named + bool(code.flags & VARARGS)] = {}
+    if kwargs:
+        _bind_keywords(fn, code, slots, kwargs, rest)
+    if given < count or code.kwonly:
+        _bind_defaults(vm, fn, code, slots)
+    return slots
+
+
+def _bind_keywords(fn: FunctionType, code: Any, slots: list[Any], kwargs: _Kwargs, rest: _Kwargs | None) -> None:
+    for name, value in kwargs.items():
+        at = code.parameters.get(name)
+        if at is not None and at >= code.posonly:
+            if slots[at] is not NULL:
+                raise TypeError(f"{fn.__qualname__}() got multiple values for argument {name!r}")
+            slots[at] = value
+        elif rest is not None:
+            rest[name] = value
+        else:
+            raise TypeError(f"{fn.__qualname__}() got an unexpected keyword argument {name!r}")
+
+
+def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> None:
+    defaults = fn.__defaults__ or ()
+    first = code.argcount - len(defaults)
+    missing = []
+    for at in range(code.argcount):
+        if slots[at] is NULL:
+            if at < first:
+                missing.append(code.local_names[at])
+            else:
+                slots[at] = _default(vm, fn, "default", at - first, defaults[at - first])
+    if missing:
+        names = " and ".join(map(repr, missing)) if len(missing) < 3 else ", ".join(map(repr, missing[:-1])) + f", and {missing[-1]!r}"
+        plural = "s" if len(missing) > 1 else ""
+        raise TypeError(f"{fn.__qualname__}() missing {len(missing)} required positional argument{plural}: {names}")
+    for at in range(code.argcount, code.argcount + code.kwonly):
+        if slots[at] is NULL:
+            name = code.local_names[at]
+            keyword = fn.__kwdefaults__ or {}
+            if name not in keyword:
+                raise TypeError(f"{fn.__qualname__}() missing 1 required keyword-only argument: {name!r}")
+            slots[at] = _default(vm, fn, "kwdefault", name, keyword[name])
+
+
+def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
+    if type(value) in LEAF_TYPES or id(fn) not in vm.outside.origins:
+        return value
+    return vm.outside.wrap(value, vm.outside.const(fn).child(kind, key), decided=kind == "default")
+
+
+# ------------------------------------------------------------------------------------------ native callables
+
+
+def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
+    """A Python function of torch or the standard library, run for real."""
+    refused = REFUSED.get(fn)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    if fn.__name__ == "__exit__" and args:
+        vm.left(args[0])
+    return _run_native(vm, fn, args, kwargs)
+
+
+def _run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    view = vm.outside.view
+    args = [a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args]
+    if kwargs:
+        kwargs = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
+    result = fn(*args, **kwargs)
+    return result if type(result) is FakeTensor else vm.outside.fake(result)
+
+
+def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """A function or bound method written in C."""
+    handler = vm.builtins.get(fn) if fn.__hash__ is not None else None
+    if handler is not None:
+        return handler(vm, args, kwargs)
+    owner = fn.__self__
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
+        refused = REFUSED.get(fn) or refusal(fn)
+        if refused is not None:
+            raise Unsupported(Reason(*refused))
+        return _run_native(vm, fn, args, kwargs)
+    return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
+
+
+def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """A C method `name` of `owner`; `fn` is bound to it."""
+    kind = type(owner)
+    if kind is FakeTensor:
+        return _run_native(vm, fn, args, kwargs)
+    handler = vm.methods.get((_base_type(kind), name))
+    if handler is not None:
+        return handler(vm, owner, *args, **kwargs)
+    if isinstance(owner, CONTAINER_BASES):
+        return _call_container(vm, name, fn, owner, args, kwargs)
+    if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
+        _check_native_object(vm, name, owner)
+    if isinstance(owner, torch.Tensor):
+        return _run_native(vm, fn, args, kwargs)
+    return vm.outside.fake(fn(*[vm.native_argument(vm.outside.view(a)) for a in args], **kwargs))
+
+
+def _base_type(kind: type) -> type:
+    return next((b for b in CONTAINER_BASES if issubclass(kind, b)), kind)
+
+
+def _check_native_object(vm: Any, name: str, owner: Any) -> None:
+    kind = type(owner)
+    if kind in PURE_TYPES or isinstance(owner, (BaseException, enum.Enum)) or name in PURE_METHODS:
+        return
+    if kind.__module__.startswith("torch"):
+        return
+    raise unsupported_call(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")
+
+
+def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    outside = vm.outside
+    if name in ("extend", "update", "union", "intersection", "difference", "fromkeys", "extendleft"):
+        args = [vm.iterable(a) if not isinstance(a, dict) else outside.view(a, deep=False) for a in args]
+    if name == "sort":
+        kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
+    if id(owner) not in outside.origins:
+        return outside.fake(fn(*args, **kwargs))
+    seen = outside.open(owner)
+    if name in PURE_METHODS:
+        return outside.fake(getattr(seen, name)(*args, **kwargs) if seen is not owner else fn(*args, **kwargs))
+    outside.touch(owner)
+    return outside.fake(fn(*args, **kwargs))
+
+
+def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
+    handler = vm.builtins.get(fn)
+    if handler is not None:
+        return handler(vm, args, kwargs)
+    if not args:
+        return fn(*args, **kwargs)
+    refused = REFUSED.get(fn)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    owner = args[0]
+    if type(owner) is FakeTensor or isinstance(owner, torch.Tensor):
+        return _run_native(vm, fn, args, kwargs)
+    return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
+
+
+def call_lru_cached(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """A cached function: its own cache answers where arguments and result are constants; otherwise it is interpreted, so
+    that no fake ends up in the cache."""
+    handler = vm.functions.get(fn.__wrapped__)
+    if handler is not None:
+        return handler(vm, args, kwargs)
+    if all(_is_key(a) for a in (*args, *kwargs.values())) and not _makes_tensors(fn.__wrapped__):
+        with vm.trace.paused():
+            result = fn(*args, **kwargs)
+        if is_constant(result) or isinstance(result, (type, enum.Enum, FunctionType, types.ModuleType)):
+            return result
+    return call(vm, fn.__wrapped__, args, kwargs)
+
+
+def _is_key(value: Any) -> bool:
+    return is_constant(value) or isinstance(value, (type, enum.Enum, FunctionType, types.ModuleType)) or type(value).__module__ == "logging"
+
+
+def _makes_tensors(fn: Any) -> bool:
+    code = getattr(fn, "__code__", None)
+    return code is None or "torch" in code.co_names
+
+
+def call_partial(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    target = attributes.load_partial_attr(vm, fn, "func")
+    bound = attributes.load_partial_attr(vm, fn, "args")
+    keywords = attributes.load_partial_attr(vm, fn, "keywords")
+    if keywords:
+        keywords = vm.outside.view(keywords, deep=False) if id(keywords) in vm.outside.origins else keywords
+        kwargs = {**keywords, **kwargs}
+    return call(vm, target, (*bound, *args), kwargs)
+
+
+def call_method(vm: Any, fn: MethodType, args: _Args, kwargs: _Kwargs) -> Any:
+    if id(fn) in vm.outside.origins:
+        function, owner = (attributes.bound_part(vm, fn, n) for n in ("__func__", "__self__"))
+    else:
+        function, owner = fn.__func__, fn.__self__
+    return call(vm, function, (owner, *args), kwargs)
+
+
+def call_torch_operator(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    return _run_native(vm, fn, args, kwargs)
+
+
+def call_getter(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """operator.attrgetter, itemgetter, methodcaller."""
+    kind, parts = fn.__reduce__()[0], fn.__reduce__()[1]
+    (obj,) = args
+    if kind is type(fn) and isinstance(fn, _attrgetter):
+        found = [functools.reduce(lambda o, n: attributes.load_attr(vm, o, n), path.split("."), obj) for path in parts]
+    else:
+        found = [vm.subscript(obj, key) for key in parts]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+_attrgetter = type(__import__("operator").attrgetter("x"))
+_itemgetter = type(__import__("operator").itemgetter(0))
+
+
+# --------------------------------------------------------------------------------------------------- objects
+
+
+def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """An instance with `__call__`."""
+    how, found, _ = vm.type_info(type(obj)).find("__call__")
+    vm.outside.use_class(type(obj))
+    if found is _module_call:
+        return call_module(vm, obj, args, kwargs)
+    original = getattr(obj, "_smelt_original", None) if type(obj).__module__ == "smelt._native" else None
+    if original is not None:
+        return call(vm, original, args, kwargs)
+    if how is FUNCTION:
+        return call_function(vm, found, (obj, *args), kwargs)
+    if how is attributes.ABSENT:
+        raise TypeError(f"{type(obj).__name__!r} object is not callable")
+    if how is not attributes.NON_DATA:
+        return call(vm, attributes.load_attr(vm, obj, "__call__"), args, kwargs)
+    if type(obj).__module__.startswith("torch") or type(obj) in PURE_TYPES:
+        return _run_native(vm, obj, args, kwargs)
+    raise unsupported_call(f"calling a {type(obj).__qualname__}")
+
+
+def call_module(vm: Any, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any:
+    """`nn.Module.__call__`: straight to `forward` when no hook is registered anywhere, guarded."""
+    if _has_hooks(vm, module):
+        return interpret(vm, nn.Module._call_impl, (module, *args), kwargs)
+    origin = vm.outside.origins.get(id(module))
+    if origin is not None:
+        vm.outside.guard("no_hooks", origin)
+    function, owner = attributes.load_method(vm, module, "forward")
+    if function is NULL:
+        return call(vm, owner, args, kwargs)
+    return call_function(vm, function, (owner, *args), kwargs)
+
+
+def _has_hooks(vm: Any, module: nn.Module) -> bool:
+    own = module.__dict__
+    if any(own.get(n) for n in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
+        return True
+    if any(_module_globals[n] for n in _GLOBAL_HOOKS):
+        return True
+    for name in _GLOBAL_HOOKS:
+        vm.outside.guard("len", vm.outside.const(_module_globals).child("item", name), 0)
+    return False
+
+
+def construct(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
+    """`cls(*args, **kwargs)`."""
+    handler = vm.builtins.get(cls)
+    if handler is not None:
+        return handler(vm, args, kwargs)
+    meta = type(cls)
+    if meta is not type:
+        how, found, _ = vm.type_info(meta).find("__call__")
+        if how is FUNCTION:
+            if isinstance(cls, enum.EnumMeta) or runs_natively(found):
+                return _run_native(vm, cls, args, kwargs)
+            return call_function(vm, found, (cls, *args), kwargs)
+    return instantiate(vm, cls, args, kwargs)
+
+
+def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
+    """`type.__call__`: `__new__`, then `__init__`."""
+    info = vm.type_info(cls)
+    vm.outside.use_class(cls)
+    _, new, _ = info.find("__new__")
+    init_how, init, _ = info.find("__init__")
+    new = new.__func__ if isinstance(new, staticmethod) else new
+    python_init = init_how is FUNCTION and init is not None
+    if type(new) is FunctionType:
+        if runs_natively(new) and not isinstance(cls, _TYPING_META):
+            return _run_native(vm, cls, args, kwargs)
+        obj = call_function(vm, new, (cls, *args), kwargs)
+        if not isinstance(obj, cls):
+            return obj
+    elif python_init:
+        if runs_natively(init) and not _calls_back(args, kwargs):
+            return _run_native(vm, cls, args, kwargs)
+        obj = _new_object(cls, new, args, kwargs)
+    else:
+        return _construct_native(vm, cls, args, kwargs)
+    if python_init:
+        call_function(vm, init, (obj, *args), kwargs)
+    elif init is not object.__init__:
+        init(obj, *args, **kwargs)
+    return obj
+
+
+_TYPING_META = type(None)
+
+
+def _calls_back(args: _Args, kwargs: _Kwargs) -> bool:
+    return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
+
+
+def _new_object(cls: type, new: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    if new is object.__new__ or issubclass(cls, (dict, list, set)):
+        return new(cls)
+    return new(cls, *args, **kwargs)
+
+
+def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
+    if issubclass(cls, CONTAINER_BASES) and args:
+        args = [vm.iterable(args[0]), *args[1:]]
+    if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
+        return cls(*args, **kwargs)
+    refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    return _run_native(vm, cls, args, kwargs)
+
+
+def _refuse_kind(kind: str) -> Callable[..., Any]:
+    def refuse(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, kind))
+
+    return refuse
+
+
+def call_method_wrapper(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """`x.__add__` of a C class, bound."""
+    handler = vm.builtins.get(getattr(fn.__objclass__, fn.__name__, None))
+    if handler is not None:
+        return handler(vm, (fn.__self__, *args), kwargs)
+    return call_bound(vm, fn.__name__, fn, fn.__self__, args, kwargs)
+
+
+CALLERS: dict[type, Callable[..., Any]] = {
+    FunctionType: call_function,
+    MethodType: call_method,
+    types.BuiltinFunctionType: call_builtin,
+    types.MethodDescriptorType: call_descriptor,
+    types.WrapperDescriptorType: call_descriptor,
+    types.ClassMethodDescriptorType: call_descriptor,
+    types.MethodWrapperType: call_method_wrapper,
+    functools.partial: call_partial,
+    _lru_cache: call_lru_cached,
+    type: construct,
+    type(torch.ops.aten.add): call_torch_operator,
+    type(torch.ops.aten.add.Tensor): call_torch_operator,
+    _attrgetter: call_getter,
+    _itemgetter: call_getter,
+}
+__all__ = ["CONTAINER_TYPES", "MISSING", "call", "call_function", "interpret"]

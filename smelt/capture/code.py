@@ -1,0 +1,150 @@
+"""Bytecode as the VM reads it: a list of (handler, argument) pairs per code object, with jumps as list indices.
+
+Everything that differs between CPython versions in *how an argument is encoded* is in `ARGUMENTS`; what differs in
+meaning is in the handler tables of `opcodes`. Caches and EXTENDED_ARG never reach the VM.
+"""
+
+from __future__ import annotations
+
+import dis
+import operator
+import opcode
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.graph.ir import Line
+
+PY312 = sys.version_info >= (3, 12)
+
+Handler = Callable[[Any, Any, Any], Any]
+COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
+BINARY_OPERATORS = (
+    operator.add, operator.and_, operator.floordiv, operator.lshift, operator.matmul, operator.mul, operator.mod,
+    operator.or_, operator.pow, operator.rshift, operator.sub, operator.truediv, operator.xor,
+    operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul, operator.imul, operator.imod,
+    operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv, operator.ixor,
+)  # fmt: skip
+
+
+def _name(code: types.CodeType, arg: int) -> Any:
+    return code.co_names[arg]
+
+
+def _const(code: types.CodeType, arg: int) -> Any:
+    return code.co_consts[arg]
+
+
+ARGUMENTS: dict[str, Callable[[types.CodeType, int], Any]] = {
+    "LOAD_CONST": _const,
+    "RETURN_CONST": _const,
+    "KW_NAMES": _const,
+    "LOAD_GLOBAL": lambda code, arg: (code.co_names[arg >> 1], arg & 1),
+    "COMPARE_OP": lambda code, arg: COMPARISONS[arg >> 4 if PY312 else arg],
+    "BINARY_OP": lambda code, arg: BINARY_OPERATORS[arg],
+    "LOAD_ATTR": (lambda code, arg: (code.co_names[arg >> 1], arg & 1)) if PY312 else (lambda code, arg: (code.co_names[arg], 0)),
+    "LOAD_SUPER_ATTR": lambda code, arg: (code.co_names[arg >> 2], arg & 1, arg & 2),
+    **dict.fromkeys(
+        (
+            "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "STORE_GLOBAL",
+            "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS",
+        ),
+        _name,
+    ),
+}  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Code:
+    """A decoded code object. Does not keep the code object itself alive."""
+
+    filename: str
+    qualname: str
+    local_names: tuple[str, ...]  # of all locals, cells and free variables, by index
+    free_names: tuple[str, ...]
+    instructions: list[tuple[Handler, Any]]
+    names: list[str]  # opcode of each instruction
+    lines: list[int]
+    handlers: tuple[tuple[int, int, int, int, bool], ...]  # exception table: start, end, target, stack depth, push lasti
+    nlocals: int  # locals, cells and free variables
+    nfree: int
+    argcount: int
+    posonly: int
+    kwonly: int
+    flags: int
+    parameters: dict[str, int]  # name -> slot, positional and keyword-only
+    line_objects: dict[int, Line]
+
+    def line(self, pc: int) -> Line:
+        number = self.lines[pc]
+        found = self.line_objects.get(number)
+        if found is None:
+            found = self.line_objects[number] = Line(self.filename, number, self.qualname)
+        return found
+
+
+def _raw(code: types.CodeType) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
+    """(opcode, argument, offset, offset of the next) without caches, and byte offset -> index."""
+    raw, caches = code.co_code, opcode._inline_cache_entries  # type: ignore[attr-defined]
+    out: list[tuple[int, int, int, int]] = []
+    index: dict[int, int] = {}
+    offset = extended = 0
+    while offset < len(raw):
+        op, arg = raw[offset], raw[offset + 1] | extended
+        index[offset] = len(out)
+        start, offset = offset, offset + 2
+        if op == dis.EXTENDED_ARG:
+            extended = arg << 8
+            continue
+        extended = 0
+        offset += 2 * caches[op]
+        out.append((op, arg, start, offset))
+    index[len(raw)] = len(out)
+    return out, index
+
+
+def _lines(code: types.CodeType, offsets: list[int]) -> list[int]:
+    by_unit: dict[int, int] = {}
+    for start, end, line in code.co_lines():
+        for offset in range(start, end, 2):
+            by_unit[offset] = line if line is not None else code.co_firstlineno
+    return [by_unit.get(o, code.co_firstlineno) for o in offsets]
+
+
+def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[str], Handler]) -> Code:
+    raw, index = _raw(code)
+    names = [dis.opname[op] for op, *_ in raw]
+    instructions = []
+    for name, (op, arg, _, after) in zip(names, raw):
+        value: Any = arg
+        if op in _JUMPS:
+            value = index[after - 2 * arg if "BACKWARD" in name else after + 2 * arg]
+        elif name in ARGUMENTS:
+            value = ARGUMENTS[name](code, arg)
+        instructions.append((table.get(name) or unknown(name), value))
+    entries = dis._parse_exception_table(code) if code.co_exceptiontable else ()  # type: ignore[attr-defined]
+    varnames = code.co_varnames
+    nlocals = len(varnames) + sum(c not in varnames for c in code.co_cellvars) + len(code.co_freevars)
+    return Code(
+        filename=code.co_filename,
+        qualname=code.co_qualname,
+        local_names=tuple(code._varname_from_oparg(i) for i in range(nlocals)),  # type: ignore[attr-defined]
+        free_names=code.co_freevars,
+        instructions=instructions,
+        names=names,
+        lines=_lines(code, [start for _, _, start, _ in raw]),
+        handlers=tuple((index[e.start], index[e.end], index[e.target], e.depth, e.lasti) for e in entries),
+        nlocals=nlocals,
+        nfree=len(code.co_freevars),
+        argcount=code.co_argcount,
+        posonly=code.co_posonlyargcount,
+        kwonly=code.co_kwonlyargcount,
+        flags=code.co_flags,
+        parameters={n: i for i, n in enumerate(varnames[: code.co_argcount + code.co_kwonlyargcount])},
+        line_objects={},
+    )
+
+
+_JUMPS = frozenset(dis.hasjrel)

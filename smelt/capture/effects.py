@@ -1,0 +1,302 @@
+"""The undo log: outside objects are changed for real while a frame is captured, and put back when capture ends.
+
+`UndoLog.touch` takes a snapshot before the first change of an object. When capture ends, `effects` compares snapshots
+with what is there now: the differences are what the compiled frame replays. `roll_back` restores every object exactly,
+in place, on every path out of capture.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.capture.values import CONTAINER_BASES, MISSING, CellType, instance_dict, items_of
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """One store to replay. `target` is the outside object itself (find its name with `CapturedFrame.origin_of`)."""
+
+    target: Any
+
+
+@dataclass(frozen=True, eq=False)
+class SetAttr(Effect):
+    """`object.__setattr__(target, name, value)`; `type.__setattr__` for classes. No user code runs."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class DelAttr(Effect):
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class SetItem(Effect):
+    """`dict.__setitem__(target, key, value)`: a new or changed entry of a dictionary (also a module's globals)."""
+
+    key: Any
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class DelItem(Effect):
+    key: Any
+
+
+@dataclass(frozen=True, eq=False)
+class ReplaceContents(Effect):
+    """The list, set, deque or dictionary `target` holds exactly `items` (pairs for a dictionary) afterwards."""
+
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SetCell(Effect):
+    """`target.cell_contents = value`; MISSING empties it."""
+
+    value: Any
+
+
+@dataclass
+class _Snapshot:
+    obj: Any
+    attributes: dict[str, Any] | None  # the instance dictionary
+    slots: dict[str, Any]
+    contents: list[Any] | None  # of containers
+
+
+def _slot_names(cls: type) -> Iterator[str]:
+    for base in cls.__mro__:
+        for name, found in base.__dict__.items():
+            if type(found) is types.MemberDescriptorType and base.__flags__ & (1 << 9):
+                yield name
+
+
+def _read_slot(obj: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(obj, name)
+    except AttributeError:
+        return MISSING
+
+
+def restore_contents(obj: Any, items: list[Any]) -> None:
+    """Makes a container hold `items` again, in order, through the methods of its builtin base."""
+    if isinstance(obj, collections.OrderedDict):
+        collections.OrderedDict.clear(obj)
+        for key, value in items:
+            collections.OrderedDict.__setitem__(obj, key, value)
+    elif isinstance(obj, dict):
+        dict.clear(obj)
+        dict.update(obj, items)
+    elif isinstance(obj, list):
+        list.__setitem__(obj, slice(None), items)
+    elif isinstance(obj, set):
+        set.clear(obj)
+        set.update(obj, items)
+    else:
+        collections.deque.clear(obj)
+        collections.deque.extend(obj, items)
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
+
+
+def _same_pairs(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(k is l and v is w for (k, v), (l, w) in zip(a, b))
+
+
+class UndoLog:
+    """Snapshots of every outside object that was changed, by identity, in order of first change."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[int, _Snapshot] = {}
+        self._named: dict[tuple[int, str], tuple[Any, str, Any, Callable[..., Any], Callable[..., Any]]] = {}
+        self._cells: dict[int, tuple[Any, Any]] = {}
+
+    def __contains__(self, obj: Any) -> bool:
+        return id(obj) in self._snapshots
+
+    @property
+    def empty(self) -> bool:
+        return not (self._snapshots or self._named or self._cells)
+
+    # ---- before a change
+
+    def touch(self, obj: Any) -> bool:
+        """Takes the snapshot of `obj`; False if there is one already."""
+        if id(obj) in self._snapshots:
+            return False
+        own = instance_dict(obj)
+        self._snapshots[id(obj)] = _Snapshot(
+            obj,
+            None if own is None else dict(own),
+            {n: _read_slot(obj, n) for n in _slot_names(type(obj))},
+            items_of(obj) if isinstance(obj, CONTAINER_BASES) else None,
+        )
+        return True
+
+    def touch_global(self, namespace: dict[str, Any], name: str) -> None:
+        """One name of a module's globals (whose other names may change on other threads)."""
+        key = (id(namespace), name)
+        if key not in self._named:
+            old = namespace.get(name, MISSING)
+            self._named[key] = (namespace, name, old, dict.__setitem__, dict.__delitem__)
+
+    def touch_attribute(self, owner: Any, name: str) -> None:
+        """One attribute of a class, module or function."""
+        key = (id(owner), name)
+        if key not in self._named:
+            self._named[key] = (owner, name, vars(owner).get(name, MISSING), setattr, delattr)
+
+    def touch_cell(self, cell: Any) -> None:
+        if id(cell) not in self._cells:
+            self._cells[id(cell)] = (cell, _cell_value(cell))
+
+    # ---- what was there before
+
+    def is_original(self, obj: Any, key: Any, value: Any) -> bool:
+        """Whether `value`, now found at `obj[key]` or `obj.key`, was there before capture."""
+        snapshot = self._snapshots.get(id(obj))
+        if snapshot is None:
+            return True
+        if snapshot.contents is not None:
+            if isinstance(obj, dict):
+                return any(v is value and (k is key or k == key) for k, v in snapshot.contents)
+            return type(key) is int and 0 <= key < len(snapshot.contents) and snapshot.contents[key] is value
+        return self.is_original_attribute(obj, key, value)
+
+    def is_original_attribute(self, obj: Any, name: str, value: Any) -> bool:
+        snapshot = self._snapshots.get(id(obj))
+        if snapshot is None:
+            return True
+        if snapshot.attributes is not None and name in snapshot.attributes:
+            return snapshot.attributes[name] is value
+        return snapshot.slots.get(name, MISSING) is value
+
+    def contents(self, obj: Any) -> list[Any]:
+        """Contents of a container before capture."""
+        snapshot = self._snapshots.get(id(obj))
+        return items_of(obj) if snapshot is None or snapshot.contents is None else snapshot.contents
+
+    # ---- at the end
+
+    def effects(self) -> tuple[Effect, ...]:
+        """What is different now: call before `roll_back`."""
+        found: list[Effect] = []
+        seen: set[int] = set()
+        for snapshot in self._snapshots.values():
+            own = instance_dict(snapshot.obj)
+            if own is not None and id(own) in self._snapshots:
+                seen.add(id(own))  # changed through vars(): the instance reports it
+        for snapshot in self._snapshots.values():
+            if id(snapshot.obj) not in seen:
+                found += _differences(snapshot)
+        for owner, name, old, _, _ in self._named.values():
+            found += _named_difference(owner, name, old)
+        for cell, old in self._cells.values():
+            if _cell_value(cell) is not old:
+                found.append(SetCell(cell, _cell_value(cell)))
+        return tuple(found)
+
+    def roll_back(self) -> None:
+        for cell, old in self._cells.values():
+            _set_cell(cell, old)
+        for owner, name, old, store, delete in self._named.values():
+            now = owner.get(name, MISSING) if isinstance(owner, dict) else vars(owner).get(name, MISSING)
+            if old is not MISSING and now is not old:
+                store(owner, name, old)
+            elif old is MISSING and now is not MISSING:
+                delete(owner, name)
+        for snapshot in reversed(self._snapshots.values()):
+            _restore(snapshot)
+
+
+def _cell_value(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def _set_cell(cell: CellType, value: Any) -> None:
+    if value is not MISSING:
+        cell.cell_contents = value
+    elif _cell_value(cell) is not MISSING:
+        del cell.cell_contents
+
+
+def _restore(snapshot: _Snapshot) -> None:
+    obj = snapshot.obj
+    if snapshot.attributes is not None:
+        own = instance_dict(obj)
+        if own is not None and not _same_pairs(list(own.items()), list(snapshot.attributes.items())):
+            own.clear()
+            own.update(snapshot.attributes)
+    for name, value in snapshot.slots.items():
+        now = _read_slot(obj, name)
+        if value is MISSING and now is not MISSING:
+            object.__delattr__(obj, name)
+        elif now is not value:
+            object.__setattr__(obj, name, value)
+    if snapshot.contents is not None:
+        restore_contents(obj, snapshot.contents)
+
+
+def _differences(snapshot: _Snapshot) -> Iterator[Effect]:
+    obj = snapshot.obj
+    if snapshot.attributes is not None:
+        yield from _attribute_differences(obj, snapshot.attributes, instance_dict(obj) or {})
+    now = {n: _read_slot(obj, n) for n in snapshot.slots}
+    missing = {n for n, v in now.items() if v is MISSING}
+    before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
+    yield from _attribute_differences(obj, before, {n: v for n, v in now.items() if n not in missing})
+    if snapshot.contents is not None:
+        yield from _content_differences(obj, snapshot.contents, items_of(obj))
+
+
+def _attribute_differences(obj: Any, before: dict[str, Any], now: dict[str, Any]) -> Iterator[Effect]:
+    for name in before:
+        if name not in now:
+            yield DelAttr(obj, name)
+    for name, value in now.items():
+        if before.get(name, MISSING) is not value:
+            yield SetAttr(obj, name, value)
+
+
+def _content_differences(obj: Any, before: list[Any], now: list[Any]) -> Iterator[Effect]:
+    if not isinstance(obj, dict):
+        if not _same(before, now):
+            yield ReplaceContents(obj, tuple(now))
+        return
+    if _same_pairs(before, now):
+        return
+    old_keys = [k for k, _ in before]
+    kept = [k for k, _ in now[: len(before)]]
+    if _same(old_keys, kept):  # entries changed or added, none removed or moved
+        for i, (key, value) in enumerate(now):
+            if i >= len(before) or before[i][1] is not value:
+                yield SetItem(obj, key, value)
+    else:
+        yield ReplaceContents(obj, tuple(now))
+
+
+def _named_difference(owner: Any, name: str, old: Any) -> Iterator[Effect]:
+    if isinstance(owner, dict):
+        now = owner.get(name, MISSING)
+        if now is MISSING and old is not MISSING:
+            yield DelItem(owner, name)
+        elif now is not old:
+            yield SetItem(owner, name, now)
+        return
+    now = vars(owner).get(name, MISSING)
+    if now is MISSING and old is not MISSING:
+        yield DelAttr(owner, name)
+    elif now is not old:
+        yield SetAttr(owner, name, now)

@@ -1,0 +1,123 @@
+"""Frames and generators of the VM, as data.
+
+A frame's state is complete between any two instructions, and stays so when an instruction fails: an instruction pops its
+operands only after it has succeeded. The result of a call is delivered by the caller's own instruction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.capture.code import Code
+from smelt.capture.values import FunctionType, Sentinel
+from smelt.graph.ir import Line
+
+
+class Frame:
+    __slots__ = (
+        "code", "function", "generator", "globals", "handled", "instructions", "kwnames", "locals", "namespace",
+        "parent", "pc", "result", "stack", "yielded",
+    )  # fmt: skip
+
+    def __init__(self, code: Code, function: FunctionType, slots: list[Any]) -> None:
+        self.code = code
+        self.function = function
+        self.globals = function.__globals__
+        self.instructions = code.instructions
+        self.pc = 0
+        self.stack: list[Any] = []
+        self.locals = slots
+        self.kwnames: tuple[str, ...] = ()
+        self.parent: Frame | None = None
+        self.handled: BaseException | None = None  # what a bare `raise` raises again
+        self.generator: Generator | None = None
+        self.result: Any = None
+        self.yielded = False
+        self.namespace: Any = None  # the mapping of names of a class body
+
+    @property
+    def line(self) -> Line:
+        """Source line of the instruction that runs (or failed)."""
+        return self.code.line(max(self.pc - 1, 0))
+
+    def unwind(self, error: BaseException) -> bool:
+        """Goes to the handler of `error` in this frame, as the exception table says. False: there is none."""
+        at = self.pc - 1
+        for start, end, target, depth, push_at in self.code.handlers:
+            if start <= at < end:
+                del self.stack[depth:]
+                if push_at:
+                    self.stack.append(at)
+                self.stack.append(error)
+                self.kwnames = ()
+                self.pc = target
+                return True
+        return False
+
+
+CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))
+
+
+class Generator:
+    """A generator whose frame the VM runs; native code may iterate it like any other."""
+
+    __slots__ = ("frame", "state", "vm")
+
+    def __init__(self, vm: Any, frame: Frame) -> None:
+        self.vm = vm
+        self.frame = frame
+        self.state = CREATED
+        frame.generator = self
+
+    def __iter__(self) -> Generator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        if self.state is FINISHED:
+            raise StopIteration
+        if self.state is CREATED and value is not None:
+            raise TypeError("can't send non-None value to a just-started generator")
+        self.frame.stack.append(value)
+        return self._resume(None)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+        error = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
+        if self.state is FINISHED:
+            raise error
+        if self.state is CREATED:
+            self.state = FINISHED
+            raise error
+        self.frame.stack.append(None)
+        return self._resume(error)
+
+    def close(self) -> None:
+        if self.state is SUSPENDED:
+            try:
+                self.throw(GeneratorExit())
+            except (GeneratorExit, StopIteration):
+                return
+            raise RuntimeError("generator ignored GeneratorExit")
+        self.state = FINISHED
+
+    def _resume(self, error: BaseException | None) -> Any:
+        if self.state is RUNNING:
+            raise ValueError("generator already executing")
+        self.state = RUNNING
+        frame = self.frame
+        frame.yielded = False
+        try:
+            value = self.vm.run(frame, error)
+        except StopIteration as stop:
+            self.state = FINISHED
+            raise RuntimeError("generator raised StopIteration") from stop
+        except BaseException:
+            self.state = FINISHED
+            raise
+        if frame.yielded:
+            self.state = SUSPENDED
+            return value
+        self.state = FINISHED
+        raise StopIteration(value)

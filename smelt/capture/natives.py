@@ -1,0 +1,158 @@
+"""What the VM may call without looking inside: tables of native functions by what they do to the world.
+
+Functions of C are classified by module and name, Python functions of torch and of the standard library by module. What is
+in no table is refused: capture then ends with a reason, never with a guess.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import functools
+import itertools
+import operator
+import random
+import re
+import types
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+from smelt.reasons import SIDE_EFFECT_IO, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, ReasonKind
+
+# Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants.
+NATIVE_MODULES = (
+    "torch.nn.functional", "torch.functional", "torch._tensor", "torch._VF", "torch._C", "torch._ops", "torch._utils",
+    "torch._jit_internal", "torch.jit", "torch.backends", "torch.cuda", "torch.mps", "torch.xpu", "torch.mtia", "torch.cpu",
+    "torch.amp", "torch.autograd.grad_mode", "torch.autograd.graph", "torch.autograd.profiler", "torch.autograd.forward_ad",
+    "torch.overrides", "torch.random", "torch._refs",
+    "torch._prims", "torch._prims_common", "torch.nn.modules.utils", "torch.nn.parameter", "torch.nn.init", "torch.utils._device",
+    "torch.utils._python_dispatch", "torch._tensor_str", "torch.fx", "torch._decomp", "torch._library", "torch._sources",
+    "torch._meta_registrations", "torch.nn.attention", "torch.signal", "torch._linalg_utils", "torch._lowrank", "torch.return_types",
+    "torch.nested", "torch.sparse", "torch.masked", "torch.serialization", "torch.storage", "torch.types", "torch._namedtensor_internals",
+    "torch.hub", "torch.version", "torch.library", "torch._vmap_internals", "torch._guards", "torch.utils._typing_utils", "torch._environment",
+    "inspect", "enum", "dataclasses", "typing", "typing_extensions", "re", "re._compiler", "re._parser", "os", "posixpath", "genericpath", "ntpath",
+    "abc", "_collections_abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap", "_frozen_importlib",
+    "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging", "reprlib", "weakref", "keyword",
+    "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions", "statistics", "uuid", "ast", "traceback",
+    "linecache", "locale", "struct", "base64", "pathlib", "sysconfig", "numpy",
+)  # fmt: skip
+EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
+_PREFIXES = tuple(m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum")))
+
+
+@functools.cache
+def is_native_module(name: str | None) -> bool:
+    """Whether Python functions of this module run natively."""
+    return name is not None and (
+        name in NATIVE_MODULES or name in EXACT_NATIVE_MODULES or name.startswith(_PREFIXES)
+    )
+
+
+def runs_natively(function: types.FunctionType) -> bool:
+    name = function.__globals__.get("__name__")
+    return is_native_module(name) and function not in INTERPRETED
+
+
+# Python functions that call the user's code back, in modules that otherwise run natively.
+INTERPRETED: set[Any] = {
+    f for f in (
+        functools.wraps, functools.partialmethod.__get__, functools.singledispatch,
+        getattr(torch._utils, "_chunk_or_narrow_cat", None),
+    ) if f is not None
+}  # fmt: skip
+
+# Modules of C functions (and C classes) that only compute.
+PURE_C_MODULES = frozenset(
+    {
+        "builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools", "_collections", "collections", "_abc",
+        "_sre", "re", "_struct", "_json", "_weakref", "weakref", "_contextvars", "copyreg", "_typing", "typing", "_string",
+        "unicodedata", "_bisect", "_heapq", "heapq", "bisect", "binascii", "_codecs", "_warnings", "types", "_statistics", "_decimal",
+        "_datetime", "datetime", "_imp", "_random_pure", "_ast", "_hashlib", "_md5", "_sha1", "_sha2", "fractions", "zlib", "_opcode", "_symtable",
+    }
+)  # fmt: skip
+IO_MODULES = frozenset(
+    {
+        "time", "posix", "nt", "_io", "io", "_thread", "_socket", "_random", "random", "select", "signal", "fcntl", "_posixsubprocess",
+        "_pickle", "pickle", "gc", "_ctypes", "marshal", "mmap", "_queue", "_asyncio", "faulthandler", "_signal", "secrets", "_tracemalloc",
+        "threading", "multiprocessing", "subprocess", "socket", "sys",
+    }
+)  # fmt: skip
+PURE_SYS = frozenset({"intern", "getsizeof", "getrefcount", "getrecursionlimit", "_getframemodulename", "exc_info", "is_finalizing"})
+
+# Calls that would change the process, or answer differently next time.
+REFUSED: dict[Any, tuple[ReasonKind, str]] = {
+    print: (SIDE_EFFECT_IO, "print"),
+    input: (SIDE_EFFECT_IO, "input"),
+    open: (SIDE_EFFECT_IO, "open"),
+    eval: (UNSUPPORTED_CALL, "eval"),
+    exec: (UNSUPPORTED_CALL, "exec"),
+    compile: (UNSUPPORTED_CALL, "compile"),
+    globals: (UNSUPPORTED_CALL, "globals"),
+    breakpoint: (SIDE_EFFECT_IO, "breakpoint"),
+    torch.manual_seed: (UNSUPPORTED_EFFECT, "torch.manual_seed changes the global random state"),
+    torch.seed: (UNSUPPORTED_EFFECT, "torch.seed changes the global random state"),
+    torch.set_rng_state: (UNSUPPORTED_EFFECT, "torch.set_rng_state changes the global random state"),
+    torch.get_rng_state: (UNSUPPORTED_CALL, "torch.get_rng_state"),
+    torch.initial_seed: (UNSUPPORTED_CALL, "torch.initial_seed"),
+    torch.random.fork_rng: (UNSUPPORTED_CALL, "torch.random.fork_rng"),
+    torch.set_default_dtype: (UNSUPPORTED_EFFECT, "torch.set_default_dtype"),
+    torch.set_default_device: (UNSUPPORTED_EFFECT, "torch.set_default_device"),
+    torch.set_num_threads: (UNSUPPORTED_EFFECT, "torch.set_num_threads"),
+    torch.use_deterministic_algorithms: (UNSUPPORTED_EFFECT, "torch.use_deterministic_algorithms"),
+    torch.save: (SIDE_EFFECT_IO, "torch.save"),
+    torch.load: (SIDE_EFFECT_IO, "torch.load"),
+    torch.vmap: (UNSUPPORTED_CALL, "torch.vmap"),
+    torch.func.grad: (UNSUPPORTED_CALL, "torch.func.grad"),
+    torch.cuda.synchronize: (SIDE_EFFECT_IO, "torch.cuda.synchronize"),
+    torch.compile: (UNSUPPORTED_CALL, "torch.compile"),
+    torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
+    torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
+    torch.autograd.backward: (UNSUPPORTED_CALL, "torch.autograd.backward"),
+    torch.autograd.grad: (UNSUPPORTED_CALL, "torch.autograd.grad"),
+    torch.Tensor.backward: (UNSUPPORTED_CALL, "Tensor.backward"),
+    torch.Tensor.register_hook: (UNSUPPORTED_CALL, "Tensor.register_hook"),
+    object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),
+    object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
+    warnings.simplefilter: (UNSUPPORTED_EFFECT, "warnings.simplefilter"),
+    warnings.filterwarnings: (UNSUPPORTED_EFFECT, "warnings.filterwarnings"),
+    random.random: (UNSUPPORTED_CALL, "random.random"),
+}
+
+# Methods of builtin containers that do not change them.
+PURE_METHODS = frozenset(
+    """get keys values items copy index count union intersection difference symmetric_difference isdisjoint issubset
+    issuperset most_common elements __contains__ __len__ __getitem__ __iter__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+    __repr__ __str__ __reversed__ __or__ __ror__ __and__ __rand__ __sub__ __rsub__ __xor__ __rxor__ __add__ __mul__ __rmul__
+    __sizeof__ __hash__ __format__ __class__ __getattribute__ __dir__ __bool__""".split()
+)
+
+# C classes whose instances never change, or whose methods are all safe to call for real during capture.
+PURE_TYPES: frozenset[type] = frozenset(
+    {
+        re.Pattern, re.Match, weakref.ref, types.MappingProxyType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+        contextvars.ContextVar, types.SimpleNamespace, types.GenericAlias, frozenset, type({}.keys()), type({}.values()), type({}.items()),
+        _thread.LockType, type(_thread.RLock()), memoryview, types.MethodWrapperType, itertools.chain, types.CodeType,
+    }
+)  # fmt: skip
+
+
+def refusal(function: Any) -> tuple[ReasonKind, str] | None:
+    """Why a C function must not be called, or None."""
+    owner = getattr(function, "__self__", None)
+    module = owner.__name__ if isinstance(owner, types.ModuleType) else getattr(function, "__module__", None)
+    if isinstance(owner, type):
+        module = owner.__module__
+    if module is None:
+        owner_class = getattr(function, "__objclass__", None) or type(owner)
+        module = owner_class.__module__
+    name = getattr(function, "__qualname__", str(function))
+    if module in PURE_C_MODULES or module.startswith(("torch", "numpy", "einops")):
+        return None
+    if module == "sys" and name in PURE_SYS:
+        return None
+    if module in IO_MODULES:
+        return SIDE_EFFECT_IO, f"{module}.{name}"
+    return UNSUPPORTED_CALL, f"{module}.{name}"

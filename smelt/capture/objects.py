@@ -1,0 +1,324 @@
+"""Outside objects: where each was found, what was read from them, and the guards that those reads need.
+
+`Outside.wrap` turns what was read at an origin into a value of the VM: a tensor becomes its fake, everything else is
+itself. What always holds: every outside object that the VM has met is kept alive and has exactly one origin (a second way
+to reach it adds an alias guard); every fact that was learnt from one is guarded, unless the trace itself wrote it.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.capture.effects import UndoLog
+from smelt.capture.values import (
+    CONTAINER_BASES,
+    CONTAINER_TYPES,
+    IMMUTABLE_TYPE_FLAG,
+    LEAF_TYPES,
+    MISSING,
+    FunctionType,
+    instance_dict,
+    is_constant,
+    is_identity,
+)
+from smelt.graph.ir import Line
+from smelt.guards import state
+from smelt.guards.evaluate import tensor_facts
+from smelt.guards.guard import Guard
+from smelt.guards.origin import Origin
+from smelt.trace.fake import FakeTensor
+from smelt.trace.record import Trace
+
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def _const_name(value: Any) -> str:
+    for owner, key in ((value, "__qualname__"), (value, "__name__")):
+        name = getattr(owner, key, None) if is_identity(value) else None
+        if isinstance(name, str):
+            return name
+    return type(value).__name__
+
+
+class Outside:
+    """The registry of one capture."""
+
+    def __init__(self, trace: Trace, where: Callable[[], Line | None]) -> None:
+        self.trace = trace
+        self.where = where
+        self.origins: dict[int, Origin] = {}
+        self.log = UndoLog()
+        self.attributes: dict[int, dict[Any, Any]] = {}  # what attribute and item reads of an object gave
+        self._guards: dict[Any, Guard] = {}
+        self._keep: list[Any] = []
+        self._consts: dict[int, Origin] = {}
+        self._classes: set[type] = set()
+        self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
+        self._owners: dict[int, Any] = {}  # id of an instance dictionary -> its instance
+        self._fresh_classes: set[int] = set()
+
+    # ---- guards
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        return tuple(self._guards.values())
+
+    def guard(self, kind: Any, origin: Origin | None, value: Any = None, key: Any = None) -> None:
+        """Adds a guard; `key` tells apart guards of one kind at one origin."""
+        k = (kind, origin, key)
+        if k not in self._guards:
+            self._guards[k] = Guard(kind, origin, value, self.where())
+
+    def use_class(self, cls: type) -> None:
+        """The trace depends on what the class's attributes are now."""
+        if cls in self._classes:
+            return
+        self._classes.add(cls)
+        if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and id(cls) not in self._fresh_classes and cls is not FakeTensor:
+            self.guard("type_version", self.const(cls), state.type_version(cls))
+
+    def use_function(self, function: FunctionType) -> None:
+        """The trace depends on the function's code and defaults."""
+        origin = self.origins.get(id(function))
+        if origin is not None:
+            value = (function.__code__, function.__defaults__, function.__kwdefaults__)
+            self.guard("function", self.const(function), value)
+
+    # ---- origins
+
+    def const(self, value: Any) -> Origin:
+        """The root origin of an object known by identity."""
+        origin = self._consts.get(id(value))
+        if origin is None:
+            name = value["__name__"] + ".__dict__" if type(value) is dict and "__name__" in value else _const_name(value)
+            origin = self._consts[id(value)] = Origin("const", name, None, value=value)
+            self._keep.append(value)
+            self.origins.setdefault(id(value), origin)
+        return origin
+
+    def origin(self, value: Any) -> Origin:
+        """Where `value` was found; an object that was never read from anywhere is known by identity."""
+        return self.origins.get(id(value)) or self.const(value)
+
+    def is_outside(self, value: Any) -> bool:
+        return id(value) in self.origins
+
+    def forget_class(self, cls: type) -> None:
+        """`cls` was made by the trace."""
+        self._fresh_classes.add(id(cls))
+        self._keep.append(cls)
+
+    # ---- reading
+
+    def wrap(self, value: Any, origin: Origin, *, decided: bool = False) -> Any:
+        """What was read at `origin`, as a value of the VM, guarded. `decided`: another guard (a class's version) already
+        says which object is there, so only what can change about it is guarded."""
+        kind = type(value)
+        if kind in LEAF_TYPES:
+            if not decided:
+                self.guard("eq", origin, value)
+            return value
+        if kind is FakeTensor:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._wrap_tensor(value, origin)
+        if is_identity(value):
+            if not decided:
+                self.guard("id", origin, value)
+            self._register(value, self.const(value) if isinstance(value, (type, FunctionType)) else origin)
+            return value
+        if isinstance(value, tuple):
+            return self._wrap_tuple(value, origin, decided)
+        if kind is frozenset and is_constant(value):
+            if not decided:
+                self.guard("eq", origin, value)
+            return value
+        return self._wrap_object(value, origin)
+
+    def _register(self, value: Any, origin: Origin) -> None:
+        if id(value) not in self.origins:
+            self.origins[id(value)] = origin
+            self._keep.append(value)
+
+    def _wrap_tensor(self, value: torch.Tensor, origin: Origin) -> Any:
+        if _is_functorch_wrapped(value):
+            return value
+        known = self.trace._by_real.get(id(value))
+        if known is None:
+            fake = self.trace.fake(value, _input_name(origin))
+            self.origins[id(fake)] = self.origins[id(value)] = origin
+            self._keep.append(value)
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                facts = tensor_facts(value)
+            self.guard("tensor", origin, facts)
+            return fake
+        self._alias(origin, self.origins[id(known[1])])
+        return known[1]
+
+    def _alias(self, origin: Origin, first: Origin) -> None:
+        if origin is not first and origin.base is not None or origin.kind == "arg" and origin is not first:
+            self.guard("alias", origin, first)
+
+    def _wrap_tuple(self, value: tuple[Any, ...], origin: Origin, decided: bool) -> Any:
+        kind = type(value)
+        if kind is tuple and is_constant(value):
+            if not decided:
+                self.guard("eq", origin, value)
+            return value
+        if not decided:
+            self.guard("type", origin, kind)
+            self.guard("len", origin, len(value))
+        items = [self.wrap(v, origin.child("item", i), decided=decided) for i, v in enumerate(tuple.__iter__(value))]
+        self._register(value, origin)
+        if all(a is b for a, b in zip(items, tuple.__iter__(value))):
+            return value
+        made = tuple.__new__(kind, items)
+        own = instance_dict(value)
+        if own:
+            made.__dict__.update(own)
+        self._keep.append(made)
+        return made
+
+    def _wrap_object(self, value: Any, origin: Origin) -> Any:
+        first = self.origins.get(id(value))
+        if first is None:
+            self.guard("type", origin, type(value))
+            self._register(value, origin)
+        elif first is not origin and first.kind != "const":
+            self._alias(origin, first)
+        return value
+
+    def fake(self, value: Any) -> Any:
+        """A value that native code gave: a real tensor in it would escape the trace."""
+        if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not _is_functorch_wrapped(value):
+            return self.trace._unknown(value)
+        return value
+
+    # ---- containers
+
+    def open(self, container: Any) -> Any:
+        """Native code is going to look inside: guards all that was in an outside container before the trace, and gives
+        what native code may see: the container itself, or a copy with fakes where it holds tensors."""
+        key = id(container)
+        if key not in self._opened:
+            self._opened[key] = self._guard_contents(container)
+            self._keep.append(container)
+        return self._with_fakes(container) if self._opened[key] else container
+
+    def _guard_contents(self, container: Any) -> bool:
+        """True if there is a real tensor inside."""
+        origin, before = self.origins[id(container)], self.log.contents(container)
+        if isinstance(container, dict):
+            if all(is_constant(k) or is_identity(k) for k, _ in before):
+                self.guard("keys", origin, tuple(k for k, _ in before))
+            else:
+                self.guard("len", origin, len(before))
+            wrapped = [self.item(container, k, v) for k, v in before]
+            return any(w is not v for w, (_, v) in zip(wrapped, before))
+        self.guard("len", origin, len(before))
+        if isinstance(container, set):
+            for value in before:
+                self.guard("contains", origin, (value, True), key=value)
+            return False
+        wrapped = [self.wrap(v, origin.child("item", i)) for i, v in enumerate(before)]
+        return any(w is not v for w, v in zip(wrapped, before))
+
+    def item(self, container: Any, key: Any, value: Any) -> Any:
+        """The value of an outside container at `key`, wrapped."""
+        origin = self.origins[id(container)]
+        if not (is_constant(key) or is_identity(key)):
+            self._register(value, self.const(value)) if not is_constant(value) else None
+            return self.fake(value)
+        return self.wrap(value, origin.child("item", key))
+
+    def _with_fakes(self, container: Any) -> Any:
+        if isinstance(container, dict):
+            made = container.copy() if type(container) in CONTAINER_TYPES else dict(container)
+            for key, value in dict.items(container):
+                dict.__setitem__(made, key, self.view(value))
+            return made
+        return type(container)(self.view(v) for v in container) if type(container) in CONTAINER_TYPES else [
+            self.view(v) for v in container
+        ]
+
+    def view(self, value: Any, deep: bool = True) -> Any:
+        """`value` as native code may see it: real tensors replaced by fakes, and all outside contents guarded."""
+        kind = type(value)
+        if kind in LEAF_TYPES or kind is FakeTensor:
+            return value
+        if kind is tuple:
+            return self._view_items(value, tuple) if deep else value
+        if isinstance(value, CONTAINER_BASES):
+            if id(value) in self.origins:
+                value = self.open(value)
+            if deep and kind in (list, collections.deque):
+                return self._view_items(value, kind)
+            if deep and kind in (dict, collections.OrderedDict):
+                return self._view_dict(value)
+            return value
+        if isinstance(value, tuple):
+            return self._view_items(value, functools.partial(tuple.__new__, kind)) if deep else value
+        if isinstance(value, torch.Tensor):
+            return self.fake(value)
+        return value
+
+    def _view_items(self, value: Any, make: Callable[..., Any]) -> Any:
+        items = [self.view(v) for v in value]
+        return value if all(a is b for a, b in zip(items, value)) else make(items)
+
+    def _view_dict(self, value: Any) -> Any:
+        pairs = [(k, self.view(v)) for k, v in dict.items(value)]
+        if all(v is w for (_, v), w in zip(pairs, dict.values(value))):
+            return value
+        return type(value)(pairs)
+
+    # ---- writing
+
+    def touch(self, obj: Any) -> None:
+        """Before an outside object changes."""
+        owner = self._owners.get(id(obj))
+        if owner is not None:
+            self._touch_one(owner)
+        if id(obj) in self.origins:
+            self._touch_one(obj)
+
+    def _touch_one(self, obj: Any) -> None:
+        if self.log.touch(obj):
+            self.attributes.pop(id(obj), None)
+            self._keep.append(obj)
+
+    def own_dict(self, obj: Any, own: dict[str, Any]) -> dict[str, Any]:
+        """`obj.__dict__` read by the user's code."""
+        if id(obj) in self.origins:
+            self._owners[id(own)] = obj
+            if id(own) not in self.origins:
+                self._register(own, self.origins[id(obj)].child("dict", None))
+                if obj in self.log:
+                    self.log.touch(own)
+        return own
+
+    def memo(self, obj: Any) -> dict[Any, Any]:
+        found = self.attributes.get(id(obj))
+        if found is None:
+            found = self.attributes[id(obj)] = {}
+            self._keep.append(obj)
+        return found
+
+
+def _input_name(origin: Origin) -> str:
+    """How graphs call the tensor at `origin`: `x`, `layers_0_weight`."""
+    parts: list[str] = []
+    at: Origin | None = origin
+    while at is not None:
+        if at.kind not in ("cell", "dict") and at.key not in ("_modules", "_parameters", "_buffers"):
+            parts.append(str(at.key))
+        at = at.base
+    return "_".join(reversed(parts)) if len(parts) < 12 else "_".join(reversed(parts[:11]))
+
+
+__all__ = ["MISSING", "Outside"]

@@ -1,0 +1,856 @@
+"""What each bytecode instruction does: one handler per opcode, `handler(vm, frame, argument)`.
+
+A handler returns True when the frame is done (its result is in `frame.result`), else None. Operands leave the stack after
+the operation has succeeded. `HANDLERS` is the table of the running CPython version.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from smelt.capture import attributes
+from smelt.capture.attributes import python_method
+from smelt.capture.builtins import mapping
+from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE
+from smelt.capture.code import PY312, Handler
+from smelt.capture.frames import Frame, Generator
+from smelt.capture.values import MISSING, NULL, CellType, FunctionType, MethodType
+from smelt.errors import Unsupported
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OPCODE, Reason
+from smelt.trace.fake import FakeTensor
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def opcode(*names: str) -> Callable[[Handler], Handler]:
+    def add(handler: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = handler
+        return handler
+
+    return add
+
+
+def unknown(name: str) -> Handler:
+    def refuse(vm: Any, frame: Frame, arg: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, name))
+
+    return refuse
+
+
+# ------------------------------------------------------------------------------------------- stack and locals
+
+
+@opcode("NOP", "RESUME", "CACHE", "PRECALL")
+def _nop(vm: Any, frame: Frame, arg: Any) -> None:
+    pass
+
+
+@opcode("POP_TOP")
+def _pop_top(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.pop()
+
+
+@opcode("PUSH_NULL")
+def _push_null(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(NULL)
+
+
+@opcode("SWAP")
+def _swap(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    stack[-1], stack[-arg] = stack[-arg], stack[-1]
+
+
+@opcode("COPY")
+def _copy(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.stack[-arg])
+
+
+@opcode("LOAD_CONST")
+def _load_const(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(arg)
+
+
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
+def _load_fast(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.locals[arg]
+    if value is NULL:
+        name = frame.code.local_names[arg]
+        raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+    frame.stack.append(value)
+
+
+@opcode("LOAD_FAST_AND_CLEAR")
+def _load_fast_and_clear(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.locals[arg])
+    frame.locals[arg] = NULL
+
+
+@opcode("STORE_FAST")
+def _store_fast(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.locals[arg] = frame.stack.pop()
+
+
+@opcode("DELETE_FAST")
+def _delete_fast(vm: Any, frame: Frame, arg: Any) -> None:
+    _load_fast(vm, frame, arg)
+    frame.stack.pop()
+    frame.locals[arg] = NULL
+
+
+# ------------------------------------------------------------------------------------------------------ cells
+
+
+@opcode("MAKE_CELL")
+def _make_cell(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.locals[arg]
+    frame.locals[arg] = CellType() if value is NULL else CellType(value)
+
+
+@opcode("COPY_FREE_VARS")
+def _copy_free_vars(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__
+
+
+@opcode("LOAD_CLOSURE")
+def _load_closure(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.locals[arg])
+
+
+def _outside_cell(vm: Any, frame: Frame, arg: int) -> int:
+    """The index in the function's closure of a cell from outside; -1 for a cell that the trace made."""
+    first = frame.code.nlocals - frame.code.nfree
+    return arg - first if arg >= first and id(frame.function) in vm.outside.origins else -1
+
+
+def _load_cell(vm: Any, frame: Frame, arg: int) -> Any:
+    cell = frame.locals[arg]
+    at = _outside_cell(vm, frame, arg)
+    if at >= 0 and not vm.cell_written(cell):
+        return vm.read_cell(frame.function, cell, at)
+    try:
+        return cell.cell_contents
+    except ValueError:
+        name = frame.code.local_names[arg]
+        raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+
+
+@opcode("LOAD_DEREF")
+def _load_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(_load_cell(vm, frame, arg))
+
+
+@opcode("LOAD_CLASSDEREF")
+def _load_classderef(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.namespace.get(frame.code.local_names[arg], MISSING)
+    frame.stack.append(_load_cell(vm, frame, arg) if found is MISSING else found)
+
+
+@opcode("LOAD_FROM_DICT_OR_DEREF")
+def _load_from_dict_or_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.stack[-1].get(frame.code.local_names[arg], MISSING)
+    frame.stack[-1] = _load_cell(vm, frame, arg) if found is MISSING else found
+
+
+@opcode("STORE_DEREF")
+def _store_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    cell = frame.locals[arg]
+    if _outside_cell(vm, frame, arg) >= 0:
+        vm.touch_cell(frame.function, cell, _outside_cell(vm, frame, arg))
+    cell.cell_contents = frame.stack.pop()
+
+
+@opcode("DELETE_DEREF")
+def _delete_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    cell = frame.locals[arg]
+    if _outside_cell(vm, frame, arg) >= 0:
+        vm.touch_cell(frame.function, cell, _outside_cell(vm, frame, arg))
+    del cell.cell_contents
+
+
+# -------------------------------------------------------------------------------------------- globals and names
+
+
+@opcode("LOAD_GLOBAL")
+def _load_global(vm: Any, frame: Frame, arg: Any) -> None:
+    name, push_null = arg
+    value = vm.load_global(frame.globals, name)
+    if push_null:
+        frame.stack.append(NULL)
+    frame.stack.append(value)
+
+
+@opcode("LOAD_NAME")
+def _load_name(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.namespace.get(arg, MISSING) if frame.namespace is not None else MISSING
+    frame.stack.append(vm.load_global(frame.globals, arg) if found is MISSING else found)
+
+
+@opcode("LOAD_FROM_DICT_OR_GLOBALS")
+def _load_from_dict_or_globals(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.stack[-1].get(arg, MISSING)
+    frame.stack[-1] = vm.load_global(frame.globals, arg) if found is MISSING else found
+
+
+@opcode("LOAD_LOCALS")
+def _load_locals(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.namespace)
+
+
+@opcode("STORE_NAME")
+def _store_name(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.namespace[arg] = frame.stack.pop()
+
+
+@opcode("DELETE_NAME")
+def _delete_name(vm: Any, frame: Frame, arg: Any) -> None:
+    del frame.namespace[arg]
+
+
+@opcode("STORE_GLOBAL")
+def _store_global(vm: Any, frame: Frame, arg: Any) -> None:
+    vm.store_global(frame.globals, arg, frame.stack.pop())
+
+
+@opcode("DELETE_GLOBAL")
+def _delete_global(vm: Any, frame: Frame, arg: Any) -> None:
+    vm.load_global(frame.globals, arg)
+    vm.delete_global(frame.globals, arg)
+
+
+@opcode("IMPORT_NAME")
+def _import_name(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    level, names = stack[-2], stack[-1]
+    with vm.trace.paused():
+        module = __import__(arg, frame.globals, None, names, level)
+    del stack[-2:]
+    vm.outside.origin(module)
+    stack.append(module)
+
+
+@opcode("IMPORT_FROM")
+def _import_from(vm: Any, frame: Frame, arg: Any) -> None:
+    module = frame.stack[-1]
+    found = attributes.load_default(vm, module, arg, MISSING)
+    if found is MISSING:
+        found = sys.modules.get(f"{module.__name__}.{arg}", MISSING)
+        if found is MISSING:
+            raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}", name=module.__name__)
+        vm.outside.origin(found)
+    frame.stack.append(found)
+
+
+# ------------------------------------------------------------------------------------------------- attributes
+
+
+@opcode("LOAD_ATTR")
+def _load_attr(vm: Any, frame: Frame, arg: Any) -> None:
+    name, is_method = arg
+    stack = frame.stack
+    if not is_method:
+        stack[-1] = attributes.load_attr(vm, stack[-1], name)
+    else:
+        stack[-1:] = attributes.load_method(vm, stack[-1], name)
+
+
+@opcode("LOAD_METHOD")
+def _load_method(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack[-1:] = attributes.load_method(vm, frame.stack[-1], arg)
+
+
+@opcode("LOAD_SUPER_ATTR")
+def _load_super_attr(vm: Any, frame: Frame, arg: Any) -> None:
+    name, is_method, _ = arg
+    stack = frame.stack
+    proxy, cls, obj = stack[-3:]
+    made = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
+    found = attributes.load_attr(vm, made, name)
+    stack[-3:] = (NULL, found) if is_method else (found,)
+
+
+@opcode("STORE_ATTR")
+def _store_attr(vm: Any, frame: Frame, arg: Any) -> None:
+    value, obj = frame.stack[-2:]
+    attributes.store_attr(vm, obj, arg, value)
+    del frame.stack[-2:]
+
+
+@opcode("DELETE_ATTR")
+def _delete_attr(vm: Any, frame: Frame, arg: Any) -> None:
+    attributes.delete_attr(vm, frame.stack[-1], arg)
+    frame.stack.pop()
+
+
+# ------------------------------------------------------------------------------------------------------ jumps
+
+
+@opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+def _jump(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.pc = arg
+
+
+@opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
+def _jump_if_false(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.stack[-1]
+    if value is not True and (value is False or value is None or not vm.truth(value)):
+        frame.pc = arg
+    frame.stack.pop()
+
+
+@opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
+def _jump_if_true(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.stack[-1]
+    if value is True or (value is not False and value is not None and vm.truth(value)):
+        frame.pc = arg
+    frame.stack.pop()
+
+
+@opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE", "POP_JUMP_IF_NONE")
+def _jump_if_none(vm: Any, frame: Frame, arg: Any) -> None:
+    if frame.stack.pop() is None:
+        frame.pc = arg
+
+
+@opcode("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE", "POP_JUMP_IF_NOT_NONE")
+def _jump_if_not_none(vm: Any, frame: Frame, arg: Any) -> None:
+    if frame.stack.pop() is not None:
+        frame.pc = arg
+
+
+@opcode("JUMP_IF_FALSE_OR_POP")
+def _jump_if_false_or_pop(vm: Any, frame: Frame, arg: Any) -> None:
+    if vm.truth(frame.stack[-1]):
+        frame.stack.pop()
+    else:
+        frame.pc = arg
+
+
+@opcode("JUMP_IF_TRUE_OR_POP")
+def _jump_if_true_or_pop(vm: Any, frame: Frame, arg: Any) -> None:
+    if vm.truth(frame.stack[-1]):
+        frame.pc = arg
+    else:
+        frame.stack.pop()
+
+
+# -------------------------------------------------------------------------------------------------- operators
+
+
+@opcode("BINARY_OP", "COMPARE_OP")
+def _binary(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    result = vm.binary(arg, stack[-2], stack[-1])
+    stack.pop()
+    stack[-1] = result
+
+
+@opcode("IS_OP")
+def _is(vm: Any, frame: Frame, arg: Any) -> None:
+    right = frame.stack.pop()
+    frame.stack[-1] = vm.same(frame.stack[-1], right) != bool(arg)
+
+
+@opcode("CONTAINS_OP")
+def _contains(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    result = vm.contains(stack[-2], stack[-1])
+    stack.pop()
+    stack[-1] = result != bool(arg)
+
+
+@opcode("UNARY_NOT")
+def _unary_not(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack[-1] = not vm.truth(frame.stack[-1])
+
+
+def _unary(name: str, method: str, operation: Callable[[Any], Any]) -> None:
+    def handler(vm: Any, frame: Frame, arg: Any) -> None:
+        value = frame.stack[-1]
+        found = python_method(vm, value, method)
+        frame.stack[-1] = operation(value) if found is None else vm.call_function(found, (value,))
+
+    HANDLERS[name] = handler
+
+
+_unary("UNARY_NEGATIVE", "__neg__", lambda x: -x)
+_unary("UNARY_POSITIVE", "__pos__", lambda x: +x)
+_unary("UNARY_INVERT", "__invert__", lambda x: ~x)
+
+
+@opcode("BINARY_SUBSCR")
+def _binary_subscr(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    result = vm.subscript(stack[-2], stack[-1])
+    stack.pop()
+    stack[-1] = result
+
+
+@opcode("BINARY_SLICE")
+def _binary_slice(vm: Any, frame: Frame, arg: Any) -> None:
+    obj, start, stop = frame.stack[-3:]
+    frame.stack[-3:] = (vm.subscript(obj, slice(start, stop)),)
+
+
+@opcode("STORE_SUBSCR")
+def _store_subscr(vm: Any, frame: Frame, arg: Any) -> None:
+    value, obj, key = frame.stack[-3:]
+    vm.store_item(obj, key, value)
+    del frame.stack[-3:]
+
+
+@opcode("STORE_SLICE")
+def _store_slice(vm: Any, frame: Frame, arg: Any) -> None:
+    value, obj, start, stop = frame.stack[-4:]
+    vm.store_item(obj, slice(start, stop), value)
+    del frame.stack[-4:]
+
+
+@opcode("DELETE_SUBSCR")
+def _delete_subscr(vm: Any, frame: Frame, arg: Any) -> None:
+    obj, key = frame.stack[-2:]
+    vm.delete_item(obj, key)
+    del frame.stack[-2:]
+
+
+# --------------------------------------------------------------------------------------------------- builders
+
+
+def _take(stack: list[Any], count: int) -> list[Any]:
+    if not count:
+        return []
+    items = stack[-count:]
+    del stack[-count:]
+    return items
+
+
+@opcode("BUILD_TUPLE")
+def _build_tuple(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(tuple(_take(frame.stack, arg)))
+
+
+@opcode("BUILD_LIST")
+def _build_list(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(_take(frame.stack, arg))
+
+
+@opcode("BUILD_SET")
+def _build_set(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(set(_take(frame.stack, arg)))
+
+
+@opcode("BUILD_MAP")
+def _build_map(vm: Any, frame: Frame, arg: Any) -> None:
+    flat = _take(frame.stack, 2 * arg)
+    frame.stack.append(dict(zip(flat[::2], flat[1::2])))
+
+
+@opcode("BUILD_CONST_KEY_MAP")
+def _build_const_key_map(vm: Any, frame: Frame, arg: Any) -> None:
+    keys = frame.stack.pop()
+    frame.stack.append(dict(zip(keys, _take(frame.stack, arg))))
+
+
+@opcode("BUILD_STRING")
+def _build_string(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append("".join(_take(frame.stack, arg)))
+
+
+@opcode("BUILD_SLICE")
+def _build_slice(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(slice(*_take(frame.stack, arg)))
+
+
+@opcode("LIST_TO_TUPLE")
+def _list_to_tuple(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack[-1] = tuple(frame.stack[-1])
+
+
+@opcode("LIST_APPEND")
+def _list_append(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.stack.pop()
+    frame.stack[-arg].append(value)
+
+
+@opcode("SET_ADD")
+def _set_add(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.stack.pop()
+    frame.stack[-arg].add(value)
+
+
+@opcode("MAP_ADD")
+def _map_add(vm: Any, frame: Frame, arg: Any) -> None:
+    key, value = frame.stack[-2:]
+    del frame.stack[-2:]
+    frame.stack[-arg][key] = value
+
+
+@opcode("LIST_EXTEND")
+def _list_extend(vm: Any, frame: Frame, arg: Any) -> None:
+    values = vm.elements(frame.stack[-1])
+    frame.stack.pop()
+    frame.stack[-arg].extend(values)
+
+
+@opcode("SET_UPDATE")
+def _set_update(vm: Any, frame: Frame, arg: Any) -> None:
+    values = vm.elements(frame.stack[-1])
+    frame.stack.pop()
+    frame.stack[-arg].update(values)
+
+
+@opcode("DICT_UPDATE")
+def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
+    values = mapping(vm, frame.stack[-1])
+    frame.stack.pop()
+    frame.stack[-arg].update(values)
+
+
+@opcode("DICT_MERGE")
+def _dict_merge(vm: Any, frame: Frame, arg: Any) -> None:
+    values = mapping(vm, frame.stack[-1])
+    frame.stack.pop()
+    target = frame.stack[-arg]
+    for key in values:
+        if key in target:
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
+    target.update(values)
+
+
+@opcode("UNPACK_SEQUENCE")
+def _unpack_sequence(vm: Any, frame: Frame, arg: Any) -> None:
+    values = vm.elements(frame.stack[-1], limit=arg + 1)
+    if len(values) != arg:
+        raise ValueError(
+            f"too many values to unpack (expected {arg})"
+            if len(values) > arg
+            else f"not enough values to unpack (expected {arg}, got {len(values)})"
+        )
+    frame.stack[-1:] = reversed(values)
+
+
+@opcode("UNPACK_EX")
+def _unpack_ex(vm: Any, frame: Frame, arg: Any) -> None:
+    before, after = arg & 0xFF, arg >> 8
+    values = list(vm.elements(frame.stack[-1]))
+    if len(values) < before + after:
+        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})")
+    end = len(values) - after
+    frame.stack[-1:] = reversed([*values[:before], values[before:end], *values[end:]])
+
+
+@opcode("FORMAT_VALUE")
+def _format_value(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    has_spec = bool(arg & 4)
+    value, spec = (stack[-2], stack[-1]) if has_spec else (stack[-1], "")
+    if type(value) is FakeTensor:
+        raise Unsupported(Reason(DATA_DEPENDENT, "a tensor is formatted as text"))
+    convert = (None, str, repr, ascii)[arg & 3]
+    if convert is not None:
+        value = vm.call(convert, (value,), {})
+    text = vm.call(format, (value, spec), {}) if type(value) is not str or spec else value
+    stack[-1 - has_spec :] = (text,)
+
+
+# -------------------------------------------------------------------------------------------------- iteration
+
+
+@opcode("GET_ITER", "GET_YIELD_FROM_ITER")
+def _get_iter(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack[-1] = vm.get_iter(frame.stack[-1])
+
+
+@opcode("FOR_ITER")
+def _for_iter(vm: Any, frame: Frame, arg: Any) -> None:
+    try:
+        value = vm.next(frame.stack[-1])
+    except StopIteration:
+        frame.stack.pop()
+        frame.pc = arg + PY312  # 3.12 jumps over END_FOR
+        return
+    frame.stack.append(value)
+
+
+@opcode("END_FOR")
+def _end_for(vm: Any, frame: Frame, arg: Any) -> None:
+    del frame.stack[-2:]
+
+
+@opcode("GET_LEN")
+def _get_len(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(vm.call(len, (frame.stack[-1],), {}))
+
+
+# ------------------------------------------------------------------------------------- functions and generators
+
+
+@opcode("MAKE_FUNCTION")
+def _make_function(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    code = stack.pop()
+    closure = stack.pop() if arg & 8 else None
+    annotations = stack.pop() if arg & 4 else None
+    keyword_defaults = stack.pop() if arg & 2 else None
+    defaults = stack.pop() if arg & 1 else None
+    made = FunctionType(code, frame.globals, code.co_name, defaults, closure)
+    made.__kwdefaults__ = keyword_defaults
+    made.__qualname__ = code.co_qualname
+    if annotations:
+        made.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
+    vm.made_function(frame, made)
+    stack.append(made)
+
+
+@opcode("KW_NAMES")
+def _kw_names(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.kwnames = arg
+
+
+@opcode("CALL")
+def _call(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    at = len(stack) - arg - 2
+    fn = stack[at]
+    if fn is NULL:
+        fn, args = stack[at + 1], stack[at + 2 :]
+    else:
+        args = stack[at + 1 :]
+    names = frame.kwnames
+    if names:
+        split = len(args) - len(names)
+        kwargs = dict(zip(names, args[split:]))
+        del args[split:]
+        frame.kwnames = ()
+    else:
+        kwargs = {}
+    result = vm.call(fn, args, kwargs)
+    stack[at:] = (result,)
+
+
+@opcode("CALL_FUNCTION_EX")
+def _call_function_ex(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    at = len(stack) - 3 - (arg & 1)  # NULL, function, positional, [keyword]
+    fn, positional = stack[at + 1 : at + 3]
+    kwargs = dict(mapping(vm, stack[-1])) if arg & 1 else {}
+    args = positional if type(positional) is tuple else tuple(vm.elements(positional))
+    stack[at:] = (vm.call(fn, args, kwargs),)
+
+
+@opcode("RETURN_VALUE")
+def _return_value(vm: Any, frame: Frame, arg: Any) -> bool:
+    frame.result = frame.stack.pop()
+    return True
+
+
+@opcode("RETURN_CONST")
+def _return_const(vm: Any, frame: Frame, arg: Any) -> bool:
+    frame.result = arg
+    return True
+
+
+@opcode("RETURN_GENERATOR")
+def _return_generator(vm: Any, frame: Frame, arg: Any) -> bool:
+    if frame.code.flags & (COROUTINE | ASYNC_GENERATOR):
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, "asynchronous functions"))
+    frame.result = Generator(vm, frame)
+    return True
+
+
+@opcode("YIELD_VALUE")
+def _yield_value(vm: Any, frame: Frame, arg: Any) -> bool:
+    frame.result = frame.stack.pop()
+    frame.yielded = True
+    return True
+
+
+@opcode("SEND")
+def _send(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    target, value = stack[-2:]
+    try:
+        stack[-1] = vm.next(target) if value is None else vm.call(attributes.load_attr(vm, target, "send"), (value,), {})
+    except StopIteration as stop:
+        if PY312:
+            stack[-1] = stop.value
+        else:
+            stack[-2:] = (stop.value,)
+        frame.pc = arg
+
+
+@opcode("END_SEND")
+def _end_send(vm: Any, frame: Frame, arg: Any) -> None:
+    del frame.stack[-2]
+
+
+@opcode("CLEANUP_THROW")
+def _cleanup_throw(vm: Any, frame: Frame, arg: Any) -> None:
+    error = frame.stack[-1]
+    if not isinstance(error, StopIteration):
+        raise error
+    frame.stack[-3:] = (None, error.value)
+
+
+# ------------------------------------------------------------------------------------------------- exceptions
+
+
+@opcode("PUSH_EXC_INFO")
+def _push_exc_info(vm: Any, frame: Frame, arg: Any) -> None:
+    error = frame.stack.pop()
+    frame.stack += (frame.handled, error)
+    frame.handled = error
+
+
+@opcode("POP_EXCEPT")
+def _pop_except(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.handled = frame.stack.pop()
+
+
+@opcode("CHECK_EXC_MATCH")
+def _check_exc_match(vm: Any, frame: Frame, arg: Any) -> None:
+    classes = frame.stack.pop()
+    frame.stack.append(issubclass(type(frame.stack[-1]), classes))
+
+
+@opcode("CHECK_EG_MATCH")
+def _check_eg_match(vm: Any, frame: Frame, arg: Any) -> None:
+    raise Unsupported(Reason(UNSUPPORTED_OPCODE, "except*"))
+
+
+@opcode("RERAISE")
+def _reraise(vm: Any, frame: Frame, arg: Any) -> None:
+    raise frame.stack.pop()
+
+
+@opcode("RAISE_VARARGS")
+def _raise_varargs(vm: Any, frame: Frame, arg: Any) -> None:
+    if arg == 0:
+        error = vm.handled_exception()
+        raise error if error is not None else RuntimeError("No active exception to reraise")
+    error = frame.stack[-arg]
+    if isinstance(error, type):
+        error = vm.call(error, (), {})
+    if arg == 2:
+        cause = frame.stack[-1]
+        error.__cause__ = vm.call(cause, (), {}) if isinstance(cause, type) else cause
+    handled = vm.handled_exception()
+    if handled is not None and handled is not error:
+        error.__context__ = handled
+    raise error
+
+
+@opcode("LOAD_ASSERTION_ERROR")
+def _load_assertion_error(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(AssertionError)
+
+
+@opcode("BEFORE_WITH")
+def _before_with(vm: Any, frame: Frame, arg: Any) -> None:
+    manager = frame.stack[-1]
+    leave = attributes.load_attr(vm, manager, "__exit__")
+    entered = vm.enter(manager)
+    frame.stack[-1:] = (leave, entered)
+
+
+@opcode("WITH_EXCEPT_START")
+def _with_except_start(vm: Any, frame: Frame, arg: Any) -> None:
+    error, leave = frame.stack[-1], frame.stack[-4]
+    frame.stack.append(vm.call(leave, (type(error), error, error.__traceback__), {}))
+
+
+# ---------------------------------------------------------------------------------------------- match, classes
+
+
+@opcode("MATCH_SEQUENCE")
+def _match_sequence(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.stack[-1]
+    is_sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, (str, bytes, bytearray))
+    frame.stack.append(is_sequence)
+
+
+@opcode("MATCH_MAPPING")
+def _match_mapping(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(isinstance(frame.stack[-1], collections.abc.Mapping))
+
+
+@opcode("MATCH_KEYS")
+def _match_keys(vm: Any, frame: Frame, arg: Any) -> None:
+    subject, keys = frame.stack[-2:]
+    get = attributes.load_attr(vm, subject, "get")
+    found = [vm.call(get, (k, MISSING), {}) for k in keys]
+    frame.stack.append(None if any(v is MISSING for v in found) else tuple(found))
+
+
+@opcode("MATCH_CLASS")
+def _match_class(vm: Any, frame: Frame, arg: Any) -> None:
+    subject, cls, names = frame.stack[-3:]
+    frame.stack[-3:] = (_class_pattern(vm, subject, cls, arg, names),)
+
+
+_MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+def _class_pattern(vm: Any, subject: Any, cls: type, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    if not vm.call(isinstance, (subject, cls), {}):
+        return None
+    found: list[Any] = []
+    if count:
+        positional = attributes.load_default(vm, cls, "__match_args__", MISSING)
+        if positional is MISSING and cls in _MATCH_SELF and count == 1:
+            found.append(subject)
+            positional = ()
+        elif positional is MISSING or len(positional) < count:
+            raise TypeError(f"{cls.__name__}() accepts fewer than {count} positional sub-patterns")
+        names = (*positional[:count], *names)
+    for name in names:
+        value = attributes.load_default(vm, subject, name, MISSING)
+        if value is MISSING:
+            return None
+        found.append(value)
+    return tuple(found)
+
+
+@opcode("LOAD_BUILD_CLASS")
+def _load_build_class(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(builtins.__build_class__)
+
+
+@opcode("SETUP_ANNOTATIONS")
+def _setup_annotations(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.namespace.setdefault("__annotations__", {})
+
+
+# ------------------------------------------------------------------------------------------- 3.12 intrinsics
+
+
+def _stop_iteration_error(vm: Any, frame: Frame, error: Any) -> Any:
+    if isinstance(error, StopIteration):
+        changed = RuntimeError("generator raised StopIteration")
+        changed.__cause__ = changed.__context__ = error
+        return changed
+    return error
+
+
+INTRINSICS_1: dict[int, Callable[[Any, Frame, Any], Any]] = {
+    3: _stop_iteration_error,
+    5: lambda vm, frame, value: +value,
+    6: lambda vm, frame, value: tuple(value),
+}
+
+
+@opcode("CALL_INTRINSIC_1")
+def _call_intrinsic_1(vm: Any, frame: Frame, arg: Any) -> None:
+    handler = INTRINSICS_1.get(arg)
+    if handler is None:
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
+    frame.stack[-1] = handler(vm, frame, frame.stack[-1])
+
+
+__all__ = ["HANDLERS", "MethodType", "importlib", "unknown"]

@@ -1,0 +1,356 @@
+"""Operators, subscripts, truth, membership and iteration as the VM carries them out.
+
+Each follows CPython's protocol: special methods that are written in Python are interpreted, everything else runs natively on
+what `Outside.view` lets native code see.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import operator
+from typing import Any
+
+from smelt.capture import attributes, polyfills
+from smelt.capture.attributes import ABSENT, FUNCTION, python_method
+from smelt.capture.builtins import container_len, contains_key
+from smelt.capture.frames import Generator
+from smelt.capture.values import (
+    CONTAINER_BASES,
+    CONTAINER_TYPES,
+    LEAF_TYPES,
+    MISSING,
+    FunctionType,
+    is_constant,
+    is_identity,
+)
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+
+_NAMES = {
+    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv", operator.floordiv: "floordiv",
+    operator.mod: "mod", operator.pow: "pow", operator.matmul: "matmul", operator.and_: "and", operator.or_: "or",
+    operator.xor: "xor", operator.lshift: "lshift", operator.rshift: "rshift",
+}  # fmt: skip
+_METHODS = {
+    **{fn: (f"__{n}__", f"__r{n}__") for fn, n in _NAMES.items()},
+    operator.eq: ("__eq__", "__eq__"), operator.ne: ("__ne__", "__ne__"), operator.lt: ("__lt__", "__gt__"),
+    operator.le: ("__le__", "__ge__"), operator.gt: ("__gt__", "__lt__"), operator.ge: ("__ge__", "__le__"),
+}  # fmt: skip
+_IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
+_SIMPLE = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
+
+
+def _is_object(kind: type) -> bool:
+    """Whether instances may have operators written in Python."""
+    return kind not in _SIMPLE and kind not in CONTAINER_TYPES
+
+
+def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+    """`fn(left, right)` for a function of the operator module."""
+    a, b = type(left), type(right)
+    if a in _SIMPLE and b in _SIMPLE:
+        return fn(left, right)
+    if _is_object(a) or _is_object(b):
+        found = _python_operator(vm, fn, left, right)
+        if found is not NotImplemented:
+            return found
+    outside = vm.outside
+    if fn in _IN_PLACE and isinstance(left, CONTAINER_BASES):
+        return _in_place(vm, fn, left, right)
+    deep = fn in (operator.eq, operator.ne)
+    return outside.fake(fn(outside.view(left, deep), outside.view(right, deep)))
+
+
+def _in_place(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+    if isinstance(left, list) and fn is operator.iadd:
+        right = elements(vm, right)
+    else:
+        right = vm.outside.view(right, deep=False)
+    if id(left) in vm.outside.origins:
+        vm.outside.open(left)
+        vm.outside.touch(left)
+    return fn(left, right)
+
+
+def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+    if fn in _IN_PLACE:
+        plain = _IN_PLACE[fn]
+        found = python_method(vm, left, "__i" + _NAMES[plain] + "__")
+        if found is not None:
+            result = vm.call_function(found, (left, right))
+            if result is not NotImplemented:
+                return result
+        if vm.type_info(type(left)).find("__i" + _NAMES[plain] + "__")[0] is not ABSENT:
+            return NotImplemented
+        fn = plain
+    names = _METHODS.get(fn)
+    if names is None:
+        return NotImplemented
+    tries = [(left, names[0], right), (right, names[1], left)]
+    if type(right) is not type(left) and issubclass(type(right), type(left)):
+        tries.reverse()
+    for obj, name, other in tries:
+        found = python_method(vm, obj, name) if _is_object(type(obj)) else None
+        if found is not None:
+            result = vm.call_function(found, (obj, other))
+            if result is not NotImplemented:
+                return result
+    if fn is operator.ne:
+        found = python_method(vm, left, "__eq__") if _is_object(type(left)) else None
+        if found is not None:
+            result = vm.call_function(found, (left, right))
+            return result if result is NotImplemented else not truth(vm, result)
+    return NotImplemented
+
+
+def truth(vm: Any, value: Any) -> bool:
+    """`bool(value)`."""
+    kind = type(value)
+    if kind in _SIMPLE and kind is not FakeTensor:
+        return bool(value)
+    if kind is FakeTensor:
+        return bool(value)
+    for name in ("__bool__", "__len__"):
+        how, found, _ = vm.type_info(kind).find(name)
+        if how is FUNCTION:
+            vm.outside.use_class(kind)
+            return bool(vm.call_function(found, (value,)))
+        if how is not ABSENT:
+            break
+    if isinstance(value, CONTAINER_BASES):
+        return container_len(vm, value) != 0
+    return bool(value)
+
+
+def same(vm: Any, left: Any, right: Any) -> bool:
+    """`left is right`. That two outside objects are different is guarded."""
+    if left is right:
+        return True
+    a, b = vm.outside.origins.get(id(left)), vm.outside.origins.get(id(right))
+    if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
+        if type(left) is type(right) and not is_identity(left) and not is_constant(left):
+            vm.outside.guard("distinct", a, (a, b), key=b)
+    return False
+
+
+def contains(vm: Any, value: Any, container: Any) -> bool:
+    """`value in container`."""
+    kind = type(container)
+    if _is_object(kind):
+        found = python_method(vm, container, "__contains__")
+        if found is not None:
+            return truth(vm, vm.call_function(found, (container, value)))
+        if python_method(vm, container, "__iter__") is not None or kind is Generator:
+            return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in _iterate(vm, container))
+    if isinstance(container, dict):
+        return contains_key(vm, container, value)
+    if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
+        return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in elements(vm, container))
+    if isinstance(container, (set, list)) and id(container) in vm.outside.origins:
+        container = vm.outside.open(container)
+    return value in container
+
+
+# -------------------------------------------------------------------------------------------------- subscripts
+
+
+def subscript(vm: Any, obj: Any, key: Any) -> Any:
+    """`obj[key]`."""
+    kind = type(obj)
+    if kind is FakeTensor:
+        return obj[vm.outside.view(key)]
+    if kind in _SIMPLE and kind is not type:
+        return obj[key]
+    if kind in CONTAINER_TYPES:
+        return _container_item(vm, obj, key)
+    if isinstance(obj, type):
+        return obj[key] if kind is type else _class_item(vm, obj, key)
+    found = python_method(vm, obj, "__getitem__")
+    if found is not None and not _is_native_type(vm, obj):
+        return vm.call_function(found, (obj, key))
+    if isinstance(obj, CONTAINER_BASES):
+        return _container_item(vm, obj, key)
+    if isinstance(obj, tuple):
+        return obj[key]
+    return vm.outside.fake(obj[vm.outside.view(key)])
+
+
+def _class_item(vm: Any, cls: type, key: Any) -> Any:
+    found = python_method(vm, cls, "__getitem__")
+    if found is None or isinstance(cls, type(_EnumType)):
+        return cls[key]  # type: ignore[index]
+    return vm.call_function(found, (cls, key))
+
+
+class _EnumType(__import__("enum").Enum):  # only for its metaclass
+    pass
+
+
+def _is_native_type(vm: Any, obj: Any) -> bool:
+    return False
+
+
+def _container_item(vm: Any, obj: Any, key: Any) -> Any:
+    outside = vm.outside
+    if id(obj) in outside.origins:
+        if isinstance(key, slice):
+            return outside.open(obj)[key]
+        if isinstance(obj, dict) and key not in obj:
+            return _missing_item(vm, obj, key)
+        if isinstance(obj, collections.Counter) and key not in obj:
+            return 0
+    elif isinstance(obj, dict) and key not in obj:
+        return _missing_item(vm, obj, key)
+    base = next(b for b in CONTAINER_BASES if isinstance(obj, b))
+    return item_value(vm, obj, key, base.__getitem__(obj, key))  # type: ignore[attr-defined]
+
+
+def _missing_item(vm: Any, obj: Any, key: Any) -> Any:
+    contains_key(vm, obj, key)
+    found = python_method(vm, obj, "__missing__")
+    if found is not None:
+        return vm.call_function(found, (obj, key))
+    if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
+        vm.outside.touch(obj)
+        value = vm.call(obj.default_factory, (), {})
+        dict.__setitem__(obj, key, value)
+        return value
+    return obj[key]
+
+
+def item_value(vm: Any, obj: Any, key: Any, value: Any) -> Any:
+    """What was read at `obj[key]`, guarded unless the trace wrote it."""
+    outside = vm.outside
+    if id(obj) not in outside.origins:
+        return outside.fake(value)
+    if type(key) is int and key < 0 and not isinstance(obj, dict):
+        container_len(vm, obj)
+        key += len(obj)
+    if not outside.log.is_original(obj, key, value):
+        return value
+    if not (is_constant(key) or is_identity(key)):
+        return outside.item(obj, key, value)
+    memo = outside.memo(obj)
+    found = memo.get(("[]", key, type(key)), MISSING)
+    if found is MISSING:
+        found = outside.item(obj, key, value)
+        if obj not in outside.log:
+            memo["[]", key, type(key)] = found
+    return found
+
+
+def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
+    """`obj[key] = value`."""
+    kind = type(obj)
+    if kind is FakeTensor:
+        obj[vm.outside.view(key)] = vm.outside.view(value)
+        return
+    found = python_method(vm, obj, "__setitem__")
+    if found is not None:
+        vm.call_function(found, (obj, key, value))
+        return
+    if isinstance(obj, CONTAINER_BASES):
+        if isinstance(key, slice):
+            vm.outside.open(obj) if id(obj) in vm.outside.origins else None
+            value = elements(vm, value)
+        vm.outside.touch(obj)
+        obj[key] = value
+        return
+    if id(obj) in vm.outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
+    obj[key] = value
+
+
+def delete_item(vm: Any, obj: Any, key: Any) -> None:
+    """`del obj[key]`."""
+    found = python_method(vm, obj, "__delitem__")
+    if found is not None:
+        vm.call_function(found, (obj, key))
+        return
+    if id(obj) in vm.outside.origins:
+        if not isinstance(obj, CONTAINER_BASES):
+            raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted"))
+        contains_key(vm, obj, key) if isinstance(obj, dict) else vm.outside.open(obj)
+        vm.outside.touch(obj)
+    del obj[key]
+
+
+# --------------------------------------------------------------------------------------------------- iteration
+
+
+def get_iter(vm: Any, obj: Any) -> Any:
+    """`iter(obj)`."""
+    kind = type(obj)
+    if kind is Generator:
+        return obj
+    if kind is FakeTensor:
+        return iter(obj.unbind(0))
+    if _is_object(kind):
+        found = python_method(vm, obj, "__iter__")
+        if found is not None:
+            return vm.call_function(found, (obj,))
+        if not isinstance(obj, (*CONTAINER_BASES, tuple)) and vm.type_info(kind).find("__iter__")[0] is ABSENT:
+            if python_method(vm, obj, "__getitem__") is not None:
+                return vm.call(polyfills.iterate_sequence, (obj,), {})
+    return iter(iterable(vm, obj))
+
+
+def iterable(vm: Any, obj: Any) -> Any:
+    """Something that native code may iterate to the same effect as `obj`."""
+    kind = type(obj)
+    if kind in LEAF_TYPES or kind is tuple or kind is Generator:
+        return obj
+    if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
+        return vm.outside.open(obj) if id(obj) in vm.outside.origins else obj
+    if kind is FakeTensor:
+        return obj.unbind(0)
+    if _is_object(kind):
+        found = get_iter(vm, obj) if not hasattr(kind, "__next__") else obj
+        if python_method(vm, found, "__next__") is not None:
+            return _iterate(vm, found)
+        return found
+    return obj
+
+
+def _iterate(vm: Any, obj: Any) -> Any:
+    iterator = get_iter(vm, obj)
+    while True:
+        try:
+            value = next_item(vm, iterator)
+        except StopIteration:
+            return
+        yield value
+
+
+def next_item(vm: Any, iterator: Any) -> Any:
+    """`next(iterator)`. Raises StopIteration."""
+    kind = type(iterator)
+    if kind is Generator:
+        return iterator.send(None)
+    if _is_object(kind):
+        found = python_method(vm, iterator, "__next__")
+        if found is not None:
+            return vm.call_function(found, (iterator,))
+    if id(iterator) in vm.outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
+    value = next(iterator)
+    return vm.outside.fake(value) if type(value) is not FakeTensor else value
+
+
+def elements(vm: Any, obj: Any, limit: int | None = None) -> Any:
+    """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM."""
+    kind = type(obj)
+    if kind is tuple:
+        return obj
+    if kind is list and id(obj) not in vm.outside.origins:
+        return list(obj)
+    values = iterable(vm, obj)
+    if limit is not None and not isinstance(values, (list, tuple, dict, set)):
+        values = itertools.islice(values, limit)
+    fake = vm.outside.fake
+    return [v if type(v) is FakeTensor else fake(v) for v in values]
+
+
+__all__ = ["attributes", "binary", "truth"]

@@ -1,0 +1,127 @@
+"""Kinds of values on the VM's stack: sentinels, leaf constants, builtin containers."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+from typing import Any
+
+import torch
+
+
+class Sentinel:
+    """A unique marker that never equals a user's value."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+NULL = Sentinel("NULL")  # an empty local, or the slot below a callable
+MISSING = Sentinel("MISSING")
+
+FunctionType = types.FunctionType
+MethodType = types.MethodType
+BuiltinType = types.BuiltinFunctionType
+CellType = types.CellType
+ModuleType = types.ModuleType
+
+# Immutable values without identity: guarded by equality, never mutated, never containing anything else.
+LEAF_TYPES: frozenset[type] = frozenset(
+    {
+        int,
+        float,
+        bool,
+        str,
+        bytes,
+        complex,
+        type(None),
+        type(NotImplemented),
+        type(...),
+        slice,
+        range,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.finfo,
+        torch.iinfo,
+    }
+)
+
+# Values that a trace depends on through their identity alone.
+IDENTITY_TYPES: frozenset[type] = frozenset(
+    {
+        FunctionType,
+        BuiltinType,
+        ModuleType,
+        types.CodeType,
+        types.MethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+        types.ClassMethodDescriptorType,
+        types.GenericAlias,
+        types.UnionType,
+        types.MappingProxyType,
+        type(torch.ops.aten),
+        type(torch.ops.aten.add),
+        type(torch.ops.aten.add.Tensor),
+        type(torch.ops),
+    }
+)
+
+CONTAINER_TYPES: frozenset[type] = frozenset(
+    {
+        list,
+        dict,
+        set,
+        collections.OrderedDict,
+        collections.defaultdict,
+        collections.deque,
+        collections.Counter,
+    }
+)
+CONTAINER_BASES = (list, dict, set, collections.deque)  # what a container may be a subclass of
+
+IMMUTABLE_TYPE_FLAG = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def is_identity(value: Any) -> bool:
+    """Whether `value` is known by identity: functions, classes, modules, enum members."""
+    return type(value) in IDENTITY_TYPES or isinstance(value, (type, enum.Enum, types.ModuleType))
+
+
+def is_constant(value: Any) -> bool:
+    """A leaf, or a tuple or frozenset of constants."""
+    kind = type(value)
+    if kind in LEAF_TYPES:
+        return True
+    return (kind is tuple or kind is frozenset) and all(map(is_constant, value))
+
+
+def items_of(container: Any) -> list[Any]:
+    """Contents of a container without running user code: pairs of a dictionary, elements of the others."""
+    if isinstance(container, dict):
+        return list(dict.items(container))
+    if isinstance(container, list):
+        return list.__getitem__(container, slice(None))
+    kind = set if isinstance(container, set) else collections.deque
+    return list(kind.__iter__(container))  # type: ignore[arg-type]
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    """`obj.__dict__` of an instance, read below any `__getattribute__`; None when it has none."""
+    if type(obj).__dictoffset__ == 0:
+        return None
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
