@@ -1,0 +1,403 @@
+"""Kernels as Triton source.
+
+A program computes a block of XBLOCK outer points; a stage runs over its own loops in blocks of RBLOCK points (one block
+if they fit: a persistent reduction). Outer loops are flattened to one index `x`, the loops of a stage to one index
+`r`; index expressions are rewritten over these and simplified, so that contiguous memory stays visibly contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from smelt.codegen.triton import values
+from smelt.codegen.triton.values import NAMES
+from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
+from smelt.loops.ir import Kernel, Loop, MapStage, Reduction, ReduceStage, ScanStage, Stage, Store, Value
+
+PERSISTENT = 8192  # stage points that one block may hold
+LOOPED = 2048  # block of a longer stage
+POINTWISE = 1024
+BLOCK = 4096  # elements of a two-dimensional block
+
+# kind -> combining function, neutral element of floats and of integers (lowest, highest: of the dtype)
+KINDS: dict[str, tuple[str, str]] = dict(
+    sum=("_add", "zero"), prod=("_multiply", "one"), max=("_maximum", "lowest"), min=("_minimum", "highest"),
+    any=("_or", "zero"), all=("_and", "one"), argmax=("_argmax", "lowest"), argmin=("_argmin", "highest"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block sizes (powers of two) and warps of a launch. `r` is 0 when no stage has loops."""
+
+    x: int
+    r: int
+    warps: int
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """Source of a module with `kernel` (a `triton.jit` function) and `launch(*tensors)`, which takes the kernel's
+    buffers that are not local, in order, and runs on their device and the current stream."""
+    return _Printer(kernel).module()
+
+
+@dataclass
+class _Block:
+    """A place in the program: loop symbols rewritten over x and r, the mask of existing points, values already named."""
+
+    rewrite: dict[Sym, Size]
+    mask: str
+    indent: int
+    names: dict[int, str] = field(default_factory=dict)
+
+
+class _Printer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.points = prod(_fixed(l.size) for l in kernel.outer)
+        self.x = Sym("x", 0, max(self.points - 1, 0))
+        self.r = Sym("r", 0, max([_trips(s) for s in kernel.stages] + [1]) - 1)
+        self.blocks = _blocks(kernel, self.points)
+        self.lines: list[str] = []
+        self.count = 0
+        self.results: dict[str, str] = {}
+        self.outer = _digits(kernel.outer, self.x)
+        self.names = {self.x: "x", self.r: "r"}
+
+    # ---- the module
+
+    def module(self) -> str:
+        for stage in self.kernel.stages:
+            self.stage(stage)
+        arguments = ", ".join(f"p{i}" for i in range(len(self.kernel.buffers)))
+        wide = self._index_type()
+        head = [
+            "",
+            "",
+            "@triton.jit",
+            f"def kernel({arguments}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):",
+            f"    x = tl.program_id(0).to({wide}) * XBLOCK + tl.arange(0, XBLOCK).to({wide})[:, None]",
+            f"    xmask = x < {self.points}",
+        ]
+        return "\n".join([values.PRELUDE, *head, *self.lines, *self._launcher(), ""])
+
+    def _index_type(self) -> str:
+        """int64 only where an offset may need it."""
+        top = self.points * max([_trips(s) for s in self.kernel.stages] + [1])
+        for stage in self.kernel.stages:
+            for e in _stage_indices(stage):
+                top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
+        return "tl.int32" if top < 1 << 31 else "tl.int64"
+
+    def _launcher(self) -> list[str]:
+        passed = [f"p{i}" for i, b in enumerate(self.kernel.buffers) if b.role != "local"]
+        lines = ["", "", f"def launch({', '.join(passed)}):"]
+        for i, b in enumerate(self.kernel.buffers):
+            if b.role == "local":
+                size = f"{self.points * _fixed(b.size)}, dtype={b.dtype}, device={passed[0]}.device"
+                lines.append(f"    p{i} = torch.empty({size})")
+        arguments = ", ".join(f"p{i}" for i in range(len(self.kernel.buffers)))
+        blocks = f"XBLOCK={self.blocks.x}, RBLOCK={max(self.blocks.r, 1)}, num_warps={self.blocks.warps}"
+        grid = -(-self.points // self.blocks.x)
+        if grid:
+            lines.append(f"    kernel[({grid},)]({arguments}, {blocks})")
+        else:
+            lines.append("    pass")
+        return lines
+
+    # ---- stages
+
+    def stage(self, stage: Stage) -> None:
+        if self.lines and _reads_written(self.kernel, stage):
+            self.lines.append("    tl.debug_barrier()")  # what other threads stored in an earlier stage
+        if isinstance(stage, MapStage):
+            self.map(stage)
+        elif isinstance(stage, ReduceStage):
+            self.reduce(stage)
+        else:
+            self.scan(stage)
+
+    def map(self, stage: MapStage) -> None:
+        if not stage.loops:
+            return self._stores(_Block(self.outer, "xmask", 1), stage.stores)
+        self._stores(self._open(stage), stage.stores)
+
+    def _stores(self, at: _Block, stores: Sequence[Store]) -> None:
+        computed = [self.value(at, s.value) for s in stores]
+        for store, value in zip(stores, computed, strict=True):
+            self.store(at, store, value)
+
+    def store(self, at: _Block, store: Store, value: str) -> None:
+        target = self.kernel.buffers[store.buffer].dtype
+        shape = "XBLOCK, RBLOCK" if "rmask" in at.mask else "XBLOCK, 1"
+        value = f"tl.broadcast_to({value}, [{shape}])"
+        if target is torch.bool:
+            value += ".to(tl.int1)"
+        self._line(at, f"tl.store(p{store.buffer} + {self._offset(at, store.buffer, store.index)}, {value}, {at.mask})")
+
+    def _open(self, stage: Stage) -> _Block:
+        """Begins the loop over blocks of the stage's points."""
+        loops = _loops(stage)
+        trips = _trips(stage)
+        looped = trips > self.blocks.r
+        wide = self._index_type()
+        if looped:
+            self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
+        at = _Block({**self.outer, **_digits(loops, self.r)}, "xmask & rmask", 2 if looped else 1)
+        base = "start + " if looped else ""
+        self._line(at, f"r = {base}tl.arange(0, RBLOCK).to({wide})[None, :]")
+        self._line(at, f"rmask = r < {trips}")
+        return at
+
+    def reduce(self, stage: ReduceStage) -> None:
+        if _trips(stage) > self.blocks.r and self.blocks.r:
+            return self._reduce_looped(stage)
+        at = _Block(self.outer, "xmask", 1) if not stage.loops else self._open(stage)
+        for r in stage.reductions:
+            value = self._contribution(at, r)
+            self.results[r.name] = self._across(r, value, "r")
+
+    def _reduce_looped(self, stage: ReduceStage) -> None:
+        """Accumulators of whole blocks, combined across the block after the loop."""
+        accumulators: dict[str, tuple[str, str]] = {}
+        for r in stage.reductions:
+            acc, where = self._fresh(), self._fresh()
+            accumulators[r.name] = acc, where
+            neutral = _neutral(r)
+            self.lines.append(f"    {acc} = tl.full([XBLOCK, RBLOCK], {neutral}, {_accumulator(r)})")
+            if r.kind.startswith("arg"):
+                self.lines.append(f"    {where} = tl.full([XBLOCK, RBLOCK], {(1 << 31) - 1}, {self._index_type()})")
+        at = self._open(stage)
+        for r in stage.reductions:
+            acc, where = accumulators[r.name]
+            value = self._contribution(at, r)
+            function = KINDS[r.kind][0]
+            if r.kind.startswith("arg"):
+                self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, r + tl.zeros_like({where}))")
+            else:
+                self._line(at, f"{acc} = {function}({acc}, {value})")
+        for r in stage.reductions:
+            acc, where = accumulators[r.name]
+            self.results[r.name] = self._across(r, acc, where)
+
+    def _contribution(self, at: _Block, r: Reduction) -> str:
+        """The value reduced, neutral where there is no point, as a whole block."""
+        value = self.value(at, r.value)
+        if r.kind in ("any", "all") and r.value.dtype is not torch.bool:
+            value = f"({value} != 0)"
+        kind = _accumulator(r)
+        name = self._fresh()
+        if "rmask" not in at.mask:
+            self._line(at, f"{name} = tl.broadcast_to({value}, [XBLOCK, 1]).to({kind})")
+            return name
+        block = f"tl.broadcast_to({value}, [XBLOCK, RBLOCK]).to({kind})"
+        neutral = f"tl.full([1, 1], {_neutral(r)}, {kind})"
+        self._line(at, f"{name} = tl.where({at.mask}, {block}, {neutral})")
+        return name
+
+    def _across(self, r: Reduction, block: str, position: str) -> str:
+        """Combines a block along its second axis; [XBLOCK, 1], in the dtype of the result."""
+        function = KINDS[r.kind][0]
+        name = self._fresh()
+        if r.kind.startswith("arg"):
+            places = f"tl.broadcast_to({position}, {block}.shape)"
+            self.lines.append(f"    {name}_value, {name} = tl.reduce(({block}, {places}), 1, {function})")
+            self.lines.append(f"    {name} = {name}[:, None].to(tl.int64)")
+            return name
+        reduced = f"tl.sum({block}, 1)" if r.kind == "sum" else f"tl.reduce({block}, 1, {function})"
+        target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
+        self.lines.append(f"    {name} = {reduced}[:, None].to({target})")
+        return name
+
+    def scan(self, stage: ScanStage) -> None:
+        r = Reduction("scan", stage.kind, stage.store.value)
+        carry, function, looped = self._fresh(), KINDS[stage.kind][0], _trips(stage) > self.blocks.r
+        if looped:
+            self.lines.append(f"    {carry} = tl.full([XBLOCK, 1], {_neutral(r)}, {_accumulator(r)})")
+        at = self._open(stage)
+        value = self._contribution(at, r)
+        name = self._fresh()
+        self._line(at, f"{name} = tl.associative_scan({value}, 1, {function})")
+        if looped:
+            self._line(at, f"{name} = {function}({carry}, {name})")
+            self._line(at, f"{carry} = {function}({carry}, tl.reduce({value}, 1, {function})[:, None])")
+        self.store(at, stage.store, f"{name}.to({NAMES[stage.store.value.dtype]})")
+
+    # ---- values
+
+    def value(self, at: _Block, v: Value) -> str:
+        name = at.names.get(id(v))
+        if name is None:
+            text = self._text(at, v)
+            name = self._fresh()
+            self._line(at, f"{name} = {text}")
+            at.names[id(v)] = name
+        return name
+
+    def _text(self, at: _Block, v: Value) -> str:
+        if v.op == "load":
+            return self._load(at, *v.args)
+        if v.op == "const":
+            return values.constant(v.args[0], v.dtype)
+        if v.op == "index":
+            return f"({self._index(at, v.args[0])} + tl.zeros_like(x)).to(tl.int64)"
+        if v.op == "result":
+            return self.results[v.args[0]]
+        operands = [self.value(at, a) for a in v.args]
+        if v.op == "cast":
+            return values.cast(operands[0], v.args[0].dtype, v.dtype)
+        return values.operation(v.op, v.args[-1].dtype, operands)
+
+    def _load(self, at: _Block, buffer: int, e: Size, condition: Value | None) -> str:
+        offset = self._offset(at, buffer, e)
+        mask = self._mask_for(at, buffer, e)
+        if condition is not None:
+            mask = f"{at.mask} & {self.value(at, condition)}"
+        text = f"tl.load(p{buffer} + {offset}, {mask}, other=0)"
+        return f"({text} != 0)" if self.kernel.buffers[buffer].dtype is torch.bool else text
+
+    def _mask_for(self, at: _Block, buffer: int, e: Size) -> str:
+        """Only the axes that the address varies along, so that the loaded block is no larger than needed."""
+        syms = free_syms(self._rewritten(at, e))
+        if self.kernel.buffers[buffer].role == "local":
+            syms |= {self.x}
+        parts = [f"{n}mask" for s, n in ((self.x, "x"), (self.r, "r")) if s in syms]
+        return " & ".join(parts) if parts else "tl.full([1, 1], 1, tl.int1)"
+
+    def _rewritten(self, at: _Block, e: Size) -> Size:
+        return subs(e, at.rewrite)
+
+    def _index(self, at: _Block, e: Size) -> str:
+        return values.index(self._rewritten(at, e), self.names)
+
+    def _offset(self, at: _Block, buffer: int, e: Size) -> str:
+        """A block of offsets (never a scalar, so that the load is a block)."""
+        spec = self.kernel.buffers[buffer]
+        rewritten = self._rewritten(at, e)
+        text = values.index(rewritten, self.names)
+        if spec.role == "local":
+            text = f"(x * {_fixed(spec.size)} + {text})"
+            return text
+        return text if free_syms(rewritten) else f"({text} + tl.zeros([1, 1], tl.int32))"
+
+    def _fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def _line(self, at: _Block, text: str) -> None:
+        self.lines.append("    " * at.indent + text)
+
+
+def _fixed(size: Size) -> int:
+    if not isinstance(size, int):
+        raise ValueError(f"kernels need fixed sizes, not {size}")
+    return size
+
+
+def _loops(stage: Stage) -> tuple[Loop, ...]:
+    return (stage.loop,) if isinstance(stage, ScanStage) else stage.loops
+
+
+def _trips(stage: Stage) -> int:
+    return prod(_fixed(l.size) for l in _loops(stage))
+
+
+def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
+    """Each loop's symbol as an expression of the flattened index."""
+    digits: dict[Sym, Size] = {}
+    rest: Size = number
+    total = prod(_fixed(l.size) for l in loops)
+    number_is_exact = number.hi == total - 1
+    for position, loop in reversed(list(enumerate(loops))):
+        first = position == 0 and number_is_exact
+        digits[loop.sym] = rest if first else rest % loop.size
+        rest = rest // loop.size
+    return digits
+
+
+def _neutral(r: Reduction) -> str:
+    kind = KINDS[r.kind][1]
+    dtype = r.value.dtype
+    if kind == "zero":
+        return "0"
+    if kind == "one":
+        return "1"
+    if dtype.is_floating_point:
+        return "float('-inf')" if kind == "lowest" else "float('inf')"
+    if dtype is torch.bool:
+        return "0" if kind == "lowest" else "1"
+    info = torch.iinfo(dtype)
+    return str(info.min if kind == "lowest" else info.max)
+
+
+def _accumulator(r: Reduction) -> str:
+    """Narrow floats accumulate in float32 and round once, at the end."""
+    if r.kind in ("any", "all"):
+        return "tl.int1"
+    return "tl.float32" if r.value.dtype in values.NARROW else NAMES[r.value.dtype]
+
+
+def _stage_indices(stage: Stage) -> list[Size]:
+    """Where the stage loads and stores."""
+    stores = stage.stores if isinstance(stage, MapStage) else (stage.store,) if isinstance(stage, ScanStage) else ()
+    roots = [s.value for s in stores] if stores else [r.value for r in getattr(stage, "reductions", ())]
+    found: list[Size] = [s.index for s in stores]
+    seen: set[int] = set()
+    while roots:
+        v = roots.pop()
+        if id(v) not in seen:
+            seen.add(id(v))
+            if v.op == "load":
+                found.append(v.args[1])
+            roots += [a for a in v.args if isinstance(a, Value)]
+    return found
+
+
+def _reads_written(kernel: Kernel, stage: Stage) -> bool:
+    """The stage loads a buffer that the kernel writes, so another thread of the program may have written it."""
+    roots = [s.value for s in stage.stores] if isinstance(stage, MapStage) else []
+    roots += [r.value for r in stage.reductions] if isinstance(stage, ReduceStage) else []
+    roots += [stage.store.value] if isinstance(stage, ScanStage) else []
+    seen: set[int] = set()
+    while roots:
+        v = roots.pop()
+        if id(v) in seen:
+            continue
+        seen.add(id(v))
+        if v.op == "load" and kernel.buffers[v.args[0]].role != "in":
+            return True
+        roots += [a for a in v.args if isinstance(a, Value)]
+    return False
+
+
+def _blocks(kernel: Kernel, points: int) -> Blocks:
+    """Heuristic: whole rows in a block while they fit; several short rows together; where neighbouring outer points
+    are neighbours in memory and those of a stage are not, wide in x."""
+    trips = max([_trips(s) for s in kernel.stages] + [0])
+    if all(not _loops(s) for s in kernel.stages):
+        return Blocks(min(POINTWISE, _power(points)), 0, 4)
+    if _outer_is_contiguous(kernel):
+        return Blocks(min(64, _power(points)), min(32, _power(trips)), 8)
+    r = _power(trips) if trips <= PERSISTENT else LOOPED
+    x = max(1, min(BLOCK // 4 // r, 32, _power(points)))
+    return Blocks(x, r, 16 if r * x > 4096 else 8 if r * x > 2048 else 4)
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _outer_is_contiguous(kernel: Kernel) -> bool:
+    """More accesses are contiguous along an outer loop than along a loop of their stage."""
+    score = 0
+    for stage in kernel.stages:
+        if not _loops(stage):
+            continue
+        for e in _stage_indices(stage):
+            score += any(affine(e, l.sym) == (1, affine(e, l.sym)[1]) for l in kernel.outer if affine(e, l.sym))  # type: ignore[index]
+            score -= any(affine(e, l.sym)[0] == 1 for l in _loops(stage) if affine(e, l.sym))  # type: ignore[index]
+    return score > 0
