@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import random
 
 import pytest
 import torch
 
+from smelt.codegen import cost
 from smelt.codegen.llvm import gemm
+from smelt.codegen.llvm import gemm_library as library
 from smelt.codegen.llvm.gemm import Refused, Request, compile_products, plan_product
 from smelt.codegen.llvm.gemm_epilogue import BATCH, COL, ROW, Epilogue, product_value
+from smelt.codegen.llvm.target import Target
 from smelt.graph.ir import TensorSpec
 from smelt.loops.ir import Buffer, Value
 
@@ -79,7 +83,9 @@ def test_every_form_at_random_sizes(form, dtype):
         check(run(aten.mm.default, a, b), aten.mm.default, a, b)
 
 
-@pytest.mark.parametrize("m, n, k", [(300, 65, 20), (14, 32, 700), (29, 33, 257), (500, 40, 600), (1, 1, 1), (1, 97, 300)])
+@pytest.mark.parametrize(
+    "m, n, k", [(300, 65, 20), (14, 32, 700), (29, 33, 257), (500, 40, 600), (1, 1, 1), (1, 97, 300)]
+)
 def test_several_blocks_of_rows_and_of_k(m, n, k):
     for b in (torch.randn(k, n), torch.randn(n, k).t()):
         a = torch.randn(m, k)
@@ -110,7 +116,9 @@ def test_broadcast_operand():
 def test_batches():
     a, b = torch.randn(5, 19, 33), torch.randn(5, 33, 40)
     check(run(aten.bmm.default, a, b), aten.bmm.default, a, b)
-    heads = torch.randn(2, 17, 3, 64).transpose(1, 2)  # [batch, head, token, channel], as attention views them
+    heads = torch.randn(2, 17, 3, 64).transpose(
+        1, 2
+    )  # [batch, head, token, channel], as attention views them
     check(run(aten.matmul.default, heads, heads.mT), aten.matmul.default, heads, heads.mT)
     shared = torch.randn(1, 3, 64, 20)
     check(run(aten.matmul.default, heads, shared), aten.matmul.default, heads, shared)
@@ -169,7 +177,10 @@ def test_activation_epilogues(write, eager, n):
 
 def test_residual_epilogue_in_both_layouts_of_the_result():
     a, b, bias, other = torch.randn(33, 20), torch.randn(20, 47), torch.randn(47), torch.randn(33, 47)
-    for residual, out in ((other, torch.empty(33, 47)), (other.t().contiguous().t(), torch.empty(47, 33).t())):
+    for residual, out in (
+        (other, torch.empty(33, 47)),
+        (other.t().contiguous().t(), torch.empty(47, 33).t()),
+    ):
         row, col = residual.stride()
         load = Value("load", (0, ROW * row + COL * col, None), F32)
         epilogue = Epilogue((Buffer("r", F32, "in"),), Value("add", (product_value(F32), load), F32))
@@ -181,7 +192,9 @@ def test_epilogue_of_a_batch_with_a_mask():
     a, b, keep = torch.randn(4, 9, 20), torch.randn(4, 20, 37), torch.rand(4, 37) > 0.5
     load = Value("load", (0, BATCH * 37 + COL, None), torch.bool)
     value = Value("where", (load, product_value(F32), Value("const", (-1.0,), F32)), F32)
-    got = run(aten.bmm.default, a, b, epilogue=Epilogue((Buffer("keep", torch.bool, "in"),), value), extra=(keep,))
+    got = run(
+        aten.bmm.default, a, b, epilogue=Epilogue((Buffer("keep", torch.bool, "in"),), value), extra=(keep,)
+    )
     check(got, aten.bmm.default, a, b, then=lambda y: torch.where(keep[:, None], y, -1.0))
 
 
@@ -228,3 +241,29 @@ def test_refusals_say_why():
     x, w = torch.randn(3, 11, 50).transpose(0, 1)[:, :, :], torch.randn(70, 50)
     assert "join" in reason(aten.linear.default, x, w, out=torch.empty(11, 3, 70))
     assert isinstance(plan(aten.matmul.default, a, b[:, 0], out=torch.empty(3)), Refused)
+
+
+def test_the_cost_rule_on_a_measured_and_on_an_unknown_host():
+    zen4, unknown = (Target(cpu, "", 512, True, True) for cpu in ("znver4", "mystery"))
+    assert cost.choose("NT", 128, 768, 768, 1, F32, 2, zen4) == "native"
+    assert cost.choose("NT", 1, 768, 768, 1, F32, 2, zen4) == "aten"
+    assert cost.choose("NT", 128, 2, 768, 1, F32, 2, zen4) == "aten"
+    assert cost.choose("NT", 128, 768, 768, 1, F32, 2, unknown) == "aten"
+    assert cost.choose("NT", 128, 768, 768, 1, torch.bfloat16, 2, zen4) == "aten"
+
+
+@pytest.mark.parametrize("width, rows, vectors", [(32, 6, 2), (16, 5, 2), (16, 8, 3)])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_register_blocks_of_other_hosts(width, rows, vectors, dtype, monkeypatch):
+    """The blocks of AVX2, SSE and NEON hosts, as this host runs them."""
+    narrow = dataclasses.replace(
+        library.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
+    )
+    monkeypatch.setattr(gemm, "tile_for", lambda dtype: narrow)
+    monkeypatch.setattr(library, "_codes", {})
+    rng = random.Random(width * rows)
+    for transposed in (False, True) * 3:
+        m, n, k = (rng.randint(1, 70) for _ in range(3))
+        a, bias = torch.randn(m, k, dtype=dtype), torch.randn(n, dtype=dtype)
+        b = torch.randn(n, k, dtype=dtype).t() if transposed else torch.randn(k, n, dtype=dtype)
+        check(run(aten.addmm.default, bias, a, b), aten.addmm.default, bias, a, b)

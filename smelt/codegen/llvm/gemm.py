@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 import torch
 
@@ -83,6 +84,12 @@ class Product:
     c: Matrix
     epilogue: Epilogue = NONE
 
+    @property
+    def form(self) -> Literal["NN", "NT", "TN", "TT"]:
+        """How A and B lie in memory. N: their rows are contiguous."""
+        a, b = ("N" if x.col == 1 else "T" for x in (self.a, self.b))
+        return a + b  # type: ignore[return-value]
+
 
 @dataclass(frozen=True)
 class CompiledProduct:
@@ -113,30 +120,30 @@ class _Cut:
         return self.rows + 1 if self.tall else self.rows, self.rows
 
 
-def _cut(p: Product, tile: Tile) -> _Cut:
-    tiles = ceil(p.m / tile.rows)
+def _cut(m: int, n: int, k: int, tile: Tile) -> _Cut:
+    tiles = ceil(m / tile.rows)
     row_blocks = ceil(tiles / tile.block_tiles)
-    k_blocks = max(1, ceil(p.k / tile.kc))
-    kc = ceil(ceil(p.k / k_blocks) / tile.lanes) * tile.lanes
+    k_blocks = max(1, ceil(k / tile.kc))
+    kc = ceil(ceil(k / k_blocks) / tile.lanes) * tile.lanes
     return _Cut(
         tiles=tiles,
-        rows=p.m // tiles,
-        tall=p.m % tiles,
+        rows=m // tiles,
+        tall=m % tiles,
         block_tiles=ceil(tiles / row_blocks),
         row_blocks=row_blocks,
         kc=kc,
         k_blocks=k_blocks,
-        panels=ceil(p.n / tile.columns),
+        panels=ceil(n / tile.columns),
     )
 
 
 GRAIN_FLOPS = 1 << 20  # about 10 us of one core; also bounds how often A is packed again
 
 
-def extent(p: Product) -> int:
+def extent(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> int:
     """Work items: panels x blocks of rows x batch."""
-    cut = _cut(p, tile_for(p.dtype))
-    return p.batch[0] * p.batch[1] * cut.row_blocks * cut.panels
+    cut = _cut(m, n, k, tile_for(dtype))
+    return batch * cut.row_blocks * cut.panels
 
 
 def compile_products(products: Sequence[Product]) -> tuple[list[CompiledProduct], Code]:
@@ -155,24 +162,25 @@ def compile_products(products: Sequence[Product]) -> tuple[list[CompiledProduct]
 
 
 def _compiled(p: Product, code: Code) -> CompiledProduct:
-    count = extent(p)
-    flops = 2 * p.batch[0] * p.batch[1] * p.m * p.n * max(p.k, 1)
+    batch = p.batch[0] * p.batch[1]
+    count = extent(p.m, p.n, p.k, batch, p.dtype)
+    flops = 2 * batch * p.m * p.n * max(p.k, 1)
     return CompiledProduct(p.name, code.address(p.name), count, max(1, GRAIN_FLOPS * count // flops))
 
 
 def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
-    cut = _cut(p, tile)
+    cut = _cut(p.m, p.n, p.k, tile)
     tall, low = cut.heights
     narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
-    calls = dict(
-        pack_a="pack_rows" if p.a.col == 1 or p.k == 1 else "pack_rows_any",
-        pack_b=_panel_packer(p.b),
-        micro_tall=f"micro{tall}x{tile.vectors}",
-        micro=f"micro{low}x{tile.vectors}",
-        narrow_tall=f"micro{tall}x{narrow}",
-        narrow=f"micro{low}x{narrow}",
-    )
+    calls = {
+        "pack_a": "pack_rows" if p.a.col == 1 or p.k == 1 else "pack_rows_any",
+        "pack_b": _panel_packer(p.b),
+        "micro_tall": f"micro{tall}x{tile.vectors}",
+        "micro": f"micro{low}x{tile.vectors}",
+        "narrow_tall": f"micro{tall}x{narrow}",
+        "narrow": f"micro{low}x{narrow}",
+    }
     words = _descriptor(p, tile, cut) | {word: _address(tile.function(name)) for word, name in calls.items()}
     text = []
     for word, full in (("epilogue_full", True), ("epilogue_partial", False)):
@@ -200,20 +208,34 @@ def _panel_packer(b: Matrix) -> str:
 
 
 def _descriptor(p: Product, tile: Tile, cut: _Cut) -> dict[str, int | str]:
-    size = tile.size
-    return dict(
-        n=p.n, k=p.k, kc=cut.kc, k_blocks=cut.k_blocks,
-        panels=cut.panels, row_blocks=cut.row_blocks, block_tiles=cut.block_tiles,
-        tiles=cut.tiles, rows=cut.rows, tall=cut.tall,
-        a_row=p.a.row * size, a_k=p.a.col * size, b_k=p.b.row * size, b_n=p.b.col * size, c_row=p.c.row * size,
-        inner_batch=p.batch[1],
-        a_outer=p.a.outer * size, a_inner=p.a.inner * size,
-        b_outer=p.b.outer * size, b_inner=p.b.inner * size,
-        c_outer=p.c.outer * size, c_inner=p.c.inner * size,
-        c_buffer=2 + len(p.epilogue.inputs),
-        direct_b=int(p.b.col == 1 and cut.tiles <= DIRECT_TILES and p.b.row * size % tile.line == 0),
-        epilogue_full=0, epilogue_partial=0,
-    )  # fmt: skip
+    strides = {
+        f"{name}_{word}": stride * tile.size
+        for name, x in (("a", p.a), ("b", p.b), ("c", p.c))
+        for word, stride in (("outer", x.outer), ("inner", x.inner))
+    }
+    direct = p.b.col == 1 and cut.tiles <= DIRECT_TILES and p.b.row * tile.size % tile.line == 0
+    return strides | {
+        "n": p.n,
+        "k": p.k,
+        "kc": cut.kc,
+        "k_blocks": cut.k_blocks,
+        "panels": cut.panels,
+        "row_blocks": cut.row_blocks,
+        "block_tiles": cut.block_tiles,
+        "tiles": cut.tiles,
+        "rows": cut.rows,
+        "tall": cut.tall,
+        "a_row": p.a.row * tile.size,
+        "a_k": p.a.col * tile.size,
+        "b_k": p.b.row * tile.size,
+        "b_n": p.b.col * tile.size,
+        "c_row": p.c.row * tile.size,
+        "inner_batch": p.batch[1],
+        "c_buffer": 2 + len(p.epilogue.inputs),
+        "direct_b": int(direct),
+        "epilogue_full": 0,
+        "epilogue_partial": 0,
+    }
 
 
 # Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
@@ -298,7 +320,7 @@ def _request(
         a, c = a.flattened(), c.flattened()
     if form.b_transposed:
         b = b.transposed()
-    operands = (form.a, form.b)
+    operands: tuple[int, ...] = (form.a, form.b)
     if form.bias is not None and len(args) > form.bias and args[form.bias] is not None:
         operands = (*operands, form.bias)
         epilogue = _with_bias(epilogue, args[form.bias], c, out.dtype)
@@ -325,12 +347,11 @@ def _dtype_refusal(form: _Form, args: Sequence[Argument], out: TensorSpec) -> st
 def _product(name: str, dtype: torch.dtype, a: _Stack, b: _Stack, c: _Stack, epilogue: Epilogue) -> Product:
     if len(c.batch) > 2:
         raise _Refusal(f"{len(c.batch)} batch dimensions")
-    batch = (*c.batch, 1, 1)[:2]
-    if 0 in (*batch, c.rows, c.cols):
+    outer, inner, *_ = (*c.batch, 1, 1)
+    if 0 in (outer, inner, c.rows, c.cols):
         raise _Refusal("an empty result")
-    return Product(
-        name, dtype, batch, c.rows, c.cols, a.cols, *(s.matrix(c.batch) for s in (a, b, c)), epilogue
-    )
+    matrices = (s.matrix(c.batch) for s in (a, b, c))
+    return Product(name, dtype, (outer, inner), c.rows, c.cols, a.cols, *matrices, epilogue=epilogue)
 
 
 def _tensor(argument: Argument) -> TensorSpec:
@@ -369,7 +390,8 @@ class _Stack:
         missing = len(batch) - len(self.batch)
         sizes, strides = (1,) * missing + self.batch, (0,) * missing + self.strides
         steps = [0 if have == 1 else stride for have, stride in zip(sizes, strides)]
-        return Matrix(self.row, self.col, *(*steps, 0, 0)[:2])
+        outer, inner, *_ = (*steps, 0, 0)
+        return Matrix(self.row, self.col, outer, inner)
 
 
 def _stack(argument: Argument) -> _Stack:

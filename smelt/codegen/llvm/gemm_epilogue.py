@@ -104,7 +104,9 @@ class _Writer:
             source = self._at(Ref("%source", "ptr"), b.op("mul", loop.index, Ref("%step", "i64")))
             for first in range(0, self.tile.columns, self.tile.lanes):
                 self._vector(source, first)
-        return f"define internal void @{name}({EPILOGUE_PARAMETERS}) nounwind {{\n{b.lines()}\n  ret void\n}}\n"
+        return (
+            f"define internal void @{name}({EPILOGUE_PARAMETERS}) nounwind {{\n{b.lines()}\n  ret void\n}}\n"
+        )
 
     def _vector(self, source: Ref, first: int) -> None:
         """Columns [first, first + lanes) of the current row."""
@@ -112,7 +114,11 @@ class _Writer:
         mask = None if self.full else self._columns_from(first)
         place = self._at(source, b.const("i64", first * tile.size))
         total = b.ordered(f"load {tile.vector}, {place}, align {tile.size}", tile.scalar, tile.lanes)
-        value = total if p.epilogue.value is None else b.widen(self._value(p.epilogue.value, total, first, mask, {}))
+        value = (
+            total
+            if p.epilogue.value is None
+            else b.widen(self._value(p.epilogue.value, total, first, mask, {}))
+        )
         outer, inner = BATCH // p.batch[1], BATCH % p.batch[1]
         index = outer * p.c.outer + inner * p.c.inner + ROW * p.c.row + COL + first
         place = self._at(self._buffer(2 + len(p.epilogue.inputs)), self._integer(index * tile.size))

@@ -186,12 +186,18 @@ class Text:
         self.label(done)
 
     def function(self, name: str, parameters: str, attributes: str = "") -> str:
-        return f"define void @{name}({parameters}) nounwind {attributes} {{\n" + "\n".join(self.lines) + "\n  ret void\n}\n"
+        return (
+            f"define void @{name}({parameters}) nounwind {attributes} {{\n"
+            + "\n".join(self.lines)
+            + "\n  ret void\n}\n"
+        )
 
 
 def splat(t: Text, tile: Tile, scalar: str) -> str:
     one = t.let(f"insertelement {tile.vector} poison, {tile.scalar} {scalar}, i64 0")
-    return t.let(f"shufflevector {tile.vector} {one}, {tile.vector} poison, <{tile.lanes} x i32> zeroinitializer")
+    return t.let(
+        f"shufflevector {tile.vector} {one}, {tile.vector} poison, <{tile.lanes} x i32> zeroinitializer"
+    )
 
 
 def first_lanes(t: Text, tile: Tile, count: str) -> str:
@@ -238,8 +244,10 @@ def declarations(tile: Tile) -> str:
 
 # ---- micro-kernel ----------------------------------------------------------------------------------------------
 
-MICRO_PARAMETERS = "ptr noalias %a, ptr noalias %b, ptr noalias %c, i64 %k, i64 %ldb, i64 %ldc, i1 %accumulate, " \
+MICRO_PARAMETERS = (
+    "ptr noalias %a, ptr noalias %b, ptr noalias %c, i64 %k, i64 %ldb, i64 %ldc, i1 %accumulate, "
     "ptr %next, i64 %next_rows, i64 %next_step, i64 %next_run"
+)
 
 
 def micro(tile: Tile, rows: int, vectors: int) -> str:
@@ -249,7 +257,12 @@ def micro(tile: Tile, rows: int, vectors: int) -> str:
     v, names = tile.vector, [(i, j) for i in range(rows) for j in range(vectors)]
     t.do("br label %outer")
     t.label("outer")  # one run of `lanes` elements of each row of A
-    for stem, type, start in (("left", "i64", "%k"), ("ao", "ptr", "%a"), ("bo", "ptr", "%b"), ("no", "ptr", "%next")):
+    for stem, type, start in (
+        ("left", "i64", "%k"),
+        ("ao", "ptr", "%a"),
+        ("bo", "ptr", "%b"),
+        ("no", "ptr", "%next"),
+    ):
         t.do(f"%{stem} = phi {type} [{start}, %entry], [%{stem}.next, %again]")
     for i, j in names:
         t.do(f"%o{i}_{j} = phi {v} [zeroinitializer, %entry], [%i{i}_{j}, %again]")
@@ -265,7 +278,9 @@ def micro(tile: Tile, rows: int, vectors: int) -> str:
     for i in range(rows):
         a = splat(t, tile, t.load(tile.scalar, t.at(element, i * tile.line), tile.size))
         for j in range(vectors):
-            t.do(f"%i{i}_{j} = call {v} @llvm.fmuladd.{_overload(tile)}({v} {a}, {v} {bs[j]}, {v} %i{i}_{j}.in)")
+            t.do(
+                f"%i{i}_{j} = call {v} @llvm.fmuladd.{_overload(tile)}({v} {a}, {v} {bs[j]}, {v} %i{i}_{j}.in)"
+            )
     t.do("%kk.next = add i64 %kk, 1")
     t.do("%bi.next = getelementptr i8, ptr %bi, i64 %ldb")
     t.do(f"br i1 {t.test('slt', '%kk.next', run)}, label %inner, label %turn")
@@ -406,8 +421,14 @@ def _interleave(t: Text, tile: Tile, rows: list[str], group: int) -> list[str]:
 
     def unpack(a: str, b: str, width: int, high: int) -> str:
         """Alternate pieces of `width` elements from one half of each group of a and b."""
-        half = [g + high * group // 2 + p for g in range(0, tile.lanes, group) for p in range(0, group // 2, width)]
-        return _shuffle(t, tile, a, b, [s + e for p in half for s in (p, p + tile.lanes) for e in range(width)])
+        half = [
+            g + high * group // 2 + p
+            for g in range(0, tile.lanes, group)
+            for p in range(0, group // 2, width)
+        ]
+        return _shuffle(
+            t, tile, a, b, [s + e for p in half for s in (p, p + tile.lanes) for e in range(width)]
+        )
 
     if group == 1:
         return rows
@@ -448,7 +469,9 @@ WORDS = (
 )  # fmt: skip
 
 DRIVER_PARAMETERS = "ptr %buffers, i64 %begin, i64 %end, ptr %descriptor"
-EPILOGUE_PARAMETERS = "ptr %buffers, i64 %batch, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %source, i64 %step"
+EPILOGUE_PARAMETERS = (
+    "ptr %buffers, i64 %batch, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %source, i64 %step"
+)
 
 
 def driver(tile: Tile) -> str:
@@ -551,12 +574,13 @@ def block(tile: Tile) -> str:
             finish = t.let(f"and i1 {last}, {t.test('ne', epilogue, 0)}")
             epilogue = t.let(f"inttoptr i64 {epilogue} to ptr")
             narrow = t.test("sle", cols, tile.lanes)
-            kernels = [t.choose(narrow, call[f"narrow{h}"], call[f"micro{h}"], "ptr") for h in ("_tall", "")]
+            tall_kernel = t.choose(narrow, call["narrow_tall"], call["micro_tall"], "ptr")
+            low_kernel = t.choose(narrow, call["narrow"], call["micro"], "ptr")
             ahead = _next_panel(t, tile, d, b, k0, panel, last, t.sub(last_tile, first_tile))
             with tiles(depth) as (number, tall, row, height, packed):
                 out = t.at(target, t.mul(t.sub(row, first_row), ldc))
                 fetch = t.at(ahead.start, t.mul(t.sub(number, first_tile), ahead.tile))
-                kernel = t.choose(tall, *kernels, "ptr")
+                kernel = t.choose(tall, tall_kernel, low_kernel, "ptr")
                 t.do(
                     f"call void {kernel}(ptr {packed}, ptr {right}, ptr {out}, i64 {depth}, i64 {ldb}, i64 {ldc}, "
                     f"i1 {accumulate}, ptr {fetch}, i64 {ahead.rows}, i64 {ahead.step}, i64 {ahead.run})"
@@ -624,8 +648,8 @@ _lock = threading.Lock()
 
 
 def provide(tile: Tile, names: Iterable[str]) -> dict[str, int]:
-    """The addresses, by symbol (`tile.function(name)`), of library functions: names of `_PIECES`, or `micro<rows>x<vectors>`. Those
-    that no product has asked for yet are compiled."""
+    """The addresses, by symbol (`tile.function(name)`), of library functions: names of `_PIECES`, or
+    `micro<rows>x<vectors>`. Those that no product has asked for yet are compiled."""
     with _lock:
         wanted = sorted({*names, *_ALWAYS})
         missing = [n for n in wanted if tile.function(n) not in _codes]
