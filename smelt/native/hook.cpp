@@ -183,7 +183,7 @@ bool closed(const EntryTable& own, const CodeState* state) {
 
 // ------------------------------------------------------------------------------------------- the wrapper
 
-struct Compiled {
+struct Wrapped {
     PyObject_HEAD vectorcallfunc vectorcall;
     PyObject* fn;  // a function; never cleared, since it may still be called
     PyObject* callback;
@@ -243,7 +243,7 @@ PyObject* call_compiled(const Match& match, const Slots& slots) {
 }
 
 // Asks the callback to compile for this call. 1: look again, 0: run eagerly, -1: it raised.
-int ask_callback(Compiled* self, const Slots& slots) {
+int ask_callback(Wrapped* self, const Slots& slots) {
     statistics.callbacks++;
     PyObject* tuple = slots.tuple();
     if (!tuple) return -1;
@@ -259,7 +259,7 @@ int ask_callback(Compiled* self, const Slots& slots) {
 }
 
 // 1: `match` is the entry that answers the call, 0: run eagerly, -1: a Python error.
-int find_or_compile(Compiled* self, PyCodeObject* code, const Slots& slots, Match* match) {
+int find_or_compile(Wrapped* self, PyCodeObject* code, const Slots& slots, Match* match) {
     if (find_entry(self->table, code, slots, match)) return 1;
     statistics.misses++;
     if (closed(self->table, find_code_state(code)) || !self->callback) return 0;
@@ -274,7 +274,7 @@ int find_or_compile(Compiled* self, PyCodeObject* code, const Slots& slots, Matc
 constexpr int kNotCaptured = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
 
 PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
-    auto* self = reinterpret_cast<Compiled*>(callable);
+    auto* self = reinterpret_cast<Wrapped*>(callable);
     if (UNLIKELY(low_on_stack())) return raise_depth();
     // In a window the hook hands the function to the VM.
     if (UNLIKELY(current.mode == Mode::Window)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
@@ -304,7 +304,7 @@ PyObject* bind_wrapper(PyObject* self, PyObject* instance, PyObject*) {
 }
 
 int traverse_wrapper(PyObject* self, visitproc visit, void* arg) {
-    auto* w = reinterpret_cast<Compiled*>(self);
+    auto* w = reinterpret_cast<Wrapped*>(self);
     Py_VISIT(w->fn);
     Py_VISIT(w->callback);
     Py_VISIT(w->dict);
@@ -313,7 +313,7 @@ int traverse_wrapper(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear_wrapper(PyObject* self) {
-    auto* w = reinterpret_cast<Compiled*>(self);
+    auto* w = reinterpret_cast<Wrapped*>(self);
     Py_CLEAR(w->callback);
     Py_CLEAR(w->dict);
     w->table.replace(nullptr);
@@ -321,7 +321,7 @@ int clear_wrapper(PyObject* self) {
 }
 
 void dealloc_wrapper(PyObject* self) {
-    auto* w = reinterpret_cast<Compiled*>(self);
+    auto* w = reinterpret_cast<Wrapped*>(self);
     PyObject_GC_UnTrack(self);
     if (w->weakrefs) PyObject_ClearWeakRefs(self);
     clear_wrapper(self);
@@ -330,7 +330,7 @@ void dealloc_wrapper(PyObject* self) {
 }
 
 PyObject* repr_wrapper(PyObject* self) {
-    return PyUnicode_FromFormat("<compiled %R>", reinterpret_cast<Compiled*>(self)->fn);
+    return PyUnicode_FromFormat("<compiled %R>", reinterpret_cast<Wrapped*>(self)->fn);
 }
 
 // Own attributes first, then the function's: __code__, __defaults__, __annotations__, ...
@@ -338,12 +338,12 @@ PyObject* get_wrapper_attribute(PyObject* self, PyObject* name) {
     PyObject* value = PyObject_GenericGetAttr(self, name);
     if (value || !PyErr_ExceptionMatches(PyExc_AttributeError)) return value;
     PyErr_Clear();
-    return PyObject_GetAttr(reinterpret_cast<Compiled*>(self)->fn, name);
+    return PyObject_GetAttr(reinterpret_cast<Wrapped*>(self)->fn, name);
 }
 
 // __name__ and the like: what was set on the wrapper, else the function's.
 PyObject* get_named(PyObject* self, void* name) {
-    auto* w = reinterpret_cast<Compiled*>(self);
+    auto* w = reinterpret_cast<Wrapped*>(self);
     PyObject* own = w->dict ? PyDict_GetItemString(w->dict, static_cast<char*>(name)) : nullptr;
     return own ? Py_NewRef(own) : PyObject_GetAttrString(w->fn, static_cast<char*>(name));
 }
@@ -370,19 +370,19 @@ PyGetSetDef wrapper_properties[] = {
     {"__doc__", get_named, set_named, nullptr, const_cast<char*>("__doc__")},
     {}};
 PyMemberDef wrapper_members[] = {
-    {"__wrapped__", T_OBJECT, offsetof(Compiled, fn), READONLY, "the function that was compiled"}, {}};
+    {"__wrapped__", T_OBJECT, offsetof(Wrapped, fn), READONLY, "the function that was compiled"}, {}};
 PyMethodDef wrapper_methods[] = {
     {"__copy__", copy_wrapper, METH_NOARGS, nullptr}, {"__deepcopy__", copy_wrapper, METH_O, nullptr}, {}};
 
-PyTypeObject compiled_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.Compiled", sizeof(Compiled)};
+PyTypeObject wrapped_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.Wrapped", sizeof(Wrapped)};
 
-int ready_compiled_type() {
-    PyTypeObject& t = compiled_type;
+int ready_wrapped_type() {
+    PyTypeObject& t = wrapped_type;
     t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
                  Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    t.tp_vectorcall_offset = offsetof(Compiled, vectorcall);
-    t.tp_weaklistoffset = offsetof(Compiled, weakrefs);
-    t.tp_dictoffset = offsetof(Compiled, dict);
+    t.tp_vectorcall_offset = offsetof(Wrapped, vectorcall);
+    t.tp_weaklistoffset = offsetof(Wrapped, weakrefs);
+    t.tp_dictoffset = offsetof(Wrapped, dict);
     t.tp_call = PyVectorcall_Call;
     t.tp_descr_get = bind_wrapper;
     t.tp_traverse = traverse_wrapper;
@@ -463,7 +463,7 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "O!|O:wrap", &PyFunction_Type, &fn, &callback)) return nullptr;
     if (callback != Py_None && !PyCallable_Check(callback))
         return PyErr_Format(PyExc_TypeError, "wrap: the callback must be callable or None");
-    auto* self = PyObject_GC_New(Compiled, &compiled_type);
+    auto* self = PyObject_GC_New(Wrapped, &wrapped_type);
     if (!self) return nullptr;
     self->vectorcall = call_wrapper;
     self->fn = Py_NewRef(fn);
@@ -476,7 +476,7 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
 
 // The entry table of a code object or of one wrapper; null with a TypeError for anything else.
 EntryTable* table_of(PyObject* target) {
-    if (Py_IS_TYPE(target, &compiled_type)) return &reinterpret_cast<Compiled*>(target)->table;
+    if (Py_IS_TYPE(target, &wrapped_type)) return &reinterpret_cast<Wrapped*>(target)->table;
     if (PyCode_Check(target)) {
         CodeState* state = code_state(reinterpret_cast<PyCodeObject*>(target));
         return state ? &state->table : nullptr;
@@ -614,13 +614,13 @@ PyMethodDef functions[] = {
 
 int init_hook(PyObject* module) {
     interpreter = PyInterpreterState_Get();
-    if (ready_compiled_type() < 0 || !(empty_tuple = PyTuple_New(0))) return -1;
+    if (ready_wrapped_type() < 0 || !(empty_tuple = PyTuple_New(0))) return -1;
     extra_index = request_code_extra(release_code_state);
     if (extra_index < 0 || !code_extra_layout_known(extra_index, new CodeState)) {
         PyErr_SetString(PyExc_ImportError, "smelt: cannot attach data to code objects of this interpreter");
         return -1;
     }
-    if (PyModule_AddObjectRef(module, "Compiled", object(&compiled_type)) < 0) return -1;
+    if (PyModule_AddObjectRef(module, "Wrapped", object(&wrapped_type)) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 
