@@ -25,9 +25,8 @@ from typing import Any
 
 import torch
 
-from smelt.capture.effects import Effect
 from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
-from smelt.capture.stores import Store, stores_of
+from smelt.capture.stores import Store
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
 
@@ -95,27 +94,25 @@ class Reach:
         return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
 
 
-def reach(result: object, stores: Iterable[Store], origin_of: Callable[[object], Origin | None]) -> Reach:
-    """Everything that `result` and the operands of `stores` lead to.
+def reach(result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
+    """Everything that a frame's result and the operands of its stores lead to.
 
     Raises Unsupported for an object that a compiled frame cannot rebuild.
     """
     found = Reach(origin_of)
     found.visit(result)
-    for store in stores:
-        for operand in store.operands:
-            found.visit(operand)
+    for operand in operands:
+        found.visit(operand)
     return found
 
 
 def collect_fakes(
-    result: object, effects: Iterable[Effect], origin_of: Callable[[object], Origin | None]
+    result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]
 ) -> list[FakeTensor]:
-    """The fakes that the graph must return: those reachable from a frame's result and effects which are not inputs
-    (inputs have an origin), in order of first use. Raises Unsupported for an object that cannot be rebuilt.
+    """The fakes that the graph must return: those reachable from a frame's result and from the operands of its effects
+    that are not inputs (inputs have an origin), in order of first use. Raises Unsupported as `reach`.
     """
-    fakes = reach(result, stores_of(effects), origin_of).fakes
-    return [fake for fake in fakes if origin_of(fake) is None]
+    return [fake for fake in reach(result, operands, origin_of).fakes if origin_of(fake) is None]
 
 
 # ------------------------------------------------------------------------------------------------- writing

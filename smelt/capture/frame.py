@@ -296,7 +296,8 @@ def _emitted(code: CodeType, captured: CapturedFrame, graph: Graph) -> CompiledF
     traced = captured.traced
     with _stage("emit", code.co_qualname):
         stores = stores_of(captured.effects)
-        found = reach(captured.result, stores, captured.origin_of)
+        operands = [operand for store in stores for operand in store.operands]
+        found = reach(captured.result, operands, captured.origin_of)
         inputs = list(zip(traced.inputs, captured.input_origins, strict=True))
         called = graph if _does_something(traced) else None
         return emit(code, found, captured.result, stores, inputs, traced.outputs, called)

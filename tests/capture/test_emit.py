@@ -41,7 +41,7 @@ class Frame:
     def emit(self, result: object, *stores: Store) -> CompiledFrame:
         def f(x: Any, obj: Any) -> None: ...
 
-        found = reach(result, stores, lambda o: self.origins.get(id(o)))
+        found = reach(result, [o for s in stores for o in s.operands], lambda o: self.origins.get(id(o)))
         outputs = [t for t in found.fakes if t is not self.fx]
 
         def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
