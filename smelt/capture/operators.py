@@ -143,7 +143,7 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
         if found is not None:
             return truth(vm, vm.call_function(found, (container, value)))
         if python_method(vm, container, "__iter__") is not None or kind is Generator:
-            return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in _iterate(vm, container))
+            return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in _iterate(vm, get_iter(vm, container)))
     if isinstance(container, dict):
         return contains_key(vm, container, value)
     if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
@@ -288,13 +288,20 @@ def get_iter(vm: Any, obj: Any) -> Any:
     if kind is FakeTensor:
         return iter(obj.unbind(0))
     if _is_object(kind):
-        found = python_method(vm, obj, "__iter__")
+        found = _python_iterator(vm, obj)
         if found is not None:
-            return vm.call_function(found, (obj,))
-        if not isinstance(obj, (*CONTAINER_BASES, tuple)) and vm.type_info(kind).find("__iter__")[0] is ABSENT:
-            if python_method(vm, obj, "__getitem__") is not None:
-                return vm.call(polyfills.iterate_sequence, (obj,), {})
+            return found
     return iter(iterable(vm, obj))
+
+
+def _python_iterator(vm: Any, obj: Any) -> Any:
+    """`iter(obj)` where that is Python code; None where it is not."""
+    found = python_method(vm, obj, "__iter__")
+    if found is not None:
+        return vm.call_function(found, (obj,))
+    if vm.type_info(type(obj)).find("__iter__")[0] is ABSENT and python_method(vm, obj, "__getitem__") is not None:
+        return vm.call(polyfills.iterate_sequence, (obj,), {})
+    return None
 
 
 def iterable(vm: Any, obj: Any) -> Any:
@@ -307,15 +314,13 @@ def iterable(vm: Any, obj: Any) -> Any:
     if kind is FakeTensor:
         return obj.unbind(0)
     if _is_object(kind):
-        found = get_iter(vm, obj) if not hasattr(kind, "__next__") else obj
-        if python_method(vm, found, "__next__") is not None:
-            return _iterate(vm, found)
-        return found
+        found = _python_iterator(vm, obj)
+        if found is not None:
+            return _iterate(vm, found) if python_method(vm, found, "__next__") is not None else found
     return obj
 
 
-def _iterate(vm: Any, obj: Any) -> Any:
-    iterator = get_iter(vm, obj)
+def _iterate(vm: Any, iterator: Any) -> Any:
     while True:
         try:
             value = next_item(vm, iterator)
