@@ -26,6 +26,16 @@ class Record:
     node: Node
     out: Any
 
+    def replace(self, old: FakeTensor, new: FakeTensor) -> None:
+        """`new` takes the place of `old` in the result."""
+        self.out = _replaced(self.out, old, new)
+
+
+def _replaced(value: Any, old: FakeTensor, new: FakeTensor) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_replaced(v, old, new) for v in value]
+    return new if value is old else value
+
 
 def fakes_in(value: Any) -> Iterator[FakeTensor]:
     """The fakes in what an operator returned."""
@@ -109,7 +119,7 @@ def _impure_calls(trace: Trace) -> set[Node]:
     """Torch-level nodes that must stay although nobody uses their result."""
     impure = {r.node.source for r in trace.records if passes.has_effect(r.node) and r.node.source is not None}
     stateful = {n for n in trace.torch.graph if n.op != "placeholder" and passes.changes_state(n)}
-    return impure | stateful
+    return impure | stateful | trace.kept
 
 
 def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor], written: set[int]) -> bool:

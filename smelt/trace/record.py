@@ -37,6 +37,8 @@ _DisableDispatch = torch._C._DisableTorchDispatch
 _DisableFunction = torch._C.DisableTorchFunction
 _functorch_level = torch._C._functorch.maybe_current_level
 
+_READS_MEMORY = "its data is not allocated"  # from torch's message when C++ asks a fake for its memory
+
 # Types of argument leaves that nodes hold as they are.
 _LEAVES: frozenset[type] = frozenset(
     {
@@ -44,10 +46,6 @@ _LEAVES: frozenset[type] = frozenset(
         torch.memory_format, torch.Size, type(NotImplemented), range,
     }
 )  # fmt: skip
-
-
-class _Unrecordable(Exception):
-    """An argument that the torch level cannot name (a tensor wrapped by vmap or grad)."""
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -89,6 +87,7 @@ class Trace:
         self.inputs: list[FakeTensor] = []
         self.records: list[Record] = []
         self.wrote = False  # some operator wrote memory
+        self.kept: set[Node] = set()  # torch-level nodes that change a tensor without writing memory
         self.failed: Reason | None = None  # why `finish` must refuse
         self._names: dict[int, str] = {}
         self._storages = Storages()
@@ -211,13 +210,16 @@ class Trace:
             raise self.unsupported(*REFUSED[func])
         if _functorch_level() is not None:
             return func(*args, **kwargs)
-        node_args = tuple(self._torch_argument(a) for a in args)
-        node_kwargs = {k: self._torch_argument(v) for k, v in kwargs.items()}
-        source = Node("call_function", func, node_args, node_kwargs, "")
+        try:
+            source = self._torch_node(func, args, kwargs)
+        except special.Unnameable:  # its operators are recorded one by one
+            return func(*args, **kwargs)
         self._source, self._changed = source, False
         try:
             out = func(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
+                raise self.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
             if self._changed:
                 self.failed = Reason(
                     UNSUPPORTED_EFFECT, "a call wrote a tensor and then raised", self._line()
@@ -228,6 +230,13 @@ class Trace:
         if self._changed or func in STATEFUL or _has_new(out):
             self._record_call(source, func, out)
         return out
+
+    def _torch_node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        """The torch-level node of a call, not in the graph yet. Raises Unnameable for arguments that no graph can hold."""
+        node_args = tuple(self._torch_argument(a) for a in args)
+        return Node(
+            "call_function", func, node_args, {k: self._torch_argument(v) for k, v in kwargs.items()}, ""
+        )
 
     def _torch_argument(self, value: Any) -> Any:
         kind = type(value)
@@ -244,7 +253,7 @@ class Trace:
             return {k: self._torch_argument(v) for k, v in value.items()}
         if kind is slice:
             return slice(*map(self._torch_argument, (value.start, value.stop, value.step)))
-        return special.other_argument(self, value)
+        return special.other_argument(value)
 
     def _record_call(self, source: Node, func: Any, out: Any) -> None:
         self._sync_state()
@@ -304,10 +313,11 @@ class Trace:
 
     def _operator_alone(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator outside of every torch-level call: its own torch-level node."""
-        node_args = tuple(self._torch_argument(a) for a in args)
-        node_kwargs = {k: self._torch_argument(v) for k, v in kwargs.items()}
-        source = self._source = Node("call_function", func, node_args, node_kwargs, "")
-        self._changed = False
+        try:
+            source = self._torch_node(func, args, kwargs)
+        except special.Unnameable as error:
+            raise self.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
+        self._source, self._changed = source, False
         try:
             out = self._run_operator(func, args, kwargs)
         finally:
@@ -395,7 +405,23 @@ class Trace:
             return value
         if isinstance(value, torch.Tensor):
             return self._aten_argument(self._unknown(value), key)
-        return special.other_argument(self, value)
+        try:
+            return special.other_argument(value)
+        except special.Unnameable as error:
+            raise self.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
+
+    def change_metadata(self, fake: FakeTensor, elem: torch.Tensor, node: Node) -> None:
+        """`fake` is now the view `elem` of what it was, given by `node`. What it was lives on as another fake, so that
+        earlier nodes keep theirs."""
+        before = wrap(fake.elem, fake._device, fake.spec)
+        before.aten_node, before.torch_node = fake.aten_node, fake.torch_node
+        for record in self.records:
+            record.replace(fake, before)
+        fake.elem, fake._spec, fake.aten_node = elem, None, node
+        self.records.append(Record(node, fake))
+        self._changed = True
+        if self._source is not None:
+            self.kept.add(self._source)
 
     # ---- values
 

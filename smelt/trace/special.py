@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
-from smelt.trace import known
+from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.trace import known, shapes
 from smelt.trace.fake import FakeTensor
 
 if TYPE_CHECKING:
@@ -34,13 +34,17 @@ def is_internal_scalar(real: torch.Tensor) -> bool:
     return real.dim() == 0 and real.device.type == "cpu" and sys.getrefcount(real) <= _LOCAL_REFERENCES
 
 
-def other_argument(trace: Trace, value: Any) -> Any:
-    """Argument kinds that are rare: numpy scalars become numbers, the rest is refused."""
+class Unnameable(Exception):
+    """An argument that a graph cannot hold; the text says what it is."""
+
+
+def other_argument(value: Any) -> Any:
+    """Argument kinds that are rare: numpy scalars become numbers. Raises Unnameable for what graphs cannot hold."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, type) and value.__module__ in ("torch", "builtins"):
         return value
-    raise trace.unsupported(UNSUPPORTED_OBJECT, f"an argument of type {type(value).__qualname__}")
+    raise Unnameable(f"an argument of type {type(value).__qualname__}")
 
 
 def _device(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,6 +104,30 @@ def _laid_out(value: Any) -> Any:
     return like.requires_grad_(value.requires_grad) if value.requires_grad else like
 
 
+def _change_metadata(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`squeeze_`, `t_`, ...: the tensor becomes a view of what it was, recorded as the view operator."""
+    fake, *rest = args
+    if trace.is_input(fake):
+        raise trace.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
+    view = _VIEW_OF[func]
+    node = trace.aten.make(
+        "call_function",
+        view,
+        (fake.aten_node, *rest),
+        kwargs,
+        shapes.stem(view),
+        None,
+        trace._line(),
+        trace._source,
+    )
+    elem = view(fake.elem, *rest, **kwargs)
+    with torch._C._DisableTorchDispatch():
+        func(*args, **kwargs)
+    trace.change_metadata(fake, elem, node)
+    node.spec = fake.spec
+    return fake
+
+
 def _refuse_effect(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise trace.unsupported(UNSUPPORTED_EFFECT, str(func))
 
@@ -109,6 +137,17 @@ def _overloads(names: str) -> list[OpOverload]:
     return [getattr(p, overload) for p in packets for overload in p.overloads()]
 
 
+# In-place changes of shape and the view that each one is.
+_VIEW_OF: dict[OpOverload, OpOverload] = {
+    getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
+    for name, overloads in {
+        "squeeze": ("default", "dim", "dims"), "unsqueeze": ("default",), "transpose": ("default",), "t": ("default",),
+        "as_strided": ("default",), "detach": ("default",),
+    }.items()
+    for overload in overloads
+    if hasattr(getattr(aten, f"{name}_"), overload) and hasattr(getattr(aten, name), overload)
+} | {aten.transpose_.default: aten.transpose.int}  # fmt: skip
+
 RULES: dict[Any, Rule] = {
     torch.ops.prim.device.default: _device,
     aten._local_scalar_dense.default: _read_value,
@@ -116,6 +155,7 @@ RULES: dict[Any, Rule] = {
     aten.lift.default: _lift,
     aten.native_batch_norm.default: _batch_norm,
     aten._fused_sdp_choice.default: _attention_choice,
+    **dict.fromkeys(_VIEW_OF, _change_metadata),
     aten.equal.default: _dynamic,
     aten.is_set_to.default: _dynamic,
     **dict.fromkeys(

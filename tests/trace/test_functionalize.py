@@ -232,3 +232,21 @@ def test_returned_constant_is_a_copy():
     first = run(traced.aten_graph, [])[0]
     first.add_(1)
     assert run(traced.aten_graph, [])[0].tolist() == [1.0, 2.0]
+
+
+def shape_changed_in_place(x):
+    y = x.clone()
+    z = y[0]
+    z.unsqueeze_(0)
+    z += 1
+    y.t_()
+    y[0].mul_(2)
+    w = (x * 2).unsqueeze_(0).squeeze_(0)
+    return y, z, w
+
+
+def test_shape_changes_in_place():
+    check(shape_changed_in_place, t(4, 4))
+    check(torch.matmul, t(3), t(3, 2))
+    with pytest.raises(Unsupported, match="outside tensor"):
+        trace(lambda x: x.t_(), [t(2, 3)])
