@@ -181,7 +181,8 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
         "narrow_tall": f"micro{tall}x{narrow}",
         "narrow": f"micro{low}x{narrow}",
     }
-    words = _descriptor(p, tile, cut) | {word: _address(tile.function(name)) for word, name in calls.items()}
+    words: dict[str, int | str] = {**_descriptor(p, tile, cut)}
+    words |= {word: _address(tile.function(name)) for word, name in calls.items()}
     text = []
     for word, full in (("epilogue_full", True), ("epilogue_partial", False)):
         if (p.epilogue != NONE and p.n >= tile.columns) if full else p.n % tile.columns:
@@ -207,7 +208,7 @@ def _panel_packer(b: Matrix) -> str:
     return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
 
 
-def _descriptor(p: Product, tile: Tile, cut: _Cut) -> dict[str, int | str]:
+def _descriptor(p: Product, tile: Tile, cut: _Cut) -> dict[str, int]:
     strides = {
         f"{name}_{word}": stride * tile.size
         for name, x in (("a", p.a), ("b", p.b), ("c", p.c))
@@ -350,8 +351,8 @@ def _product(name: str, dtype: torch.dtype, a: _Stack, b: _Stack, c: _Stack, epi
     outer, inner, *_ = (*c.batch, 1, 1)
     if 0 in (outer, inner, c.rows, c.cols):
         raise _Refusal("an empty result")
-    matrices = (s.matrix(c.batch) for s in (a, b, c))
-    return Product(name, dtype, (outer, inner), c.rows, c.cols, a.cols, *matrices, epilogue=epilogue)
+    at, bt, ct = (s.matrix(c.batch) for s in (a, b, c))
+    return Product(name, dtype, (outer, inner), c.rows, c.cols, a.cols, at, bt, ct, epilogue)
 
 
 def _tensor(argument: Argument) -> TensorSpec:
