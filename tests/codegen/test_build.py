@@ -331,6 +331,22 @@ def test_a_product_that_is_read_twice_absorbs_nothing():
     )
 
 
+def test_of_two_products_that_a_kernel_reads_one_absorbs_it():
+    x, w, v = torch.randn(37, 24), torch.randn(24, 40), torch.randn(24, 40)
+    p = Program(x, w, v)
+    gate = p.extern(aten.mm.default, (BufRef(0), BufRef(1)), torch.empty(37, 40))
+    up = p.extern(aten.mm.default, (BufRef(0), BufRef(2)), torch.empty(37, 40))
+    i = Sym("i", 0, 37 * 40 - 1)
+    a, b = (Value("load", (n, i, None), torch.float32) for n in (0, 1))
+    formals = tuple(Buffer(n, torch.float32, r, 37 * 40) for n, r in (("a", "in"), ("b", "in"), ("o", "out")))
+    product = MapStage((), (Store(2, i, Value("mul", (a, b), torch.float32)),))
+    y = p.buffer(torch.empty(37, 40), "output")
+    p.items.append(KernelItem(Kernel("mul", formals, (Loop(i, 37 * 40),), (product,)), (gate, up, y)))
+    plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
+    assert sum(isinstance(s, Launch) for s in plan.steps) == 2
+    assert torch.allclose(plan.to_native()((x, w, v))[0], (x @ w) * (x @ v), atol=1e-4)
+
+
 def test_equal_products_share_code():
     x = torch.randn(8, 8)
     p = Program(x)
