@@ -54,7 +54,12 @@ struct Sources {
     int64_t precision(Float32Backend backend, Float32Op op) const {
         static const bool cuda_build = at::Context::hasCUDART();
         if (backend == Float32Backend::CUDA && !cuda_build) return 0;
-        return static_cast<int64_t>(context.float32Precision(backend, op));
+        at::Float32Precision found = context.float32Precision(backend, op);
+        // cuDNN has a default of its own. Elsewhere "not set" means IEEE; setting a value and undoing it
+        // leaves IEEE.
+        bool own_default = backend == Float32Backend::CUDA && op != Float32Op::MATMUL;
+        if (found == at::Float32Precision::NONE && !own_default) found = at::Float32Precision::IEEE;
+        return static_cast<int64_t>(found);
     }
     // Autocast is on for a device unless its dispatch key is excluded.
     bool autocast(c10::DispatchKey key) const { return !keys.excluded_.has(key); }

@@ -325,7 +325,15 @@ def test_a_wrapper_looks_like_its_function():
 
     compiled = native.wrap(f)
     assert compiled.__wrapped__ is f
-    for name in ("__name__", "__qualname__", "__doc__", "__module__", "__code__", "__defaults__", "__annotations__"):
+    for name in (
+        "__name__",
+        "__qualname__",
+        "__doc__",
+        "__module__",
+        "__code__",
+        "__defaults__",
+        "__annotations__",
+    ):
         assert getattr(compiled, name) == getattr(f, name)
     assert inspect.signature(compiled) == inspect.signature(f)
     assert "compiled" in repr(compiled) and "f" in repr(compiled)
@@ -531,7 +539,10 @@ def test_python_functions_that_native_code_calls_go_to_the_vm():
 
     assert diverted(sorted, [1, 3, 2], key=key) == ([3, 2, 1], [("key", (1,)), ("key", (3,)), ("key", (2,))])
     assert diverted(list, map(key, (1, 2))) == ([-1, -2], [("key", (1,)), ("key", (2,))])
-    assert diverted(functools.reduce, lambda a, b: a + b, [1, 2, 3])[1] == [("<lambda>", (1, 2)), ("<lambda>", (3, 3))]
+    assert diverted(functools.reduce, lambda a, b: a + b, [1, 2, 3])[1] == [
+        ("<lambda>", (1, 2)),
+        ("<lambda>", (3, 3)),
+    ]
     assert diverted(functools.partial(key, 5)) == (-5, [("key", (5,))])
 
 
@@ -709,7 +720,10 @@ def test_frames_that_start_a_chunk_of_the_data_stack():
         assert sorted([n, n + 1], key=lambda *v: -v[0]) == [n + 1, n]
 
     def window(n):
-        assert native.call_window(sorted, ([n, n + 1],), {"key": lambda *v: -v[0]}, lambda fn, v: -v[0]) == [n + 1, n]
+        assert native.call_window(sorted, ([n, n + 1],), {"key": lambda *v: -v[0]}, lambda fn, v: -v[0]) == [
+            n + 1,
+            n,
+        ]
 
     assert scope["wide"](200, window) == scope["wide"](200, call) == 200 * 201 // 2
 
@@ -732,7 +746,9 @@ class Token:
     """An object whose reference count is watched."""
 
 
-@pytest.mark.parametrize("case", ["hit", "keywords", "miss", "raise", "callback", "refuse", "bad_call", "window"])
+@pytest.mark.parametrize(
+    "case", ["hit", "keywords", "miss", "raise", "callback", "refuse", "bad_call", "window"]
+)
 def test_no_leak(case):
     o = Token()
 
