@@ -174,7 +174,7 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     tall, low = cut.heights
     narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
     calls = {
-        "pack_a": "pack_rows" if p.a.col == 1 or p.k == 1 else "pack_rows_any",
+        "pack_a": _row_packer(p.a),
         "pack_b": _panel_packer(p.b),
         "micro_tall": f"micro{tall}x{tile.vectors}",
         "micro": f"micro{low}x{tile.vectors}",
@@ -200,6 +200,12 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
 
 def _address(symbol: str) -> str:
     return f"ptrtoint (ptr @{symbol} to i64)"
+
+
+def _row_packer(a: Matrix) -> str:
+    if a.col == 1:
+        return "pack_rows"
+    return "pack_rows_transposed" if a.row == 1 else "pack_rows_any"
 
 
 def _panel_packer(b: Matrix) -> str:

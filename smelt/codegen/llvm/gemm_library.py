@@ -347,6 +347,34 @@ def pack_rows_any(tile: Tile) -> str:
     return t.function(tile.function("pack_rows_any"), PACK_PARAMETERS)
 
 
+def pack_rows_transposed(tile: Tile) -> str:
+    """The same where the rows are contiguous in A's transpose: `count` columns of k lines at distance `kstep`, by blocks
+    of lanes x lanes. The last block of a run spills its unused lines into the next run, which is written later (the
+    scratch goes on behind the packed A); what is left of k is packed one by one."""
+    t = Text()
+    whole = t.mul(t.div("%k", tile.lanes), tile.lanes)
+    block = t.mul("%count", tile.line)
+    with t.loop(0, whole, tile.lanes) as k, t.loop(0, "%count", tile.lanes) as first:
+        mask = first_lanes(t, tile, t.sub("%count", first))
+        source = t.at("%from", t.mul(first, tile.size))
+        lines = [
+            masked_load(t, tile, t.at(source, t.mul(t.add(k, i), "%kstep")), mask) for i in range(tile.lanes)
+        ]
+        to = t.at("%to", t.mul(t.div(k, tile.lanes), block), t.mul(first, tile.line))
+        for i, row in enumerate(transpose(t, tile, lines)):
+            t.store(tile.vector, row, t.at(to, i * tile.line), tile.size)
+    rest_from, rest_to = (
+        t.at("%from", t.mul(whole, "%kstep")),
+        t.at("%to", t.mul(t.div(whole, tile.lanes), block)),
+    )
+    rest = t.sub("%k", whole)
+    t.do(
+        f"call void @{tile.function('pack_rows_any')}(ptr {rest_from}, ptr {rest_to}, i64 %count, i64 {rest}, i64 %step, "
+        "i64 %kstep)"
+    )
+    return t.function(tile.function("pack_rows_transposed"), PACK_PARAMETERS)
+
+
 def pack_panel(tile: Tile) -> str:
     """A panel of B whose columns are contiguous: k rows of `count` elements at distance `kstep`."""
     t = Text()
@@ -636,6 +664,7 @@ def _next_panel(
 _PIECES: dict[str, Callable[[Tile], str]] = {
     "pack_rows": pack_rows,
     "pack_rows_any": pack_rows_any,
+    "pack_rows_transposed": pack_rows_transposed,
     "pack_panel": pack_panel,
     "pack_panel_any": pack_panel_any,
     "pack_panel_transposed": pack_panel_transposed,
