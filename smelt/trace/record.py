@@ -28,7 +28,7 @@ from smelt.graph.ir import Line, Node
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
 from smelt.trace import known, shapes, special, state
-from smelt.trace.builder import Builder
+from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, wrap
 from smelt.trace.graphs import Record, Traced, build
 from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, target_of
@@ -143,7 +143,7 @@ class Trace:
                 fake._is_param = True  # type: ignore[attr-defined]
         self._by_real[id(real)] = (real, fake)
         self._reals[id(fake)] = real
-        self._names[id(fake)] = name
+        self._names[id(fake)] = identifier(name) if name else ""
         self.inputs.append(fake)
         return fake
 

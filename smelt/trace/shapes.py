@@ -110,6 +110,43 @@ def _make(part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, An
 
 # ---- the first time
 
+aten = torch.ops.aten
+
+# Operators whose shape functions are wrong about strides on a CPU: they are run once, on zeros.
+_TRIED: frozenset[Any] = frozenset(
+    {
+        aten._linalg_svd.default, aten.linalg_eig.default, aten._fft_r2c.default, aten._fft_c2r.default,
+        aten._fft_c2c.default, aten.max_unpool2d.default, aten.max_unpool3d.default, aten.nonzero_static.default,
+    }
+)  # fmt: skip
+
+
+def _no_statistics(out: Any, device: torch.device) -> Any:
+    """Batch norm with given statistics returns empty ones on a CPU; its shape function says otherwise."""
+    empty = out[1].new_empty(0)
+    return (out[0], empty, empty.clone()) if device.type == "cpu" else out
+
+
+_CORRECTED: dict[Any, Any] = {aten._native_batch_norm_legit_no_training.default: _no_statistics}
+
+
+def _try(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Layouts of what `func` gives on real tensors of zeros, as meta tensors."""
+    out = func(*map(_zeros, args), **{k: _zeros(v) for k, v in kwargs.items()})
+    return _to_meta(out)
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype).zero_()
+    return value
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+    return tuple(_to_meta(v) for v in value)
+
 
 def _compute(
     trace: Trace, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -125,7 +162,12 @@ def _compute(
         meta_kwargs.pop("pin_memory", None)
     if meta_kwargs.get("layout") not in (None, torch.strided):
         raise trace.unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
-    out = _run(trace, func, info, metas, meta_kwargs)
+    if func in _TRIED and device.type == "cpu":
+        out = _try(func, metas, meta_kwargs)
+    else:
+        out = _run(trace, func, info, metas, meta_kwargs)
+    if func in _CORRECTED:
+        out = _CORRECTED[func](out, device)
     wrapped, answer = _wrap_results(trace, func, info, out, device, args, kwargs)
     if answer is None:
         return wrapped, _loose_spec(wrapped)
@@ -139,9 +181,11 @@ def _run(trace: Trace, func: OpOverload, info: Effects, args: list[Any], kwargs:
         raise trace.unsupported(DATA_DEPENDENT, str(func))
     try:
         return func(*args, **kwargs)
-    except NotImplementedError as error:
-        if info.dynamic_shape:
+    except (NotImplementedError, RuntimeError) as error:
+        if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             raise trace.unsupported(DATA_DEPENDENT_SHAPE, str(func)) from error
+        if not isinstance(error, NotImplementedError):
+            raise
         raise trace.unsupported(UNSUPPORTED_CALL, f"{func} has no shape function") from error
 
 

@@ -83,10 +83,13 @@ def _batch_norm(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: d
     if mean is None:
         return trace.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})
     if training:
-        return trace.run(aten._native_batch_norm_legit.default, args, {})
+        return NotImplemented if func in _BATCH_NORMS[1:] else trace.run(_BATCH_NORMS[1], args, {})
     return trace.run(
         aten._native_batch_norm_legit_no_training.default, (*tensors, mean, var, momentum, eps), {}
     )
+
+
+_BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 
 
 def _attention_choice(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -153,7 +156,7 @@ RULES: dict[Any, Rule] = {
     aten._local_scalar_dense.default: _read_value,
     aten.lift_fresh.default: _lift,
     aten.lift.default: _lift,
-    aten.native_batch_norm.default: _batch_norm,
+    **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     aten._fused_sdp_choice.default: _attention_choice,
     **dict.fromkeys(_VIEW_OF, _change_metadata),
     aten.equal.default: _dynamic,
