@@ -356,7 +356,12 @@ def _dict_maker(make: Any) -> Handler:
 
 BUILTINS[dict] = _dict_maker(dict)
 BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
-BUILTINS[collections.Counter] = _dict_maker(collections.Counter)
+
+
+@builtin(collections.Counter)
+def _counter(vm: Any, args: Any, kwargs: Any) -> Any:
+    return collections.Counter(*[mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args], **kwargs)
+
 
 
 @builtin(collections.defaultdict)

@@ -78,13 +78,15 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
     if handler is not None:
         return handler(vm, args, kwargs)
     if fn.__dict__:
-        _check_marks(vm, fn)
+        _check_marks(fn)
+        if "__smelt_is_compiling__" in fn.__dict__:
+            return True
     if runs_natively(fn):
         return call_native_python(vm, fn, args, kwargs)
     return interpret(vm, fn, args, kwargs)
 
 
-def _check_marks(vm: Any, fn: FunctionType) -> None:
+def _check_marks(fn: FunctionType) -> None:
     marks = fn.__dict__
     if marks.get("_torchdynamo_disable") or marks.get("__smelt_disable__"):
         raise Unsupported(Reason(DISABLED, fn.__qualname__))

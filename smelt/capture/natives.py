@@ -37,7 +37,7 @@ NATIVE_MODULES = (
     "abc", "_collections_abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap", "_frozen_importlib",
     "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging", "reprlib", "weakref", "keyword",
     "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions", "statistics", "uuid", "ast", "traceback",
-    "linecache", "locale", "struct", "base64", "pathlib", "sysconfig", "numpy",
+    "linecache", "locale", "smelt", "struct", "base64", "pathlib", "sysconfig", "numpy",
 )  # fmt: skip
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
 _PREFIXES = tuple(m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum")))
@@ -46,9 +46,9 @@ _PREFIXES = tuple(m + "." for m in NATIVE_MODULES if not m.startswith(("typing",
 @functools.cache
 def is_native_module(name: str | None) -> bool:
     """Whether Python functions of this module run natively."""
-    return name is not None and (
-        name in NATIVE_MODULES or name in EXACT_NATIVE_MODULES or name.startswith(_PREFIXES)
-    )
+    if name is None or name == "smelt.capture.polyfills":
+        return False
+    return name in NATIVE_MODULES or name in EXACT_NATIVE_MODULES or name.startswith(_PREFIXES)
 
 
 def runs_natively(function: types.FunctionType) -> bool:

@@ -61,6 +61,7 @@ class Outside:
         self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> its instance
         self._fresh_classes: set[int] = set()
+        self._functions: set[int] = set()  # guarded already, or made by the trace
 
     # ---- guards
 
@@ -84,10 +85,15 @@ class Outside:
 
     def use_function(self, function: FunctionType) -> None:
         """The trace depends on the function's code and defaults."""
-        origin = self.origins.get(id(function))
-        if origin is not None:
+        if id(function) not in self._functions:
+            self._functions.add(id(function))
             value = (function.__code__, function.__defaults__, function.__kwdefaults__)
             self.guard("function", self.const(function), value)
+
+    def made_function(self, function: FunctionType) -> None:
+        """`function` was made by the trace."""
+        self._functions.add(id(function))
+        self._keep.append(function)
 
     # ---- origins
 

@@ -252,6 +252,7 @@ class VM:
 
     def made_function(self, frame: Frame, made: FunctionType) -> None:
         """A function made by the trace. Its closure may hold cells from outside: reads of them must stay guarded."""
+        self.outside.made_function(made)
         own = {id(c) for c in made.__closure__ or ()}
         if not own or id(frame.function) not in self.outside.origins:
             return
@@ -402,6 +403,7 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
     snapshot = state.snapshot()
     outside.guard("global_state", None, snapshot)
     outside.const(fn)
+    outside.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
     with trace:
         frame = Frame(code, fn, [NULL] * code.nlocals)

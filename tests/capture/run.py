@@ -66,7 +66,7 @@ def substitute(value: Any, env: dict[int, Any]) -> Any:
     if isinstance(value, dict):
         made = type(value)()
         for k, v in dict.items(value):
-            dict.__setitem__(made, k, substitute(v, env))
+            made[k] = substitute(v, env)
         return made
     if isinstance(value, list):
         return [substitute(v, env) for v in value]
