@@ -13,7 +13,6 @@ import gc
 import inspect
 import sys
 import types
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -23,6 +22,7 @@ from torch import nn
 
 from smelt import _native, config
 from smelt.backends import registry
+from smelt.capture import frame
 from smelt.capture.frame import FrameCompiler, set_disabled
 from smelt.errors import OptionError
 from smelt.runtime import release_all
@@ -158,8 +158,6 @@ def _check_mode(mode: Any, options: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------- functions
 
-_codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # every code object that has a cache, for reset()
-
 
 def _compiled_function(fn: types.FunctionType, settings: Settings, original: Any = None) -> Any:
     """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache."""
@@ -169,8 +167,7 @@ def _compiled_function(fn: types.FunctionType, settings: Settings, original: Any
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__
-    _codes.add(own.__code__)
-    wrapped = _native.wrap(own, settings.frame_compiler())
+    wrapped = frame.wrap(own, settings.frame_compiler())
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
     return wrapped
@@ -272,8 +269,7 @@ def _module_trampoline(cls: type) -> types.FunctionType:
 def reset() -> None:
     """Forgets everything compiled: every cache is emptied, memory held by plans is freed. Compiled callables stay valid
     and compile again at their next call."""
-    for code in list(_codes):
-        _native.clear(code)
+    frame.reset()
     release_all()
     gc.collect()
 
@@ -319,7 +315,7 @@ def list_backends() -> list[str]:
 
 
 def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
-    """Registers `fn(gm: torch.fx.GraphModule, example_inputs: list[Tensor]) -> callable` as a backend. Usable as a decorator.
+    """Registers `fn(gm: torch.fx.GraphModule, example_inputs: list[Tensor]) -> callable` as a backend; a decorator too.
 
     Raises OptionError when the name is taken.
     """
