@@ -12,11 +12,12 @@ import torch
 from smelt import events, runtime
 from smelt.codegen import plan as plans
 from smelt.codegen.build import build_plan
+from smelt.codegen.cost import prefers_native
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.loops.lower import lower
-from smelt.reasons import NEEDS_AUTOGRAD, Reason
+from smelt.reasons import NEEDS_AUTOGRAD, UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
 from smelt.trace.graphs import Traced
 
@@ -26,10 +27,15 @@ Compiled = Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...]]
 def compile_graph(traced: Traced, config: Config) -> Compiled:
     """A callable from a tuple of the graph's input tensors to the tuple of its outputs.
 
-    Raises Unsupported for graphs that need gradients, BackendError (chained) for a failure of the compiler itself.
+    Raises Unsupported for graphs that need gradients or another device than the CPU, BackendError (chained) for a failure
+    of the compiler itself.
     """
     if traced.needs_grad:
         raise Unsupported(Reason(NEEDS_AUTOGRAD, ""))
+    elsewhere = {str(d) for d in _devices(traced) if d.type != "cpu"}
+    if elsewhere:
+        detail = f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for the CPU only so far"
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     try:
         return _compile(traced, config)
     except Unsupported:
@@ -44,12 +50,19 @@ def _compile(traced: Traced, config: Config) -> Compiled:
     with _stage("fuse"):
         schedule = fuse(program, config)
     with _stage("codegen"):
-        plan = build_plan(schedule, config, compile_kernels)
+        plan = build_plan(schedule, config, compile_kernels, prefers_native)
     if config.verify:
         with _stage("verify"):
             plans.verify(plan)
     with _stage("load"):
         return runtime.track(plan.to_native())
+
+
+def _devices(traced: Traced) -> set[torch.device]:
+    specs = (node.spec for node in traced.aten_graph)
+    return {
+        s.device for spec in specs for s in (spec if isinstance(spec, tuple) else (spec,)) if s is not None
+    }
 
 
 @contextmanager
