@@ -145,6 +145,28 @@ def test_batched_bias():
         check(run(aten.baddbmm.default, bias, a, b), aten.baddbmm.default, bias, a, b)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("images, size", [(1, 9), (3, 7), (2, 1)])
+def test_pointwise_convolution(layout, images, size):
+    """With bias, residual and relu behind it; one product per image, or one in all when channels come last."""
+    x = torch.randn(images, 20, size, size + 1).to(memory_format=layout)
+    w, bias, residual = torch.randn(37, 20, 1, 1), torch.randn(37), torch.randn(images, 37, size, size + 1)
+    residual = residual.to(memory_format=layout)
+    args = (x, w, bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    n, c, _, pixel = residual.stride()
+    load = Value("load", (0, BATCH * n + ROW * c + COL * pixel, None), F32)
+    epilogue = Epilogue((Buffer("r", F32, "in"),), relu(Value("add", (product_value(F32), load), F32)))
+    got = run(aten.convolution.default, *args, epilogue=epilogue, extra=(residual,))
+    torch.testing.assert_close(got, torch.relu(aten.convolution.default(*args) + residual))
+    torch.testing.assert_close(run(aten.convolution.default, *args[:2], None, *args[3:]), torch.conv2d(x, w))
+
+
+def test_other_convolutions_are_refused():
+    x, w = torch.randn(1, 4, 8, 8), torch.randn(6, 4, 1, 1)
+    refused = plan(aten.convolution.default, x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, out=x)
+    assert "not pointwise" in refused.reason
+
+
 def relu(v):
     return Value("maximum", (v, Value("const", (0.0,), F32)), F32)
 

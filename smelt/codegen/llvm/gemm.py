@@ -24,7 +24,7 @@ What always holds:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -252,7 +252,7 @@ DIRECT_TILES = 2
 
 # ---- from ATen operators -----------------------------------------------------------------------------------------
 
-Argument = TensorSpec | float | None
+Argument = TensorSpec | float | Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -306,18 +306,20 @@ def plan_product(
 
     `args`: all arguments in the schema's order, tensors as their specs; trailing defaults may be missing. In `epilogue` the
     product is the result of `op`, bias included; ROW and COL index `out` as a matrix (leading dimensions that a
-    linear layer flattens are part of ROW), BATCH its batch dimensions, flat.
+    linear layer flattens are part of ROW), BATCH its batch dimensions, flat; of a pointwise convolution, BATCH is the
+    image, ROW the channel and COL the pixel.
     """
-    form = _FORMS.get(op)
-    if form is None:
-        return Refused(f"{op} is not a matrix product")
     try:
-        return _request(form, args, out, name, epilogue)
+        if op is _aten.convolution.default:
+            return _convolution(args, out, name, epilogue)
+        if op in _FORMS:
+            return _matrix_product(_FORMS[op], args, out, name, epilogue)
     except _Refusal as refused:
         return Refused(str(refused))
+    return Refused(f"{op} is not a matrix product")
 
 
-def _request(
+def _matrix_product(
     form: _Form, args: Sequence[Argument], out: TensorSpec, name: str, epilogue: Epilogue
 ) -> Request:
     if form.scales is not None and any(scale != 1 for scale in args[form.scales :]):
@@ -330,24 +332,62 @@ def _request(
     operands: tuple[int, ...] = (form.a, form.b)
     if form.bias is not None and len(args) > form.bias and args[form.bias] is not None:
         operands = (*operands, form.bias)
-        epilogue = _with_bias(epilogue, args[form.bias], c, out.dtype)
+        epilogue = _with_bias(epilogue, args[form.bias], _places(c), out.dtype)
+    return _request(a, b, c, operands, args, out, name, epilogue)
+
+
+def _convolution(args: Sequence[Argument], out: TensorSpec, name: str, epilogue: Epilogue) -> Request:
+    """A pointwise convolution: per image, [O, C] @ [C, H * W]. BATCH is the image, ROW the output channel, COL the pixel.
+    Channels-last it is [images * pixels, C] @ W.T."""
+    x, weight, _, stride, padding, _, transposed, _, groups = args
+    kernel = _integers(_tensor(weight).shape)[2:]
+    plain = set(kernel) == set(stride) == {1} and not any(padding) and not transposed and groups == 1  # type: ignore
+    if not plain or len(kernel) != 2:
+        raise _Refusal("a convolution that is not pointwise")
+    filters = _tensor(weight)
+    a = _stack(replace(filters, shape=filters.shape[:2], stride=filters.stride[:2]))
+    b, c = _images(_tensor(x)), _images(out)
+    operands: tuple[int, ...] = (1, 0)
+    if args[2] is not None:
+        operands = (*operands, 2)
+        epilogue = _with_bias(epilogue, args[2], [ROW], out.dtype)
+    if c.col != 1 and c.row == 1 and b.joins() and c.joins():
+        pixel = ROW // c.cols, ROW % c.cols
+        epilogue = _moved(epilogue, {BATCH: pixel[0], ROW: COL, COL: pixel[1]})
+        a, b, c = b.transposed().flattened(), a.transposed(), c.transposed().flattened()
+        operands = (0, 1, *operands[2:])
+    return _request(a, b, c, operands, args, out, name, epilogue)
+
+
+def _request(
+    a: _Stack,
+    b: _Stack,
+    c: _Stack,
+    operands: tuple[int, ...],
+    args: Sequence[Argument],
+    out: TensorSpec,
+    name: str,
+    epilogue: Epilogue,
+) -> Request:
     if c.col != 1:  # C is column-major: compute its transpose
-        a, b, c, epilogue = b.transposed(), a.transposed(), c.transposed(), _swapped(epilogue)
+        a, b, c = b.transposed(), a.transposed(), c.transposed()
         operands = (operands[1], operands[0], *operands[2:])
+        epilogue = _moved(epilogue, {ROW: COL, COL: ROW})
     if c.col != 1:
         raise _Refusal(f"neither rows nor columns of the result are contiguous: {out.stride}")
-    reason = _dtype_refusal(form, args, out) or epilogue_refusal(epilogue, out.dtype)
+    specs = [_tensor(args[operands[0]]), _tensor(args[operands[1]]), out]
+    reason = _dtype_refusal(specs) or epilogue_refusal(epilogue, out.dtype)
     if reason is not None:
         raise _Refusal(reason)
     return Request(_product(name, out.dtype, a, b, c, epilogue), operands)
 
 
-def _dtype_refusal(form: _Form, args: Sequence[Argument], out: TensorSpec) -> str | None:
-    specs = (_tensor(args[form.a]), _tensor(args[form.b]), out)
-    if any(s.dtype != out.dtype for s in specs) or out.dtype not in (torch.float32, torch.float64):
+def _dtype_refusal(specs: Sequence[TensorSpec]) -> str | None:
+    dtype = specs[-1].dtype
+    if any(s.dtype != dtype for s in specs) or dtype not in (torch.float32, torch.float64):
         return f"dtypes {[s.dtype for s in specs]}"
     if any(s.device.type != "cpu" for s in specs):
-        return f"device {out.device}"
+        return f"device {specs[-1].device}"
     return None
 
 
@@ -380,6 +420,10 @@ class _Stack:
 
     def transposed(self) -> _Stack:
         return _Stack(self.batch, self.strides, self.cols, self.col, self.rows, self.row)
+
+    def joins(self) -> bool:
+        """Whether the transposes of a batch, one below the other, are one matrix."""
+        return self.batch[0] == 1 or self.cols == 1 or self.strides[0] == self.cols * self.col
 
     def flattened(self) -> _Stack:
         """The batch joined to the rows."""
@@ -416,12 +460,28 @@ def _integers(sizes: Sequence[Size]) -> tuple[int, ...]:
     return tuple(sizes)  # type: ignore[arg-type]
 
 
-def _with_bias(epilogue: Epilogue, argument: Argument, c: _Stack, dtype: torch.dtype) -> Epilogue:
-    """`epilogue` of (product + bias); the bias is input 0 and broadcasts to `c`."""
-    spec = _tensor(argument)
-    shape, stride = _integers(spec.shape), _integers(spec.stride)
+def _images(spec: TensorSpec) -> _Stack:
+    """[N, C, H, W] as N matrices [C, H * W]."""
+    (n, channels, height, width), (sn, sc, sh, sw) = _integers(spec.shape), _integers(spec.stride)
+    if height != 1 and width != 1 and sh != width * sw:
+        raise _Refusal("rows of pixels do not join")
+    pixel = sw if width != 1 else sh
+    flat = replace(spec, shape=(n, channels, height * width), stride=(sn, sc, pixel))
+    return _stack(flat)
+
+
+def _places(c: _Stack) -> list[Size]:
+    """What indexes each dimension of `c`."""
     inner = c.batch[1] if len(c.batch) > 1 else 1
-    places: list[Size] = [*(BATCH // inner, BATCH % inner)[: len(c.batch)], ROW, COL]
+    return [*(BATCH // inner, BATCH % inner)[: len(c.batch)], ROW, COL]
+
+
+def _with_bias(epilogue: Epilogue, argument: Argument, places: list[Size], dtype: torch.dtype) -> Epilogue:
+    """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `places` or of size 1."""
+    spec = _tensor(argument)
+    if spec.dtype != dtype:
+        raise _Refusal(f"a bias of {spec.dtype}")
+    shape, stride = _integers(spec.shape), _integers(spec.stride)
     index: Size = 0
     for size, step, place in zip(shape, stride, places[len(places) - len(shape) :]):
         if size != 1:
@@ -433,10 +493,9 @@ def _with_bias(epilogue: Epilogue, argument: Argument, c: _Stack, dtype: torch.d
     return Epilogue(inputs, later)
 
 
-def _swapped(epilogue: Epilogue) -> Epilogue:
-    """The epilogue of the transposed product."""
+def _moved(epilogue: Epilogue, places: dict[Sym, Size]) -> Epilogue:
+    """The epilogue where BATCH, ROW and COL stand for other places."""
     if epilogue.value is None:
         return epilogue
-    exchange: dict[Sym, Size] = {ROW: COL, COL: ROW}
-    value = rewrite(epilogue.value, lambda b, e: (b, subs(e, exchange)), None)
+    value = rewrite(epilogue.value, lambda b, e: (b, subs(e, places)), None)
     return Epilogue(epilogue.inputs, value)
