@@ -213,6 +213,8 @@ class _Functionalizer(Emitter):
         positional, keywords = _call_arguments(pure.op, given, node.target)
         call = self.emit(pure.op, map_nodes(positional, self._read), map_nodes(keywords, self._read))
         several = isinstance(call.spec, tuple)
+        if pure.n_results and several and isinstance(node.spec, tuple):
+            call.spec = node.spec[: pure.n_results] + call.spec[pure.n_results :]
         for name, fakes in written.items():
             index = pure.value_of[name]
             value = self.item(call, index) if several and not isinstance(fakes, list) else call
