@@ -77,6 +77,8 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
     handler = vm.functions.get(fn)
     if handler is not None:
         return handler(vm, args, kwargs)
+    if fn in REFUSED:
+        raise Unsupported(Reason(*REFUSED[fn]))
     if fn.__dict__:
         _check_marks(fn)
         if "__smelt_is_compiling__" in fn.__dict__:
@@ -173,9 +175,6 @@ def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
 
 def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
     """A Python function of torch or the standard library, run for real."""
-    refused = REFUSED.get(fn)
-    if refused is not None:
-        raise Unsupported(Reason(*refused))
     if fn.__name__ == "__exit__" and args:
         vm.left(args[0])
     return _run_native(vm, fn, args, kwargs)

@@ -142,6 +142,12 @@ class UndoLog:
         )
         return True
 
+    def touch_own(self, obj: Any, own: dict[str, Any]) -> None:
+        """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
+        snapshot = self._snapshots.get(id(obj))
+        if snapshot is not None and snapshot.attributes is not None:
+            self._snapshots.setdefault(id(own), _Snapshot(own, None, {}, list(snapshot.attributes.items())))
+
     def touch_global(self, namespace: dict[str, Any], name: str) -> None:
         """One name of a module's globals (whose other names may change on other threads)."""
         key = (id(namespace), name)

@@ -297,6 +297,9 @@ class Outside:
         if self.log.touch(obj):
             self.attributes.pop(id(obj), None)
             self._keep.append(obj)
+            own = instance_dict(obj)
+            if own is not None and id(own) in self.origins:
+                self._touch_one(own)
 
     def own_dict(self, obj: Any, own: dict[str, Any]) -> dict[str, Any]:
         """`obj.__dict__` read by the user's code."""
@@ -304,8 +307,7 @@ class Outside:
             self._owners[id(own)] = obj
             if id(own) not in self.origins:
                 self._register(own, self.origins[id(obj)].child("dict", None))
-                if obj in self.log:
-                    self.log.touch(own)
+                self.log.touch_own(obj, own)
         return own
 
     def memo(self, obj: Any) -> dict[Any, Any]:

@@ -108,6 +108,8 @@ def is_constant(value: Any) -> bool:
 
 def items_of(container: Any) -> list[Any]:
     """Contents of a container without running user code: pairs of a dictionary, elements of the others."""
+    if isinstance(container, collections.OrderedDict):
+        return list(collections.OrderedDict.items(container))
     if isinstance(container, dict):
         return list(dict.items(container))
     if isinstance(container, list):

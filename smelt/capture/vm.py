@@ -74,6 +74,7 @@ class VM:
         self.trace.on_unknown = self._unknown_tensor
         self.outside = Outside(self.trace, self.where)
         self.frame: Frame | None = None
+        self.root: Frame | None = None  # the captured frame, once it runs
         self.context_values: dict[int, Any] = {}
         self.context_tokens: list[tuple[Any, Any]] = []
         self.deleted_tensor_attributes: set[tuple[int, str]] = set()
@@ -87,7 +88,7 @@ class VM:
 
     def where(self) -> Line | None:
         """The user's line that runs: the innermost frame outside of torch and the standard library."""
-        frame = self.frame
+        frame = self.frame or self.root
         while frame is not None:
             if not is_library(frame.code.filename) or frame.parent is None:
                 return frame.line
@@ -96,7 +97,7 @@ class VM:
 
     def stack(self) -> tuple[Line, ...]:
         lines = []
-        frame = self.frame
+        frame = self.frame or self.root
         while frame is not None:
             lines.append(frame.line)
             frame = frame.parent
@@ -432,6 +433,7 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
 
 
 def _run_root(vm: VM, frame: Frame) -> Any:
+    vm.root = frame
     try:
         return vm.run(frame)
     except Unsupported:
