@@ -64,9 +64,11 @@ def with_products(schedule: Schedule, config: Config, prefer: Prefer) -> list[It
         if isinstance(call, str):
             continue
         fused = absorbed(schedule, position, call.result, readers) if config.fuse else None
+        candidates: list[_Absorbed | None] = [None]
         # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
-        free = isinstance(fused, _Absorbed) and items[fused.position] is schedule.items[fused.position]
-        for candidate in (fused, None) if free else (None,):
+        if isinstance(fused, _Absorbed) and items[fused.position] is schedule.items[fused.position]:
+            candidates.insert(0, fused)
+        for candidate in candidates:
             made = _product_item(schedule, item, call, candidate)
             if isinstance(made, ProductItem) and prefer(made.product):
                 _put(items, position, made, candidate)

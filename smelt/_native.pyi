@@ -1,0 +1,14 @@
+from typing import Any
+
+import torch
+
+class Plan:
+    """See smelt/native/plan.cpp. `spec` is what `smelt.codegen.plan.Plan.to_native` builds."""
+
+    arena_bytes: int
+    idle_bytes: int
+    def __init__(self, spec: tuple[Any, ...]) -> None: ...
+    def __call__(self, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]: ...
+    def release(self) -> int: ...
+
+def __getattr__(name: str) -> Any: ...
