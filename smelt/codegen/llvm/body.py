@@ -78,11 +78,33 @@ class Body:
     def _address(self, p: Point, buffer: int, index: Size) -> Ref:
         """Of the first lane's element."""
         b, t = self.b, TYPES[self.buffers[buffer].dtype]
-        where = self.scalar_index(p, index)
-        if p.outer_lanes and self.buffers[buffer].role == "local":
-            where = b.op("mul", where, b.const("i64", b.lanes))
-        base = self.pointers[buffer]
-        return b.pure(f"getelementptr {t.memory}, {base}, {where}", "ptr", 1, max(base.depth, where.depth))
+        scale = b.lanes if p.outer_lanes and self.buffers[buffer].role == "local" else 1
+        address = self.pointers[buffer]
+        for part in self._by_depth(p, index * scale):
+            address = b.pure(
+                f"getelementptr {t.memory}, {address}, {part}", "ptr", 1, max(address.depth, part.depth)
+            )
+        return address
+
+    def _by_depth(self, p: Point, e: Size) -> list[Ref]:
+        """`e` as summands, outermost first: what inner loops do not change becomes a base address of its own, and
+        what they change fits the addressing mode of the access."""
+        if isinstance(e, int) or len(e.terms) == 1:
+            return [self.scalar_index(p, e)]
+        parts: dict[int, list[Ref]] = {}
+        for monomial, factor in e.terms:
+            term = _term(self.b, monomial, factor, p.syms, "i64")
+            parts.setdefault(term.depth, []).append(term)
+        inner = max(parts)
+        if e.const:
+            parts[inner].append(self.b.const("i64", e.const))
+        sums = []
+        for depth in sorted(parts):
+            total = parts[depth][0]
+            for term in parts[depth][1:]:
+                total = self.b.op("add nsw", total, term)
+            sums.append(total)
+        return sums
 
     def _addresses(self, p: Point, buffer: int, index: Size, stride: int | None) -> Ref:
         """Of every lane's element, for lanes that are not neighbours in memory."""

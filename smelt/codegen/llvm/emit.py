@@ -35,6 +35,7 @@ from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanS
 PIECE_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
 ITEM_CYCLES = 4_000  # an item should hide the decoding of its number
 CASCADE = 128  # vectors summed into one accumulator before it is added to an outer one
+INLINE_VECTORS, INLINE_OPS = 8, 160  # rows that stay in registers from stage to stage: vectors, instructions
 TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
 
@@ -68,6 +69,7 @@ class _Emitter:
     def __init__(self, kernel: Kernel, module: Module, lanes: int) -> None:
         self.kernel, self.b = kernel, Builder(module, lanes)
         self.choice: Choice = choose(kernel, lanes)
+        self.inline = self.choice.outer is None and _short_rows(kernel, self.choice, lanes)
         self.entry: list[str] = []
         self.exit: list[str] = []
         self.body = Body(self.b, kernel.buffers, self._pointers())
@@ -224,6 +226,9 @@ class _Emitter:
         full = size - size % lanes
         if size <= lanes:
             inside(p.at(sym, b.const("i64", 0), self._mask_first(size)))
+        elif self.inline:
+            for first in range(0, size, lanes):
+                inside(p.at(sym, b.const("i64", first), self._mask_first(min(size - first, lanes))))
         elif size == full or self.b.target.masks:
             with b.loop(start, stop, lanes) as it:
                 inside(p.at(sym, it.index, None if size == full else self._mask_below(it.index, size)))
@@ -342,6 +347,8 @@ class _ReduceLoops:
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
         size = fixed(loop.size)
+        if self.emitter.inline and self.vector:
+            return self.straight(p, loop.sym, size, states)
         groups = size // (self.step * self.unroll)
         done = 0
         if groups >= 8 * CASCADE:
@@ -350,6 +357,15 @@ class _ReduceLoops:
             done = groups * self.step * self.unroll
             states = self.unrolled(p, loop.sym, self.b.const("i64", 0), self.b.const("i64", done), states)
         return self.remainder(p, loop.sym, size, done, states) if done < size else states
+
+    def straight(self, p: Point, sym: Sym, size: int, states: list[State]) -> list[State]:
+        """Without loops, into two accumulators by turns."""
+        turns = [states, self.fresh(states)] if size > self.step else [states]
+        for i, first in enumerate(range(0, size, self.step)):
+            mask = self.emitter._mask_first(min(size - first, self.step))
+            at = p.at(sym, self.b.const("i64", first), mask)
+            turns[i % 2] = self.accumulate(at, turns[i % 2], mask)
+        return self.join(*turns) if len(turns) > 1 else turns[0]
 
     def cascade(self, p: Point, sym: Sym, blocks: int, states: list[State]) -> tuple[list[State], int]:
         """Blocks of CASCADE groups are summed apart, which keeps rounding errors small."""
@@ -434,6 +450,19 @@ _STAGES: dict[type[Stage], Callable[..., None]] = {
     ReduceStage: _Emitter._reduce,
     ScanStage: _Emitter._scan,
 }
+
+
+def _short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
+    """Several stages go over the same few vectors: without loops, what one stage loaded or computed the next ones
+    find in registers, as a common subexpression."""
+    vector = [s for s, sym in zip(kernel.stages, choice.inner) if sym is not None]
+    sizes = {tuple(fixed(l.size) for l in stage_loops(s)) for s in vector}
+    if len(vector) < 2 or len(sizes) != 1 or len(next(iter(sizes))) != 1:
+        return False
+    vectors = ceil(next(iter(sizes))[0] / lanes)
+    values = [v for s in vector for v in stage_values(s)]
+    ops = sum(12 * (v.op in MATH_OPS) + 1 for v in walk(values))
+    return vectors <= INLINE_VECTORS and vectors * ops <= INLINE_OPS
 
 
 def _flat(states: list[State]) -> list[Ref]:
