@@ -119,4 +119,4 @@ def fold_call(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return UNKNOWN if out is None else out
 
 
-_READERS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
+_READERS: set[Any] = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}

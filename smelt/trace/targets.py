@@ -63,7 +63,7 @@ def _refuse(kind: ReasonKind, functions: list[Any], what: str) -> None:
 _refuse(
     DATA_DEPENDENT,
     _methods(
-        "numpy __array__ __dlpack__ data_ptr storage untyped_storage _typed_storage apply_ map_ map2_ share_memory_"
+        "numpy tolist __array__ __dlpack__ data_ptr storage untyped_storage _typed_storage apply_ map_ map2_ share_memory_"
     ),
     "Tensor.{} reads memory",
 )
