@@ -144,8 +144,7 @@ inline bool code_extra_layout_known(Py_ssize_t index, void* value) {
     return known;
 }
 
-// --------------------------------------------------------------------------------------- dictionaries,
-// attributes
+// ------------------------------------------------------------------------------ dictionaries, attributes
 
 // A number that no other state of any dictionary has had: equal versions mean the same dictionary, unchanged.
 inline uint64_t dict_version(PyObject* dict) {

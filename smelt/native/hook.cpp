@@ -12,10 +12,9 @@
 //
 // What always holds, under the GIL:
 //   - An entry list is an immutable tuple; a change replaces it, so a walker that holds a reference is never
-//   disturbed.
-//   - A thread's mode is WINDOW only while native code called by `call_window` runs; in the VM, in code
-//   marked by
-//     `skip` and everywhere else it is OFF.
+//     disturbed.
+//   - A thread's mode is WINDOW only while native code called by `call_window` runs; in the VM, in code marked
+//     by `skip` and everywhere else it is OFF.
 //   - The hook is installed if and only if some thread is in WINDOW mode.
 #include "cpython.h"
 

@@ -302,7 +302,7 @@ def test_eq_is_exact():
 
 
 def test_eq_rejects_objects():
-    for value in (Plain(), (1, Plain())):
+    for value in (Plain(), (1, Plain()), [1], {}, {1}, ([],)):
         with pytest.raises(TypeError, match="constant"):
             one("eq", value)
 

@@ -1,5 +1,6 @@
 """The frame hook: what a wrapped function does on a hit and on a miss, how arguments are bound, and native windows."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -776,10 +777,8 @@ def test_no_leak(case):
 
     def run(n):
         for _ in range(n):
-            try:
+            with contextlib.suppress(KeyError, TypeError):
                 once()
-            except (KeyError, TypeError):
-                pass
 
     counts, objects = measure(run, [o, f, f.__code__, compiled, Token, key, None.__class__])
     assert counts <= 1 and objects < 20

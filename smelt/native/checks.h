@@ -1,0 +1,502 @@
+// The facts that the guard tree checks: one class per guard kind in smelt/guards/guard.py, and how each is
+// made.
+#pragma once
+#include "accessors.h"
+#include "global_state.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace smelt {
+
+// ------------------------------------------------------------------------------------------------- checks
+
+// A fact about the object of a node.
+struct Check {
+    int guard = -1;  // its number among the guards the tree was built from
+    virtual ~Check() = default;
+    virtual bool holds(PyObject* x, Pass& pass) = 0;
+};
+
+struct TypeIs : Check {
+    PyTypeObject* type;
+    explicit TypeIs(PyTypeObject* type) : type(type) {}
+    bool holds(PyObject* x, Pass&) override { return Py_TYPE(x) == type; }
+};
+
+struct ObjectIs : Check {
+    PyObject* value;
+    explicit ObjectIs(PyObject* value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override { return x == value; }
+};
+
+struct WeakObjectIs : Check {
+    PyObject* address;  // not owned: says something only while the reference lives
+    PyObject* reference;
+    WeakObjectIs(PyObject* value, PyObject* reference) : address(value), reference(reference) {}
+    bool holds(PyObject* x, Pass&) override { return x == address && PyWeakref_GET_OBJECT(reference) == x; }
+};
+
+inline bool same_double(double a, double b) {
+    return a == b ? std::signbit(a) == std::signbit(b) : a != a && b != b;  // NaN equals itself
+}
+
+inline bool same_leaf(PyObject* x, PyObject* value);
+
+inline bool same_items(PyObject* x, PyObject* value) {
+    Py_ssize_t size = PyTuple_GET_SIZE(value);
+    if (PyTuple_GET_SIZE(x) != size) return false;
+    for (Py_ssize_t i = 0; i < size; i++)
+        if (!same_leaf(PyTuple_GET_ITEM(x, i), PyTuple_GET_ITEM(value, i))) return false;
+    return true;
+}
+
+inline bool same_slice(PyObject* x, PyObject* value) {
+    auto *a = reinterpret_cast<PySliceObject*>(x), *b = reinterpret_cast<PySliceObject*>(value);
+    return same_leaf(a->start, b->start) && same_leaf(a->stop, b->stop) && same_leaf(a->step, b->step);
+}
+
+// Same type and same value, of constants without user code. Objects of classes written in Python are compared
+// by identity.
+inline bool same_leaf(PyObject* x, PyObject* value) {
+    if (x == value) return true;
+    PyTypeObject* type = Py_TYPE(x);
+    if (type != Py_TYPE(value)) return false;
+    if (type == &PyUnicode_Type) return PyUnicode_Compare(x, value) == 0;
+    if (type == &PyFloat_Type) return same_double(PyFloat_AS_DOUBLE(x), PyFloat_AS_DOUBLE(value));
+    if (type == &PyComplex_Type) {
+        Py_complex a = PyComplex_AsCComplex(x), b = PyComplex_AsCComplex(value);
+        return same_double(a.real, b.real) && same_double(a.imag, b.imag);
+    }
+    if (PyTuple_Check(x)) return same_items(x, value);
+    if (type == &PySlice_Type) return same_slice(x, value);
+    if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) return false;
+    int same = PyObject_RichCompareBool(x, value, Py_EQ);
+    if (same < 0) PyErr_Clear();
+    return same > 0;
+}
+
+struct Equals : Check {
+    PyObject* value;
+    explicit Equals(PyObject* value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override { return same_leaf(x, value); }
+};
+
+// The metadata that a trace depends on; guards/guard.py: TensorFacts.
+struct TensorIs : Check {
+    PyTypeObject* type = nullptr;
+    at::ScalarType dtype{};
+    at::Device device{at::kCPU};
+    at::Layout layout = at::kStrided;
+    bool requires_grad = false, conj_neg = false, inference = false;
+    std::vector<int64_t> shape, stride;
+    uint64_t known_keys = 0;  // a dispatch key set that was found to agree with the facts it implies
+
+    bool holds(PyObject* x, Pass&) override {
+        if (Py_TYPE(x) != type) return false;
+        at::TensorImpl* t = THPVariable_Unpack(x).unsafeGetTensorImpl();
+        c10::DispatchKeySet keys = t->key_set();
+        if (keys.raw_repr() != known_keys && !agrees(t, keys)) return false;
+        return t->dtype() == c10::scalarTypeToTypeMeta(dtype) && t->sizes() == at::IntArrayRef(shape) &&
+               (layout != at::kStrided || t->strides() == at::IntArrayRef(stride)) && t->device() == device &&
+               t->requires_grad() == requires_grad;
+    }
+
+    bool agrees(at::TensorImpl* t, c10::DispatchKeySet keys) {
+        using c10::DispatchKey;
+        constexpr c10::DispatchKeySet kWrappers = c10::DispatchKeySet(
+            {DispatchKey::Python, DispatchKey::Functionalize, DispatchKey::FuncTorchBatched,
+             DispatchKey::FuncTorchGradWrapper, DispatchKey::Batched, DispatchKey::ZeroTensor});
+        if (THPVariable_CheckTypeExact(type) && keys.has_any(kWrappers)) return false;
+        if (t->layout() != layout || t->is_inference() != inference ||
+            (t->is_conj() || t->is_neg()) != conj_neg)
+            return false;
+        if (layout == at::kStrided)
+            known_keys = keys.raw_repr();  // other layouts are not told apart by keys alone
+        return true;
+    }
+};
+
+inline Py_ssize_t length(PyObject* x) {  // -1 if it cannot be read without user code
+    if (PyList_Check(x) || PyTuple_Check(x)) return Py_SIZE(x);
+    if (PyDict_Check(x)) return PyDict_GET_SIZE(x);
+    if (PyAnySet_Check(x)) return PySet_GET_SIZE(x);
+    if (PyObject_TypeCheck(x, deque_type)) return Py_SIZE(x);
+    if (PyType_HasFeature(Py_TYPE(x), Py_TPFLAGS_HEAPTYPE)) return -1;
+    Py_ssize_t size = PyObject_Size(x);
+    if (size < 0) PyErr_Clear();
+    return size;
+}
+
+struct LengthIs : Check {
+    Py_ssize_t value;
+    explicit LengthIs(Py_ssize_t value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override { return length(x) == value; }
+};
+
+struct KeysAre : Check {
+    PyObject* value;  // a tuple
+    uint64_t version = 0;
+    explicit KeysAre(PyObject* value) : value(value) {}
+
+    bool holds(PyObject* x, Pass&) override {
+        if (!PyDict_Check(x)) return false;
+        if (PyDict_GET_SIZE(x) != PyTuple_GET_SIZE(value)) return false;
+        if (PyODict_Check(x)) return ordered_keys(x);
+        if (dict_version(x) == version) return true;
+        PyObject *key, *item;
+        for (Py_ssize_t at = 0, i = 0; PyDict_Next(x, &at, &key, &item); i++)
+            if (!same_leaf(key, PyTuple_GET_ITEM(value, i))) return false;
+        version = dict_version(x);
+        return true;
+    }
+
+    // An OrderedDict's order is its own, and may change while the dictionary's version stays.
+    bool ordered_keys(PyObject* x) {
+        PyObject* iterator = PyODict_Type.tp_iter(x);
+        bool same = iterator;
+        for (Py_ssize_t i = 0; same && i < PyTuple_GET_SIZE(value); i++) {
+            PyObject* key = PyIter_Next(iterator);
+            same = key && same_leaf(key, PyTuple_GET_ITEM(value, i));
+            Py_XDECREF(key);
+        }
+        Py_XDECREF(iterator);
+        if (PyErr_Occurred()) PyErr_Clear();
+        return same;
+    }
+};
+
+struct Contains : Check {
+    Membership membership;
+    Contains(PyObject* key, bool wanted) : membership{key, wanted} {}
+    bool holds(PyObject* x, Pass&) override {
+        if (PyDict_Check(x)) return membership.holds(x);
+        if (!PyAnySet_Check(x)) return false;
+        int found = PySet_Contains(x, membership.key);
+        if (found < 0) PyErr_Clear();
+        return found == membership.wanted;
+    }
+};
+
+struct NotInDict : Check {
+    Name name;
+    Membership absent;
+    explicit NotInDict(PyObject* name) : name{name}, absent{name, false} {}
+    bool holds(PyObject* x, Pass&) override {
+        PyObject* dict = PyType_Check(x) ? type_dict(x) : instance_attributes(x).dict;
+        return dict ? absent.holds(dict) : !name.in_instance(x);
+    }
+};
+
+struct NoAttribute : Check {
+    NotInDict own;
+    Name dicts[3];
+    Membership absent[3];
+    explicit NoAttribute(PyObject* name)
+        : own(name),
+          dicts{{names.parameters}, {names.buffers}, {names.modules}},
+          absent{{name, false}, {name, false}, {name, false}} {}
+
+    bool holds(PyObject* x, Pass& pass) override {
+        if (!own.holds(x, pass)) return false;
+        for (int i = 0; i < 3; i++) {
+            PyObject* dict = dicts[i].in_instance(x);
+            if (dict && PyDict_Check(dict) && PyDict_GET_SIZE(dict) && !absent[i].holds(dict)) return false;
+        }
+        return true;
+    }
+};
+
+struct NoHooks : Check {
+    Name hooks[4] = {
+        {names.forward_hooks}, {names.forward_pre_hooks}, {names.backward_hooks}, {names.backward_pre_hooks}};
+    bool holds(PyObject* x, Pass&) override {
+        for (Name& name : hooks) {
+            PyObject* dict = name.in_instance(x);
+            if (!dict || !PyDict_Check(dict) || PyDict_GET_SIZE(dict)) return false;
+        }
+        return true;
+    }
+};
+
+struct TypeVersionIs : Check {
+    unsigned int value;
+    explicit TypeVersionIs(unsigned int value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override {
+        return value && PyType_Check(x) && type_version_tag(reinterpret_cast<PyTypeObject*>(x)) == value;
+    }
+};
+
+struct FunctionIs : Check {
+    PyObject *code, *defaults, *keyword_defaults;
+    FunctionIs(PyObject* code, PyObject* defaults, PyObject* keyword_defaults)
+        : code(code),
+          defaults(defaults == Py_None ? nullptr : defaults),
+          keyword_defaults(keyword_defaults == Py_None ? nullptr : keyword_defaults) {}
+    bool holds(PyObject* x, Pass&) override {
+        if (!PyFunction_Check(x)) return false;
+        return PyFunction_GET_CODE(x) == code && PyFunction_GET_DEFAULTS(x) == defaults &&
+               PyFunction_GET_KW_DEFAULTS(x) == keyword_defaults;
+    }
+};
+
+struct SameAs : Check {
+    int node;
+    explicit SameAs(int node) : node(node) {}
+    bool holds(PyObject* x, Pass& pass) override { return x == pass.values[node]; }
+};
+
+struct AllDistinct : Check {
+    std::vector<int> nodes;
+    std::vector<PyObject*> known, now, sorted;  // known: addresses that were found to be distinct
+    explicit AllDistinct(std::vector<int> nodes) : nodes(std::move(nodes)) {}
+
+    bool holds(PyObject*, Pass& pass) override {
+        now.clear();
+        for (int node : nodes) now.push_back(pass.values[node]);
+        if (now == known) return true;
+        sorted = now;
+        std::sort(sorted.begin(), sorted.end());
+        if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return false;
+        known = now;
+        return true;
+    }
+};
+
+struct NoOverlap : Check {
+    std::vector<int> nodes;
+    explicit NoOverlap(std::vector<int> nodes) : nodes(std::move(nodes)) {}
+
+    using Range = std::pair<uintptr_t, uintptr_t>;
+    bool holds(PyObject*, Pass& pass) override {
+        std::vector<Range> ranges;
+        std::vector<const c10::StorageImpl*> storages;
+        for (int node : nodes) {
+            PyObject* x = pass.values[node];
+            if (!THPVariable_Check(x)) return false;
+            const at::Tensor& t = THPVariable_Unpack(x);
+            if (!t.has_storage()) return false;
+            const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+            storages.push_back(storage);
+            auto begin = reinterpret_cast<uintptr_t>(storage->data());
+            if (begin && storage->nbytes()) ranges.emplace_back(begin, begin + storage->nbytes());
+        }
+        return distinct(storages) && disjoint(ranges);
+    }
+
+    static bool distinct(std::vector<const c10::StorageImpl*>& storages) {
+        std::sort(storages.begin(), storages.end());
+        return std::adjacent_find(storages.begin(), storages.end()) == storages.end();
+    }
+
+    static bool disjoint(std::vector<Range>& ranges) {  // two storages may be made over the same memory
+        std::sort(ranges.begin(), ranges.end());
+        return std::adjacent_find(ranges.begin(), ranges.end(),
+                                  [](Range a, Range b) { return b.first < a.second; }) == ranges.end();
+    }
+};
+
+struct GlobalStateIs : Check {
+    GlobalStateMatcher state;
+    bool holds(PyObject*, Pass&) override { return state.matches(); }
+};
+
+// -------------------------------------------------------------------------------------- building checks
+
+using CheckPtr = std::unique_ptr<Check>;
+struct Building {
+    Held& held;
+    int node;  // the node that the check is on: it may refer to this one and those before it
+};
+
+inline CheckPtr wrong_value(const char* kind, const char* expected, PyObject* value) {
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "GuardTree: %s needs %s, not %R", kind, expected, value);
+    return nullptr;
+}
+
+inline CheckPtr make_type(PyObject* value, Building& b) {
+    if (!PyType_Check(value)) return wrong_value("type", "a class", value);
+    return std::make_unique<TypeIs>(reinterpret_cast<PyTypeObject*>(hold(b.held, value)));
+}
+
+// A static class, or an instance of one whose objects cannot be referenced weakly, is kept alive.
+inline CheckPtr make_id(PyObject* value, Building& b) {
+    if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) return std::make_unique<ObjectIs>(hold(b.held, value));
+    PyObject* reference = PyWeakref_NewRef(value, nullptr);
+    if (!reference) return nullptr;
+    b.held.push_back(reference);
+    return std::make_unique<WeakObjectIs>(value, reference);
+}
+
+inline bool is_leaf(PyObject* value) {
+    if (PyTuple_Check(value)) {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); i++)
+            if (!is_leaf(PyTuple_GET_ITEM(value, i))) return false;
+        return true;
+    }
+    bool changes = PyList_Check(value) || PyDict_Check(value) || PySet_Check(value);
+    return !changes && !PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE);
+}
+
+inline CheckPtr make_eq(PyObject* value, Building& b) {
+    if (!is_leaf(value)) return wrong_value("eq", "a constant (use id for objects)", value);
+    return std::make_unique<Equals>(hold(b.held, value));
+}
+
+inline bool to_int64s(PyObject* sequence, std::vector<int64_t>* out) {
+    if (!PyTuple_Check(sequence)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sequence); i++) {
+        out->push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sequence, i)));
+        if (PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
+// Reads the attributes of a TensorFacts.
+class FactsReader {
+  public:
+    FactsReader(PyObject* facts, Held& held) : facts_(facts), held_(held) {}
+
+    PyObject* operator()(const char* name) {  // borrowed from the tree
+        PyObject* value = PyObject_GetAttrString(facts_, name);
+        if (value) held_.push_back(value);
+        return value;
+    }
+    bool flag(const char* name, bool* out) {
+        PyObject* value = (*this)(name);
+        int truth = value ? PyObject_IsTrue(value) : -1;
+        *out = truth > 0;
+        return truth >= 0;
+    }
+
+  private:
+    PyObject* facts_;
+    Held& held_;
+};
+
+inline CheckPtr make_tensor(PyObject* value, Building& b) {
+    FactsReader read(value, b.held);
+    auto check = std::make_unique<TensorIs>();
+    PyObject *type = read("type"), *dtype = read("dtype"), *device = read("device"), *layout = read("layout");
+    PyObject *shape = read("shape"), *stride = read("stride");
+    if (PyErr_Occurred()) return nullptr;
+    if (!PyType_Check(type) || PyObject_IsSubclass(type, THPVariableClass) != 1 || !THPDtype_Check(dtype) ||
+        !THPDevice_Check(device) || !THPLayout_Check(layout) || !to_int64s(shape, &check->shape) ||
+        !to_int64s(stride, &check->stride) || !read.flag("requires_grad", &check->requires_grad) ||
+        !read.flag("conj_neg", &check->conj_neg) || !read.flag("inference", &check->inference))
+        return wrong_value("tensor", "TensorFacts", value);
+    check->type = reinterpret_cast<PyTypeObject*>(type);
+    check->dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+    check->device = reinterpret_cast<THPDevice*>(device)->device;
+    check->layout = reinterpret_cast<THPLayout*>(layout)->layout;
+    return check;
+}
+
+inline CheckPtr make_len(PyObject* value, Building&) {
+    Py_ssize_t size = PyLong_AsSsize_t(value);
+    if (size < 0) return wrong_value("len", "a length", value);
+    return std::make_unique<LengthIs>(size);
+}
+
+inline CheckPtr make_keys(PyObject* value, Building& b) {
+    if (!PyTuple_Check(value)) return wrong_value("keys", "a tuple", value);
+    return std::make_unique<KeysAre>(hold(b.held, value));
+}
+
+inline CheckPtr make_contains(PyObject* value, Building& b) {
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2)
+        return wrong_value("contains", "(key, bool)", value);
+    PyObject* key = PyTuple_GET_ITEM(value, 0);
+    int wanted = PyObject_IsTrue(PyTuple_GET_ITEM(value, 1));
+    if (wanted < 0 || PyObject_Hash(key) == -1) return nullptr;
+    return std::make_unique<Contains>(hold(b.held, key), wanted);
+}
+
+template <class Kind>
+inline CheckPtr make_about_name(PyObject* value, Building& b) {
+    PyObject* name = hold_name(b.held, value);
+    return name ? std::make_unique<Kind>(name) : nullptr;
+}
+
+inline CheckPtr make_no_hooks(PyObject*, Building&) {
+    return std::make_unique<NoHooks>();
+}
+
+inline CheckPtr make_type_version(PyObject* value, Building&) {
+    unsigned long version = PyLong_AsUnsignedLong(value);
+    if (PyErr_Occurred()) return wrong_value("type_version", "a number", value);
+    return std::make_unique<TypeVersionIs>(static_cast<unsigned int>(version));
+}
+
+inline CheckPtr make_function(PyObject* value, Building& b) {
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
+        return wrong_value("function", "(code, defaults, keyword defaults)", value);
+    PyObject* const* parts = reinterpret_cast<PyTupleObject*>(value)->ob_item;
+    return std::make_unique<FunctionIs>(hold(b.held, parts[0]), hold(b.held, parts[1]),
+                                        hold(b.held, parts[2]));
+}
+
+inline bool to_node(PyObject* value, const Building& b, int* node) {
+    Py_ssize_t index = PyLong_AsSsize_t(value);
+    *node = static_cast<int>(index);
+    return !PyErr_Occurred() && index >= 0 && index <= b.node;
+}
+
+inline bool to_nodes(PyObject* value, const Building& b, std::vector<int>* nodes) {
+    if (!PyTuple_Check(value)) return false;
+    nodes->resize(PyTuple_GET_SIZE(value));
+    for (size_t i = 0; i < nodes->size(); i++)
+        if (!to_node(PyTuple_GET_ITEM(value, i), b, &(*nodes)[i])) return false;
+    return true;
+}
+
+inline CheckPtr make_alias(PyObject* value, Building& b) {
+    int node;
+    if (!to_node(value, b, &node)) return wrong_value("alias", "the index of an earlier node", value);
+    return std::make_unique<SameAs>(node);
+}
+
+template <class Kind>
+inline CheckPtr make_about_nodes(PyObject* value, Building& b) {
+    std::vector<int> nodes;
+    if (!to_nodes(value, b, &nodes))
+        return wrong_value("distinct/no_overlap", "indices of earlier nodes", value);
+    return std::make_unique<Kind>(std::move(nodes));
+}
+
+inline CheckPtr make_global_state(PyObject* value, Building&) {
+    auto check = std::make_unique<GlobalStateIs>();
+    return check->state.parse(value) ? std::move(check) : nullptr;
+}
+
+constexpr struct {
+    const char* name;
+    CheckPtr (*make)(PyObject* value, Building& building);
+} kChecks[] = {
+    {"type", make_type},
+    {"id", make_id},
+    {"eq", make_eq},
+    {"tensor", make_tensor},
+    {"len", make_len},
+    {"keys", make_keys},
+    {"contains", make_contains},
+    {"not_in_dict", make_about_name<NotInDict>},
+    {"no_attr", make_about_name<NoAttribute>},
+    {"no_hooks", make_no_hooks},
+    {"type_version", make_type_version},
+    {"function", make_function},
+    {"alias", make_alias},
+    {"distinct", make_about_nodes<AllDistinct>},
+    {"no_overlap", make_about_nodes<NoOverlap>},
+    {"global_state", make_global_state},
+};
+
+}  // namespace smelt
