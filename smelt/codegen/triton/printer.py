@@ -16,7 +16,7 @@ import torch
 from smelt.codegen.triton import values
 from smelt.codegen.triton.values import NAMES
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
-from smelt.loops.ir import Kernel, Loop, MapStage, Reduction, ReduceStage, ScanStage, Stage, Store, Value
+from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Stage, Store, Value
 
 PERSISTENT = 8192  # stage points that one block may hold
 LOOPED = 2048  # block of a longer stage
@@ -51,7 +51,9 @@ class _Block:
 
     rewrite: dict[Sym, Size]
     mask: str
+    shape: str
     indent: int
+    r: str = ""
     names: dict[int, str] = field(default_factory=dict)
 
 
@@ -66,7 +68,7 @@ class _Printer:
         self.count = 0
         self.results: dict[str, str] = {}
         self.outer = _digits(kernel.outer, self.x)
-        self.names = {self.x: "x", self.r: "r"}
+        self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
 
     # ---- the module
 
@@ -123,7 +125,7 @@ class _Printer:
 
     def map(self, stage: MapStage) -> None:
         if not stage.loops:
-            return self._stores(_Block(self.outer, "xmask", 1), stage.stores)
+            return self._stores(self._top(), stage.stores)
         self._stores(self._open(stage), stage.stores)
 
     def _stores(self, at: _Block, stores: Sequence[Store]) -> None:
@@ -133,33 +135,44 @@ class _Printer:
 
     def store(self, at: _Block, store: Store, value: str) -> None:
         target = self.kernel.buffers[store.buffer].dtype
-        shape = "XBLOCK, RBLOCK" if "rmask" in at.mask else "XBLOCK, 1"
-        value = f"tl.broadcast_to({value}, [{shape}])"
+        value = f"tl.broadcast_to({value}, {at.shape})"
         if target is torch.bool:
             value += ".to(tl.int1)"
-        self._line(at, f"tl.store(p{store.buffer} + {self._offset(at, store.buffer, store.index)}, {value}, {at.mask})")
+        self._line(
+            at,
+            f"tl.store(p{store.buffer} + {self._offset(at, store.buffer, store.index)}, {value}, {at.mask})",
+        )
+
+    def _top(self) -> _Block:
+        """Once per outer point."""
+        return _Block(self.outer, "xmask", "[XBLOCK, 1]", 1)
 
     def _open(self, stage: Stage) -> _Block:
-        """Begins the loop over blocks of the stage's points."""
-        loops = _loops(stage)
-        trips = _trips(stage)
-        looped = trips > self.blocks.r
-        wide = self._index_type()
+        """The block of the stage's points; begins the loop over blocks if there are several."""
+        trips, wide = _trips(stage), self._index_type()
+        rewrite = {**self.outer, **_digits(_loops(stage), self.r)}
+        looped = self._looped(stage)
+        r = "r" if looped else f"r{trips}"
         if looped:
             self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
-        at = _Block({**self.outer, **_digits(loops, self.r)}, "xmask & rmask", 2 if looped else 1)
-        base = "start + " if looped else ""
-        self._line(at, f"r = {base}tl.arange(0, RBLOCK).to({wide})[None, :]")
-        self._line(at, f"rmask = r < {trips}")
+        at = _Block(rewrite, f"xmask & {r}mask", "[XBLOCK, RBLOCK]", 2 if looped else 1, r)
+        lanes = f"tl.arange(0, RBLOCK).to({wide})[None, :]"
+        for line in (f"{r} = start + {lanes}" if looped else f"{r} = {lanes}", f"{r}mask = {r} < {trips}"):
+            if looped or line not in self.shared:
+                self.shared[line] = r
+                self._line(at, line)
         return at
 
+    def _looped(self, stage: Stage) -> bool:
+        return _trips(stage) > max(self.blocks.r, 1)
+
     def reduce(self, stage: ReduceStage) -> None:
-        if _trips(stage) > self.blocks.r and self.blocks.r:
+        if self._looped(stage):
             return self._reduce_looped(stage)
-        at = _Block(self.outer, "xmask", 1) if not stage.loops else self._open(stage)
+        at = self._open(stage) if stage.loops else self._top()
         for r in stage.reductions:
             value = self._contribution(at, r)
-            self.results[r.name] = self._across(r, value, "r")
+            self.results[r.name] = self._across(r, value, at.r or "tl.zeros([1, 1], tl.int32)")
 
     def _reduce_looped(self, stage: ReduceStage) -> None:
         """Accumulators of whole blocks, combined across the block after the loop."""
@@ -170,14 +183,18 @@ class _Printer:
             neutral = _neutral(r)
             self.lines.append(f"    {acc} = tl.full([XBLOCK, RBLOCK], {neutral}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
-                self.lines.append(f"    {where} = tl.full([XBLOCK, RBLOCK], {(1 << 31) - 1}, {self._index_type()})")
+                self.lines.append(
+                    f"    {where} = tl.full([XBLOCK, RBLOCK], {(1 << 31) - 1}, {self._index_type()})"
+                )
         at = self._open(stage)
         for r in stage.reductions:
             acc, where = accumulators[r.name]
             value = self._contribution(at, r)
             function = KINDS[r.kind][0]
             if r.kind.startswith("arg"):
-                self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, r + tl.zeros_like({where}))")
+                self._line(
+                    at, f"{acc}, {where} = {function}({acc}, {where}, {value}, r + tl.zeros_like({where}))"
+                )
             else:
                 self._line(at, f"{acc} = {function}({acc}, {value})")
         for r in stage.reductions:
@@ -191,7 +208,7 @@ class _Printer:
             value = f"({value} != 0)"
         kind = _accumulator(r)
         name = self._fresh()
-        if "rmask" not in at.mask:
+        if not at.r:
             self._line(at, f"{name} = tl.broadcast_to({value}, [XBLOCK, 1]).to({kind})")
             return name
         block = f"tl.broadcast_to({value}, [XBLOCK, RBLOCK]).to({kind})"
@@ -215,7 +232,7 @@ class _Printer:
 
     def scan(self, stage: ScanStage) -> None:
         r = Reduction("scan", stage.kind, stage.store.value)
-        carry, function, looped = self._fresh(), KINDS[stage.kind][0], _trips(stage) > self.blocks.r
+        carry, function, looped = self._fresh(), KINDS[stage.kind][0], self._looped(stage)
         if looped:
             self.lines.append(f"    {carry} = tl.full([XBLOCK, 1], {_neutral(r)}, {_accumulator(r)})")
         at = self._open(stage)
@@ -233,8 +250,13 @@ class _Printer:
         name = at.names.get(id(v))
         if name is None:
             text = self._text(at, v)
-            name = self._fresh()
-            self._line(at, f"{name} = {text}")
+            fixed = v.op != "load" or self.kernel.buffers[v.args[0]].role == "in"
+            known = self.shared.get(text) if fixed else None
+            name = known or self._fresh()
+            if known is None:
+                self._line(at, f"{name} = {text}")
+                if fixed and at.indent == 1:
+                    self.shared[text] = name
             at.names[id(v)] = name
         return name
 
@@ -257,6 +279,7 @@ class _Printer:
         mask = self._mask_for(at, buffer, e)
         if condition is not None:
             mask = f"{at.mask} & {self.value(at, condition)}"
+            offset = f"tl.broadcast_to({offset}, {at.shape})"
         text = f"tl.load(p{buffer} + {offset}, {mask}, other=0)"
         return f"({text} != 0)" if self.kernel.buffers[buffer].dtype is torch.bool else text
 
@@ -265,20 +288,20 @@ class _Printer:
         syms = free_syms(self._rewritten(at, e))
         if self.kernel.buffers[buffer].role == "local":
             syms |= {self.x}
-        parts = [f"{n}mask" for s, n in ((self.x, "x"), (self.r, "r")) if s in syms]
+        parts = [f"{n}mask" for s, n in ((self.x, "x"), (self.r, at.r)) if s in syms]
         return " & ".join(parts) if parts else "tl.full([1, 1], 1, tl.int1)"
 
     def _rewritten(self, at: _Block, e: Size) -> Size:
         return subs(e, at.rewrite)
 
     def _index(self, at: _Block, e: Size) -> str:
-        return values.index(self._rewritten(at, e), self.names)
+        return values.index(self._rewritten(at, e), {self.x: "x", self.r: at.r})
 
     def _offset(self, at: _Block, buffer: int, e: Size) -> str:
         """A block of offsets (never a scalar, so that the load is a block)."""
         spec = self.kernel.buffers[buffer]
         rewritten = self._rewritten(at, e)
-        text = values.index(rewritten, self.names)
+        text = values.index(rewritten, {self.x: "x", self.r: at.r})
         if spec.role == "local":
             text = f"(x * {_fixed(spec.size)} + {text})"
             return text
@@ -343,7 +366,13 @@ def _accumulator(r: Reduction) -> str:
 
 def _stage_indices(stage: Stage) -> list[Size]:
     """Where the stage loads and stores."""
-    stores = stage.stores if isinstance(stage, MapStage) else (stage.store,) if isinstance(stage, ScanStage) else ()
+    stores = (
+        stage.stores
+        if isinstance(stage, MapStage)
+        else (stage.store,)
+        if isinstance(stage, ScanStage)
+        else ()
+    )
     roots = [s.value for s in stores] if stores else [r.value for r in getattr(stage, "reductions", ())]
     found: list[Size] = [s.index for s in stores]
     seen: set[int] = set()
@@ -398,6 +427,11 @@ def _outer_is_contiguous(kernel: Kernel) -> bool:
         if not _loops(stage):
             continue
         for e in _stage_indices(stage):
-            score += any(affine(e, l.sym) == (1, affine(e, l.sym)[1]) for l in kernel.outer if affine(e, l.sym))  # type: ignore[index]
-            score -= any(affine(e, l.sym)[0] == 1 for l in _loops(stage) if affine(e, l.sym))  # type: ignore[index]
+            score += any(_stride(e, l) == 1 for l in kernel.outer)
+            score -= any(_stride(e, l) == 1 for l in _loops(stage))
     return score > 0
+
+
+def _stride(e: Size, loop: Loop) -> Size | None:
+    parts = affine(e, loop.sym)
+    return parts[0] if parts else None

@@ -25,7 +25,7 @@ NARROW = (torch.float16, torch.bfloat16)
 # Helper functions of the printed module. expm1 and log1p are Kahan's: the rounding error of exp(x) or 1 + x cancels
 # in the quotient. tanh has the polynomial of the CPU code near 0.
 _TANH = " + s * (".join(repr(c) for c in TANH) + ")" * (len(TANH) - 1)
-PRELUDE = f'''\
+PRELUDE = f"""\
 import torch
 import triton
 import triton.language as tl
@@ -132,12 +132,7 @@ def _floordiv(a, b):
 def _remainder(a, b):
     r = a % b
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-'''
-
-
-def _exact(name: str) -> dict[torch.dtype, str]:
-    """Correctly rounded division and square root; the plain ones are approximate in float32."""
-    return {torch.float32: f"tl.{name}_rn"}
+"""
 
 
 def _call(name: str) -> Callable[..., str]:
@@ -158,6 +153,9 @@ def _logical(symbol: str) -> Callable[..., str]:
 
 def _by_kind(floating: Callable[..., str], integer: Callable[..., str]) -> Callable[..., str]:
     return lambda dtype, *xs: (floating if dtype.is_floating_point else integer)(dtype, *xs)
+
+
+# Correctly rounded division and square root; Triton's plain ones are approximate in float32.
 
 
 def _divide(dtype: torch.dtype, a: str, b: str) -> str:
@@ -233,7 +231,8 @@ OPS: dict[str, Callable[..., str]] = dict(
     shift_right=_infix(">>"),
     where=_call("tl.where"),
     fma=_call("tl.fma"),
-) | {name: _call(f"libdevice.{name}") for name in LIBDEVICE}  # fmt: skip
+)
+OPS.update({name: _call(f"libdevice.{name}") for name in LIBDEVICE})
 
 UNROUNDED = frozenset(
     ("neg", "abs", "where", "maximum", "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf",
@@ -261,7 +260,7 @@ def constant(number: float | int | bool, dtype: torch.dtype) -> str:
 def cast(x: str, source: torch.dtype, target: torch.dtype) -> str:
     if target is torch.bool:
         return _truth(source, x)
-    if source is torch.float64 and target in NARROW:  # as eager: through float32
+    if target in NARROW and source is not torch.float32 and source not in NARROW:  # as eager: through float32
         x = f"{x}.to(tl.float32)"
     return f"{x}.to({NAMES[target]})"
 

@@ -1,0 +1,193 @@
+"""Printed Triton kernels, run by Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when triton decorates a function
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from smelt.codegen.triton import load_kernel, print_kernel
+from smelt.loops.ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store
+from tests.codegen.loop_kernels import (
+    bias_gelu,
+    buffers,
+    const,
+    flat,
+    layer_norm,
+    load,
+    loop,
+    op,
+    pad,
+    reduction,
+    result,
+    scan,
+    softmax,
+    softmax_columns,
+    transpose,
+)
+
+f32, bf16 = torch.float32, torch.bfloat16
+
+
+def run(kernel: Kernel, *tensors: torch.Tensor) -> None:
+    load_kernel(kernel)(*tensors)
+
+
+UNARY = dict(
+    neg=torch.neg, abs=torch.abs, sqrt=torch.sqrt, rsqrt=torch.rsqrt, reciprocal=torch.reciprocal, exp=torch.exp,
+    exp2=torch.exp2, expm1=torch.expm1, log=torch.log, log2=torch.log2, log1p=torch.log1p, sin=torch.sin,
+    cos=torch.cos, tanh=torch.tanh, erf=torch.erf, sigmoid=torch.sigmoid, floor=torch.floor, ceil=torch.ceil,
+    trunc=torch.trunc, round=torch.round, sign=torch.sign,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name: str) -> None:
+    x = torch.cat(
+        [torch.randn(200) * 3, torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 1e-6, 0.0, 1.0, 30.0, -30.0])]
+    )
+    if name in ("sqrt", "rsqrt", "log", "log2"):
+        x = x.abs() + 1e-3
+    y = torch.empty_like(x)
+    run(flat(len(x), [f32], f32, lambda v: op(name, v)), x, y)
+    torch.testing.assert_close(y, UNARY[name](x), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+BINARY = dict(
+    add=torch.add, sub=torch.sub, mul=torch.mul, div=torch.div, maximum=torch.maximum, minimum=torch.minimum,
+    fmax=torch.fmax, fmin=torch.fmin, lt=torch.lt, ge=torch.ge, eq=torch.eq, ne=torch.ne,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(name: str) -> None:
+    a, b = torch.randn(130), torch.randn(130)
+    a[3], b[5], a[9] = float("nan"), float("nan"), b[9]
+    want = BINARY[name](a, b)
+    y = torch.empty_like(want)
+    run(flat(130, [f32, f32], want.dtype, lambda u, v: op(name, u, v, dtype=want.dtype)), a, b, y)
+    torch.testing.assert_close(y, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ("floordiv", "remainder", "truncdiv", "fmod"))
+def test_integer_division(name: str) -> None:
+    a, b = torch.randint(-50, 50, (200,)), torch.randint(1, 9, (200,)) * (torch.randint(0, 2, (200,)) * 2 - 1)
+    want = dict(
+        floordiv=torch.floor_divide(a, b), remainder=torch.remainder(a, b), fmod=torch.fmod(a, b),
+        truncdiv=torch.div(a, b, rounding_mode="trunc"),
+    )[name]  # fmt: skip
+    y = torch.empty_like(a)
+    run(flat(200, [torch.int64] * 2, torch.int64, lambda u, v: op(name, u, v)), a, b, y)
+    assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("source", (f32, bf16, torch.float16, torch.int64, torch.int32, torch.bool))
+@pytest.mark.parametrize("target", (f32, bf16, torch.float16, torch.int64, torch.int32, torch.bool))
+def test_casts(source: torch.dtype, target: torch.dtype) -> None:
+    x = (torch.randn(70) * 20).to(source)
+    y = torch.empty(70, dtype=target)
+    run(flat(70, [source], target, lambda v: v if source is target else op("cast", v, dtype=target)), x, y)
+    # the interpreter truncates where hardware rounds to bfloat16
+    torch.testing.assert_close(y, x.to(target), rtol=2**-7 if target is bf16 else 0, atol=0)
+
+
+def test_gelu_of_rows_with_a_bias() -> None:
+    x, b, y = torch.randn(20, 33), torch.randn(33), torch.empty(20, 33)
+    run(bias_gelu(20, 33), x, b, y)
+    torch.testing.assert_close(y, torch.nn.functional.gelu(x + b), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (20, 33), (3, 9000)])
+def test_softmax(shape: tuple[int, int]) -> None:
+    x, y = torch.randn(shape), torch.empty(shape)
+    run(softmax(*shape), x, y)
+    torch.testing.assert_close(y, x.softmax(1))
+
+
+def test_softmax_over_columns() -> None:
+    x, y = torch.randn(70, 90), torch.empty(70, 90)
+    run(softmax_columns(70, 90), x, y)
+    torch.testing.assert_close(y, x.softmax(0))
+
+
+@pytest.mark.parametrize("dtype", (f32, bf16))
+def test_layer_norm(dtype: torch.dtype) -> None:
+    x, w, b = torch.randn(10, 300).to(dtype), torch.randn(300).to(dtype), torch.randn(300).to(dtype)
+    y = torch.empty_like(x)
+    run(layer_norm(10, 300, dtype), x, w, b, y)
+    want = torch.nn.functional.layer_norm(x.float(), (300,), w.float(), b.float()).to(dtype)
+    torch.testing.assert_close(y, want)
+
+
+REDUCE = dict(
+    sum=lambda x, d: x.sum(d), prod=lambda x, d: x.prod(d), max=lambda x, d: x.amax(d), min=lambda x, d: x.amin(d),
+    argmax=lambda x, d: x.argmax(d), argmin=lambda x, d: x.argmin(d), any=lambda x, d: x.bool().any(d),
+    all=lambda x, d: x.bool().all(d),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("over", ("columns", "rows"))
+@pytest.mark.parametrize("kind", REDUCE)
+def test_reductions(kind: str, over: str) -> None:
+    x = torch.randint(0, 4, (37, 50)).float()
+    if kind in ("max", "min", "argmax", "argmin"):
+        x[3, 7] = float("nan")
+    want = REDUCE[kind](x, 1 if over == "columns" else 0)
+    y = torch.empty(want.shape, dtype=want.dtype)
+    run(reduction(kind, 37, 50, f32, over), x, y)
+    torch.testing.assert_close(y, want, equal_nan=True)
+
+
+def test_long_rows_are_reduced_in_blocks() -> None:
+    for kind in ("sum", "max", "argmax"):
+        x = torch.randn(2, 10_000)
+        want = REDUCE[kind](x, 1)
+        y = torch.empty(want.shape, dtype=want.dtype)
+        run(reduction(kind, 2, 10_000, f32), x, y)
+        torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("along", ("columns", "rows"))
+def test_scan(along: str) -> None:
+    x, y = torch.randn(9, 40), torch.empty(9, 40)
+    run(scan("sum", 9, 40, along), x, y)
+    torch.testing.assert_close(y, x.cumsum(1 if along == "columns" else 0))
+
+
+def test_transpose_and_pad() -> None:
+    x, y = torch.randn(17, 33), torch.empty(33, 17)
+    run(transpose(17, 33), x, y)
+    assert torch.equal(y, x.t())
+    y = torch.full((21, 37), 5.0)
+    run(pad(17, 33, 2), x, y)
+    assert torch.equal(y, torch.nn.functional.pad(x, [2] * 4))
+
+
+def test_local_scratch() -> None:
+    r, lr = loop("r", 6)
+    (a, la), (c, lc) = loop("a", 40), loop("c", 40)
+    stages = (
+        MapStage((la,), (Store(2, a, op("exp", load(0, r * 40 + a))),)),
+        ReduceStage((lc,), (Reduction("s", "sum", load(2, c)),)),
+        MapStage((la,), (Store(1, r * 40 + a, load(2, a) / result("s")),)),
+    )
+    kernel = Kernel("k", (*buffers((f32, "in"), (f32, "out")), Buffer("t", f32, "local", 40)), (lr,), stages)
+    x, y = torch.randn(6, 40), torch.empty(6, 40)
+    run(kernel, x, y)
+    torch.testing.assert_close(y, x.softmax(1))
+
+
+def test_infinite_constants() -> None:
+    x, y = torch.randn(40), torch.empty(40)
+    run(flat(40, [f32], f32, lambda v: op("minimum", v, const(float("inf")))), x, y)
+    assert torch.equal(x, y)
+
+
+def test_what_a_persistent_row_loaded_is_loaded_once() -> None:
+    source = print_kernel(softmax(8, 64)).split("def kernel")[1]
+    assert source.count("tl.load") == 1 and source.count("tl.exp") == 1
