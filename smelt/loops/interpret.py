@@ -46,7 +46,9 @@ class _Run:
         self.memory: list[torch.Tensor] = []
         for spec, tensor in zip(kernel.buffers, buffers, strict=True):
             self.memory.append(self.local(spec.size, spec.dtype) if spec.role == "local" else _flat(tensor))
-            assert tensor is None or tensor.dtype is spec.dtype, f"{spec.name}: {tensor.dtype} for {spec.dtype}"
+            assert tensor is None or tensor.dtype is spec.dtype, (
+                f"{spec.name}: {tensor.dtype} for {spec.dtype}"
+            )
 
     def local(self, size: Size, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(self.outer, int(size), dtype=dtype)  # type: ignore[arg-type]

@@ -69,7 +69,9 @@ class _Lowerer:
                 self.program.outputs = [self.value(x) for x in node.args[0]]
                 self.finish()
             elif node.target is operator.getitem:
-                self.values[node] = self.values.get(node.args[0], ())[node.args[1]] if self.uses[node] else None
+                self.values[node] = (
+                    self.values.get(node.args[0], ())[node.args[1]] if self.uses[node] else None
+                )
             elif self.uses[node] or has_effect(node.target):
                 self.values[node] = self.call(node)
         return self.program
@@ -101,7 +103,11 @@ class _Lowerer:
         """A lowering gives None for results that are normally dead; if one is not, ATen computes it."""
         if not isinstance(result, tuple) or None not in result:
             return True
-        used = {n.args[1] for n in self.graph if n.target is operator.getitem and n.args[0] is node and self.uses[n]}
+        used = {
+            n.args[1]
+            for n in self.graph
+            if n.target is operator.getitem and n.args[0] is node and self.uses[n]
+        }
         return all(r is not None or i not in used for i, r in enumerate(result))
 
     def adopt(self, node: Node, builder: Builder, result: Any) -> Any:
@@ -110,7 +116,8 @@ class _Lowerer:
         specs = node.spec if isinstance(result, tuple) else (node.spec,)
         fresh = set(map(id, builder.made))
         results = tuple(
-            _renamed(r if r is None or id(r) in fresh else self.again(builder, r), builder.name) for r in results
+            _renamed(r if r is None or id(r) in fresh else self.again(builder, r), builder.name)
+            for r in results
         )
         for tensor, spec in zip(results, specs):
             if tensor is not None:
@@ -127,7 +134,9 @@ class _Lowerer:
     def extern(self, node: Node, args: Any, kwargs: Any) -> Any:
         specs = node.spec if isinstance(node.spec, tuple | list) else (node.spec,)
         results = tuple(
-            Tensor(_short(node), spec, Stored(), node.line, self.next()) if isinstance(spec, TensorSpec) else None
+            Tensor(_short(node), spec, Stored(), node.line, self.next())
+            if isinstance(spec, TensorSpec)
+            else None
             for spec in specs
         )
         step = Extern(node.target, tuple(args), kwargs, results, _short(node), node.line, self.next())
@@ -172,7 +181,9 @@ def has_effect(op: Any) -> bool:
 
 def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
     """Loops compute known dtypes, on one device, of tensors that have elements."""
-    specs = [node.spec] if isinstance(node.spec, TensorSpec) else [s for s in node.spec or () if s is not None]
+    specs = (
+        [node.spec] if isinstance(node.spec, TensorSpec) else [s for s in node.spec or () if s is not None]
+    )
     first = specs[0]
     tensors = [t.spec for t in leaves([args, kwargs], Tensor)]
     if any(0 in s.shape for s in specs[:1] + tensors):
@@ -189,7 +200,11 @@ def _device(spec: Any) -> torch.device:
 def _short(node: Node) -> str:
     """`native_layer_norm` of `aten.native_layer_norm.default`."""
     op = node.target
-    name = op._schema.name.split("::")[-1] if isinstance(op, torch._ops.OpOverload) else getattr(op, "__name__", str(op))
+    name = (
+        op._schema.name.split("::")[-1]
+        if isinstance(op, torch._ops.OpOverload)
+        else getattr(op, "__name__", str(op))
+    )
     return str(name).strip("_")
 
 

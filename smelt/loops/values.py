@@ -9,7 +9,10 @@ from smelt.loops.ir import Value
 
 Number = int | float | bool
 
-CPU_OPMATH = {torch.bfloat16: torch.float32, torch.float16: torch.float32}  # what ATen computes these dtypes in
+CPU_OPMATH = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}  # what ATen computes these dtypes in
 
 
 def const(number: Number, dtype: torch.dtype) -> Value:

@@ -13,7 +13,16 @@ from smelt.loops.tensor import Extern, Index, Program, Tensor
 from smelt.schedule.groups import Group
 from smelt.schedule.inline import Units, base
 from smelt.schedule.kernels import KernelBuilder, linear
-from smelt.schedule.schedule import BufferKind, BufferSpec, BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
+from smelt.schedule.schedule import (
+    BufferKind,
+    BufferSpec,
+    BufRef,
+    ExternItem,
+    Item,
+    KernelItem,
+    Schedule,
+    ViewItem,
+)
 from smelt.schedule.spaces import own_loops
 
 Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]  # shape, stride, offset
@@ -46,7 +55,9 @@ class _Builder:
                 self.extern(group.extern)
             else:
                 self.kernel(group)
-        outputs = tuple(None if t is None else self.reference(t, user_visible=True) for t in self.program.outputs)
+        outputs = tuple(
+            None if t is None else self.reference(t, user_visible=True) for t in self.program.outputs
+        )
         constants = tuple(value for _, value in self.program.constants)
         return Schedule(self.specs, constants, self.items, outputs, refusals)
 
@@ -56,7 +67,9 @@ class _Builder:
         """The buffer that holds a tensor which is in memory."""
         id = self.ids.get(tensor)
         if id is None:
-            id = self.ids[tensor] = self.new(tensor.spec, kind or ("output" if tensor in self.escaping else "temp"))
+            id = self.ids[tensor] = self.new(
+                tensor.spec, kind or ("output" if tensor in self.escaping else "temp")
+            )
         return id
 
     def new(self, spec: TensorSpec, kind: BufferKind) -> int:
@@ -85,7 +98,8 @@ class _Builder:
 
     def extern(self, extern: Extern) -> None:
         args, kwargs = (
-            map_leaves(tree, Tensor, lambda t: BufRef(self.reference(t))) for tree in (extern.args, extern.kwargs)
+            map_leaves(tree, Tensor, lambda t: BufRef(self.reference(t)))
+            for tree in (extern.args, extern.kwargs)
         )
         outs = tuple(None if r is None else self.buffer(r) for r in extern.results)
         self.items.append(ExternItem(extern.op, args, kwargs, outs, str(extern.line or "")))
@@ -147,5 +161,3 @@ def _all_tensors(program: Program) -> list[Tensor]:
         elif isinstance(step, Extern):
             tensors += [r for r in step.results if r is not None]
     return tensors
-
-

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from smelt.config import Config
 from smelt.loops.lower import leaves
-from smelt.loops.tensor import Extern, Program, Tensor
+from smelt.loops.tensor import Extern, Program, Scan, Tensor
 from smelt.schedule.build import build_schedule
 from smelt.schedule.groups import Fit, Group, Refusal, alone, fit, join, unprofitable
 from smelt.schedule.inline import Unit, base, choose_units
@@ -39,7 +39,8 @@ class Grouping:
             self.add_extern(step)
             return
         parents = self.parents(step)
-        group = self.home(step, parents) if self.fuse else None
+        joins = self.fuse and not isinstance(step.tensor.definition, Scan)
+        group = self.home(step, parents) if joins else None
         if group is None:
             group = alone(step, len(self.groups))
             self.groups.append(group)
@@ -124,4 +125,3 @@ def ordered(groups: list[Group]) -> list[Group]:
                 heapq.heappush(ready, (child.last, child.id))
     assert len(result) == len(groups), "fusion made a cycle"
     return result
-

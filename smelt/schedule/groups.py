@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from smelt.graph.sizes import Size, Sym, bounds, free_syms
 from smelt.loops.tensor import Extern, Index, Reduce, Scan, Tensor, numel
 from smelt.schedule.inline import LARGE, Unit
-from smelt.schedule.spaces import Loops, own_loops, radix, solve, substituted
+from smelt.schedule.spaces import Loops, radix, solve, substituted
 
 MAX_READS = 48  # buffers a kernel may touch before address arithmetic and prefetching suffer
 MIN_ROWS = 8  # rows below which a large elementwise kernel is not turned into a row kernel
@@ -80,7 +80,7 @@ class Fit:
 
 def alone(unit: Unit, id: int) -> Group:
     """A group of one unit."""
-    index, outer = own_loops(unit.tensor.shape, "o")
+    outer = outer_loops(unit.loops)
     values: dict[Sym, Size] = {s: o for (s, _), (o, _) in zip(unit.loops, outer)}
     inner = stage_loops(unit.reduce_loops)
     values.update({s: i for (s, _), (i, _) in zip(unit.reduce_loops, inner)})
@@ -89,11 +89,15 @@ def alone(unit: Unit, id: int) -> Group:
         scanned = tuple((o, n) for (s, _), (o, n) in zip(unit.loops, outer) if s is along)
         inner, outer = stage_loops(scanned), tuple(loop for loop in outer if loop not in scanned)
         values.update({along: inner[0][0]})  # type: ignore[dict-item]
-        index = substituted(index, {scanned[0][0]: inner[0][0]})
+    index = substituted(unit.index, values)
     group = Group(id, outer, last=unit.tensor.order)
     group.units.append(unit)
     group.places[unit.tensor] = Place(values, inner, index)
     return group
+
+
+def outer_loops(loops: Loops) -> Loops:
+    return tuple((Sym(f"o{k}", 0, sym.hi), size) for k, (sym, size) in enumerate(loops))
 
 
 def stage_loops(loops: Sequence[tuple[Sym, Size]]) -> Loops:
@@ -133,12 +137,15 @@ def _index_loops(group: Group, tensor: Tensor) -> Loops:
 
 
 def _shared(group: Group, unit: Unit) -> Iterator[Anchor]:
+    """Tensors from elsewhere that both read, each element once."""
     reads = {t: own for t, own in unit.reads}
     for other in group.units:
         place = group.places[other.tensor]
         for tensor, own in other.reads:
             if tensor in reads and numel(tensor.shape) == _space(other) == _space(unit):
-                yield Anchor(substituted(own, place.values), tensor.shape, place.inner, reads[tensor])
+                index = substituted(own, place.values)
+                if radix(index, tensor.shape, dict((*group.outer, *place.inner))) is not None:
+                    yield Anchor(index, tensor.shape, place.inner, reads[tensor])
 
 
 def _space(unit: Unit) -> Size:
@@ -197,7 +204,7 @@ def _fit_by_splitting(group: Group, unit: Unit, anchor: Anchor) -> Fit | Refusal
     digits = radix(anchor.index, anchor.shape, dict(group.outer))
     if digits is None:
         return Refusal("the other's loops are no rearrangement of what is read")
-    _, outer = own_loops(unit.tensor.shape, "o")
+    outer = outer_loops(unit.loops)
     inner = stage_loops(unit.reduce_loops)
     own: dict[Sym, Size] = {s: o for (s, _), (o, _) in zip(unit.loops, outer)}
     own.update({s: i for (s, _), (i, _) in zip(unit.reduce_loops, inner)})
@@ -266,4 +273,3 @@ def join(group: Group, unit: Unit, found: Fit) -> None:
     group.units.append(unit)
     group.places[unit.tensor] = found.place
     group.last = max(group.last, unit.tensor.order)
-

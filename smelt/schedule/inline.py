@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from smelt.graph.sizes import Size, bounds
+from smelt.graph.sizes import Size, Sym, bounds
 from smelt.loops.ir import Value
 from smelt.loops.lower import has_effect, leaves
 from smelt.loops.tensor import CopyBack, Extern, Index, Load, Map, Program, Reduce, Scan, Tensor, numel
 from smelt.loops.values import both
-from smelt.schedule.spaces import Loops, own_loops
+from smelt.schedule.nests import split_loops
+from smelt.schedule.spaces import Loops, own_loops, radix, solve, substituted
 
 LOAD = 1.0  # reading an element, in additions
 STORE = 4.0  # writing it to memory somebody else reads
@@ -36,6 +37,14 @@ class Unit:
     reads: list[tuple[Tensor, Index]]
     target: Tensor | None = None
     names: tuple[str, ...] = ()
+
+    def at(self, index: Index) -> dict[Sym, Size]:
+        """The values of its own symbols at an element of its tensor."""
+        if len(self.loops) == sum(isinstance(e, Sym) for e in self.index):
+            return {e: i for e, i in zip(self.index, index) if isinstance(e, Sym)}
+        digits = radix(self.index, self.tensor.shape, dict(self.loops))
+        assert digits is not None, "a unit's own loops run over its elements"
+        return solve(digits, index, self.tensor.shape)
 
     @property
     def is_map(self) -> bool:
@@ -167,7 +176,17 @@ def _weights(program: Program) -> dict[Tensor, float]:
 
 
 def _unit(tensor: Tensor, units: set[Tensor], target: Tensor | None) -> Unit:
+    """Loops are split where something computed is read at a quotient of them, so that rows can be recognised."""
     index, loops = own_loops(tensor.shape, "d")
+    unit = _unit_over(tensor, index, loops, units, target)
+    if isinstance(tensor.definition, Map):
+        pieces, values = split_loops(loops, [e for t, i in unit.reads if t in units for e in i])
+        if values:
+            unit = _unit_over(tensor, substituted(index, values), pieces, units, target)
+    return unit
+
+
+def _unit_over(tensor: Tensor, index: Index, loops: Loops, units: set[Tensor], target: Tensor | None) -> Unit:
     definition = tensor.definition
     reader = _Reader(units)
     load = _Load(reader, None)

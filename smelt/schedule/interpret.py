@@ -44,6 +44,8 @@ def _call(item: ExternItem, memory: dict[int, torch.Tensor], schedule: Schedule)
     for id, tensor in zip(item.outs, results):
         if id is not None:
             spec = schedule.buffers[id].spec
-            got = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
-            assert got[0] == spec.shape and got[2] is spec.dtype, f"{item.op}: {got} instead of {spec}"
+            strides = [s for s, n in zip(tensor.stride(), tensor.shape) if n != 1]
+            expected = [s for s, n in zip(spec.stride, spec.shape) if n != 1]
+            same = tuple(tensor.shape) == spec.shape and tensor.dtype is spec.dtype and strides == expected
+            assert same, f"{item.op} gave {tensor.shape}, {tensor.stride()}, {tensor.dtype} instead of {spec}"
             memory[id] = tensor

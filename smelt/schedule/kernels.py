@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from smelt.graph.sizes import Size, Sym, subs
-from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Reduction, ReduceStage, ReductionKind, ScanStage, Stage, Store, Value
+from smelt.loops.ir import (
+    Buffer,
+    Kernel,
+    Loop,
+    MapStage,
+    Reduction,
+    ReduceStage,
+    ReductionKind,
+    ScanStage,
+    Stage,
+    Store,
+    Value,
+)
 from smelt.loops.tensor import Index, Map, Reduce, Scan, Tensor, numel
 from smelt.loops.values import both, compare, where
 from smelt.loops.values import index as index_value
@@ -24,7 +36,16 @@ LOCAL_BYTES = 64 * 1024  # scratch memory of one row: what stays in the first-le
 EXPENSIVE = 8.0  # arithmetic, in additions, that is kept in scratch rather than repeated in another stage
 NAME_LENGTH = 72
 
-_COSTS = {"load": 1.0, "div": 4.0, "sqrt": 4.0, "rsqrt": 8.0, "reciprocal": 4.0, "const": 0.0, "index": 0.0, "cast": 0.5}
+_COSTS = {
+    "load": 1.0,
+    "div": 4.0,
+    "sqrt": 4.0,
+    "rsqrt": 8.0,
+    "reciprocal": 4.0,
+    "const": 0.0,
+    "index": 0.0,
+    "cast": 0.5,
+}
 _COSTS |= dict.fromkeys(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc "
     "sigmoid pow atan2 remainder fmod floordiv".split(),
@@ -59,7 +80,11 @@ class KernelBuilder:
     """`tensors` by order; `in_memory` says which of the group's tensors others read; `buffer` gives schedule buffers."""
 
     def __init__(
-        self, group: Group, tensors: dict[int, Tensor], in_memory: set[Tensor], buffer: Callable[[Tensor], int]
+        self,
+        group: Group,
+        tensors: dict[int, Tensor],
+        in_memory: set[Tensor],
+        buffer: Callable[[Tensor], int],
     ) -> None:
         self.group, self.tensors, self.buffer = group, tensors, buffer
         self.in_memory = in_memory
@@ -136,10 +161,14 @@ class KernelBuilder:
             draft.reductions.append(Reduction(name, tensor.definition.kind, value))
             if tensor in self.in_memory:
                 result = drafts.setdefault((key[0] + 1, "map", ()), _Draft("map", ()))
-                result.stores.append(self.store(tensor, place.index, Value("result", (name,), tensor.dtype), False))
+                result.stores.append(
+                    self.store(tensor, place.index, Value("result", (name,), tensor.dtype), False)
+                )
         elif tensor in self.local:
             size = numel([n for _, n in place.inner])
-            number = self.number(tensor, Buffer(f"local{len(self.buffers)}", tensor.dtype, "local", size), None)
+            number = self.number(
+                tensor, Buffer(f"local{len(self.buffers)}", tensor.dtype, "local", size), None
+            )
             draft.stores.append(Store(number, self.local_index(place), value))
         else:
             draft.kinds.append(getattr(tensor.definition, "kind", "sum"))
@@ -178,7 +207,9 @@ class KernelBuilder:
         if value.op == "load":
             order, index, mask = value.args
             mask = None if mask is None else self.rewrite(mask, context)
-            return self.element(self.tensors[order], substituted(index, context.values), both(context.mask, mask), context)
+            return self.element(
+                self.tensors[order], substituted(index, context.values), both(context.mask, mask), context
+            )
         if value.op == "index":
             return index_value(subs(value.args[0], context.values))
         if value.op in ("const", "result"):
@@ -200,13 +231,14 @@ class KernelBuilder:
         place = self.group.places[tensor]
         if self.reads_back(unit, place, index, context.stage):
             if tensor in self.local:
-                return Value("load", (self.numbers[tensor], self.local_read(tensor, place, index), mask), tensor.dtype)
+                return Value(
+                    "load", (self.numbers[tensor], self.local_read(tensor, place, index), mask), tensor.dtype
+                )
             return Value("load", (self.memory(tensor, "in"), linear(tensor, index), mask), tensor.dtype)
         key = (tensor, index, mask, context.stage)
         inside = self.contexts.get(key)
         if inside is None:
-            values = {e: i for e, i in zip(unit.index, index) if isinstance(e, Sym)}
-            inside = self.contexts[key] = _Context(values, mask, context.stage)
+            inside = self.contexts[key] = _Context(unit.at(index), mask, context.stage)
         return self.rewrite(unit.value, inside)
 
     def reads_back(self, unit: Unit, place: Place, index: Index, stage: StageKey) -> bool:
@@ -256,7 +288,9 @@ class KernelBuilder:
         if draft.kind == "reduce":
             reductions = tuple(Reduction(r.name, r.kind, renaming.value(r.value)) for r in draft.reductions)
             return ReduceStage(_loops(loops), reductions)
-        stores = tuple(Store(s.buffer, renaming.index(s.index), renaming.value(s.value)) for s in draft.stores)
+        stores = tuple(
+            Store(s.buffer, renaming.index(s.index), renaming.value(s.value)) for s in draft.stores
+        )
         return MapStage(_loops(loops), stores)
 
     def scan_stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
@@ -336,4 +370,3 @@ def _indices(draft: _Draft) -> Iterator[Size]:
 
 def _loops(loops: Loops) -> tuple[Loop, ...]:
     return tuple(Loop(sym, size) for sym, size in loops)
-

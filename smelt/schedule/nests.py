@@ -14,13 +14,15 @@ SMALLEST_SPLIT = 4  # a loop is not split into pieces shorter than a vector regi
 Values = dict[Sym, Size]
 
 
-def tidy(loops: Loops, indices: Iterable[Size], layout: Sequence[Size], letter: str, keep_order: bool) -> tuple[Loops, Values]:
+def tidy(
+    loops: Loops, indices: Iterable[Size], layout: Sequence[Size], letter: str, keep_order: bool
+) -> tuple[Loops, Values]:
     """New loops named `letter`0, `letter`1, ..., and the values of the old symbols. `indices` are all expressions that the
     loops occur in; `layout` those whose strides decide the order, the most important first."""
     values: Values = {s: s for s, _ in loops}
     known = [e for e in dict.fromkeys(indices) if not free_syms(e).isdisjoint(values)]
     order = [e for e in layout if not isinstance(e, int)]
-    loops, split = _split(loops, known)
+    loops, split = split_loops(loops, known)
     if split:
         values = _apply(values, split)
         known, order = _all(known, split), _all(order, split)
@@ -43,7 +45,7 @@ def _all(indices: Sequence[Size], step: Values) -> list[Size]:
 # ---- splitting
 
 
-def _split(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
+def split_loops(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
     """`for s in n` becomes `for a in n/d: for b in d` wherever an index has `s // d` or `s % d`."""
     total: Values = {}
     for round in range(8):

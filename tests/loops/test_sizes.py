@@ -75,7 +75,13 @@ def build(tree, values):
         return values[tree]
     op, a, b = tree
     a, b = build(a, values), build(b, values)
-    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a // b, "%": lambda: a % b}[op]()
+    return {
+        "+": lambda: a + b,
+        "-": lambda: a - b,
+        "*": lambda: a * b,
+        "/": lambda: a // b,
+        "%": lambda: a % b,
+    }[op]()
 
 
 @settings(max_examples=400, deadline=None)

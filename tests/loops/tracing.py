@@ -28,6 +28,25 @@ def traced(f, *inputs):
     return record.aten_graph, real
 
 
+def traced_module(module, kwargs, outputs_of=flatten):
+    """(aten graph, the real tensors of its placeholders) of a module called with tensors as keyword arguments."""
+    stores = [store for m in module.modules() for store in (m._parameters, m._buffers)]
+    saved = [dict(store) for store in stores]
+    with torch.no_grad():
+        trace = Trace()
+        with trace:
+            fakes = {k: trace.fake(v) for k, v in kwargs.items()}
+            for store in stores:
+                store.update({k: trace.fake(v) for k, v in store.items() if v is not None})
+            try:
+                outputs = outputs_of(module(**fakes))
+            finally:
+                for store, old in zip(stores, saved):
+                    store.update(old)
+        record = trace.finish(outputs)
+        return record.aten_graph, [trace.real(fake) for fake in record.inputs]
+
+
 def scheduled(f, *inputs):
     graph, real = traced(f, *inputs)
     return fuse(lower(graph, DEFAULT), DEFAULT), real

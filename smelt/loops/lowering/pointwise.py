@@ -121,7 +121,9 @@ def _binary(op: str, cost: float, to_float: bool) -> Callable[[Builder, Operand,
         dtype = result_type([x, y])
         if dtype is torch.bool and op in ("remainder", "fmod"):
             return None
-        return b.pointwise(lambda u, v: call(op, u, v), [x, y], opmath(floating(dtype) if to_float else dtype), cost=cost)
+        return b.pointwise(
+            lambda u, v: call(op, u, v), [x, y], opmath(floating(dtype) if to_float else dtype), cost=cost
+        )
 
     return lower
 
@@ -156,7 +158,10 @@ def _scaled(v: Value, alpha: float) -> Value:
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
 def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
-    return b.pointwise(lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v, [x, y])
+    compute = opmath(result_type([x, y]))  # scalars are not rounded to half precision first, unlike in add
+    return b.pointwise(
+        lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v, [x, y], compute
+    )
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
@@ -192,7 +197,9 @@ def pow_scalar(b: Builder, x: Tensor, exponent: float) -> Tensor | None:
     if special is not None:
         f, cost = special
         return b.pointwise(f, [x], opmath(dtype), cost=cost)
-    return b.pointwise(lambda v: call("pow", v, const(exponent, v.dtype)), [x], opmath(dtype), cost=3 * TRANSCENDENTAL)
+    return b.pointwise(
+        lambda v: call("pow", v, const(exponent, v.dtype)), [x], opmath(dtype), cost=3 * TRANSCENDENTAL
+    )
 
 
 POWERS: dict[float, tuple[Callable[[Value], Value], float]] = {
@@ -233,12 +240,14 @@ def lerp(b: Builder, start: Tensor, end: Tensor, weight: Operand) -> Tensor:
         small = compare("lt", call("abs", w), const(0.5, w.dtype))
         return where(small, x + w * (y - x), y - (y - x) * (1 - w))
 
-    return b.pointwise(f, [start, end, weight], cost=6)
+    return b.pointwise(f, [start, end, weight], opmath(b.spec.dtype), cost=6)
 
 
 @lowers(aten.bitwise_not.default)
 def bitwise_not(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise(lambda v: test("logical_not", v) if v.dtype is torch.bool else call("bitwise_not", v), [x])
+    return b.pointwise(
+        lambda v: test("logical_not", v) if v.dtype is torch.bool else call("bitwise_not", v), [x]
+    )
 
 
 @lowers(aten.logical_not.default)
@@ -248,12 +257,16 @@ def logical_not(b: Builder, x: Tensor) -> Tensor:
 
 @lowers(aten.isnan.default)
 def isnan(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise(lambda v: test("isnan", v) if v.dtype.is_floating_point else const(False, torch.bool), [x])
+    return b.pointwise(
+        lambda v: test("isnan", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
+    )
 
 
 @lowers(aten.isinf.default)
 def isinf(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise(lambda v: test("isinf", v) if v.dtype.is_floating_point else const(False, torch.bool), [x])
+    return b.pointwise(
+        lambda v: test("isinf", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
+    )
 
 
 @lowers(aten.nan_to_num.default)
@@ -318,9 +331,7 @@ def _above(v: Value, bound: float) -> Value:
     return compare("gt", v, const(bound, v.dtype))
 
 
-def _activation(
-    f: Callable[..., Value], *overloads: Any, cost: float = 3.0
-) -> None:
+def _activation(f: Callable[..., Value], *overloads: Any, cost: float = 3.0) -> None:
     """`f(x, *scalar arguments)` in the dtype of x."""
 
     def lower(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -365,6 +376,10 @@ def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1
     return where(_above(x, 0), x * scale, call("expm1", x * input_scale) * (alpha * scale))
 
 
+def celu(x: Value, alpha: float = 1.0) -> Value:
+    return elu(x, alpha, 1.0, 1.0 / alpha)
+
+
 def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
     scaled = x * beta
     return where(_above(scaled, threshold), x, call("log1p", call("exp", scaled)) / beta)
@@ -386,6 +401,7 @@ _activation(silu, aten.silu.default, cost=TRANSCENDENTAL + DIVISION)
 _activation(gelu, aten.gelu.default, cost=TRANSCENDENTAL + 4)
 _activation(leaky_relu, aten.leaky_relu.default)
 _activation(elu, aten.elu.default, cost=TRANSCENDENTAL)
+_activation(celu, aten.celu.default, cost=TRANSCENDENTAL)
 _activation(softplus, aten.softplus.default, cost=2 * TRANSCENDENTAL)
 _activation(mish, aten.mish.default, cost=3 * TRANSCENDENTAL)
 _activation(threshold, aten.threshold.default)

@@ -97,7 +97,9 @@ def vector_norm(
 
 
 # order -> (reduction, before it, after it, cost of that)
-VECTOR_NORMS: dict[float, tuple[ReductionKind, Callable[[Value], Value], Callable[[Value], Value] | None, float]] = {
+VECTOR_NORMS: dict[
+    float, tuple[ReductionKind, Callable[[Value], Value], Callable[[Value], Value] | None, float]
+] = {
     2: ("sum", lambda v: v * v, lambda v: call("sqrt", v), DIVISION),
     1: ("sum", lambda v: call("abs", v), None, 0.0),
     float("inf"): ("max", lambda v: call("abs", v), None, 0.0),

@@ -180,7 +180,9 @@ def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
 def upsample_nearest2d(b: Builder, x: Tensor, *args: Operand) -> Tensor | None:
     """Whole multiples only: there the source pixel is exact integer division."""
     (_, _, h, w), (_, _, big_h, big_w) = x.shape, b.spec.shape
-    if big_h % h or big_w % w or any(isinstance(a, float) for a in args):
+    if big_h % h or big_w % w:
         return None
     kh, kw = big_h // h, big_w // w
+    if any(isinstance(a, float) and a not in (kh, kw) for a in args):
+        return None
     return b.copy(x, b.spec.shape, lambda i: (i[0], i[1], i[2] // kh, i[3] // kw))

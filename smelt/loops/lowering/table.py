@@ -66,7 +66,9 @@ class Builder:
         """`result[i] = source[index(i)]`, in memory of its own."""
         return self._gather(source, shape, index, view=False)
 
-    def _gather(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index], view: bool) -> Tensor:
+    def _gather(
+        self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index], view: bool
+    ) -> Tensor:
         def body(load: Load, i: Index) -> Value:
             return load(source, index(i))
 
@@ -92,12 +94,13 @@ class Builder:
         shape: Sequence[Size] | None = None,
     ) -> Tensor:
         """`f` over broadcast operands converted to `compute` (one for all or one each; default: the dtype ATen
-        promotes to, widened to what it computes in), converted to `out` (default: the dtype of the node's result)."""
-        compute = compute or opmath(result_type(operands))
+        promotes to, and from there to what it computes in), converted to `out` (default: the node's dtype)."""
+        promoted = result_type(operands) if compute is None else None
+        compute = compute or opmath(promoted)
         each = [compute] * len(operands) if isinstance(compute, torch.dtype) else compute
         out = out or self.spec.dtype
         shape = self.spec.shape if shape is None else tuple(shape)
-        readers = [_reader(operand, len(shape), dtype) for operand, dtype in zip(operands, each)]
+        readers = [_reader(operand, len(shape), promoted, dtype) for operand, dtype in zip(operands, each)]
 
         def body(load: Load, index: Index) -> Value:
             return cast(f(*[read(load, index) for read in readers]), out)
@@ -108,7 +111,9 @@ class Builder:
     def constant(self, value: Callable[[Index], Value]) -> Tensor:
         """A tensor computed from its indices alone, of the node's shape and dtype."""
         dtype = self.spec.dtype
-        return self.tensor(self.spec.shape, dtype, Map((), lambda load, index: cast(value(index), dtype), 0.5))
+        return self.tensor(
+            self.spec.shape, dtype, Map((), lambda load, index: cast(value(index), dtype), 0.5)
+        )
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x if x.dtype is dtype else self.pointwise(lambda v: v, [x], dtype, dtype, 0.5, x.shape)
@@ -126,9 +131,7 @@ class Builder:
         compute = compute or opmath(source.dtype)
         kept = tuple(d for d in range(len(source.shape)) if d not in dims)
         reduced = tuple(sorted(dims))
-        shape = tuple(
-            1 if d in dims else s for d, s in enumerate(source.shape) if keepdim or d not in dims
-        )
+        shape = tuple(1 if d in dims else s for d, s in enumerate(source.shape) if keepdim or d not in dims)
 
         def body(load: Load, index: Index, position: Index) -> Value:
             full: list[Size] = [0] * len(source.shape)
@@ -152,12 +155,27 @@ def broadcast(index: Index, shape: Sequence[Size]) -> Index:
     return tuple(0 if s == 1 else i for i, s in zip(index[skip:], shape))
 
 
-def _reader(operand: Operand, rank: int, compute: torch.dtype) -> Callable[[Load, Index], Value]:
+def _reader(
+    operand: Operand, rank: int, promoted: torch.dtype | None, compute: torch.dtype
+) -> Callable[[Load, Index], Value]:
+    """Elements of an operand broadcast to `rank` dimensions, by way of `promoted` if that is narrower."""
     if not isinstance(operand, Tensor):
-        number = const(operand, compute)
+        number = const(operand if promoted is None else _rounded(operand, promoted), compute)
         return lambda load, index: number
-    tensor = operand
-    if len(tensor.shape) == rank and 1 not in tensor.shape:
-        return lambda load, index: cast(load(tensor, index), compute)
-    picks = [d if s != 1 else -1 for d, s in enumerate(tensor.shape, rank - len(tensor.shape))]
-    return lambda load, index: cast(load(tensor, tuple([index[d] if d >= 0 else 0 for d in picks])), compute)
+    tensor, picks = operand, None
+    if len(tensor.shape) != rank or 1 in tensor.shape:
+        picks = [d if s != 1 else -1 for d, s in enumerate(tensor.shape, rank - len(tensor.shape))]
+    narrow = promoted if promoted is not compute else None
+
+    def read(load: Load, index: Index) -> Value:
+        value = load(tensor, index if picks is None else tuple([index[d] if d >= 0 else 0 for d in picks]))
+        return cast(value if narrow is None else cast(value, narrow), compute)
+
+    return read
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    """A Python number as `dtype` represents it."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return torch.tensor(number, dtype=dtype).item()
+    return number

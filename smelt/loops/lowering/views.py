@@ -102,7 +102,8 @@ def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[int], dim: int = 0) 
 def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     return tuple(
-        b.view(x, spec.shape, _moved(dim, lambda i, start=start: i + start)) for spec, start in zip(b.spec, starts)
+        b.view(x, spec.shape, _moved(dim, lambda i, start=start: i + start))
+        for spec, start in zip(b.spec, starts)
     )
 
 
@@ -279,7 +280,11 @@ def slice_scatter(
     count = source.shape[dim]
 
     def inside(i: Index) -> list[tuple[str, Size, Size]]:
-        return [("ge", i[dim], first), ("lt", i[dim], first + count * step), ("eq", (i[dim] - first) % step, 0)]
+        return [
+            ("ge", i[dim], first),
+            ("lt", i[dim], first + count * step),
+            ("eq", (i[dim] - first) % step, 0),
+        ]
 
     return _scatter(b, x, source, inside, _moved(dim, lambda e: _inside((e - first) // step, count)))
 

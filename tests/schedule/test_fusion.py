@@ -1,0 +1,167 @@
+"""What becomes one kernel, and what must not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from smelt.config import DEFAULT
+from smelt.loops.ir import MapStage, ReduceStage
+from smelt.loops.lower import lower
+from smelt.schedule.fuse import fuse
+from smelt.schedule.schedule import ExternItem, KernelItem, ViewItem
+from tests.loops.tracing import check, kernels, scheduled, traced
+
+
+def r(*shape):
+    return torch.randn(*shape)
+
+
+def rms_norm(x, w):
+    x = x.to(torch.float32)
+    return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+ONE_KERNEL = {
+    "gelu_bias": (lambda x, b: F.gelu(x + b), r(4, 32), r(32)),
+    "softmax": (lambda x: torch.softmax(x, -1), r(2, 3, 32)),
+    "masked_softmax": (lambda x, m: torch.softmax(x * 0.125 + m, -1), r(2, 3, 32, 32), r(2, 1, 1, 32)),
+    "causal_softmax": (
+        lambda x: torch.softmax(x.masked_fill(torch.ones(32, 32).triu(1) > 0, float("-inf")), -1),
+        r(2, 32, 32),
+    ),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (32,), w, b), r(2, 8, 32), r(32), r(32)),
+    "residual_layer_norm": (
+        lambda x, y, w, b: (F.layer_norm(x + y, (32,), w, b), x + y),
+        r(2, 8, 32),
+        r(2, 8, 32),
+        r(32),
+        r(32),
+    ),
+    "layer_norm_of_gelu": (lambda x: F.layer_norm(F.gelu(x), (32,)), r(8, 32)),
+    "rms_norm": (rms_norm, r(2, 8, 32), r(32)),
+    "batch_norm_relu_residual": (
+        lambda x, y, m, v: F.relu(F.batch_norm(x, m, v) + y),
+        r(2, 8, 4, 4),
+        r(2, 8, 4, 4),
+        r(8),
+        r(8).abs(),
+    ),
+    "group_norm": (lambda x: F.silu(F.group_norm(x, 2)), r(2, 8, 4, 4)),
+    "var_mean": (lambda x: torch.var_mean(x, -1), r(8, 32)),
+    "log_softmax": (lambda x: F.log_softmax(x, -1), r(8, 32)),
+    "rotary": (
+        lambda x, c, s: x * c + torch.cat((-x[..., 8:], x[..., :8]), -1) * s,
+        r(2, 4, 8, 16),
+        r(8, 16),
+        r(8, 16),
+    ),
+    "two_outputs": (lambda x: (torch.exp(x), torch.exp(x) * x.sin()), r(64, 64)),
+    "window_partition": (
+        lambda x: F.layer_norm(x, (6,)).view(2, 2, 4, 2, 4, 6).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 6),
+        r(2, 8, 8, 6),
+    ),
+    "mean_of_channels_last": (lambda x: x.mean((2, 3)), r(2, 8, 4, 4).to(memory_format=torch.channels_last)),
+    "flat_rows": (
+        lambda x, y: F.layer_norm(x, (32,)).view(16, 32) + y.view(16, 32),
+        r(2, 8, 32),
+        r(2, 8, 32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_KERNEL)
+def test_one_kernel(name):
+    f, *inputs = ONE_KERNEL[name]
+    check(f, *inputs, n_kernels=1, n_externs=0, rtol=1e-4, atol=1e-5)
+
+
+def test_softmax_keeps_the_exponentials_of_a_row():
+    (kernel,) = kernels(scheduled(lambda x: torch.softmax(x, -1), r(64, 64))[0])
+    assert [b.role for b in kernel.buffers] == ["in", "local", "out"]
+    kinds = [type(stage) for stage in kernel.stages]
+    assert kinds == [ReduceStage, MapStage, ReduceStage, MapStage]
+
+
+def test_rows_too_long_for_scratch_are_recomputed():
+    (kernel,) = kernels(scheduled(lambda x: torch.softmax(x, -1), r(2, 20000))[0])
+    assert [b.role for b in kernel.buffers] == ["in", "out"]
+
+
+def test_elementwise_on_contiguous_tensors_is_one_loop():
+    (kernel,) = kernels(scheduled(lambda x, y: (x * y + 1).relu(), r(2, 3, 4, 5), r(2, 3, 4, 5))[0])
+    assert [loop.size for loop in kernel.outer] == [120]
+
+
+def test_loops_follow_the_layout_of_the_result():
+    x = r(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    (kernel,) = kernels(scheduled(lambda x: x + 1, x)[0])
+    assert [loop.size for loop in kernel.outer] == [256]
+
+
+def test_a_loop_over_merged_heads_is_split():
+    (kernel,) = kernels(scheduled(lambda x: x.transpose(1, 2).reshape(2, 16, 64) + 1, r(2, 8, 16, 8))[0])
+    assert [loop.size for loop in kernel.outer] == [2, 16, 8, 8]
+
+
+def test_views_cost_nothing():
+    schedule, _ = scheduled(
+        lambda x, w: (x.view(4, 8) @ w.t()).view(2, 2, 4).transpose(0, 1), r(2, 2, 8), r(4, 8)
+    )
+    kinds = [type(item) for item in schedule.items]
+    assert kinds == [ViewItem, ViewItem, ExternItem, ViewItem]
+    assert [item.user_visible for item in schedule.items if isinstance(item, ViewItem)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_kernels_do_not_cross_an_extern():
+    def f(x, w):
+        y = torch.relu(x)
+        return y + y @ w
+
+    schedule = check(f, r(32, 32), r(32, 32), n_kernels=2, n_externs=1, rtol=1e-4, atol=1e-4)
+    assert any("computed after" in reason for reason in schedule.refusals) or schedule.refusals == ()
+
+
+def test_repeated_layers_are_equal_kernels():
+    def f(x, *ws):
+        for w in ws:
+            x = F.layer_norm(x + F.gelu(x @ w), (32,))
+        return x
+
+    ks = kernels(scheduled(f, r(8, 32), *[r(32, 32) for _ in range(5)])[0])
+    assert len(ks) == 5 and len(set(ks)) == 1
+
+
+def test_the_result_of_one_normalisation_feeds_the_next():
+    def f(x):
+        return torch.softmax(F.layer_norm(x, (32,)) * 2, -1).sum(-1)
+
+    check(f, r(8, 32), n_kernels=1)
+
+
+def test_different_rows_are_different_kernels():
+    check(lambda x: torch.softmax(torch.softmax(x, 0), 1), r(8, 32), n_kernels=2)
+
+
+def test_overwriting_an_input_comes_after_its_readers():
+    def f(x, y):
+        total = x.sum(0)
+        x.add_(y)
+        return total
+
+    check(f, r(8, 32), r(8, 32))
+
+
+def test_without_fusion_every_operator_is_a_kernel():
+    graph, _ = traced(lambda x: (x + 1).relu() * 2, r(8))
+    config = DEFAULT.with_options({"fuse": False})
+    assert len(kernels(fuse(lower(graph, config), config))) == 3
+
+
+def test_notes_name_kernels_after_operators():
+    schedule, _ = scheduled(lambda x, y: F.layer_norm(x + y, (32,)), r(8, 32), r(8, 32))
+    (item,) = [item for item in schedule.items if isinstance(item, KernelItem)]
+    assert item.kernel.name == "add_native_layer_norm"
