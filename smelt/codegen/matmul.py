@@ -131,8 +131,8 @@ def _matrix_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any])
 
 
 def _convolution_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> _Call | str:
-    """A 1x1 convolution without stride or padding. With channels first, W[co, ci] @ X[b][ci, hw]; with channels last,
-    X[bhw, ci] @ W[co, ci].T."""
+    """A 1x1 convolution without stride or padding. For a channels-first result, W[co, ci] @ X[b][ci, hw]; for a
+    channels-last one, X[bhw, ci] @ W[co, ci].T."""
     x, weight, bias, stride, padding, _, transposed, output_padding, groups = arguments
     xs, ws = schedule.buffers[x.id].spec, schedule.buffers[weight.id].spec
     ys = schedule.buffers[item.outs[0]].spec  # type: ignore[index]
@@ -140,23 +140,40 @@ def _convolution_call(schedule: Schedule, item: ExternItem, arguments: Sequence[
         return "not a 1x1 convolution"
     if any((*padding, *output_padding)) or len(xs.shape) < 3:
         return "a padded convolution"
+    step = _pixel_stride(xs)
+    if step is None:
+        return "an input whose pixels are not evenly spaced"
     b, ci, co, pixels = xs.shape[0], xs.shape[1], ws.shape[0], prod(xs.shape[2:])
     w = replace(ws, shape=(co, ci), stride=ws.stride[:2])
     vector = None if bias is None else schedule.buffers[bias.id].spec
-    buffers = (x.id, weight.id, None if bias is None else bias.id)
-    if _is_dense(xs) and _is_dense(ys):
-        a, image = buffers[1], buffers[0]
-        column = vector and replace(vector, shape=(co, 1), stride=(vector.stride[0], 0))
-        xm = replace(xs, shape=(b, ci, pixels), stride=(ci * pixels, pixels, 1))
+    bias_id = None if bias is None else bias.id
+    if _is_dense(ys):
+        xm = replace(xs, shape=(b, ci, pixels), stride=(xs.stride[0], xs.stride[1], step))
         ym = replace(ys, shape=(b, co, pixels), stride=(co * pixels, pixels, 1))
-        if column is None:
-            return _Call(aten.matmul.default, (w, xm), (a, image), ym)
-        return _Call(aten.baddbmm.default, (column, w, xm), (buffers[2], a, image), ym)
-    if _is_dense(_channels_last(xs)) and _is_dense(_channels_last(ys)):
-        xm = replace(xs, shape=(b * pixels, ci), stride=(ci, 1))
+        if vector is None:
+            return _Call(aten.matmul.default, (w, xm), (weight.id, x.id), ym)
+        column = replace(vector, shape=(co, 1), stride=(vector.stride[0], 0))
+        return _Call(aten.baddbmm.default, (column, w, xm), (bias_id, weight.id, x.id), ym)
+    if _is_dense(_channels_last(ys)) and (b == 1 or xs.stride[0] == pixels * step):
+        xm = replace(xs, shape=(b * pixels, ci), stride=(step, xs.stride[1]))
         ym = replace(ys, shape=(b * pixels, co), stride=(co, 1))
-        return _Call(aten.linear.default, (xm, w, vector), buffers, ym)
-    return "an input or result that is neither channels-first nor channels-last"
+        return _Call(aten.linear.default, (xm, w, vector), (x.id, weight.id, bias_id), ym)
+    return "a result that is neither channels-first nor channels-last"
+
+
+def _pixel_stride(spec: TensorSpec) -> Size | None:
+    """The stride of an image's pixels taken as one dimension, if they are evenly spaced."""
+    step: Size | None = None
+    count: Size = 1
+    for size, stride in zip(reversed(spec.shape[2:]), reversed(spec.stride[2:])):
+        if size == 1:
+            continue
+        if step is None:
+            step = stride
+        elif stride != step * count:
+            return None
+        count = count * size
+    return 1 if step is None else step
 
 
 def _channels_last(spec: TensorSpec) -> TensorSpec:

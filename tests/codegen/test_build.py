@@ -298,18 +298,22 @@ def test_a_product_absorbs_the_kernel_behind_it(transposed):
     assert got.stride() == ((1, 37) if transposed else (40, 1))
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("image, batch", [(LAYOUTS[0], 1), (LAYOUTS[1], 1), (LAYOUTS[1], 2)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_1x1_convolutions_are_products(layout, bias):
-    x = torch.randn(2, 24, 6, 5).to(memory_format=layout)
+def test_1x1_convolutions_are_products(layout, image, batch, bias):
+    x = torch.randn(batch, 24, 6, 5).to(memory_format=image)
     w, b, c = torch.randn(40, 24, 1, 1), torch.randn(40), torch.randn(40)
     p = Program(x, w, b, c)
     rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    like = torch.empty(2, 40, 6, 5).to(memory_format=layout)
+    like = torch.empty(batch, 40, 6, 5).to(memory_format=layout)
     h = p.extern(aten.convolution.default, (BufRef(0), BufRef(1), BufRef(2) if bias else None, *rest), like)
     y = p.buffer(like, "output")
     repeat = 30 if layout is torch.contiguous_format else 1
-    p.items.append(KernelItem(silu_kernel(60, 40, repeat=repeat), (h, 3, y)))
+    p.items.append(KernelItem(silu_kernel(30 * batch, 40, repeat=repeat), (h, 3, y)))
     plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
     assert [type(s).__name__ for s in plan.steps] == ["Alloc", "Launch"]
     (got,) = plan.to_native()((x, w, b, c))
