@@ -84,7 +84,7 @@ def test_every_form_at_random_sizes(form, dtype):
 
 
 @pytest.mark.parametrize(
-    "m, n, k", [(300, 65, 20), (14, 32, 700), (29, 33, 257), (500, 40, 600), (1, 1, 1), (1, 97, 300)]
+    "m, n, k", [(400, 65, 20), (14, 32, 700), (29, 33, 257), (800, 40, 600), (1, 1, 1), (1, 97, 300)]
 )
 def test_several_blocks_of_rows_and_of_k(m, n, k):
     for b in (torch.randn(k, n), torch.randn(n, k).t()):
