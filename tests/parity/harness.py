@@ -98,7 +98,7 @@ def same(got: Any, want: Any, path: str = "result") -> None:
         assert type(got) is type(want) and len(got) == len(want), f"{path}: {got!r}, eager {want!r}"
         for i, (g, w) in enumerate(zip(got, want)):
             same(g, w, f"{path}[{i}]")
-    elif hasattr(want, "__dict__") and not callable(want):
+    elif hasattr(want, "__dict__") and (isinstance(want, torch.nn.Module) or not callable(want)):
         assert type(got) is type(want), f"{path}: {type(got)}, eager {type(want)}"
         same(vars(got), vars(want), f"{path}.__dict__")
     else:
