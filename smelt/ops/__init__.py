@@ -1,0 +1,1 @@
+"""What ATen operators are made of: pure counterparts of writing operators, decompositions."""

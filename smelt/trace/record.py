@@ -24,8 +24,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.errors import Unsupported
+from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Line, Node
-from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
 from smelt.trace import known, shapes, special, state
 from smelt.trace.builder import Builder, identifier
@@ -195,6 +195,9 @@ class Trace:
         self.aten.graph.nodes.append(node)
         self.records.append(Record(node, fake))
         fake.aten_node = node
+        if self._source is None:  # otherwise the torch-level call that made it names it
+            self.torch.graph.constants[name] = value
+            fake.torch_node = self.torch.make("get_attr", name, (), {}, name, fake.spec, node.line)
         return fake
 
     # ---- torch level

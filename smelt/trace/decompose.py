@@ -1,0 +1,93 @@
+"""Rewriting an aten graph with some of its operators taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from smelt.graph.ir import Graph, Line, Node, map_nodes
+from smelt.graph.specs import empty_like_spec
+from smelt.trace.fake import FakeTensor
+from smelt.trace.record import Trace
+
+_MAX_ROUNDS = 8
+
+
+def decompose(graph: Graph, table: Mapping[OpOverload, Callable[..., Any]]) -> Graph:
+    """`graph` (functional, aten level) with every operator in `table` replaced by what its function calls.
+
+    The graph is recorded again; placeholders keep their order and names, nodes their lines and torch-level sources. A
+    graph without such operators is returned as it is.
+    """
+    for _ in range(_MAX_ROUNDS):  # what a decomposition calls may be in the table, too
+        if not any(n.target in table for n in graph.nodes if n.op == "call_function"):
+            break
+        graph = _Decomposer(graph, table).run()
+    return graph
+
+
+class _Decomposer:
+    def __init__(self, graph: Graph, table: Mapping[OpOverload, Callable[..., Any]]) -> None:
+        self.graph = graph
+        self.table = table
+        self.line: Line | None = None
+        self.values: dict[Node, Any] = {}
+        self.trace = Trace(lambda: self.line)
+
+    def run(self) -> Graph:
+        out = Graph("aten")
+        with torch.no_grad(), torch._C._DisableAutocast():
+            for node in self.graph.placeholders:
+                real = empty_like_spec(node.spec, node.spec.device)
+                self.values[node] = self.trace.fake(real, node.name)
+            with self.trace:
+                for node in self.graph.nodes:
+                    self._repeat(node)
+        recorded = self.trace.aten.graph
+        inputs = [f.aten_node or self.trace._placeholder(f, self.trace.aten) for f in self.trace.inputs]
+        results = tuple(None if n is None else self._node(n) for n in self.graph.output.args[0])
+        out.constants = recorded.constants
+        out.nodes = [
+            *inputs,
+            *recorded.nodes,
+            Node("output", "output", (results,), {}, "output", self.graph.output.spec),
+        ]
+        return out
+
+    def _node(self, node: Node) -> Node:
+        fake = self.values[node]
+        return fake.aten_node or self.trace._placeholder(fake, self.trace.aten)
+
+    def _repeat(self, node: Node) -> None:
+        if node.op in ("placeholder", "output"):
+            return
+        start = len(self.trace.aten.graph.nodes)
+        self.line = node.line
+        if node.op == "get_attr":
+            with self.trace.paused():
+                self.values[node] = self.trace.constant(self.graph.constants[node.target])
+        else:
+            args = map_nodes(node.args, self.values.__getitem__)
+            kwargs = map_nodes(node.kwargs, self.values.__getitem__)
+            function = self.table.get(node.target, node.target)
+            self.values[node] = self._checked(node, function(*args, **kwargs))
+        for new in self.trace.aten.graph.nodes[start:]:
+            new.source = node.source
+
+    def _checked(self, node: Node, value: Any) -> Any:
+        """`value` in the layout that the graph promised: decompositions may give other strides."""
+        if node.target not in self.table:
+            return value
+        if isinstance(value, (tuple, list)):
+            return tuple(_laid_out(v, spec) for v, spec in zip(value, node.spec))
+        return _laid_out(value, node.spec)
+
+
+def _laid_out(value: Any, spec: Any) -> Any:
+    if type(value) is not FakeTensor or spec is None or value.spec.stride == spec.stride:
+        return value
+    empty = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    return torch.ops.aten.copy.default(empty, value)
