@@ -56,6 +56,7 @@ class Outside:
         self.attributes: dict[int, dict[Any, Any]] = {}  # what attribute and item reads of an object gave
         self._guards: dict[Any, Guard] = {}
         self._keep: list[Any] = []
+        self._objects: dict[int, Any] = {}  # outside objects other than constants, tensors and what identity says all of
         self._consts: dict[int, Origin] = {}
         self._classes: set[type] = set()
         self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
@@ -195,6 +196,7 @@ class Outside:
         if first is None:
             self.guard("type", origin, type(value))
             self._register(value, origin)
+            self._objects[id(value)] = value
         elif first is not origin and first.kind != "const":
             self._alias(origin, first)
         return value
@@ -300,6 +302,14 @@ class Outside:
             own = instance_dict(obj)
             if own is not None and id(own) in self.origins:
                 self._touch_one(own)
+
+    def guard_distinct(self) -> None:
+        """An object that the trace changed must not be another object that the trace used."""
+        changed = {type(obj) for obj in self._objects.values() if obj in self.log}
+        for cls in changed:
+            origins = tuple(self.origins[k] for k, obj in self._objects.items() if type(obj) is cls)
+            if len(origins) > 1:
+                self.guard("distinct", origins[0], origins, key=cls)
 
     def own_dict(self, obj: Any, own: dict[str, Any]) -> dict[str, Any]:
         """`obj.__dict__` read by the user's code."""

@@ -413,6 +413,7 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
         result = _run_root(vm, frame)
         _check_left(vm)
         effects = outside.log.effects()
+        outside.guard_distinct()
         outside.log.roll_back()
         traced = trace.finish(_fakes(vm, result, effects))
     if state.snapshot() != snapshot:
@@ -468,7 +469,7 @@ def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
     origins = tuple(vm.outside.origins[id(f)] for f in traced.inputs)
     storages = [f.elem.untyped_storage()._cdata for f in traced.inputs]
     if len(set(storages)) != len(storages):
-        return []
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage"))
     return [Guard("no_overlap", origins[0], origins)]
 
 
