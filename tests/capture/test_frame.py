@@ -209,17 +209,16 @@ def test_each_compilation_has_its_own_entries() -> None:
 
 
 def test_everything_is_freed_with_the_callable() -> None:
-    weight = torch.ones(3)
+    def make() -> Any:
+        weight = torch.ones(3)
+        return compiled(lambda x: x + weight), weakref.ref(weight)
 
-    def f(x: Any) -> Any:
-        return x + weight
-
-    c = compiled(f)
+    c, weight = make()
     c(torch.ones(3))
-    graph, dead = weakref.ref(entries(c)[0]), weakref.ref(weight)
-    del c, f, weight
+    entry = weakref.ref(entries(c)[0])
+    del c
     gc.collect()
-    assert graph() is None and dead() is None
+    assert entry() is None and weight() is None
 
 
 def test_events_tell_the_story() -> None:
