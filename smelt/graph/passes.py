@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.ops.kinds import effects
 
 _STATE_CHANGES: frozenset[Any] = frozenset(
     {

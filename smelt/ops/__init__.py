@@ -1,1 +1,1 @@
-"""What ATen operators are made of: pure counterparts of writing operators, decompositions."""
+"""What ATen operators do to memory, their pure counterparts, decompositions."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.graph.effects import effects
+from smelt.ops.kinds import effects
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
-from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Graph, Line, Node, map_nodes
 from smelt.graph.specs import result_spec
 from smelt.ops.inplace import pure_of
+from smelt.ops.kinds import Effects, effects
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.scatter import Emitter, View, scatter_back

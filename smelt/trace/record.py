@@ -24,8 +24,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.errors import Unsupported
-from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Line, Node
+from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
 from smelt.trace import known, shapes, special, state
 from smelt.trace.builder import Builder, identifier

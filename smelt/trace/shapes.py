@@ -14,9 +14,9 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.graph import specs
-from smelt.graph.effects import Effects, Result
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
+from smelt.ops.kinds import Effects, Result
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
