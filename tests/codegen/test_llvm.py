@@ -596,6 +596,19 @@ def test_local_scratch(strided: bool) -> None:
     torch.testing.assert_close(y, x.softmax(0 if strided else 1))
 
 
+def test_large_scratch_is_not_on_the_stack() -> None:
+    n = 300_000
+    (a, la), (c, lc) = loop("a", n), loop("c", n)
+    stages = (
+        MapStage((la,), (Store(2, a, load(0, a) + 1.0),)),
+        MapStage((lc,), (Store(1, c, load(2, n - 1 - c)),)),
+    )
+    kernel = Kernel("k", (*buffers((f32, "in"), (f32, "out")), Buffer("t", f32, "local", n)), (), stages)
+    x, y = torch.randn(n), torch.empty(n)
+    run(kernel, [x, y])
+    assert torch.equal(y, x.flip(0) + 1)
+
+
 @pytest.mark.parametrize(
     "kernel", [bias_gelu(37, 300), softmax(50, 33), softmax_columns(20, 500), transpose(100, 130)]
 )
