@@ -59,7 +59,7 @@ def measure_model(name: str, rivals: bool = True, budget_s: float = 6.0) -> dict
             "first_s": {"eager": eager_first, "smelt": smelt_first},
             "error": {"smelt": largest_error(got, want)},
             "graphs": {"smelt": sum(e.kind == "entry-installed" for e in seen)},
-            "kernels": {"smelt": sum(e.data.get("kernels", 0) for e in seen if e.kind == "backend-end")},
+            "kernels": {"smelt": sum(e.data.get("kernels", 0) for e in seen if e.kind == "plan")},
             "stages_s": {"smelt": {e.name: e.data["seconds"] for e in seen if e.kind == "stage"}},
         }
         if rivals:

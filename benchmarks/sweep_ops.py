@@ -82,7 +82,7 @@ def run_operator(op: Any, dtype: torch.dtype) -> dict[str, Any]:
     externs: set[str] = set()
 
     def listen(event: events.Event) -> None:
-        if event.kind == "backend-end":
+        if event.kind == "plan":
             externs.update(event.data.get("externs", ()))
             row["kernels"] += event.data.get("kernels", 0)
 
@@ -201,7 +201,8 @@ def main() -> None:
         rows = sweep(dtype, options.only)
         wrong += sum(1 for r in rows if r["wrong"])
         parts.append(table(dtype, rows))
-    head = f"# Operator database, forward, smelt backend\n\n{datetime.date.today()}, torch {torch.__version__}. Command: `make sweep`."
+    facts = f"{datetime.date.today()}, torch {torch.__version__}. Command: `make sweep`."
+    head = f"# Operator database, forward, smelt backend\n\n{facts}"
     if options.only:
         print("\n\n".join(parts))
     else:

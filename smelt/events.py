@@ -13,8 +13,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """`kind` is one of: capture-start, capture-end, backend-start, backend-end, stage (name, seconds), fallback
-    (reason), recompile (failed guard), entry-installed."""
+    """`kind` is one of: capture-start, capture-end, backend-start, backend-end (seconds), stage (name, seconds), plan
+    (kernels: how many distinct ones, externs: names of the ATen operators called), fallback (reason), recompile (entry,
+    failure), entry-installed."""
 
     kind: str
     name: str

@@ -51,6 +51,7 @@ def _compile(traced: Traced, config: Config) -> Compiled:
         schedule = fuse(program, config)
     with _stage("codegen"):
         plan = build_plan(schedule, config, compile_kernels, prefers_native)
+    events.emit("plan", kernels=len(plans.kernel_names(plan)), externs=plans.extern_names(plan))
     if config.verify:
         with _stage("verify"):
             plans.verify(plan)

@@ -359,3 +359,13 @@ def _argument_text(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_argument_text, value))}]"
     return repr(value)
+
+
+def kernel_names(plan: Plan) -> frozenset[str]:
+    """The distinct kernels that the plan launches."""
+    return frozenset(step.kernel for step in plan.steps if isinstance(step, Launch))
+
+
+def extern_names(plan: Plan) -> tuple[str, ...]:
+    """The distinct ATen operators that the plan calls, sorted."""
+    return tuple(sorted({str(step.op) for step in plan.steps if isinstance(step, Aten)}))
