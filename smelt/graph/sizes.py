@@ -152,9 +152,16 @@ _SYMS: dict[tuple[str, int, int], Sym] = {}
 _QUOTIENTS: dict[tuple[str, Size, Size], Quotient] = {}
 _SUMS: dict[tuple[tuple[Term, ...], int], Expr] = {}
 _MEMO: dict[tuple[Callable, Size, Size], Size] = {}
+_ZERO: Size = 0
 
 
 # ---- queries
+
+
+def static(e: Size) -> int:
+    """A size that is known not to depend on symbols."""
+    assert isinstance(e, int), f"{e} is not static"
+    return e
 
 
 def bounds(e: Size) -> tuple[int, int]:
@@ -326,7 +333,7 @@ def _rebuild(terms: tuple[Term, ...], const: int) -> Size:
 
 
 def _floordiv(x: Size, y: Size) -> Size:
-    (lo, hi), (small, big) = bounds(x), bounds(y)
+    (lo, hi), (small, _) = bounds(x), bounds(y)
     if small > 0 and lo >= 0 and hi < small:
         return 0
     if not isinstance(y, int):
@@ -340,7 +347,7 @@ def _floordiv(x: Size, y: Size) -> Size:
         return lo // y
     for g in _steps(x, y):  # (g*a + b) // (g*c) == a // c  where 0 <= b < g
         a, b = _split_by(x, g)
-        if 0 <= bounds(b)[0] and bounds(b)[1] < g:
+        if bounds(b)[0] >= 0 and bounds(b)[1] < g:
             return a // (y // g)
     if not 0 <= x.const < y:
         return _make(x.terms, x.const % y) // y + x.const // y
@@ -354,7 +361,7 @@ def _floordiv(x: Size, y: Size) -> Size:
 
 
 def _mod(x: Size, y: Size) -> Size:
-    (lo, hi), (small, big) = bounds(x), bounds(y)
+    (lo, hi), (small, _) = bounds(x), bounds(y)
     if small > 0 and lo >= 0 and hi < small:
         return x
     if not isinstance(y, int):
@@ -367,7 +374,7 @@ def _mod(x: Size, y: Size) -> Size:
         return x - lo // y * y
     for g in _steps(x, y):  # (g*a + b) % (g*c) == g*(a % c) + b  where 0 <= b < g
         a, b = _split_by(x, g)
-        if 0 <= bounds(b)[0] and bounds(b)[1] < g:
+        if bounds(b)[0] >= 0 and bounds(b)[1] < g:
             return a % (y // g) * g + b
     for monomial, coefficient in x.terms:  # (x % (a*b)) % b == x % b
         atom = monomial[0]
@@ -400,7 +407,7 @@ def _divide_terms(x: Size, y: Expr) -> Size | None:
         return 1
     if len(y.terms) != 1 or y.const or isinstance(x, int) or x.const:
         return None
-    (divisor, factor), total = y.terms[0], 0
+    (divisor, factor), total = y.terms[0], _ZERO
     for monomial, coefficient in x.terms:
         left = list(monomial)
         for atom in divisor:

@@ -10,8 +10,8 @@ from math import prod
 
 import torch
 
-from smelt.graph.sizes import Size, Sym, evaluate
-from smelt.loops.ir import Kernel, Loop, MapStage, Reduction, ReduceStage, ScanStage, Value
+from smelt.graph.sizes import Size, Sym, evaluate, static
+from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Value
 
 Grid = dict[Sym, torch.Tensor]
 
@@ -41,7 +41,7 @@ class _Run:
 
     def __init__(self, kernel: Kernel, buffers: Sequence[torch.Tensor | None]) -> None:
         self.kernel = kernel
-        self.outer = prod(int(loop.size) for loop in kernel.outer)  # type: ignore[arg-type]
+        self.outer = _points(kernel.outer)
         self.results: dict[str, torch.Tensor] = {}
         self.memory: list[torch.Tensor] = []
         for spec, tensor in zip(kernel.buffers, buffers, strict=True):
@@ -51,7 +51,7 @@ class _Run:
             )
 
     def local(self, size: Size, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(self.outer, int(size), dtype=dtype)  # type: ignore[arg-type]
+        return torch.zeros(self.outer, static(size), dtype=dtype)
 
     def stages(self) -> None:
         for stage in self.kernel.stages:
@@ -137,20 +137,20 @@ class _Run:
         if self.kernel.buffers[buffer].role == "local":
             out = memory.gather(1, at.expand(self.outer, at.shape[1]))
         else:
-            assert 0 <= int(at.min()) and int(at.max()) < len(memory), f"load outside buffer {buffer}: {e}"
+            assert int(at.min()) >= 0 and int(at.max()) < len(memory), f"load outside buffer {buffer}: {e}"
             out = memory[at]
         return out if keep is None else torch.where(keep, out, torch.zeros((), dtype=out.dtype))
 
 
 def _points(loops: Sequence[Loop]) -> int:
-    return prod(int(loop.size) for loop in loops)  # type: ignore[arg-type]
+    return prod([static(loop.size) for loop in loops])
 
 
 def _digits(loops: Sequence[Loop], position: torch.Tensor) -> Grid:
     grid: Grid = {}
     for loop in reversed(loops):
-        grid[loop.sym] = position % loop.size
-        position = position // loop.size
+        grid[loop.sym] = position % static(loop.size)
+        position = position // static(loop.size)
     return grid
 
 

@@ -106,7 +106,7 @@ class Tensor:
 
 @dataclass(eq=False)
 class Extern:
-    """One ATen call of the program; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor."""
+    """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor."""
 
     op: Any
     args: tuple[Any, ...]

@@ -9,10 +9,17 @@ from smelt.loops.ir import Value
 
 Number = int | float | bool
 
-CPU_OPMATH = {
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-}  # what ATen computes these dtypes in
+# What operations cost, in additions. The rest costs 1.
+TRANSCENDENTAL = 12.0
+DIVISION = 4.0
+TRANSCENDENTAL_OPS = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid",
+)  # fmt: skip
+COSTS = {op: TRANSCENDENTAL for op in (*TRANSCENDENTAL_OPS, "pow", "atan2", "remainder", "fmod", "floordiv")} | {
+    "div": DIVISION, "sqrt": DIVISION, "reciprocal": DIVISION, "rsqrt": 2 * DIVISION,
+    "const": 0.0, "index": 0.0, "cast": 0.5,
+}  # fmt: skip
 
 
 def const(number: Number, dtype: torch.dtype) -> Value:

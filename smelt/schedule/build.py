@@ -9,7 +9,7 @@ from typing import Any
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, affine
 from smelt.loops.lower import map_leaves
-from smelt.loops.tensor import Extern, Index, Program, Tensor
+from smelt.loops.tensor import Extern, Index, Map, Program, Tensor
 from smelt.schedule.groups import Group
 from smelt.schedule.inline import Units, base
 from smelt.schedule.kernels import KernelBuilder, linear
@@ -137,7 +137,8 @@ def _step(tensor: Tensor, index: Index) -> tuple[Tensor, Index]:
     def load(t: Tensor, i: Index) -> Any:
         seen.append((t, i))
 
-    tensor.definition.body(load, index)  # type: ignore[union-attr, arg-type]
+    assert isinstance(tensor.definition, Map)
+    tensor.definition.body(load, index)  # type: ignore[arg-type]
     return seen[0]
 
 

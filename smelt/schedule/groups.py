@@ -138,7 +138,7 @@ def _index_loops(group: Group, tensor: Tensor) -> Loops:
 
 def _shared(group: Group, unit: Unit) -> Iterator[Anchor]:
     """Tensors from elsewhere that both read, each element once."""
-    reads = {t: own for t, own in unit.reads}
+    reads = dict(unit.reads)
     for other in group.units:
         place = group.places[other.tensor]
         for tensor, own in other.reads:

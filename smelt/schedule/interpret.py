@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import static
 from smelt.loops.interpret import run as run_kernel
 from smelt.loops.lower import map_leaves
 from smelt.schedule.schedule import BufRef, ExternItem, KernelItem, Schedule, ViewItem
@@ -34,7 +35,8 @@ def run(schedule: Schedule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor
 
 
 def _allocate(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    shape, stride = [static(s) for s in spec.shape], [static(s) for s in spec.stride]
+    return torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device)
 
 
 def _call(item: ExternItem, memory: dict[int, torch.Tensor], schedule: Schedule) -> None:

@@ -16,8 +16,8 @@ from smelt.loops.ir import (
     Kernel,
     Loop,
     MapStage,
-    Reduction,
     ReduceStage,
+    Reduction,
     ReductionKind,
     ScanStage,
     Stage,
@@ -25,7 +25,7 @@ from smelt.loops.ir import (
     Value,
 )
 from smelt.loops.tensor import Index, Map, Reduce, Scan, Tensor, numel
-from smelt.loops.values import both, compare, where
+from smelt.loops.values import COSTS, both, compare, where
 from smelt.loops.values import index as index_value
 from smelt.schedule.groups import Group, Place
 from smelt.schedule.inline import Unit
@@ -35,22 +35,6 @@ from smelt.schedule.spaces import Loops, position, radix, solve, substituted
 LOCAL_BYTES = 64 * 1024  # scratch memory of one row: what stays in the first-level cache
 EXPENSIVE = 8.0  # arithmetic, in additions, that is kept in scratch rather than repeated in another stage
 NAME_LENGTH = 72
-
-_COSTS = {
-    "load": 1.0,
-    "div": 4.0,
-    "sqrt": 4.0,
-    "rsqrt": 8.0,
-    "reciprocal": 4.0,
-    "const": 0.0,
-    "index": 0.0,
-    "cast": 0.5,
-}
-_COSTS |= dict.fromkeys(
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc "
-    "sigmoid pow atan2 remainder fmod floordiv".split(),
-    12.0,
-)  # fmt: skip
 
 StageKey = tuple[int, str, Loops]
 
@@ -246,9 +230,7 @@ class KernelBuilder:
         tensor = unit.tensor
         if tensor not in self.local and not self.stored(unit):
             return False
-        if index == place.index and (self.key(unit) == stage or not place.inner):
-            return False
-        return True
+        return index != place.index or (self.key(unit) != stage and bool(place.inner))
 
     def local_index(self, place: Place) -> Size:
         return position([s for s, _ in place.inner], [n for _, n in place.inner])
@@ -341,7 +323,7 @@ def linear(tensor: Tensor, index: Index) -> Size:
 
 def cost(value: Value) -> float:
     """Arithmetic of an expression, in additions, shared parts counted once."""
-    return sum(_COSTS.get(v.op, 1.0) for v in parts(value))
+    return sum(COSTS.get(v.op, 1.0) for v in parts(value))
 
 
 def parts(value: Value) -> Iterator[Value]:

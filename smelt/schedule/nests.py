@@ -5,9 +5,9 @@ Works on the index expressions alone; the result is a new list of loops and what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from smelt.graph.sizes import Quotient, Size, Sym, affine, free_syms, subs
+from smelt.graph.sizes import Quotient, Size, Sym, affine, free_syms, static, subs
 from smelt.schedule.spaces import Loops
 
 SMALLEST_SPLIT = 4  # a loop is not split into pieces shorter than a vector register holds
@@ -21,7 +21,7 @@ def tidy(
     loops occur in; `layout` those whose strides decide the order, the most important first."""
     values: Values = {s: s for s, _ in loops}
     known = [e for e in dict.fromkeys(indices) if not free_syms(e).isdisjoint(values)]
-    order = [e for e in layout if not isinstance(e, int)]
+    order: list[Size] = [e for e in layout if not isinstance(e, int)]
     loops, split = split_loops(loops, known)
     if split:
         values = _apply(values, split)
@@ -49,12 +49,12 @@ def split_loops(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
     """`for s in n` becomes `for a in n/d: for b in d` wherever an index has `s // d` or `s % d`."""
     total: Values = {}
     for round in range(8):
-        sizes = dict(loops)
+        sizes = {s: n for s, n in loops if isinstance(n, int)}
         found = next(_divisions(indices, sizes), None)
         if found is None:
             break
         sym, divisor = found
-        high = Sym(f"{sym.name}h{round}", 0, sizes[sym] // divisor - 1)  # type: ignore[operator]
+        high = Sym(f"{sym.name}h{round}", 0, sizes[sym] // divisor - 1)
         low = Sym(f"{sym.name}l{round}", 0, divisor - 1)
         step: Values = {sym: high * divisor + low}
         total = {**_apply(total, step), **step}
@@ -64,15 +64,18 @@ def split_loops(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
     return loops, total
 
 
-def _divisions(indices: Sequence[Size], sizes: dict[Sym, Size]):  # type: ignore[no-untyped-def]
+def _divisions(indices: Sequence[Size], sizes: dict[Sym, int]) -> Iterator[tuple[Sym, int]]:
     for atom in _quotients(indices):
-        size, divisor = sizes.get(atom.left), atom.right  # type: ignore[call-overload]
-        if isinstance(size, int) and isinstance(divisor, int) and size % divisor == 0 and 1 < divisor < size:
+        sym, divisor = atom.left, atom.right
+        if not isinstance(sym, Sym) or sym not in sizes or not isinstance(divisor, int):
+            continue
+        size = sizes[sym]
+        if size % divisor == 0 and 1 < divisor < size:
             if divisor >= SMALLEST_SPLIT or size < 4 * SMALLEST_SPLIT:
-                yield atom.left, divisor
+                yield sym, divisor
 
 
-def _quotients(indices: Iterable[Size]):  # type: ignore[no-untyped-def]
+def _quotients(indices: Iterable[Size]) -> Iterator[Quotient]:
     for e in indices:
         if isinstance(e, int):
             continue
@@ -107,7 +110,7 @@ def _merged(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
     for sym, size in loops:
         if result and _contiguous(result[-1][0], sym, size, indices):
             outer, count = result.pop()
-            both = Sym(f"{outer.name}{sym.name}", 0, count * size - 1)  # type: ignore[operator]
+            both = Sym(f"{outer.name}{sym.name}", 0, static(count * size) - 1)
             step: Values = {outer: both // size, sym: both % size}
             total = {**_apply(total, step), **step}
             indices = _all(indices, step)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from smelt.graph.ir import Line, TensorSpec
+from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
 from smelt.loops.ir import Kernel
 

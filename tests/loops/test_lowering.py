@@ -11,10 +11,10 @@ from tests.loops.tracing import check
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int8, torch.int32, torch.int64, torch.uint8]
 TOLERANCE = {
-    torch.bfloat16: dict(rtol=1.6e-2, atol=1e-2),
-    torch.float16: dict(rtol=2e-3, atol=2e-3),
-    torch.float32: dict(rtol=1e-5, atol=1e-5),
-    torch.float64: dict(rtol=1e-10, atol=1e-10),
+    torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},
+    torch.float16: {"rtol": 2e-3, "atol": 2e-3},
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.float64: {"rtol": 1e-10, "atol": 1e-10},
 }
 
 
@@ -32,10 +32,34 @@ def name_of(value):
 
 UNARY = {
     name: getattr(torch, name)
-    for name in (
-        "exp expm1 exp2 sin cos tan atan sinh cosh tanh asinh erf erfc sigmoid neg abs sign floor ceil trunc round "
-        "square isnan isinf isfinite logical_not"
-    ).split()
+    for name in [
+        "exp",
+        "expm1",
+        "exp2",
+        "sin",
+        "cos",
+        "tan",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "erf",
+        "erfc",
+        "sigmoid",
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "square",
+        "isnan",
+        "isinf",
+        "isfinite",
+        "logical_not",
+    ]
 } | {
     "relu": F.relu,
     "relu6": F.relu6,

@@ -1,4 +1,4 @@
-"""Elementwise operators. Costs are in additions; `TRANSCENDENTAL` is what exp, tanh, erf and the like cost."""
+"""Elementwise operators. Costs are in additions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from smelt.loops.ir import Value
 from smelt.loops.lowering.dtypes import floating, opmath, result_type
 from smelt.loops.lowering.table import LOWERINGS, Builder, Operand, lowers
 from smelt.loops.tensor import Tensor
-from smelt.loops.values import call, cast, compare, const, test, where
+from smelt.loops.values import (
+    COSTS,
+    DIVISION,
+    TRANSCENDENTAL,
+    TRANSCENDENTAL_OPS,
+    call,
+    compare,
+    const,
+    test,
+    where,
+)
 
 aten = torch.ops.aten
-
-TRANSCENDENTAL = 12.0
-DIVISION = 4.0
 
 # ---- one operation each
 
 # aten name -> (value operation, cost). Integers become the default float dtype first.
-FLOAT_UNARY = {
-    name: (name, TRANSCENDENTAL)
-    for name in (
-        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-        "erf erfc sigmoid"
-    ).split()
-} | {"sqrt": ("sqrt", DIVISION), "rsqrt": ("rsqrt", 2 * DIVISION), "reciprocal": ("reciprocal", DIVISION)}
+FLOAT_UNARY = {op: (op, COSTS[op]) for op in (*TRANSCENDENTAL_OPS, "sqrt", "rsqrt", "reciprocal")}
 
 ROUNDING = ("floor", "ceil", "trunc", "round")  # copies of integers
 SAME_UNARY = ("neg", "abs", "sign")

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, static
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.pointwise import DIVISION, TRANSCENDENTAL
 from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.tensor import Tensor, numel
-from smelt.loops.values import call
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, call
 
 aten = torch.ops.aten
 
@@ -180,7 +179,7 @@ def moments(
     center = b.pointwise(lambda v: v / count, [total], compute, compute, DIVISION, total.shape)
     deviation = b.pointwise(lambda u, v: u - v, [x, center], compute, compute, 1.0, x.shape)
     squares = b.reduce("sum", deviation, dims, True, compute, lambda v: v * v)
-    freedom = max(count - correction, 0)
+    freedom = max(static(count) - correction, 0)
     variance = b.pointwise(lambda v: v / freedom, [squares], compute, compute, DIVISION, squares.shape)
     return center, variance
 

@@ -169,10 +169,8 @@ def constant_pad_nd(b: Builder, x: Tensor, pad: Sequence[int], value: float = 0)
 def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
     dim %= len(x.shape)
     half = b.spec.shape[dim]
-    first, second = (
-        b.view(x, b.spec.shape, lambda i, start=start: (*i[:dim], i[dim] + start, *i[dim + 1 :]))
-        for start in (0, half)
-    )
+    first = b.view(x, b.spec.shape, lambda i: i)
+    second = b.view(x, b.spec.shape, lambda i: (*i[:dim], i[dim] + half, *i[dim + 1 :]))
     return b.pointwise(lambda u, v: u * call("sigmoid", v), [first, second], cost=14)
 
 

@@ -95,8 +95,10 @@ class Builder:
     ) -> Tensor:
         """`f` over broadcast operands converted to `compute` (one for all or one each; default: the dtype ATen
         promotes to, and from there to what it computes in), converted to `out` (default: the node's dtype)."""
-        promoted = result_type(operands) if compute is None else None
-        compute = compute or opmath(promoted)
+        promoted = None
+        if compute is None:
+            promoted = result_type(operands)
+            compute = opmath(promoted)
         each = [compute] * len(operands) if isinstance(compute, torch.dtype) else compute
         out = out or self.spec.dtype
         shape = self.spec.shape if shape is None else tuple(shape)

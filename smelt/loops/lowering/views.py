@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 import torch
 
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, bounds, static
 from smelt.loops.ir import Value
 from smelt.loops.lowering.table import LOWERINGS, Builder, broadcast, lowers
-from smelt.loops.tensor import Index, Load, Tensor, contiguous_stride
+from smelt.loops.tensor import Index, Load, Tensor, contiguous_stride, numel
 from smelt.loops.values import both, cast, compare, where
 from smelt.loops.values import index as index_value
 
@@ -67,7 +69,7 @@ def slice_(
 def select(b: Builder, x: Tensor, dim: int, index: int) -> Tensor:
     dim %= len(x.shape)
     at = index + x.shape[dim] if index < 0 else index
-    return b.view(x, b.spec.shape, lambda i: (*i[:dim], at, *i[dim:]))
+    return b.view(x, b.spec.shape, _inserted(dim, at))
 
 
 @lowers(aten.unsqueeze.default)
@@ -102,7 +104,7 @@ def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[int], dim: int = 0) 
 def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     return tuple(
-        b.view(x, spec.shape, _moved(dim, lambda i, start=start: i + start))
+        b.view(x, spec.shape, _moved(dim, partial(operator.add, start)))
         for spec, start in zip(b.spec, starts)
     )
 
@@ -110,9 +112,7 @@ def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Ten
 @lowers(aten.unbind.int)
 def unbind(b: Builder, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
-    return tuple(
-        b.view(x, spec.shape, lambda i, at=at: (*i[:dim], at, *i[dim:])) for at, spec in enumerate(b.spec)
-    )
+    return tuple(b.view(x, spec.shape, _inserted(dim, at)) for at, spec in enumerate(b.spec))
 
 
 @lowers(aten.diagonal.default)
@@ -154,7 +154,7 @@ def as_strided(
 
 def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
     """From an element offset in x's memory to x's index."""
-    dims = sorted((d for d, s in enumerate(x.shape) if s != 1), key=lambda d: x.spec.stride[d])
+    dims = sorted((d for d, s in enumerate(x.shape) if s != 1), key=lambda d: bounds(x.spec.stride[d]))
     expected: Size = 1
     for d in dims:
         if x.spec.stride[d] != expected:
@@ -169,8 +169,12 @@ def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
 
 
 def _clamped(position: int, size: Size) -> int:
-    position = position + size if position < 0 else position
-    return max(0, min(position, size))
+    length = static(size)
+    return max(0, min(position + length if position < 0 else position, length))
+
+
+def _inserted(dim: int, at: Size) -> Callable[[Index], Index]:
+    return lambda i: (*i[:dim], at, *i[dim:])
 
 
 def _moved(dim: int, f: Callable[[Size], Size]) -> Callable[[Index], Index]:
@@ -217,7 +221,7 @@ def _matched(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], 
     groups = []
     while sources:
         left, right = [sources.pop(0)], [targets.pop(0)]
-        while (a := prod(old[d] for d in left)) != (z := prod(new[d] for d in right)):
+        while (a := prod([static(old[d]) for d in left])) != (z := prod([static(new[d]) for d in right])):
             if a < z:
                 left.append(sources.pop(0))
             else:
@@ -240,7 +244,7 @@ def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
 @lowers(aten.roll.default)
 def roll(b: Builder, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     if not dims:
-        return _roll_flat(b, x, shifts[0] if isinstance(shifts, list | tuple) else shifts)
+        return _roll_flat(b, x, shifts[0])
     shift = [0] * len(x.shape)
     for s, d in zip(shifts, dims):
         shift[d] += s
@@ -252,7 +256,7 @@ def roll(b: Builder, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ())
 
 
 def _roll_flat(b: Builder, x: Tensor, shift: int) -> Tensor:
-    total = prod(x.shape)
+    total = static(numel(x.shape))
     flatten, unflatten = reshape_index((total,), x.shape), reshape_index(x.shape, (total,))
     return b.copy(x, x.shape, lambda i: unflatten(((flatten(i)[0] - shift) % total,)) if total != 1 else i)
 
