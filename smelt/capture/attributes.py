@@ -50,7 +50,13 @@ _BY_TYPE = {
     staticmethod: STATIC_METHOD,
     functools.cached_property: CACHED_PROPERTY,
 }
-_SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)  # an instance attribute would win over these
+_SHADOWED = (
+    FUNCTION,
+    CLASS_METHOD,
+    STATIC_METHOD,
+    NON_DATA,
+    VALUE,
+)  # an instance attribute would win over these
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _module_getattr = nn.Module.__getattr__
 _module_setattr = nn.Module.__setattr__
@@ -272,9 +278,8 @@ def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
     if name == "__class__":
         return vm.class_of(obj)
     origin = outside.origins.get(id(obj))
-    if origin is not None and outside.log.is_original_attribute(obj, name, value) or obj in outside.log and type(
-        found
-    ) is not types.MemberDescriptorType and origin is not None:
+    computed = type(found) is not types.MemberDescriptorType
+    if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
         return outside.wrap(value, origin.child("member", name))
     return value
 
@@ -374,7 +379,11 @@ def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
     if how is VALUE:
         return _load_value(vm, cls, name, found, owner)
     get = _type_find(type(found), "__get__")
-    if type(get) is FunctionType and not isinstance(found, types.DynamicClassAttribute) and not issubclass(cls, enum.Enum):
+    if (
+        type(get) is FunctionType
+        and not isinstance(found, types.DynamicClassAttribute)
+        and not issubclass(cls, enum.Enum)
+    ):
         return vm.call_function(get, (found, None, cls))
     return getattr(cls, name)
 
@@ -423,10 +432,8 @@ def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
     if name in own and name != "_is_param":
         return own[name]
     real = vm.trace.real(tensor)
-    if real is not None and name in real.__dict__ and name not in own:
-        deleted = vm.deleted_tensor_attributes
-        if (id(tensor), name) not in deleted:
-            return vm.outside.wrap(real.__dict__[name], vm.outside.origin(tensor).child("attr", name))
+    if real is not None and name in real.__dict__:
+        return vm.outside.wrap(real.__dict__[name], vm.outside.origin(tensor).child("attr", name))
     if real is not None and not hasattr(torch.Tensor, name):
         vm.outside.guard("not_in_dict", vm.outside.origin(tensor), name, key=name)
     return getattr(tensor, name)
@@ -436,8 +443,12 @@ def _fake_class(tensor: FakeTensor) -> type:
     return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
 
 
+def shape_of(tensor: FakeTensor) -> torch.Size:
+    return torch.Size(tensor.spec.shape)  # type: ignore[arg-type]
+
+
 TENSOR_FAST: dict[str, Callable[[FakeTensor], Any]] = {
-    "shape": lambda t: torch.Size(t.spec.shape),
+    "shape": shape_of,
     "dtype": lambda t: t.spec.dtype,
     "device": lambda t: t.spec.device,
     "ndim": lambda t: len(t.spec.shape),
@@ -556,7 +567,7 @@ def set_instance(vm: Any, obj: Any, name: str, value: Any) -> None:
 
 
 def _store_in_module(vm: Any, obj: nn.Module, name: str, value: Any) -> None:
-    how, found, _ = vm.type_info(type(obj)).find(name)
+    how = vm.type_info(type(obj)).find(name)[0]
     own = instance_dict(obj) or {}
     held = [own[k] for k in _MODULE_DICTS if k in own]
     special = isinstance(value, (nn.Parameter, nn.Module)) or any(name in entries for entries in held)
@@ -592,7 +603,9 @@ def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
     outside = vm.outside
     if id(owner) in outside.origins:
         if isinstance(owner, type):
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of class {owner.__name__} is set"))
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of class {owner.__name__} is set")
+            )
         if name.startswith("__") and name.endswith("__"):
             raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
         outside.log.touch_attribute(owner, name)

@@ -101,7 +101,7 @@ def _type(vm: Any, args: Any, kwargs: Any) -> Any:
 @builtin(super)
 def _super(vm: Any, args: Any, kwargs: Any) -> Any:
     if args:
-        return super(*args)  # noqa: B030
+        return super(*args)
     frame = vm.frame
     code = frame.code
     cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
@@ -144,12 +144,14 @@ def _build_class(vm: Any, args: Any, kwargs: Any) -> Any:
 def _getattr(vm: Any, args: Any, kwargs: Any) -> Any:
     if len(args) == 2:
         return attributes.load_attr(vm, *args)
-    return attributes.load_default(vm, *args)
+    obj, name, default = args
+    return attributes.load_default(vm, obj, name, default)
 
 
 @builtin(hasattr)
 def _hasattr(vm: Any, args: Any, kwargs: Any) -> bool:
-    return attributes.load_default(vm, *args, MISSING) is not MISSING
+    obj, name = args
+    return attributes.load_default(vm, obj, name, MISSING) is not MISSING
 
 
 @builtin(setattr)
@@ -164,7 +166,8 @@ def _delattr(vm: Any, args: Any, kwargs: Any) -> None:
 
 @builtin(object.__getattribute__)
 def _object_getattribute(vm: Any, args: Any, kwargs: Any) -> Any:
-    return attributes.load_generic(vm, *args, use_getattr=False)
+    obj, name = args
+    return attributes.load_generic(vm, obj, name, use_getattr=False)
 
 
 @builtin(object.__setattr__)
@@ -224,10 +227,9 @@ def _dir(vm: Any, args: Any, kwargs: Any) -> Any:
 def _len(vm: Any, args: Any, kwargs: Any) -> int:
     (obj,) = args
     if type(obj) is FakeTensor:
-        shape = obj.spec.shape
-        if not shape:
+        if not obj.spec.shape:
             raise TypeError("len() of a 0-d tensor")
-        return int(shape[0])
+        return attributes.shape_of(obj)[0]
     found = python_method(vm, obj, "__len__")
     if found is not None:
         return vm.call_function(found, (obj,))
@@ -267,7 +269,20 @@ def _from_iterable(make: Any) -> Handler:
     return handler
 
 
-for _make in (tuple, list, set, frozenset, collections.deque, enumerate, all, any, sum, torch.Size, itertools.chain.from_iterable):
+_make: Any
+for _make in (
+    tuple,
+    list,
+    set,
+    frozenset,
+    collections.deque,
+    enumerate,
+    all,
+    any,
+    sum,
+    torch.Size,
+    itertools.chain.from_iterable,
+):
     BUILTINS[_make] = _from_iterable(_make)
 
 
@@ -360,8 +375,9 @@ BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
 
 @builtin(collections.Counter)
 def _counter(vm: Any, args: Any, kwargs: Any) -> Any:
-    return collections.Counter(*[mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args], **kwargs)
-
+    return collections.Counter(
+        *[mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args], **kwargs
+    )
 
 
 @builtin(collections.defaultdict)
@@ -497,7 +513,13 @@ def _unary_protocol(fn: Any, name: str, fallbacks: tuple[str, ...] = ()) -> None
     BUILTINS[fn] = handler
 
 
-for _fn, _name in ((abs, "__abs__"), (round, "__round__"), (hash, "__hash__"), (repr, "__repr__"), (format, "__format__")):
+for _fn, _name in (
+    (abs, "__abs__"),
+    (round, "__round__"),
+    (hash, "__hash__"),
+    (repr, "__repr__"),
+    (format, "__format__"),
+):
     _unary_protocol(_fn, _name)
 _unary_protocol(str, "__str__", ("__repr__",))
 _unary_protocol(bytes, "__bytes__")
@@ -515,7 +537,30 @@ def _operator(fn: Any) -> Handler:
     return lambda vm, args, kwargs: vm.binary(fn, *args)
 
 
-for _name in "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift eq ne lt le gt ge iadd isub imul".split():
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "iadd",
+    "isub",
+    "imul",
+]:
     BUILTINS[getattr(operator, _name)] = _operator(getattr(operator, _name))
 BUILTINS[operator.getitem] = lambda vm, args, kwargs: vm.subscript(*args)
 BUILTINS[operator.contains] = lambda vm, args, kwargs: vm.contains(args[1], args[0])
@@ -554,7 +599,8 @@ def _with_callbacks(make: Any) -> Handler:
 
 
 for _make in (
-    itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.groupby,
+    itertools.accumulate, itertools.starmap,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.groupby,
 ):  # fmt: skip
     BUILTINS[_make] = _with_callbacks(_make)
 
@@ -574,7 +620,14 @@ for _make in (
 BUILTINS[itertools.repeat] = lambda vm, args, kwargs: itertools.repeat(*args, **kwargs)
 
 
-for _make in (property, classmethod, staticmethod, functools.cached_property, types.MethodType, types.SimpleNamespace):
+for _make in (
+    property,
+    classmethod,
+    staticmethod,
+    functools.cached_property,
+    types.MethodType,
+    types.SimpleNamespace,
+):
     BUILTINS[_make] = (lambda make: lambda vm, args, kwargs: make(*args, **kwargs))(_make)
 
 
@@ -636,7 +689,11 @@ def _warn(vm: Any, args: Any, kwargs: Any) -> None:
     """A warning that is shown at most once per place is shown now, once; one shown at every call cannot be captured."""
     call = inspect.signature(_warn_signature).bind(*args, **kwargs)
     call.apply_defaults()
-    message, category, level = call.arguments["message"], call.arguments["category"], call.arguments["stacklevel"]
+    message, category, level = (
+        call.arguments["message"],
+        call.arguments["category"],
+        call.arguments["stacklevel"],
+    )
     category = type(message) if isinstance(message, Warning) else category or UserWarning
     frame = vm.frame_at(level)
     name, filename, line = frame.globals.get("__name__", "<string>"), frame.line.filename, frame.line.line
@@ -652,7 +709,9 @@ def _warn(vm: Any, args: Any, kwargs: Any) -> None:
         warnings.warn_explicit(message, category, filename, line, module=name, registry=registry)
 
 
-def _warn_signature(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **more: Any) -> None: ...
+def _warn_signature(
+    message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **more: Any
+) -> None: ...
 
 
 def _warning_action(text: str, category: type, module: str, line: int) -> str:
@@ -695,7 +754,8 @@ def _constantly(value: Any) -> Handler:
 
 for _found in (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling):
     FUNCTIONS[_found] = _constantly(True)
-for _found in (torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing):
+_jit: Any = torch.jit
+for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):
     FUNCTIONS[_found] = BUILTINS[_found] = _constantly(False)
 BUILTINS[torch._C._get_tracing_state] = _constantly(None)
 BUILTINS[torch._C._is_tracing] = _constantly(False)
@@ -718,22 +778,21 @@ def _buffer(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tensor_size(vm: Any, tensor: FakeTensor, dim: Any = None) -> Any:
-    shape = torch.Size(tensor.spec.shape)
+    shape = attributes.shape_of(tensor)
     return shape if dim is None else shape[dim]
 
 
-_SIZES: dict[str, Handler] = {
+TENSOR_METHODS: dict[str, Handler] = {
     "size": _tensor_size,
     "dim": lambda vm, t: len(t.spec.shape),
     "ndimension": lambda vm, t: len(t.spec.shape),
-    "numel": lambda vm, t: torch.Size(t.spec.shape).numel(),
+    "numel": lambda vm, t: attributes.shape_of(t).numel(),
     "stride": lambda vm, t, dim=None: t.spec.stride if dim is None else t.spec.stride[dim],
     "is_floating_point": lambda vm, t: t.spec.dtype.is_floating_point,
     "is_complex": lambda vm, t: t.spec.dtype.is_complex,
     "element_size": lambda vm, t: t.spec.dtype.itemsize,
     "get_device": lambda vm, t: -1 if t.spec.device.type == "cpu" else t.spec.device.index,
 }
-TENSOR_METHODS = _SIZES
 
 
 @function(torch.utils.checkpoint.checkpoint)
@@ -745,12 +804,14 @@ def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
     return vm.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in own})
 
 
-@function(torch.autograd.Function.apply.__func__)
+@function(vars(torch.autograd.Function)["apply"].__func__)
 def _autograd_function(vm: Any, args: Any, kwargs: Any) -> Any:
     cls, *rest = args
     if torch.is_grad_enabled():
         raise unsupported(f"torch.autograd.Function {cls.__name__} with gradients enabled", NEEDS_AUTOGRAD)
-    return vm.call(polyfills.apply_function, (attributes.load_attr(vm, cls, "forward"), tuple(rest), kwargs), {})
+    return vm.call(
+        polyfills.apply_function, (attributes.load_attr(vm, cls, "forward"), tuple(rest), kwargs), {}
+    )
 
 
 @function(torch.Tensor.__iter__)
@@ -789,11 +850,25 @@ def deep_copy(vm: Any, obj: Any, memo: dict[int, Any]) -> Any:
 
 def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any], part: Callable[[Any], Any]) -> Any:
     cls = type(obj)
-    for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"):
-        if vm.type_info(cls).find(name)[2] not in (None, object, *CONTAINER_BASES, collections.OrderedDict, collections.defaultdict):
+    for name in (
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+        "__getnewargs__",
+        "__getnewargs_ex__",
+    ):
+        if vm.type_info(cls).find(name)[2] not in (
+            None,
+            object,
+            *CONTAINER_BASES,
+            collections.OrderedDict,
+            collections.defaultdict,
+        ):
             raise unsupported(f"copying a {cls.__qualname__}")
     is_container = isinstance(obj, CONTAINER_BASES)
-    if not is_container and cls.__new__ is not object.__new__:
+    new: Any = cls.__new__
+    if not is_container and new is not object.__new__:
         raise unsupported(f"copying a {cls.__qualname__}")
     made = memo[id(obj)] = _empty_like(obj, cls)
     if isinstance(obj, dict):
@@ -805,7 +880,9 @@ def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any], part: Callable[[Any]
     elif is_container:
         made.extend(part(v) for v in vm.elements(obj))
     for name in list(instance_dict(obj) or ()):
-        object.__setattr__(made, name, part(attributes._instance_value(vm, obj, name, (instance_dict(obj) or {})[name])))
+        object.__setattr__(
+            made, name, part(attributes._instance_value(vm, obj, name, (instance_dict(obj) or {})[name]))
+        )
     for name in _slots(cls):
         value = getattr(obj, name, MISSING)
         if value is not MISSING:
@@ -817,10 +894,15 @@ def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any], part: Callable[[Any]
 
 
 def _slots(cls: type) -> Iterable[str]:
-    return [n for b in cls.__mro__ for n, v in b.__dict__.items() if type(v) is types.MemberDescriptorType and b.__flags__ & 512]
+    return [
+        n
+        for b in cls.__mro__
+        for n, v in b.__dict__.items()
+        if type(v) is types.MemberDescriptorType and b.__flags__ & 512
+    ]
 
 
-def _empty_like(obj: Any, cls: type) -> Any:
+def _empty_like(obj: Any, cls: Any) -> Any:
     if isinstance(obj, collections.defaultdict):
         return cls.__new__(cls) if cls is not collections.defaultdict else cls(obj.default_factory)
     if isinstance(obj, collections.deque):

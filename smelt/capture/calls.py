@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,9 +22,7 @@ from smelt.capture.frames import Frame
 from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively
 from smelt.capture.values import (
     CONTAINER_BASES,
-    CONTAINER_TYPES,
     LEAF_TYPES,
-    MISSING,
     NULL,
     FunctionType,
     MethodType,
@@ -96,7 +95,7 @@ def _check_marks(fn: FunctionType) -> None:
         raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
 
 
-def interpret(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
+def interpret(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """Runs a Python function in the VM."""
     vm.outside.use_function(fn)
     code = vm.decode(fn.__code__)
@@ -107,7 +106,7 @@ def interpret(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
 
 def bind(vm: Any, fn: FunctionType, code: Any, args: _Args, kwargs: _Kwargs) -> list[Any]:
     """The frame's slots, as CPython binds arguments. Raises TypeError with its messages."""
-    slots = [NULL] * code.nlocals
+    slots: list[Any] = [NULL] * code.nlocals
     count, given = code.argcount, len(args)
     if given <= count:
         slots[:given] = args
@@ -118,7 +117,7 @@ def bind(vm: Any, fn: FunctionType, code: Any, args: _Args, kwargs: _Kwargs) -> 
     named = count + code.kwonly
     if code.flags & VARARGS:
         slots[named] = tuple(args[count:])
-    rest = None
+    rest: _Kwargs | None = None
     if code.flags & VARKEYWORDS:
         rest = slots[named + bool(code.flags & VARARGS)] = {}
     if kwargs:
@@ -128,7 +127,9 @@ def bind(vm: Any, fn: FunctionType, code: Any, args: _Args, kwargs: _Kwargs) -> 
     return slots
 
 
-def _bind_keywords(fn: FunctionType, code: Any, slots: list[Any], kwargs: _Kwargs, rest: _Kwargs | None) -> None:
+def _bind_keywords(
+    fn: FunctionType, code: Any, slots: list[Any], kwargs: _Kwargs, rest: _Kwargs | None
+) -> None:
     for name, value in kwargs.items():
         at = code.parameters.get(name)
         if at is not None and at >= code.posonly:
@@ -152,9 +153,15 @@ def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> No
             else:
                 slots[at] = _default(vm, fn, "default", at - first, defaults[at - first])
     if missing:
-        names = " and ".join(map(repr, missing)) if len(missing) < 3 else ", ".join(map(repr, missing[:-1])) + f", and {missing[-1]!r}"
+        names = (
+            " and ".join(map(repr, missing))
+            if len(missing) < 3
+            else ", ".join(map(repr, missing[:-1])) + f", and {missing[-1]!r}"
+        )
         plural = "s" if len(missing) > 1 else ""
-        raise TypeError(f"{fn.__qualname__}() missing {len(missing)} required positional argument{plural}: {names}")
+        raise TypeError(
+            f"{fn.__qualname__}() missing {len(missing)} required positional argument{plural}: {names}"
+        )
     for at in range(code.argcount, code.argcount + code.kwonly):
         if slots[at] is NULL:
             name = code.local_names[at]
@@ -182,7 +189,9 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
 
 def _run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     view = vm.outside.view
-    args = [a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args]
+    args = [
+        a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args
+    ]
     if kwargs:
         kwargs = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
     result = fn(*args, **kwargs)
@@ -207,7 +216,8 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     """A C method `name` of `owner`; `fn` is bound to it."""
     kind = type(owner)
     if kind is FakeTensor:
-        return _run_native(vm, fn, args, kwargs)
+        handler = vm.tensor_methods.get(name)
+        return _run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
     handler = vm.methods.get((_base_type(kind), name))
     if handler is not None:
         return handler(vm, owner, *args, **kwargs)
@@ -243,7 +253,9 @@ def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs
         return outside.fake(fn(*args, **kwargs))
     seen = outside.open(owner)
     if name in PURE_METHODS:
-        return outside.fake(getattr(seen, name)(*args, **kwargs) if seen is not owner else fn(*args, **kwargs))
+        return outside.fake(
+            getattr(seen, name)(*args, **kwargs) if seen is not owner else fn(*args, **kwargs)
+        )
     outside.touch(owner)
     return outside.fake(fn(*args, **kwargs))
 
@@ -259,7 +271,7 @@ def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if refused is not None:
         raise Unsupported(Reason(*refused))
     owner = args[0]
-    if type(owner) is FakeTensor or isinstance(owner, torch.Tensor):
+    if isinstance(owner, torch.Tensor):
         return _run_native(vm, fn, args, kwargs)
     return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
 
@@ -279,7 +291,11 @@ def call_lru_cached(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _is_key(value: Any) -> bool:
-    return is_constant(value) or isinstance(value, (type, enum.Enum, FunctionType, types.ModuleType)) or type(value).__module__ == "logging"
+    return (
+        is_constant(value)
+        or isinstance(value, (type, enum.Enum, FunctionType, types.ModuleType))
+        or type(value).__module__ == "logging"
+    )
 
 
 def _makes_tensors(fn: Any) -> bool:
@@ -310,18 +326,17 @@ def call_torch_operator(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def call_getter(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
-    """operator.attrgetter, itemgetter, methodcaller."""
-    kind, parts = fn.__reduce__()[0], fn.__reduce__()[1]
+    """operator.attrgetter and itemgetter."""
+    parts = fn.__reduce__()[1]
     (obj,) = args
-    if kind is type(fn) and isinstance(fn, _attrgetter):
-        found = [functools.reduce(lambda o, n: attributes.load_attr(vm, o, n), path.split("."), obj) for path in parts]
+    if isinstance(fn, operator.attrgetter):
+        found = [
+            functools.reduce(lambda o, n: attributes.load_attr(vm, o, n), path.split("."), obj)
+            for path in parts
+        ]
     else:
         found = [vm.subscript(obj, key) for key in parts]
     return found[0] if len(found) == 1 else tuple(found)
-
-
-_attrgetter = type(__import__("operator").attrgetter("x"))
-_itemgetter = type(__import__("operator").itemgetter(0))
 
 
 # --------------------------------------------------------------------------------------------------- objects
@@ -362,7 +377,9 @@ def call_module(vm: Any, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any
 
 def _has_hooks(vm: Any, module: nn.Module) -> bool:
     own = module.__dict__
-    if any(own.get(n) for n in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
+    if any(
+        own.get(n) for n in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    ):
         return True
     if any(_module_globals[n] for n in _GLOBAL_HOOKS):
         return True
@@ -395,7 +412,7 @@ def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     new = new.__func__ if isinstance(new, staticmethod) else new
     python_init = init_how is FUNCTION and init is not None
     if type(new) is FunctionType:
-        if runs_natively(new) and not isinstance(cls, _TYPING_META):
+        if runs_natively(new):
             return _run_native(vm, cls, args, kwargs)
         obj = call_function(vm, new, (cls, *args), kwargs)
         if not isinstance(obj, cls):
@@ -411,9 +428,6 @@ def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     elif init is not object.__init__:
         init(obj, *args, **kwargs)
     return obj
-
-
-_TYPING_META = type(None)
 
 
 def _calls_back(args: _Args, kwargs: _Kwargs) -> bool:
@@ -465,7 +479,6 @@ CALLERS: dict[type, Callable[..., Any]] = {
     type: construct,
     type(torch.ops.aten.add): call_torch_operator,
     type(torch.ops.aten.add.Tensor): call_torch_operator,
-    _attrgetter: call_getter,
-    _itemgetter: call_getter,
+    operator.attrgetter: call_getter,
+    operator.itemgetter: call_getter,
 }
-__all__ = ["CONTAINER_TYPES", "MISSING", "call", "call_function", "interpret"]

@@ -7,8 +7,8 @@ meaning is in the handler tables of `opcodes`. Caches and EXTENDED_ARG never rea
 from __future__ import annotations
 
 import dis
-import operator
 import opcode
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -44,7 +44,7 @@ ARGUMENTS: dict[str, Callable[[types.CodeType, int], Any]] = {
     "LOAD_GLOBAL": lambda code, arg: (code.co_names[arg >> 1], arg & 1),
     "COMPARE_OP": lambda code, arg: COMPARISONS[arg >> 4 if PY312 else arg],
     "BINARY_OP": lambda code, arg: BINARY_OPERATORS[arg],
-    "LOAD_ATTR": (lambda code, arg: (code.co_names[arg >> 1], arg & 1)) if PY312 else (lambda code, arg: (code.co_names[arg], 0)),
+    "LOAD_ATTR": lambda code, arg: (code.co_names[arg >> 1], arg & 1) if PY312 else (code.co_names[arg], 0),
     "LOAD_SUPER_ATTR": lambda code, arg: (code.co_names[arg >> 2], arg & 1, arg & 2),
     **dict.fromkeys(
         (
@@ -67,7 +67,9 @@ class Code:
     instructions: list[tuple[Handler, Any]]
     names: list[str]  # opcode of each instruction
     lines: list[int]
-    handlers: tuple[tuple[int, int, int, int, bool], ...]  # exception table: start, end, target, stack depth, push lasti
+    handlers: tuple[
+        tuple[int, int, int, int, bool], ...
+    ]  # exception table: start, end, target, stack depth, push lasti
     nlocals: int  # locals, cells and free variables
     nfree: int
     argcount: int

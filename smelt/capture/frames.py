@@ -84,7 +84,9 @@ class Generator:
         return self._resume(None)
 
     def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
-        error = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
+        error = (
+            kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
+        )
         if self.state is FINISHED:
             raise error
         if self.state is CREATED:

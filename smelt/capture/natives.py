@@ -24,23 +24,37 @@ from smelt.reasons import SIDE_EFFECT_IO, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, 
 
 # Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants.
 NATIVE_MODULES = (
-    "torch.nn.functional", "torch.functional", "torch._tensor", "torch._VF", "torch._C", "torch._ops", "torch._utils",
-    "torch._jit_internal", "torch.jit", "torch.backends", "torch.cuda", "torch.mps", "torch.xpu", "torch.mtia", "torch.cpu",
-    "torch.amp", "torch.autograd.grad_mode", "torch.autograd.graph", "torch.autograd.profiler", "torch.autograd.forward_ad",
+    "torch.nn.functional", "torch.functional", "torch._tensor", "torch._VF", "torch._C", "torch._ops",
+    "torch._utils",
+    "torch._jit_internal", "torch.jit", "torch.backends", "torch.cuda", "torch.mps", "torch.xpu",
+    "torch.mtia", "torch.cpu",
+    "torch.amp", "torch.autograd.grad_mode", "torch.autograd.graph", "torch.autograd.profiler",
+    "torch.autograd.forward_ad",
     "torch.overrides", "torch.random", "torch._refs",
-    "torch._prims", "torch._prims_common", "torch.nn.modules.utils", "torch.nn.parameter", "torch.nn.init", "torch.utils._device",
-    "torch.utils._python_dispatch", "torch._tensor_str", "torch.fx", "torch._decomp", "torch._library", "torch._sources",
-    "torch._meta_registrations", "torch.nn.attention", "torch.signal", "torch._linalg_utils", "torch._lowrank", "torch.return_types",
-    "torch.nested", "torch.sparse", "torch.masked", "torch.serialization", "torch.storage", "torch.types", "torch._namedtensor_internals",
-    "torch.hub", "torch.version", "torch.library", "torch._vmap_internals", "torch._guards", "torch.utils._typing_utils", "torch._environment",
-    "inspect", "enum", "dataclasses", "typing", "typing_extensions", "re", "re._compiler", "re._parser", "os", "posixpath", "genericpath", "ntpath",
-    "abc", "_collections_abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap", "_frozen_importlib",
-    "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging", "reprlib", "weakref", "keyword",
-    "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions", "statistics", "uuid", "ast", "traceback",
+    "torch._prims", "torch._prims_common", "torch.nn.modules.utils", "torch.nn.parameter", "torch.nn.init",
+    "torch.utils._device",
+    "torch.utils._python_dispatch", "torch._tensor_str", "torch.fx", "torch._decomp", "torch._library",
+    "torch._sources",
+    "torch._meta_registrations", "torch.nn.attention", "torch.signal", "torch._linalg_utils",
+    "torch._lowrank", "torch.return_types",
+    "torch.nested", "torch.sparse", "torch.masked", "torch.serialization", "torch.storage", "torch.types",
+    "torch._namedtensor_internals",
+    "torch.hub", "torch.version", "torch.library", "torch._vmap_internals", "torch._guards",
+    "torch.utils._typing_utils", "torch._environment",
+    "inspect", "enum", "dataclasses", "typing", "typing_extensions", "re", "re._compiler", "re._parser",
+    "os", "posixpath", "genericpath", "ntpath",
+    "abc", "_collections_abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap",
+    "_frozen_importlib",
+    "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging",
+    "reprlib", "weakref", "keyword",
+    "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions",
+    "statistics", "uuid", "ast", "traceback",
     "linecache", "locale", "smelt", "struct", "base64", "pathlib", "sysconfig", "numpy",
 )  # fmt: skip
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
-_PREFIXES = tuple(m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum")))
+_PREFIXES = tuple(
+    m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum"))
+)
 
 
 @functools.cache
@@ -67,20 +81,36 @@ INTERPRETED: set[Any] = {
 # Modules of C functions (and C classes) that only compute.
 PURE_C_MODULES = frozenset(
     {
-        "builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools", "_collections", "collections", "_abc",
-        "_sre", "re", "_struct", "_json", "_weakref", "weakref", "_contextvars", "copyreg", "_typing", "typing", "_string",
-        "unicodedata", "_bisect", "_heapq", "heapq", "bisect", "binascii", "_codecs", "_warnings", "types", "_statistics", "_decimal",
-        "_datetime", "datetime", "_imp", "_random_pure", "_ast", "_hashlib", "_md5", "_sha1", "_sha2", "fractions", "zlib", "_opcode", "_symtable",
+        "builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools",
+        "_collections", "collections", "_abc",
+        "_sre", "re", "_struct", "_json", "_weakref", "weakref", "_contextvars", "copyreg", "_typing",
+        "typing", "_string",
+        "unicodedata", "_bisect", "_heapq", "heapq", "bisect", "binascii", "_codecs", "_warnings", "types",
+        "_statistics", "_decimal",
+        "_datetime", "datetime", "_imp", "_ast", "_hashlib", "_md5", "_sha1", "_sha2",
+        "fractions", "zlib", "_opcode", "_symtable",
     }
 )  # fmt: skip
 IO_MODULES = frozenset(
     {
-        "time", "posix", "nt", "_io", "io", "_thread", "_socket", "_random", "random", "select", "signal", "fcntl", "_posixsubprocess",
-        "_pickle", "pickle", "gc", "_ctypes", "marshal", "mmap", "_queue", "_asyncio", "faulthandler", "_signal", "secrets", "_tracemalloc",
+        "time", "posix", "nt", "_io", "io", "_thread", "_socket", "_random", "random", "select", "signal",
+        "fcntl", "_posixsubprocess",
+        "_pickle", "pickle", "gc", "_ctypes", "marshal", "mmap", "_queue", "_asyncio", "faulthandler",
+        "_signal", "secrets", "_tracemalloc",
         "threading", "multiprocessing", "subprocess", "socket", "sys",
     }
 )  # fmt: skip
-PURE_SYS = frozenset({"intern", "getsizeof", "getrefcount", "getrecursionlimit", "_getframemodulename", "exc_info", "is_finalizing"})
+PURE_SYS = frozenset(
+    {
+        "intern",
+        "getsizeof",
+        "getrefcount",
+        "getrecursionlimit",
+        "_getframemodulename",
+        "exc_info",
+        "is_finalizing",
+    }
+)
 
 # Calls that would change the process, or answer differently next time.
 REFUSED: dict[Any, tuple[ReasonKind, str]] = {
@@ -123,18 +153,66 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
 
 # Methods of builtin containers that do not change them.
 PURE_METHODS = frozenset(
-    """get keys values items copy index count union intersection difference symmetric_difference isdisjoint issubset
-    issuperset most_common elements __contains__ __len__ __getitem__ __iter__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
-    __repr__ __str__ __reversed__ __or__ __ror__ __and__ __rand__ __sub__ __rsub__ __xor__ __rxor__ __add__ __mul__ __rmul__
-    __sizeof__ __hash__ __format__ __class__ __getattribute__ __dir__ __bool__""".split()
+    [
+        "get",
+        "keys",
+        "values",
+        "items",
+        "copy",
+        "index",
+        "count",
+        "union",
+        "intersection",
+        "difference",
+        "symmetric_difference",
+        "isdisjoint",
+        "issubset",
+        "issuperset",
+        "most_common",
+        "elements",
+        "__contains__",
+        "__len__",
+        "__getitem__",
+        "__iter__",
+        "__eq__",
+        "__ne__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__repr__",
+        "__str__",
+        "__reversed__",
+        "__or__",
+        "__ror__",
+        "__and__",
+        "__rand__",
+        "__sub__",
+        "__rsub__",
+        "__xor__",
+        "__rxor__",
+        "__add__",
+        "__mul__",
+        "__rmul__",
+        "__sizeof__",
+        "__hash__",
+        "__format__",
+        "__class__",
+        "__getattribute__",
+        "__dir__",
+        "__bool__",
+    ]
 )
 
 # C classes whose instances never change, or whose methods are all safe to call for real during capture.
 PURE_TYPES: frozenset[type] = frozenset(
     {
-        re.Pattern, re.Match, weakref.ref, types.MappingProxyType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-        contextvars.ContextVar, types.SimpleNamespace, types.GenericAlias, frozenset, type({}.keys()), type({}.values()), type({}.items()),
-        _thread.LockType, type(_thread.RLock()), memoryview, types.MethodWrapperType, itertools.chain, types.CodeType,
+        re.Pattern, re.Match, weakref.ref, types.MappingProxyType, operator.itemgetter, operator.attrgetter,
+        operator.methodcaller,
+        contextvars.ContextVar, types.SimpleNamespace, types.GenericAlias, frozenset, type({}.keys()),
+        type({}.values()), type({}.items()),
+        _thread.LockType, type(_thread.RLock()), memoryview, types.MethodWrapperType, itertools.chain,
+        types.CodeType,
     }
 )  # fmt: skip
 

@@ -20,7 +20,6 @@ from smelt.capture.values import (
     CONTAINER_TYPES,
     IMMUTABLE_TYPE_FLAG,
     LEAF_TYPES,
-    MISSING,
     FunctionType,
     instance_dict,
     is_constant,
@@ -56,7 +55,9 @@ class Outside:
         self.attributes: dict[int, dict[Any, Any]] = {}  # what attribute and item reads of an object gave
         self._guards: dict[Any, Guard] = {}
         self._keep: list[Any] = []
-        self._objects: dict[int, Any] = {}  # outside objects other than constants, tensors and what identity says all of
+        self._objects: dict[
+            int, Any
+        ] = {}  # outside objects other than constants, tensors and what identity says all of
         self._consts: dict[int, Origin] = {}
         self._classes: set[type] = set()
         self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
@@ -81,7 +82,11 @@ class Outside:
         if cls in self._classes:
             return
         self._classes.add(cls)
-        if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and id(cls) not in self._fresh_classes and cls is not FakeTensor:
+        if (
+            not cls.__flags__ & IMMUTABLE_TYPE_FLAG
+            and id(cls) not in self._fresh_classes
+            and cls is not FakeTensor
+        ):
             self.guard("type_version", self.const(cls), state.type_version(cls))
 
     def use_function(self, function: FunctionType) -> None:
@@ -102,7 +107,11 @@ class Outside:
         """The root origin of an object known by identity."""
         origin = self._consts.get(id(value))
         if origin is None:
-            name = value["__name__"] + ".__dict__" if type(value) is dict and "__name__" in value else _const_name(value)
+            name = (
+                value["__name__"] + ".__dict__"
+                if type(value) is dict and "__name__" in value
+                else _const_name(value)
+            )
             origin = self._consts[id(value)] = Origin("const", name, None, value=value)
             self._keep.append(value)
             self.origins.setdefault(id(value), origin)
@@ -168,7 +177,7 @@ class Outside:
         return known[1]
 
     def _alias(self, origin: Origin, first: Origin) -> None:
-        if origin is not first and origin.base is not None or origin.kind == "arg" and origin is not first:
+        if origin is not first and origin.kind != "const":
             self.guard("alias", origin, first)
 
     def _wrap_tuple(self, value: tuple[Any, ...], origin: Origin, decided: bool) -> Any:
@@ -180,7 +189,10 @@ class Outside:
         if not decided:
             self.guard("type", origin, kind)
             self.guard("len", origin, len(value))
-        items = [self.wrap(v, origin.child("item", i), decided=decided) for i, v in enumerate(tuple.__iter__(value))]
+        items = [
+            self.wrap(v, origin.child("item", i), decided=decided)
+            for i, v in enumerate(tuple.__iter__(value))
+        ]
         self._register(value, origin)
         if all(a is b for a, b in zip(items, tuple.__iter__(value))):
             return value
@@ -203,7 +215,11 @@ class Outside:
 
     def fake(self, value: Any) -> Any:
         """A value that native code gave: a real tensor in it would escape the trace."""
-        if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not _is_functorch_wrapped(value):
+        if (
+            isinstance(value, torch.Tensor)
+            and type(value) is not FakeTensor
+            and not _is_functorch_wrapped(value)
+        ):
             return self.trace._unknown(value)
         return value
 
@@ -250,9 +266,11 @@ class Outside:
             for key, value in dict.items(container):
                 dict.__setitem__(made, key, self.view(value))
             return made
-        return type(container)(self.view(v) for v in container) if type(container) in CONTAINER_TYPES else [
-            self.view(v) for v in container
-        ]
+        return (
+            type(container)(self.view(v) for v in container)
+            if type(container) in CONTAINER_TYPES
+            else [self.view(v) for v in container]
+        )
 
     def view(self, value: Any, deep: bool = True) -> Any:
         """`value` as native code may see it: real tensors replaced by fakes, and all outside contents guarded."""
@@ -337,6 +355,3 @@ def _input_name(origin: Origin) -> str:
             parts.append(str(at.key))
         at = at.base
     return "_".join(reversed(parts)) if len(parts) < 12 else "_".join(reversed(parts[:11]))
-
-
-__all__ = ["MISSING", "Outside"]

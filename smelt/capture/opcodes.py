@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from smelt.capture.builtins import mapping
 from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE
 from smelt.capture.code import PY312, Handler
 from smelt.capture.frames import Frame, Generator
-from smelt.capture.values import MISSING, NULL, CellType, FunctionType, MethodType
+from smelt.capture.values import MISSING, NULL, CellType, FunctionType
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OPCODE, Reason
 from smelt.trace.fake import FakeTensor
@@ -82,7 +81,9 @@ def _load_fast(vm: Any, frame: Frame, arg: Any) -> None:
     value = frame.locals[arg]
     if value is NULL:
         name = frame.code.local_names[arg]
-        raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+        raise UnboundLocalError(
+            f"cannot access local variable {name!r} where it is not associated with a value"
+        )
     frame.stack.append(value)
 
 
@@ -115,7 +116,7 @@ def _make_cell(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("COPY_FREE_VARS")
 def _copy_free_vars(vm: Any, frame: Frame, arg: Any) -> None:
-    frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__
+    frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__ or ()
 
 
 @opcode("LOAD_CLOSURE")
@@ -138,7 +139,9 @@ def _load_cell(vm: Any, frame: Frame, arg: int) -> Any:
         return cell.cell_contents
     except ValueError:
         name = frame.code.local_names[arg]
-        raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+        raise NameError(
+            f"cannot access free variable {name!r} where it is not associated with a value"
+        ) from None
 
 
 @opcode("LOAD_DEREF")
@@ -540,7 +543,9 @@ def _unpack_ex(vm: Any, frame: Frame, arg: Any) -> None:
     before, after = arg & 0xFF, arg >> 8
     values = list(vm.elements(frame.stack[-1]))
     if len(values) < before + after:
-        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})")
+        raise ValueError(
+            f"not enough values to unpack (expected at least {before + after}, got {len(values)})"
+        )
     end = len(values) - after
     frame.stack[-1:] = reversed([*values[:before], values[before:end], *values[end:]])
 
@@ -676,7 +681,11 @@ def _send(vm: Any, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     target, value = stack[-2:]
     try:
-        stack[-1] = vm.next(target) if value is None else vm.call(attributes.load_attr(vm, target, "send"), (value,), {})
+        stack[-1] = (
+            vm.next(target)
+            if value is None
+            else vm.call(attributes.load_attr(vm, target, "send"), (value,), {})
+        )
     except StopIteration as stop:
         if PY312:
             stack[-1] = stop.value
@@ -771,7 +780,9 @@ def _with_except_start(vm: Any, frame: Frame, arg: Any) -> None:
 @opcode("MATCH_SEQUENCE")
 def _match_sequence(vm: Any, frame: Frame, arg: Any) -> None:
     value = frame.stack[-1]
-    is_sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, (str, bytes, bytearray))
+    is_sequence = isinstance(value, collections.abc.Sequence) and not isinstance(
+        value, (str, bytes, bytearray)
+    )
     frame.stack.append(is_sequence)
 
 
@@ -797,7 +808,9 @@ def _match_class(vm: Any, frame: Frame, arg: Any) -> None:
 _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
-def _class_pattern(vm: Any, subject: Any, cls: type, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+def _class_pattern(
+    vm: Any, subject: Any, cls: type, count: int, names: tuple[str, ...]
+) -> tuple[Any, ...] | None:
     if not vm.call(isinstance, (subject, cls), {}):
         return None
     found: list[Any] = []
@@ -851,6 +864,3 @@ def _call_intrinsic_1(vm: Any, frame: Frame, arg: Any) -> None:
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
     frame.stack[-1] = handler(vm, frame, frame.stack[-1])
-
-
-__all__ = ["HANDLERS", "MethodType", "importlib", "unknown"]

@@ -7,11 +7,12 @@ what `Outside.view` lets native code see.
 from __future__ import annotations
 
 import collections
+import enum
 import itertools
 import operator
 from typing import Any
 
-from smelt.capture import attributes, polyfills
+from smelt.capture import polyfills
 from smelt.capture.attributes import ABSENT, FUNCTION, python_method
 from smelt.capture.builtins import container_len, contains_key
 from smelt.capture.frames import Generator
@@ -29,8 +30,9 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 
 _NAMES = {
-    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv", operator.floordiv: "floordiv",
-    operator.mod: "mod", operator.pow: "pow", operator.matmul: "matmul", operator.and_: "and", operator.or_: "or",
+    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
+    operator.floordiv: "floordiv", operator.mod: "mod",
+    operator.pow: "pow", operator.matmul: "matmul", operator.and_: "and", operator.or_: "or",
     operator.xor: "xor", operator.lshift: "lshift", operator.rshift: "rshift",
 }  # fmt: skip
 _METHODS = {
@@ -108,9 +110,7 @@ def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
 def truth(vm: Any, value: Any) -> bool:
     """`bool(value)`."""
     kind = type(value)
-    if kind in _SIMPLE and kind is not FakeTensor:
-        return bool(value)
-    if kind is FakeTensor:
+    if kind in _SIMPLE:
         return bool(value)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
@@ -143,11 +143,16 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
         if found is not None:
             return truth(vm, vm.call_function(found, (container, value)))
         if python_method(vm, container, "__iter__") is not None or kind is Generator:
-            return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in _iterate(vm, get_iter(vm, container)))
+            return any(
+                value is v or truth(vm, binary(vm, operator.eq, v, value))
+                for v in _iterate(vm, get_iter(vm, container))
+            )
     if isinstance(container, dict):
         return contains_key(vm, container, value)
     if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
-        return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in elements(vm, container))
+        return any(
+            value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in elements(vm, container)
+        )
     if isinstance(container, (set, list)) and id(container) in vm.outside.origins:
         container = vm.outside.open(container)
     return value in container
@@ -166,9 +171,9 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
     if kind in CONTAINER_TYPES:
         return _container_item(vm, obj, key)
     if isinstance(obj, type):
-        return obj[key] if kind is type else _class_item(vm, obj, key)
+        return _class_item(vm, obj, key)
     found = python_method(vm, obj, "__getitem__")
-    if found is not None and not _is_native_type(vm, obj):
+    if found is not None:
         return vm.call_function(found, (obj, key))
     if isinstance(obj, CONTAINER_BASES):
         return _container_item(vm, obj, key)
@@ -177,19 +182,11 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
     return vm.outside.fake(obj[vm.outside.view(key)])
 
 
-def _class_item(vm: Any, cls: type, key: Any) -> Any:
+def _class_item(vm: Any, cls: Any, key: Any) -> Any:
     found = python_method(vm, cls, "__getitem__")
-    if found is None or isinstance(cls, type(_EnumType)):
-        return cls[key]  # type: ignore[index]
+    if found is None or isinstance(cls, enum.EnumMeta):
+        return cls[key]
     return vm.call_function(found, (cls, key))
-
-
-class _EnumType(__import__("enum").Enum):  # only for its metaclass
-    pass
-
-
-def _is_native_type(vm: Any, obj: Any) -> bool:
-    return False
 
 
 def _container_item(vm: Any, obj: Any, key: Any) -> Any:
@@ -199,16 +196,16 @@ def _container_item(vm: Any, obj: Any, key: Any) -> Any:
             return outside.open(obj)[key]
         if isinstance(obj, dict) and key not in obj:
             return _missing_item(vm, obj, key)
-        if isinstance(obj, collections.Counter) and key not in obj:
-            return 0
     elif isinstance(obj, dict) and key not in obj:
         return _missing_item(vm, obj, key)
-    base = next(b for b in CONTAINER_BASES if isinstance(obj, b))
-    return item_value(vm, obj, key, base.__getitem__(obj, key))  # type: ignore[attr-defined]
+    base: Any = next(b for b in CONTAINER_BASES if isinstance(obj, b))
+    return item_value(vm, obj, key, base.__getitem__(obj, key))
 
 
 def _missing_item(vm: Any, obj: Any, key: Any) -> Any:
     contains_key(vm, obj, key)
+    if isinstance(obj, collections.Counter):
+        return 0
     found = python_method(vm, obj, "__missing__")
     if found is not None:
         return vm.call_function(found, (obj, key))
@@ -256,7 +253,7 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
             vm.outside.open(obj) if id(obj) in vm.outside.origins else None
             value = elements(vm, value)
         vm.outside.touch(obj)
-        obj[key] = value
+        operator.setitem(obj, key, value)  # type: ignore[arg-type]
         return
     if id(obj) in vm.outside.origins:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
@@ -271,7 +268,9 @@ def delete_item(vm: Any, obj: Any, key: Any) -> None:
         return
     if id(obj) in vm.outside.origins:
         if not isinstance(obj, CONTAINER_BASES):
-            raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted"))
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
+            )
         contains_key(vm, obj, key) if isinstance(obj, dict) else vm.outside.open(obj)
         vm.outside.touch(obj)
     del obj[key]
@@ -299,7 +298,10 @@ def _python_iterator(vm: Any, obj: Any) -> Any:
     found = python_method(vm, obj, "__iter__")
     if found is not None:
         return vm.call_function(found, (obj,))
-    if vm.type_info(type(obj)).find("__iter__")[0] is ABSENT and python_method(vm, obj, "__getitem__") is not None:
+    if (
+        vm.type_info(type(obj)).find("__iter__")[0] is ABSENT
+        and python_method(vm, obj, "__getitem__") is not None
+    ):
         return vm.call(polyfills.iterate_sequence, (obj,), {})
     return None
 
@@ -356,6 +358,3 @@ def elements(vm: Any, obj: Any, limit: int | None = None) -> Any:
         values = itertools.islice(values, limit)
     fake = vm.outside.fake
     return [v if type(v) is FakeTensor else fake(v) for v in values]
-
-
-__all__ = ["attributes", "binary", "truth"]

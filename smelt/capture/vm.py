@@ -24,8 +24,9 @@ from smelt.capture.attributes import TypeInfo
 from smelt.capture.builtins import BUILTINS, FUNCTIONS, METHODS, TENSOR_METHODS, VMCallable
 from smelt.capture.code import Code, decode
 from smelt.capture.effects import Effect
+from smelt.capture.emit import collect_fakes
 from smelt.capture.frames import Frame, Generator
-from smelt.capture.natives import is_native_module
+from smelt.capture.natives import is_native_module, runs_natively
 from smelt.capture.objects import Outside
 from smelt.capture.opcodes import HANDLERS, unknown
 from smelt.capture.values import MISSING, NULL, FunctionType, MethodType
@@ -68,6 +69,7 @@ class VM:
     functions = FUNCTIONS
     builtins = BUILTINS
     methods = METHODS
+    tensor_methods = TENSOR_METHODS
 
     def __init__(self) -> None:
         self.trace = Trace(self.where)
@@ -77,7 +79,6 @@ class VM:
         self.root: Frame | None = None  # the captured frame, once it runs
         self.context_values: dict[int, Any] = {}
         self.context_tokens: list[tuple[Any, Any]] = []
-        self.deleted_tensor_attributes: set[tuple[int, str]] = set()
         self._types: dict[type, TypeInfo] = {}
         self._globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, Any] = {}
@@ -131,7 +132,7 @@ class VM:
             while True:
                 try:
                     if error is not None:
-                        error, raised = None, error
+                        raised, error = error, None
                         raise raised
                     while True:
                         pc = frame.pc
@@ -177,7 +178,11 @@ class VM:
 
     def native_argument(self, value: Any) -> Any:
         """An argument of a native function: Python callables come back to the VM."""
-        return VMCallable(self, value) if type(value) in (FunctionType, MethodType) and self._is_python(value) else value
+        return (
+            VMCallable(self, value)
+            if type(value) in (FunctionType, MethodType) and self._is_python(value)
+            else value
+        )
 
     def _is_python(self, fn: Any) -> bool:
         kind = type(fn)
@@ -186,13 +191,17 @@ class VM:
         if kind is MethodType:
             return self._is_python(fn.__func__)
         if isinstance(fn, type):
-            return type(fn) is type and type(fn.__init__) is FunctionType and fn not in BUILTINS
-        return kind.__flags__ & (1 << 9) != 0 and type(getattr(kind, "__call__", None)) is FunctionType
+            return (
+                type(fn) is type
+                and self.type_info(fn).find("__init__")[0] is attributes.FUNCTION
+                and fn not in BUILTINS
+            )
+        return self.type_info(kind).find("__call__")[0] is attributes.FUNCTION
 
     def enter(self, manager: Any) -> Any:
         """`manager.__enter__()`."""
         how, found, _ = self.type_info(type(manager)).find("__enter__")
-        native = how is not attributes.FUNCTION or calls.runs_natively(found)
+        native = how is not attributes.FUNCTION or runs_natively(found)
         entered = self.call(attributes.load_attr(self, manager, "__enter__"), (), {})
         if native:
             self._entered.append(manager)
@@ -321,7 +330,9 @@ class VM:
     def _unknown_tensor(self, real: torch.Tensor) -> FakeTensor:
         origin = self.outside.origins.get(id(real))
         if origin is None:
-            raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds"))
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
+            )
         return self.outside.wrap(real, origin)
 
     # ---- the end
@@ -335,7 +346,6 @@ class VM:
             self._entered.pop().__exit__(None, None, None)
 
 
-_LIBRARY = (f"{sys.prefix}/lib/python", "<frozen", "<string>")
 _STDLIB = types.__file__.rsplit("/", 1)[0] + "/"
 _TORCH = torch.__file__.rsplit("/", 1)[0] + "/"
 
@@ -362,7 +372,6 @@ class CapturedFrame:
     filename: str
     first_line: int
     outside: Outside
-    instructions: int = 0
 
 
 @contextmanager
@@ -417,7 +426,9 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
         outside.log.roll_back()
         traced = trace.finish(_fakes(vm, result, effects))
     if state.snapshot() != snapshot:
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
+        )
     return CapturedFrame(
         traced=traced,
         input_origins=tuple(outside.origins[id(f)] for f in traced.inputs),
@@ -456,8 +467,6 @@ def _check_left(vm: VM) -> None:
 
 def _fakes(vm: VM, result: Any, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's result and stores need."""
-    from smelt.capture.emit import collect_fakes
-
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
     return collect_fakes(result, operands, lambda obj: vm.outside.origins.get(id(obj)))
 
@@ -469,8 +478,7 @@ def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
     origins = tuple(vm.outside.origins[id(f)] for f in traced.inputs)
     storages = [f.elem.untyped_storage()._cdata for f in traced.inputs]
     if len(set(storages)) != len(storages):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")
+        )
     return [Guard("no_overlap", origins[0], origins)]
-
-
-__all__ = ["TENSOR_METHODS", "VM", "CapturedFrame", "UserException", "capture_frame"]

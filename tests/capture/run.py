@@ -88,7 +88,11 @@ def replay(frame: CapturedFrame, slots: tuple[Any, ...], graph: Graph | None = N
 
 def same(got: Any, want: Any) -> bool:
     if isinstance(want, torch.Tensor):
-        return isinstance(got, torch.Tensor) and got.dtype == want.dtype and torch.allclose(got, want, equal_nan=True)
+        return (
+            isinstance(got, torch.Tensor)
+            and got.dtype == want.dtype
+            and torch.allclose(got, want, equal_nan=True)
+        )
     if isinstance(want, dict):
         return list(got) == list(want) and all(same(got[k], want[k]) for k in want)
     if isinstance(want, (list, tuple)):

@@ -442,7 +442,9 @@ def describe(world):
     slots = [(n, getattr(world.sl, n, None)) for n in ("a", "b")]
     plain = {k: v for k, v in vars(world).items() if k not in ("fn", "fns") and not k.startswith("_")}
     plain["sl"] = slots
-    return repr([plain, vars(world.h), [vars(h) for h in world.hs], vars(world.pr), list(world.state_dict().items())])
+    return repr(
+        [plain, vars(world.h), [vars(h) for h in world.hs], vars(world.pr), list(world.state_dict().items())]
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,8 @@
 PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
 """
 
+# ruff: noqa: C416, C417, UP031, B009, B010, SIM222  (odd programs are the point)
+
 import collections
 import contextlib
 import contextvars
@@ -435,7 +437,9 @@ def walrus(x):
 def type_tests(x):
     p = nn.Parameter(torch.ones(4))
     y = isinstance(x, torch.Tensor) + torch.is_tensor(x) + (type(x) is torch.Tensor) + x.is_floating_point()
-    return x * y + (x.device == torch.device("cpu")) + isinstance(p, nn.Parameter) + isinstance(x, nn.Parameter)
+    return (
+        x * y + (x.device == torch.device("cpu")) + isinstance(p, nn.Parameter) + isinstance(x, nn.Parameter)
+    )
 
 
 @program
@@ -481,7 +485,14 @@ def out_argument(x):
 
 @program
 def new_tensors(x):
-    return x + torch.tensor([1.0, 2, 3, 4]) + torch.zeros_like(x) + torch.full((4,), 2.0) + torch.arange(4) + x.new_zeros(4)
+    return (
+        x
+        + torch.tensor([1.0, 2, 3, 4])
+        + torch.zeros_like(x)
+        + torch.full((4,), 2.0)
+        + torch.arange(4)
+        + x.new_zeros(4)
+    )
 
 
 @program
@@ -539,7 +550,11 @@ def collections_(x):
 @program
 def itertools_(x):
     y = sum(a * b for a, b in itertools.product([1, 2], [x])) + sum(itertools.chain([1], [2]))
-    return y + list(itertools.accumulate([1, 2], lambda a, b: a * b))[-1] + sum(a for a, _ in zip(itertools.count(), [1, 2, 3]))
+    return (
+        y
+        + list(itertools.accumulate([1, 2], lambda a, b: a * b))[-1]
+        + sum(a for a, _ in zip(itertools.count(), [1, 2, 3]))
+    )
 
 
 @program
@@ -565,14 +580,24 @@ def class_definition(x):
 
 @program
 def numbers(x):
-    return x * math.sqrt(x.shape[-1]) + math.prod(x.shape) + torch.numel(x) + divmod(7, 3)[1] + abs(-2) + round(2.6) + pow(2, 3)
+    return (
+        x * math.sqrt(x.shape[-1])
+        + math.prod(x.shape)
+        + torch.numel(x)
+        + divmod(7, 3)[1]
+        + abs(-2)
+        + round(2.6)
+        + pow(2, 3)
+    )
 
 
 @program
 def dynamic_attributes(x):
     o = Base(1)
     setattr(o, "z", x)
-    return getattr(o, "z") + getattr(o, "nope", 2) + hasattr(o, "k") + vars(o)["k"] + operator.attrgetter("k")(o)
+    return (
+        getattr(o, "z") + getattr(o, "nope", 2) + hasattr(o, "k") + vars(o)["k"] + operator.attrgetter("k")(o)
+    )
 
 
 @program
@@ -646,7 +671,15 @@ def loops(x):
 @program
 def outside_data(x):
     a, *rest = GLOBAL["b"]
-    return x * GLOBAL["a"] + a + sum(rest) + len(GLOBAL) + ("a" in GLOBAL) + GLOBAL.get("zz", 1) + sum(1 for _ in GLOBAL.items())
+    return (
+        x * GLOBAL["a"]
+        + a
+        + sum(rest)
+        + len(GLOBAL)
+        + ("a" in GLOBAL)
+        + GLOBAL.get("zz", 1)
+        + sum(1 for _ in GLOBAL.items())
+    )
 
 
 @program
@@ -676,19 +709,31 @@ def autograd_function(x):
 
 
 MODULES = {
-    "attention": (lambda: nn.MultiheadAttention(4, 2, batch_first=True), lambda m, x: m(x[None], x[None], x[None])[0]),
+    "attention": (
+        lambda: nn.MultiheadAttention(4, 2, batch_first=True),
+        lambda m, x: m(x[None], x[None], x[None])[0],
+    ),
     "encoder": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2),
         lambda m, x: m(x[None]),
     ),
-    "parameter list": (lambda: nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)]), lambda m, x: sum(x * p for p in m)),
-    "module dict": (lambda: nn.ModuleDict({"a": nn.Linear(4, 4)}), lambda m, x: sum(v(x) for k, v in m.items())),
+    "parameter list": (
+        lambda: nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)]),
+        lambda m, x: sum(x * p for p in m),
+    ),
+    "module dict": (
+        lambda: nn.ModuleDict({"a": nn.Linear(4, 4)}),
+        lambda m, x: sum(v(x) for k, v in m.items()),
+    ),
     "named parameters": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
         lambda m, x: sum(p.sum() for n, p in m.named_parameters()) + sum(1 for _ in m.modules()) + m(x),
     ),
     "batch norm": (lambda: nn.BatchNorm1d(4), lambda m, x: m(x)),
-    "slice of a sequential": (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), lambda m, x: m[1:](m[0](x))),
+    "slice of a sequential": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)),
+        lambda m, x: m[1:](m[0](x)),
+    ),
     "hook": (
         lambda: (lambda l: (l.register_forward_hook(lambda m, i, o: o * 2), l)[1])(nn.Linear(4, 4)),
         lambda m, x: m(x),

@@ -3,12 +3,14 @@
 Each change is applied to a small BERT. If no guard notices it, what was captured before must still be right.
 """
 
+import benchmarks.models  # noqa: F401  declares what transformers needs to import
+
+# isort: split
 import contextlib
 
 import pytest
 import torch
 import torch.nn.functional as F
-import benchmarks.models  # noqa: F401  (declares what importing transformers beside a CPU-only torch needs)
 import transformers
 from torch import nn
 from transformers.models.bert import modeling_bert
@@ -25,14 +27,23 @@ def build():
         num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=2, vocab_size=50
     )
     model = transformers.BertModel(config).eval()
-    return model, {"input_ids": torch.randint(0, 50, (2, 8)), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
+    return model, {
+        "input_ids": torch.randint(0, 50, (2, 8)),
+        "attention_mask": torch.ones(2, 8, dtype=torch.long),
+    }
 
 
 @contextlib.contextmanager
 def replaced(owner, name, value):
     """`owner.name` (or `owner[name]`) is `value` for the duration."""
     is_dict = isinstance(owner, dict)
-    old = owner.get(name, ABSENT) if is_dict else vars(owner).get(name, ABSENT) if not name.startswith("__") else getattr(owner, name)
+    old = (
+        owner.get(name, ABSENT)
+        if is_dict
+        else vars(owner).get(name, ABSENT)
+        if not name.startswith("__")
+        else getattr(owner, name)
+    )
     store = owner.__setitem__ if is_dict else lambda n, v: setattr(owner, n, v)
     store(name, value)
     try:
@@ -70,7 +81,9 @@ CHANGES = {
     "forward patched on a class": lambda m, kw: replaced(nn.Linear, "forward", linear_plus_one),
     "function of a module patched": lambda m, kw: replaced(F, "linear", lambda x, w, b: x @ w.t()),
     "layer_norm patched": lambda m, kw: replaced(F, "layer_norm", lambda *a, **k: a[0]),
-    "property added to a class": lambda m, kw: replaced(nn.Linear, "weight", property(lambda s: s._parameters["weight"] * 2)),
+    "property added to a class": lambda m, kw: replaced(
+        nn.Linear, "weight", property(lambda s: s._parameters["weight"] * 2)
+    ),
     "defaults of a function": lambda m, kw: replaced(
         transformers.integrations.sdpa_attention.sdpa_attention_forward, "__defaults__", (0.5, 0.7, False)
     ),
@@ -100,7 +113,9 @@ CHANGES = {
     "submodule shared": lambda m, kw: replaced(
         m.encoder.layer[1]._modules, "intermediate", m.encoder.layer[0].intermediate
     ),
-    "submodule of another class": lambda m, kw: replaced(m.encoder.layer[1]._modules, "intermediate", nn.Identity()),
+    "submodule of another class": lambda m, kw: replaced(
+        m.encoder.layer[1]._modules, "intermediate", nn.Identity()
+    ),
     "parameter without gradient": lambda m, kw: replaced(
         layer(m).query._parameters, "bias", nn.Parameter(torch.zeros(32), requires_grad=False)
     ),
@@ -114,7 +129,9 @@ CHANGES = {
         lambda: m.encoder.layer._modules.__setitem__("2", m.encoder.layer[0]),
         lambda _: m.encoder.layer._modules.pop("2"),
     ),
-    "attribute of the configuration": lambda m, kw: replaced(m.config.__dict__, "_attn_implementation_internal", "eager"),
+    "attribute of the configuration": lambda m, kw: replaced(
+        m.config.__dict__, "_attn_implementation_internal", "eager"
+    ),
     "class of the activation": lambda m, kw: replaced(
         type(m.encoder.layer[0].intermediate.intermediate_act_fn), "forward", lambda s, x: x
     ),
@@ -122,7 +139,9 @@ CHANGES = {
     "training of a submodule": lambda m, kw: replaced(m.encoder.layer[0].output.dropout, "training", True),
     "argument None": lambda m, kw: replaced(kw, "attention_mask", None),
     "argument of another shape": lambda m, kw: replaced(kw, "input_ids", torch.zeros(2, 4, dtype=torch.long)),
-    "argument of other strides": lambda m, kw: replaced(kw, "input_ids", torch.zeros(8, 2, dtype=torch.long).t()),
+    "argument of other strides": lambda m, kw: replaced(
+        kw, "input_ids", torch.zeros(8, 2, dtype=torch.long).t()
+    ),
     "argument added": lambda m, kw: replaced(kw, "output_hidden_states", True),
     "shadowed builtin": lambda m, kw: replaced(vars(modeling_bert), "isinstance", lambda a, b: False),
 }
@@ -143,4 +162,8 @@ def test_a_guard_notices(name):
             if failing is None:
                 got, want = replay(frame, slots_of(call, (model,), kwargs)), model(**kwargs)
                 assert same(dict(got), dict(want)), "another result, and no guard noticed"
-        assert first_failing(frame.guards, slots_of(call, (model,), kwargs)) is None or "class" in name or "property" in name
+        assert (
+            first_failing(frame.guards, slots_of(call, (model,), kwargs)) is None
+            or "class" in name
+            or "property" in name
+        )
