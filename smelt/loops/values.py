@@ -16,7 +16,7 @@ TRANSCENDENTAL_OPS = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
     "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid",
 )  # fmt: skip
-COSTS = {op: TRANSCENDENTAL for op in (*TRANSCENDENTAL_OPS, "pow", "atan2", "remainder", "fmod", "floordiv")} | {
+COSTS = dict.fromkeys((*TRANSCENDENTAL_OPS, "pow", "atan2", "remainder", "fmod", "floordiv"), TRANSCENDENTAL) | {
     "div": DIVISION, "sqrt": DIVISION, "reciprocal": DIVISION, "rsqrt": 2 * DIVISION,
     "const": 0.0, "index": 0.0, "cast": 0.5,
 }  # fmt: skip

@@ -252,6 +252,8 @@ def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
 
 def unprofitable(group: Group, unit: Unit, found: Fit) -> str | None:
     """Why a legal fusion would not pay. None: it saves writing or reading memory and costs nothing."""
+    if any(u.deep and u.tensor in dict(unit.reads) for u in group.units):
+        return "the expression would be too deep"
     if len({t for u in (*group.units, unit) for t, _ in u.reads}) > MAX_READS:
         return "the kernel would touch too many buffers"
     if found.outer is not None:

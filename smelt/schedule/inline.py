@@ -21,13 +21,17 @@ LOAD = 1.0  # reading an element, in additions
 STORE = 4.0  # writing it to memory somebody else reads
 LAUNCH = 20000.0  # one more kernel
 LARGE = 250.0  # an expression this large is not inlined into another
+DEEP = (
+    60  # nor is one with so many operators on top of each other: everything that walks expressions recurses
+)
 
 
 @dataclass(eq=False)
 class Unit:
     """`value` is what it computes at `index` (over its own `loops`, reduced over `reduce_loops`). Loads in it are
     `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to.
-    `names`: the operators whose arithmetic it contains."""
+    `names`: the operators whose arithmetic it contains.
+    `deep`: what reads it must read it from memory."""
 
     tensor: Tensor
     index: Index
@@ -37,6 +41,7 @@ class Unit:
     reads: list[tuple[Tensor, Index]]
     target: Tensor | None = None
     names: tuple[str, ...] = ()
+    deep: bool = False
 
     def at(self, index: Index) -> dict[Sym, Size]:
         """The values of its own symbols at an element of its tensor."""
@@ -69,6 +74,8 @@ def base(tensor: Tensor) -> Tensor:
 def choose_units(program: Program, fuse: bool = True) -> Units:
     required = _required(program)
     targets = {step.source: step.target for step in program.steps if isinstance(step, CopyBack)}
+    deep = _deep(program)
+    required |= deep
     while True:
         chosen = _choose(program, required, set(targets), fuse)
         steps: list[Unit | Extern] = []
@@ -80,6 +87,9 @@ def choose_units(program: Program, fuse: bool = True) -> Units:
                 steps.append(_unit(step, chosen.tensors, targets.get(step)))  # type: ignore[arg-type]
         clash = _overwritten_too_early(steps)
         if not clash:
+            for unit in steps:
+                if isinstance(unit, Unit):
+                    unit.deep = unit.tensor in deep
             return Units(steps, required - set(targets))
         required |= clash
 
@@ -90,6 +100,19 @@ def _required(program: Program) -> set[Tensor]:
         if isinstance(step, Extern):
             required.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
     return required
+
+
+def _deep(program: Program) -> set[Tensor]:
+    """Elementwise tensors at which towers of operators are cut."""
+    depth: dict[Tensor, int] = {}
+    deep: set[Tensor] = set()
+    for step in program.steps:
+        if isinstance(step, Tensor) and isinstance(step.definition, Map):
+            depth[step] = 1 + max((depth.get(t, 0) for t in step.inputs), default=0)
+            if depth[step] >= DEEP and not step.is_view:
+                deep.add(step)
+                depth[step] = 0
+    return deep
 
 
 def _overwritten_too_early(steps: list[Unit | Extern]) -> set[Tensor]:

@@ -165,3 +165,23 @@ def test_notes_name_kernels_after_operators():
     schedule, _ = scheduled(lambda x, y: F.layer_norm(x + y, (32,)), r(8, 32), r(8, 32))
     (item,) = [item for item in schedule.items if isinstance(item, KernelItem)]
     assert item.kernel.name == "add_native_layer_norm"
+
+
+def test_towers_of_operators_are_cut():
+    def f(x):
+        for _ in range(200):
+            x = x * 0.99 + 0.01
+        return x
+
+    schedule = check(f, r(1000), rtol=1e-4, atol=1e-5)
+    assert 1 < len(kernels(schedule)) < 10
+
+
+def test_shared_subexpressions_do_not_multiply():
+    def f(x):
+        a, b = x, x * 2
+        for _ in range(60):
+            a, b = b, (a + b) * 0.5
+        return b
+
+    check(f, r(1000), rtol=1e-4, atol=1e-5)
