@@ -50,7 +50,7 @@ def test_unary(name: str, dtype: torch.dtype) -> None:
     y = torch.empty_like(x)
     run(flat(5000, [dtype], dtype, lambda v: op(name, v)), x, y)
     torch.testing.assert_close(
-        y, getattr(torch, name)(x), equal_nan=True, rtol=2e-5 if dtype is f32 else None, atol=1e-5
+        y, getattr(torch, name)(x), equal_nan=True, rtol=2e-5 if dtype is f32 else 1.6e-2, atol=1e-5
     )
 
 
