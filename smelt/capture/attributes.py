@@ -593,7 +593,7 @@ def _touch_part(vm: Any, obj: nn.Module, entries: dict[str, Any]) -> None:
 
 
 def _store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> None:
-    if vm.trace.is_input(tensor) and not hasattr(torch.Tensor, name):
+    if vm.trace.is_input(tensor):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set"))
     setattr(tensor, name, value)
 

@@ -809,9 +809,10 @@ def _autograd_function(vm: Any, args: Any, kwargs: Any) -> Any:
     cls, *rest = args
     if torch.is_grad_enabled():
         raise unsupported(f"torch.autograd.Function {cls.__name__} with gradients enabled", NEEDS_AUTOGRAD)
-    return vm.call(
-        polyfills.apply_function, (attributes.load_attr(vm, cls, "forward"), tuple(rest), kwargs), {}
-    )
+    forward = attributes.load_attr(vm, cls, "forward")
+    if vm.type_info(cls).find("setup_context")[2] not in torch.autograd.Function.__mro__:
+        return vm.call(forward, rest, kwargs)  # the context is set up for the backward only
+    return vm.call(polyfills.apply_function, (forward, tuple(rest), kwargs), {})
 
 
 @function(torch.Tensor.__iter__)

@@ -27,6 +27,7 @@ from smelt.capture.values import (
     FunctionType,
     MethodType,
     is_constant,
+    is_identity,
 )
 from smelt.errors import Unsupported
 from smelt.reasons import (
@@ -209,7 +210,13 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
         if refused is not None:
             raise Unsupported(Reason(*refused))
         return _run_native(vm, fn, args, kwargs)
+    if id(fn) in vm.outside.origins and not _is_known(owner):
+        _check_native_object(vm, fn.__name__, owner)  # stored by itself: its owner is an outside object too
     return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
+
+
+def _is_known(owner: Any) -> bool:
+    return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
 
 
 def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -230,6 +237,20 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     return vm.outside.fake(fn(*[vm.native_argument(vm.outside.view(a)) for a in args], **kwargs))
 
 
+def is_opaque(value: Any) -> bool:
+    """Whether a value is an instance of a C class whose contents the VM cannot guard."""
+    kind = type(value)
+    if (
+        kind.__flags__ & (1 << 9)
+        or kind in LEAF_TYPES
+        or kind in PURE_TYPES
+        or kind in CALLERS
+        or is_identity(value)
+    ):
+        return False
+    return not isinstance(value, (*CONTAINER_BASES, tuple, frozenset, torch.Tensor, BaseException))
+
+
 def _base_type(kind: type) -> type:
     return next((b for b in CONTAINER_BASES if issubclass(kind, b)), kind)
 
@@ -237,8 +258,6 @@ def _base_type(kind: type) -> type:
 def _check_native_object(vm: Any, name: str, owner: Any) -> None:
     kind = type(owner)
     if kind in PURE_TYPES or isinstance(owner, (BaseException, enum.Enum)) or name in PURE_METHODS:
-        return
-    if kind.__module__.startswith("torch"):
         return
     raise unsupported_call(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")
 
@@ -346,8 +365,8 @@ def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """An instance with `__call__`."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
     vm.outside.use_class(type(obj))
-    if found is _module_call:
-        return call_module(vm, obj, args, kwargs)
+    if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.api"):
+        return call_module(vm, obj, args, kwargs)  # a compiled module inside another: one graph
     original = getattr(obj, "_smelt_original", None) if type(obj).__module__ == "smelt._native" else None
     if original is not None:
         return call(vm, original, args, kwargs)
@@ -357,9 +376,13 @@ def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
         raise TypeError(f"{type(obj).__name__!r} object is not callable")
     if how is not attributes.NON_DATA:
         return call(vm, attributes.load_attr(vm, obj, "__call__"), args, kwargs)
-    if type(obj).__module__.startswith("torch") or type(obj) in PURE_TYPES:
+    kind = (type(obj).__module__, type(obj).__name__)
+    if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
         return _run_native(vm, obj, args, kwargs)
     raise unsupported_call(f"calling a {type(obj).__qualname__}")
+
+
+_NUMPY_FUNCTIONS = {("numpy", "ufunc"), ("numpy", "_ArrayFunctionDispatcher")}
 
 
 def call_module(vm: Any, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any:

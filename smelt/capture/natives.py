@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import _thread
 import contextvars
+import datetime
 import functools
 import itertools
 import operator
-import random
 import re
 import types
 import warnings
@@ -37,19 +37,19 @@ NATIVE_MODULES = (
     "torch._sources",
     "torch._meta_registrations", "torch.nn.attention", "torch.signal", "torch._linalg_utils",
     "torch._lowrank", "torch.return_types",
-    "torch.nested", "torch.sparse", "torch.masked", "torch.serialization", "torch.storage", "torch.types",
+    "torch.nested", "torch.sparse", "torch.masked", "torch.storage", "torch.types",
     "torch._namedtensor_internals",
-    "torch.hub", "torch.version", "torch.library", "torch._vmap_internals", "torch._guards",
+    "torch.version", "torch.library", "torch._vmap_internals", "torch._guards",
     "torch.utils._typing_utils", "torch._environment",
     "inspect", "enum", "dataclasses", "typing", "typing_extensions", "re", "re._compiler", "re._parser",
-    "os", "posixpath", "genericpath", "ntpath",
-    "abc", "_collections_abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap",
+    "posixpath", "ntpath",
+    "abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap",
     "_frozen_importlib",
     "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging",
     "reprlib", "weakref", "keyword",
     "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions",
-    "statistics", "uuid", "ast", "traceback",
-    "linecache", "locale", "smelt", "struct", "base64", "pathlib", "sysconfig", "numpy",
+    "statistics", "ast", "traceback",
+    "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
 )  # fmt: skip
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
 _PREFIXES = tuple(
@@ -148,7 +148,10 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
     warnings.simplefilter: (UNSUPPORTED_EFFECT, "warnings.simplefilter"),
     warnings.filterwarnings: (UNSUPPORTED_EFFECT, "warnings.filterwarnings"),
-    random.random: (UNSUPPORTED_CALL, "random.random"),
+    datetime.datetime.now: (SIDE_EFFECT_IO, "datetime.now"),
+    datetime.datetime.utcnow: (SIDE_EFFECT_IO, "datetime.utcnow"),
+    datetime.datetime.today: (SIDE_EFFECT_IO, "datetime.today"),
+    datetime.date.today: (SIDE_EFFECT_IO, "date.today"),
 }
 
 # Methods of builtin containers that do not change them.

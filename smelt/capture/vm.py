@@ -177,12 +177,14 @@ class VM:
         return VMCallable(self, fn) if self._is_python(fn) else fn
 
     def native_argument(self, value: Any) -> Any:
-        """An argument of a native function: Python callables come back to the VM."""
-        return (
-            VMCallable(self, value)
-            if type(value) in (FunctionType, MethodType) and self._is_python(value)
-            else value
-        )
+        """An argument of a native function: Python callables come back to the VM. Raises Unsupported for an outside
+        object of C that holds data (an array, a buffer): what native code reads from it could not be guarded."""
+        kind = type(value)
+        if kind in (FunctionType, MethodType):
+            return VMCallable(self, value) if self._is_python(value) else value
+        if id(value) in self.outside.origins and calls.is_opaque(value):
+            raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
+        return value
 
     def _is_python(self, fn: Any) -> bool:
         kind = type(fn)

@@ -5,9 +5,14 @@ must then give eager's result and eager's final state.
 import collections
 import copy
 import dataclasses
+import datetime
 import functools
 import json
+import os
+import random
+import time
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -571,3 +576,32 @@ def test_what_is_refused(name, reason):
     assert error.value.reason.line.filename == __file__
     assert error.value.reason.stack
     assert Counted.total == 0 and not torch.is_grad_enabled()
+
+
+def test_what_reads_the_outside_world_is_refused():
+    array, generator = numpy.ones(2, dtype=numpy.float32), torch.Generator()
+    programs = [
+        lambda x: x * random.random(),
+        lambda x: x * time.time(),
+        lambda x: x + datetime.datetime.now().year,
+        lambda x: x + torch.from_numpy(array),
+        lambda x: x + float(array.sum()),
+        lambda x: x + generator.initial_seed(),
+        lambda x: x + len(os.listdir(".")),
+    ]
+    for program in programs:
+        with pytest.raises(Unsupported):
+            capture(program, torch.ones(2))
+
+
+def test_an_environment_variable_is_guarded(monkeypatch):
+    monkeypatch.setenv("SOME_VARIABLE", "3")
+
+    def fn(x):
+        return x * int(os.environ.get("SOME_VARIABLE", "1"))
+
+    x = torch.ones(2)
+    frame = capture(fn, x)
+    assert first_failing(frame.guards, (x,)) is None
+    monkeypatch.setenv("SOME_VARIABLE", "4")
+    assert first_failing(frame.guards, (x,)) is not None
