@@ -205,7 +205,7 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if handler is not None:
         return handler(vm, args, kwargs)
     owner = fn.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)):
+    if owner is None or isinstance(owner, (types.ModuleType, type)) or _is_binding(owner):
         refused = REFUSED.get(fn) or refusal(fn)
         if refused is not None:
             raise Unsupported(Reason(*refused))
@@ -213,6 +213,11 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if id(fn) in vm.outside.origins and not _is_known(owner):
         _check_native_object(vm, fn.__name__, owner)  # stored by itself: its owner is an outside object too
     return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
+
+
+def _is_binding(owner: Any) -> bool:
+    """pybind11 functions are builtins whose `__self__` is their record."""
+    return type(owner).__name__.startswith("pybind11_detail_function_record")
 
 
 def _is_known(owner: Any) -> bool:
