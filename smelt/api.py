@@ -116,7 +116,7 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
     if isinstance(model, nn.Module):
         return _compiled_module(model, settings)
     if isinstance(model, types.MethodType):
-        return types.MethodType(_compiled_function(model.__func__, settings), model.__self__)
+        return types.MethodType(_compile(model.__func__, settings, disable), model.__self__)
     if isinstance(model, _native.Wrapped):
         model = model._smelt_original
     if isinstance(model, types.FunctionType):
@@ -166,14 +166,14 @@ def _compiled_function(fn: types.FunctionType, settings: Settings, original: Any
     )
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
-    del own.__wrapped__
+    del own.__wrapped__  # type: ignore[attr-defined]
     wrapped = frame.wrap(own, settings.frame_compiler())
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
     return wrapped
 
 
-def _trampoline(target: Any) -> types.FunctionType:
+def _trampoline(target: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
@@ -235,7 +235,6 @@ class CompiledModule:
         return _rebuild_function(copy.deepcopy(self._smelt.original, memo), self._smelt.settings)
 
 
-@functools.cache
 def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
     members = {"__slots__": ("_smelt",), "__module__": cls.__module__, "__doc__": cls.__doc__}
     return types.new_class(
@@ -255,7 +254,7 @@ def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
     return compiled
 
 
-def _module_trampoline(cls: type) -> types.FunctionType:
+def _module_trampoline(cls: type) -> Any:
     def call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         return self(*args, **kwargs)
 

@@ -48,7 +48,7 @@ def _from_environment() -> Config:
     for f in fields(Config):
         text = os.environ.get(f"SMELT_{f.name.upper()}")
         if text is not None:
-            default = f.default
+            default: Any = f.default
             values[f.name] = (
                 text not in ("", "0", "false", "False") if isinstance(default, bool) else type(default)(text)
             )

@@ -282,3 +282,19 @@ def test_two_threads_compile_and_run_the_same_function():
 def test_torch_compile_finds_the_backend():
     x = torch.randn(3)
     torch.testing.assert_close(torch.compile(add_one, backend="smelt")(x), x + 1)
+
+
+def test_compiled_inside_compiled_is_captured_through():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = smelt.compile(Net())
+
+        def forward(self, x):
+            return decorated(self.inner(x)) + 1
+
+    outer = Outer()
+    compiled = smelt.compile(outer)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(compiled(x), outer.inner._orig_mod(x) * 2 + 1)
+    assert not reasons(compiled)
