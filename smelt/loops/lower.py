@@ -10,6 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -139,7 +140,8 @@ class _Lowerer:
             else None
             for spec in specs
         )
-        step = Extern(node.target, tuple(args), kwargs, results, _short(node), node.line, self.next())
+        op = with_number(node.target, args)
+        step = Extern(op, tuple(args), kwargs, results, _short(node), node.line, self.next())
         self.program.steps.append(step)
         return results if isinstance(node.spec, tuple | list) else results[0]
 
@@ -177,6 +179,31 @@ def has_effect(op: Any) -> bool:
     if not isinstance(op, torch._ops.OpOverload):
         return False
     return op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def with_number(op: Any, args: tuple[Any, ...]) -> Any:
+    """Python lets a number stand for a tensor operand; a plan calls the overload that takes numbers there."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return op
+    numbers = frozenset(
+        i for i, (x, a) in enumerate(zip(args, op._schema.arguments))
+        if isinstance(x, int | float | complex) and isinstance(a.type, torch.TensorType)
+    )  # fmt: skip
+    return _number_overload(op, numbers) if numbers else op
+
+
+@cache
+def _number_overload(op: torch._ops.OpOverload, numbers: frozenset[int]) -> torch._ops.OpOverload:
+    names = [a.name for a in op._schema.arguments]
+    for name in op.overloadpacket.overloads():
+        other = getattr(op.overloadpacket, name)
+        arguments = other._schema.arguments
+        if [a.name for a in arguments] != names:
+            continue
+        if all(isinstance(a.type, torch.TensorType) is not (i in numbers) for i, a in enumerate(arguments)
+               if isinstance(op._schema.arguments[i].type, torch.TensorType)):  # fmt: skip
+            return other
+    return op
 
 
 def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:

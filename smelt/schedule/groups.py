@@ -238,11 +238,12 @@ def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
     """Why storing into a graph input here would come before another read of its old value."""
     if unit.target is None:
         return None
+    one_stage = group.is_flat and found.values is None and all(u.is_map for u in group.units)
     for other in group.units:
         for tensor, own in other.reads:
             if tensor is unit.target:
                 read = substituted(own, group.places[other.tensor].values)
-                if not group.is_flat or found.values is not None or read != found.place.index:
+                if not one_stage or read != found.place.index:
                     return f"it overwrites {tensor.name}, which the other still reads"
     return None
 

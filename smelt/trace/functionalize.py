@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
-from smelt.graph.ir import Graph, Line, Node, map_nodes
+from smelt.graph.ir import Graph, Line, Node, TensorSpec, map_nodes
 from smelt.graph.specs import result_spec
 from smelt.ops.inplace import pure_of
 from smelt.ops.kinds import Effects, effects
@@ -48,6 +48,16 @@ def functionalize(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[Graph, l
         _own_constants(trace, outputs)
         return trace.aten.graph, [f.aten_node for f in outputs], set()
     return _Functionalizer(trace).run(outputs)
+
+
+def _overlaps(spec: TensorSpec) -> bool:
+    """Whether elements may share memory (`expand`, overlapping `as_strided`)."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(spec.stride, spec.shape) if n != 1):
+        if stride <= reach:
+            return 0 not in spec.shape
+        reach += stride * (size - 1)
+    return False
 
 
 def _storage_key(fake: FakeTensor) -> int:
@@ -240,6 +250,8 @@ class _Functionalizer(Emitter):
         storage = self._storage(fake)
         if storage.inputs > 1:
             raise self.refuse("inputs share memory and one of them is written")
+        if _overlaps(storage.base.spec):
+            raise self.refuse("a tensor is written several of whose elements share memory")
         spec = fake.spec
         if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:
             value = self.emit(aten.copy.default, (self.current(fake), value))

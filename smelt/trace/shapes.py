@@ -117,6 +117,7 @@ _TRIED: frozenset[Any] = frozenset(
     {
         aten._linalg_svd.default, aten.linalg_eig.default, aten._fft_r2c.default, aten._fft_c2r.default,
         aten._fft_c2c.default, aten.max_unpool2d.default, aten.max_unpool3d.default, aten.nonzero_static.default,
+        aten.pow.Scalar, aten.flip.default,
     }
 )  # fmt: skip
 

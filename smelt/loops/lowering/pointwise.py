@@ -117,10 +117,15 @@ def _bitwise(op: str, logical: str) -> Callable[[Builder, Operand, Operand], Ten
     return lower
 
 
+def may_divide_by_zero(dtype: torch.dtype, divisor: Operand) -> bool:
+    """Whether an integer division may raise, which loops cannot: ATen does it then."""
+    return not dtype.is_floating_point and (isinstance(divisor, Tensor) or divisor == 0)
+
+
 def _binary(op: str, cost: float, to_float: bool) -> Callable[[Builder, Operand, Operand], Tensor | None]:
     def lower(b: Builder, x: Operand, y: Operand) -> Tensor | None:
         dtype = result_type([x, y])
-        if dtype is torch.bool and op in ("remainder", "fmod"):
+        if op in ("remainder", "fmod") and (dtype is torch.bool or may_divide_by_zero(dtype, y)):
             return None
         return b.pointwise(
             lambda u, v: call(op, u, v), [x, y], opmath(floating(dtype) if to_float else dtype), cost=cost
@@ -183,7 +188,8 @@ def floor_divide(b: Builder, x: Operand, y: Operand) -> Tensor | None:
 
 
 def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | None:
-    if result_type([x, y]) is torch.bool:
+    dtype = result_type([x, y])
+    if dtype is torch.bool or may_divide_by_zero(dtype, y):
         return None
     return b.pointwise(lambda u, v: call(op, u, v), [x, y], cost=3 * DIVISION)
 

@@ -144,7 +144,14 @@ class Builder:
             return f(cast(load(source, tuple(full)), compute))
 
         sizes = tuple(source.shape[d] for d in reduced)
-        dtype = torch.int64 if kind in ("argmax", "argmin") else compute
+        position = kind in ("argmax", "argmin")
+        dtype = torch.int64 if position else compute
+        if all(s == 1 for s in sizes):  # of one element: fusion counts on a reduction having loops
+
+            def only(load: Load, index: Index) -> Value:
+                return const(0, dtype) if position else body(load, index, (0,) * len(sizes))
+
+            return self.map(shape, dtype, (source,), only)
         return self.tensor(shape, dtype, Reduce((source,), kind, sizes, body))
 
     def scan(self, kind: ReductionKind, source: Tensor, dim: int) -> Tensor:
