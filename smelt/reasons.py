@@ -90,6 +90,11 @@ NEEDS_AUTOGRAD = _kind(
     "Call it under torch.no_grad(), or freeze the parameters with requires_grad_(False).",
 )
 TENSOR_SUBCLASS = _kind("tensor-subclass", "a tensor subclass is not captured yet", "Pass plain tensors.")
+USER_EXCEPTION = _kind(
+    "user-exception",
+    "the function raised while it was captured, so the call ran eagerly",
+    "If eager does not raise it as well, this is a bug in smelt; please report it.",
+)
 RECOMPILE_LIMIT = _kind(
     "recompile-limit",
     "the function was recompiled too often",

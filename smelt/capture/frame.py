@@ -32,7 +32,7 @@ from smelt.guards import build
 from smelt.guards.evaluate import first_failing, format_guard, format_guards
 from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
-from smelt.reasons import BACKEND_FAILED, INTERNAL, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, Reason
+from smelt.reasons import BACKEND_FAILED, INTERNAL, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
 from smelt.trace.record import Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
@@ -191,7 +191,9 @@ class FrameCompiler:
                 raise Unsupported(_limit_reason(record, self.config, why, fn.__code__))
             with _collector_off():
                 self._add_entry(fn, slots, why)
-        except UserException:
+        except UserException as e:
+            detail = f"{type(e.error).__name__}: {e.error}"
+            self._remember(fn.__qualname__, Reason(USER_EXCEPTION, detail, e.line), logging.DEBUG)
             record.failures += 1
             if record.failures > self.config.recompile_limit:
                 _native.close(self._table(fn))
@@ -279,13 +281,13 @@ class FrameCompiler:
             _native.close(self._table(fn))
         return False
 
-    def _remember(self, name: str, reason: Reason) -> bool:
+    def _remember(self, name: str, reason: Reason, level: int = logging.WARNING) -> bool:
         """Keeps, emits and logs a reason, once for each kind and line; False when it was known."""
         events.emit("fallback", name, reason=reason)
         known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
         if not known:
             self.record.reasons.append(reason)
-            log.warning("smelt: %s runs eagerly: %s", name, reason)
+            log.log(level, "smelt: %s runs eagerly: %s", name, reason)
         return not known
 
 

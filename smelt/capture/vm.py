@@ -56,11 +56,12 @@ def decoded(code: types.CodeType) -> Code:
 
 
 class UserException(Exception):
-    """Raised by `capture_frame` when the user's code raised: `error`. Everything is rolled back."""
+    """Raised by `capture_frame` when the user's code raised `error` (at `line`). Everything is rolled back."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, line: Line | None = None) -> None:
         super().__init__(repr(error))
         self.error = error
+        self.line = line
 
 
 class VM:
@@ -455,7 +456,7 @@ def _run_root(vm: VM, frame: Frame) -> Any:
     except Exception as e:
         if vm._failure is not None:
             raise vm._failure from e
-        raise UserException(e) from e
+        raise UserException(e, vm.where()) from e
 
 
 def _check_left(vm: VM) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace import known, shapes
 from smelt.trace.fake import FakeTensor
 
@@ -131,6 +131,32 @@ def _change_metadata(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwar
     return fake
 
 
+def _as_strided(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
+    so only what they cover may be reached."""
+    fake, size, stride, *offset = args
+    first = offset[0] if offset and offset[0] is not None else fake.storage_offset()
+    low, high = _covered(trace, fake)
+    if 0 not in size and not low <= first <= first + _span(size, stride) < high:
+        raise trace.unsupported(UNSUPPORTED_OBJECT, "as_strided reaches beyond the elements of its tensor")
+    return NotImplemented
+
+
+def _span(size: Any, stride: Any) -> int:
+    """How far the last element lies behind the first."""
+    return sum((n - 1) * step for n, step in zip(size, stride))
+
+
+def _covered(trace: Trace, fake: FakeTensor) -> tuple[int, int]:
+    """The half-open range of elements of `fake`'s storage that are known to exist at every call."""
+    storage = fake.elem.untyped_storage()
+    inputs = [i for i in trace.inputs if i.elem.untyped_storage()._cdata == storage._cdata and i.numel()]
+    if not inputs:
+        return 0, storage.nbytes() // fake.elem.itemsize
+    first = min(i.storage_offset() for i in inputs)
+    return first, max(i.storage_offset() + _span(i.size(), i.stride()) for i in inputs) + 1
+
+
 def _refuse_effect(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise trace.unsupported(UNSUPPORTED_EFFECT, str(func))
 
@@ -159,6 +185,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     aten._fused_sdp_choice.default: _attention_choice,
     **dict.fromkeys(_VIEW_OF, _change_metadata),
+    aten.as_strided.default: _as_strided,
     aten.equal.default: _dynamic,
     aten.is_set_to.default: _dynamic,
     **dict.fromkeys(
