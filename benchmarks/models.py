@@ -6,8 +6,11 @@ of the published figures: small batches on a CPU.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,13 +20,17 @@ from torch import nn
 
 
 def _declare_torchvision_operators() -> None:
-    """timm needs torchvision, whose wheel expects CUDA operators: beside a CPU-only torch, declare their schemas."""
-    if torch.cuda.is_available() or hasattr(torch.ops.torchvision, "nms"):
+    """timm needs torchvision, whose wheel may be for another build of torch: then declare the schemas it expects."""
+    found = importlib.util.find_spec("torchvision")
+    for path in Path(found.origin).parent.glob("_C*.so") if found and found.origin else ():
+        with contextlib.suppress(OSError):  # needs CUDA libraries, say
+            torch.ops.load_library(str(path))
+    if hasattr(torch.ops.torchvision, "nms"):
         return
-    library = torch.library.Library("torchvision", "DEF")
+    declared = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _libraries.append(library)
+        declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(declared)
 
 
 _libraries: list[torch.library.Library] = []

@@ -1,7 +1,13 @@
 """Shared set-up: deterministic seeds, and timm beside a CPU-only torch (benchmarks/models.py declares what it needs)."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Read when triton is imported, by whichever test is first: printed kernels then run on CPU tensors.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
