@@ -258,7 +258,7 @@ TEXTS: dict[str, Callable[[str, Any], str]] = {
     "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",
     "no_hooks": lambda x, v: f"no_hooks({x})",
     "type_version": lambda x, v: f"unchanged_class({x})",
-    "function": lambda x, v: f"{x}.__code__ is {v[0].co_name!r}",
+    "function": lambda x, v: f"unchanged_function({x})",
     "alias": lambda x, v: f"{x} is {v.source}",
     "distinct": lambda x, v: f"all_different({_sources(v)})",
     "no_overlap": lambda x, v: f"no_shared_storage({_sources(v)})",

@@ -19,7 +19,14 @@ from smelt.backends.eager import eager
 from smelt.capture.frame import FrameCompiler, entries_of, reasons_of, reset, set_disabled, wrap
 from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
-from smelt.reasons import BACKEND_FAILED, DATA_DEPENDENT, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, Reason
+from smelt.reasons import (
+    BACKEND_FAILED,
+    DATA_DEPENDENT,
+    NEEDS_AUTOGRAD,
+    RECOMPILE_LIMIT,
+    USER_EXCEPTION,
+    Reason,
+)
 
 
 def compiled(fn: Any, backend: Any = eager, fullgraph: bool = False, **options: Any) -> Any:
@@ -136,7 +143,7 @@ def test_the_users_exception_is_eagers() -> None:
     c = compiled(f, fullgraph=True)
     with pytest.raises(KeyError, match="missing"):
         c(torch.ones(1), {})
-    assert entries(c) == [] and reasons(c) == ["user-exception"]
+    assert entries(c) == [] and reasons(c) == [USER_EXCEPTION]
     assert c(torch.ones(1), {"missing": 1}).item() == 2
 
 
