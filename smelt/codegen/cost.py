@@ -20,6 +20,7 @@ import torch
 
 from smelt.codegen.llvm.gemm import GRAIN_FLOPS, Product, extent
 from smelt.codegen.llvm.target import Target, host
+from smelt.codegen.llvm.window import Window
 
 Choice = Literal["native", "aten"]
 Form = Literal["NN", "NT", "TN", "TT"]  # how A and B lie in memory; N: rows are contiguous
@@ -57,8 +58,15 @@ def choose(
     return "native" if extent(m, n, k, batch, dtype) >= useful else "aten"
 
 
-def prefers_native(product: Product) -> bool:
-    """`choose` for a planned product and torch's current number of threads."""
+def prefers_native(product: Product | Window) -> bool:
+    """`choose` for a planned product and torch's current number of threads; `prefers_window` for a window."""
+    if isinstance(product, Window):
+        return prefers_window(product)
     p = product
     batch = p.batch[0] * p.batch[1]
     return choose(p.form, p.m, p.n, p.k, batch, p.dtype, torch.get_num_threads()) == "native"
+
+
+def prefers_window(window: Window, target: Target | None = None) -> bool:
+    """Whether a generated window is sooner than ATen's: where measured, always."""
+    return (target or host()).cpu in RULES

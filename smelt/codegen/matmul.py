@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from smelt.codegen.extern import written_values
-from smelt.codegen.llvm.gemm import CompiledProduct, Product, Refused, compile_products, plan_product
+from smelt.codegen.llvm.gemm import CompiledProduct, Product, Refused, Request, compile_products, plan_product
 from smelt.codegen.llvm.gemm_epilogue import BATCH, COL, ROW, Epilogue, product_value
+from smelt.codegen.llvm.window import Window, compile_windows
+from smelt.codegen.windows import WINDOW_CALLS, WindowCall
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
@@ -37,18 +39,21 @@ class _Call:
     buffers: tuple[int | None, ...]
     result: TensorSpec
 
+    def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | Refused:
+        return plan_product(self.op, self.args, out, name, epilogue)
+
 
 @dataclass(frozen=True)
 class ProductItem:
-    """A generated matrix product in place of an extern (and of the kernel that it absorbed). `buffers` as its machine
-    function takes them; the last one is the result."""
+    """A generated matrix product or window in place of an extern (and of the kernel that it absorbed). `buffers` as its
+    machine function takes them; the last one is the result."""
 
-    product: Product
+    product: Product | Window
     buffers: tuple[int, ...]
     note: str = ""
 
 
-Prefer = Callable[[Product], bool]
+Prefer = Callable[[Product | Window], bool]
 
 
 def with_products(schedule: Schedule, config: Config, prefer: Prefer) -> list[Item | ProductItem]:
@@ -60,7 +65,9 @@ def with_products(schedule: Schedule, config: Config, prefer: Prefer) -> list[It
     for position, item in enumerate(schedule.items):
         if not isinstance(item, ExternItem) or not _is_product(item):
             continue
-        call = _CALLS[item.op](schedule, item, _in_schema_order(item))
+        if any(readers.get(o) for o in item.outs[1:] if o is not None):
+            continue  # generated code gives the first result only
+        call = _call(schedule, item)
         if isinstance(call, str):
             continue
         fused = absorbed(schedule, position, call.result, readers) if config.fuse else None
@@ -88,13 +95,19 @@ def _put(
 
 def compile_items(items: Sequence[ProductItem]) -> tuple[dict[int, CompiledProduct], Any]:
     """Machine code by id of item, and its owner. Equal products are one function."""
-    distinct = {replace(item.product, name=""): item.product for item in items}
-    named = [replace(p, name=f"p{i}_{_identifier(p.name)}") for i, p in enumerate(distinct.values())]
-    if not named:
-        return {}, None
-    compiled, owner = compile_products(named)
-    by_product = dict(zip(distinct, compiled))
-    return {id(item): by_product[replace(item.product, name="")] for item in items}, owner
+    by_product: dict[Product | Window, CompiledProduct] = {}
+    owners = []
+    for kind, compile_all in ((Product, compile_products), (Window, compile_windows)):
+        distinct = {replace(i.product, name=""): i.product for i in items if isinstance(i.product, kind)}
+        if distinct:
+            letter = kind.__name__[0].lower()
+            named = [
+                replace(p, name=f"{letter}{i}_{_identifier(p.name)}") for i, p in enumerate(distinct.values())
+            ]
+            compiled, owner = compile_all(named)  # type: ignore[operator]
+            by_product.update(zip(distinct, compiled))
+            owners.append(owner)
+    return {id(item): by_product[replace(item.product, name="")] for item in items}, tuple(owners)
 
 
 def _identifier(name: str) -> str:
@@ -102,17 +115,33 @@ def _identifier(name: str) -> str:
 
 
 def _is_product(item: Item) -> bool:
-    return isinstance(item, ExternItem) and item.op in _CALLS and item.outs[0] is not None
+    return (
+        isinstance(item, ExternItem)
+        and (item.op in _CALLS or item.op in WINDOW_CALLS)
+        and item.outs[0] is not None
+    )
+
+
+def _call(schedule: Schedule, item: ExternItem) -> _Call | WindowCall | str:
+    """The extern as a matrix product or as a window, or why it is neither."""
+    refused = "no generated code"
+    for table in (_CALLS, WINDOW_CALLS):
+        if item.op in table:
+            call = table[item.op](schedule, item, _in_schema_order(item))
+            if not isinstance(call, str):
+                return call
+            refused = call
+    return refused
 
 
 def _product_item(
-    schedule: Schedule, item: ExternItem, call: _Call, fused: _Absorbed | None
+    schedule: Schedule, item: ExternItem, call: _Call | WindowCall, fused: _Absorbed | None
 ) -> ProductItem | Refused:
     name = str(item.op).split(".")[1]
     if fused is None:
-        made = plan_product(call.op, call.args, call.result, name)
+        made = call.plan(call.result, name, Epilogue())
     else:
-        made = plan_product(call.op, call.args, fused.out_spec, f"{name}_{fused.name}", fused.epilogue)
+        made = call.plan(fused.out_spec, f"{name}_{fused.name}", fused.epilogue)
     if isinstance(made, Refused):
         return made
     operands = tuple(call.buffers[i] for i in made.operands)
@@ -254,7 +283,7 @@ def absorbed(
     """The kernel behind the product at `position` as its epilogue, or why not. `spec`: the result as matrices."""
     extern = schedule.items[position]
     assert isinstance(extern, ExternItem)
-    (result,) = extern.outs
+    result = extern.outs[0]
     assert result is not None
     users = readers.get(result, [])
     if len(users) != 1 or users[0] < 0:

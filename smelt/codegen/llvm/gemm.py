@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -49,6 +49,9 @@ from smelt.codegen.llvm.target import host
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, subs
 from smelt.loops.ir import Buffer, Value
+
+if TYPE_CHECKING:
+    from smelt.codegen.llvm.window import Window
 
 
 @dataclass(frozen=True)
@@ -257,10 +260,10 @@ Argument = TensorSpec | float | Sequence[int] | None
 
 @dataclass(frozen=True)
 class Request:
-    """A product that stands for one ATen call. The function's buffers: args[i] for i in `operands`, then the inputs of the
-    caller's epilogue, then the output."""
+    """A product (or window) that stands for one ATen call. The function's buffers: args[i] for i in `operands`, then
+    the inputs of the caller's epilogue, then the output."""
 
-    product: Product
+    product: Product | Window
     operands: tuple[int, ...]
 
 
@@ -332,7 +335,7 @@ def _matrix_product(
     operands: tuple[int, ...] = (form.a, form.b)
     if form.bias is not None and len(args) > form.bias and args[form.bias] is not None:
         operands = (*operands, form.bias)
-        epilogue = _with_bias(epilogue, args[form.bias], _places(c), out.dtype)
+        epilogue = with_bias(epilogue, args[form.bias], _places(c), out.dtype)
     return _request(a, b, c, operands, args, out, name, epilogue)
 
 
@@ -350,7 +353,7 @@ def _convolution(args: Sequence[Argument], out: TensorSpec, name: str, epilogue:
     operands: tuple[int, ...] = (1, 0)
     if args[2] is not None:
         operands = (*operands, 2)
-        epilogue = _with_bias(epilogue, args[2], [ROW], out.dtype)
+        epilogue = with_bias(epilogue, args[2], [ROW], out.dtype)
     if c.col != 1 and c.row == 1 and b.joins() and c.joins():
         pixel = ROW // c.cols, ROW % c.cols
         epilogue = _moved(epilogue, {BATCH: pixel[0], ROW: COL, COL: pixel[1]})
@@ -476,7 +479,7 @@ def _places(c: _Stack) -> list[Size]:
     return [*(BATCH // inner, BATCH % inner)[: len(c.batch)], ROW, COL]
 
 
-def _with_bias(epilogue: Epilogue, argument: Argument, places: list[Size], dtype: torch.dtype) -> Epilogue:
+def with_bias(epilogue: Epilogue, argument: Argument, places: list[Size], dtype: torch.dtype) -> Epilogue:
     """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `places` or of size 1."""
     spec = _tensor(argument)
     if spec.dtype != dtype:
