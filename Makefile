@@ -44,7 +44,7 @@ demo: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.demo
 
 test: $(VENV)/.native $(VENV)/.test
-	$(PY) -m pytest tests -x -q --durations=10
+	$(PY) -m pytest tests -q --durations=10
 
 bench: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.run
