@@ -1,0 +1,352 @@
+"""Functions of the standard library and of torch that read the interpreter's state, have effects, or copy objects."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import copy
+import functools
+import inspect
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from smelt.capture import attributes, calls, polyfills
+from smelt.capture.attributes import python_method
+from smelt.capture.containers import mapping
+from smelt.capture.frames import VMCallable
+from smelt.capture.tables import (
+    BUILTINS,
+    FUNCTIONS,
+    TENSOR_METHODS,
+    Handler,
+    builtin,
+    function,
+    method,
+    unsupported,
+)
+from smelt.capture.values import (
+    CONTAINER_BASES,
+    LEAF_TYPES,
+    MISSING,
+    FunctionType,
+    MethodType,
+    instance_dict,
+    is_identity,
+)
+from smelt.reasons import NEEDS_AUTOGRAD, SIDE_EFFECT_IO, UNSUPPORTED_OBJECT
+from smelt.trace.fake import FakeTensor
+
+# --------------------------------------------------------------------------------------- interpreter state
+
+
+@builtin(sys.exc_info)
+def _exc_info(vm: Any, args: Any, kwargs: Any) -> Any:
+    error = vm.handled_exception()
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@builtin(sys._getframe)
+def _getframe(vm: Any, args: Any, kwargs: Any) -> Any:
+    raise unsupported("sys._getframe")
+
+
+@builtin(contextvars.ContextVar.get)
+def _context_get(vm: Any, args: Any, kwargs: Any) -> Any:
+    return context_get(vm, *args)
+
+
+@method(contextvars.ContextVar, "get")
+def context_get(vm: Any, variable: Any, *default: Any) -> Any:
+    if id(variable) in vm.context_values:
+        return vm.context_values[id(variable)]
+    value = variable.get(*default)
+    reader = variable.get
+    vm.outside._keep.append(reader)
+    if not default or variable.get(*default) is not default[0]:
+        origin = vm.outside.const(reader).child("call", "get")
+        return vm.outside.wrap(value, origin)
+    return value
+
+
+@method(contextvars.ContextVar, "set")
+def _context_set(vm: Any, variable: Any, value: Any) -> Any:
+    token = variable.set(value)
+    vm.context_tokens.append((variable, token))
+    vm.context_values[id(variable)] = value
+    return token
+
+
+@method(contextvars.ContextVar, "reset")
+def _context_reset(vm: Any, variable: Any, token: Any) -> None:
+    variable.reset(token)
+    vm.context_tokens[:] = [(v, t) for v, t in vm.context_tokens if t is not token]
+    vm.context_values.pop(id(variable), None)
+    if any(v is variable for v, _ in vm.context_tokens):
+        vm.context_values[id(variable)] = variable.get()
+
+
+# ------------------------------------------------------------------------------------------- warnings, logs
+
+
+@builtin(warnings.warn)
+@function(warnings.warn)
+def _warn(vm: Any, args: Any, kwargs: Any) -> None:
+    """A warning that is shown at most once per place is shown now, once; one shown at every call cannot be captured."""
+    call = inspect.signature(_warn_signature).bind(*args, **kwargs)
+    call.apply_defaults()
+    message, category, level = (
+        call.arguments["message"],
+        call.arguments["category"],
+        call.arguments["stacklevel"],
+    )
+    category = type(message) if isinstance(message, Warning) else category or UserWarning
+    frame = vm.frame_at(level)
+    name, filename, line = frame.globals.get("__name__", "<string>"), frame.line.filename, frame.line.line
+    action = _warning_action(str(message), category, name, line)
+    if action == "ignore":
+        return
+    if action == "error":
+        raise message if isinstance(message, Warning) else category(message)
+    if action == "always" or action == "all":
+        raise unsupported("warnings.warn with the filter 'always'", SIDE_EFFECT_IO)
+    registry = frame.globals.setdefault("__warningregistry__", {})
+    with vm.trace.paused():
+        warnings.warn_explicit(message, category, filename, line, module=name, registry=registry)
+
+
+def _warn_signature(
+    message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **more: Any
+) -> None: ...
+
+
+def _warning_action(text: str, category: type, module: str, line: int) -> str:
+    for action, pattern, kind, where, at in warnings.filters:
+        matches = (pattern is None or pattern.match(text)) and issubclass(category, kind)
+        if matches and (where is None or where.match(module)) and (at == 0 or at == line):
+            return action
+    return "default"
+
+
+def _log(level: int | None) -> Handler:
+    def handler(vm: Any, args: Any, kwargs: Any) -> None:
+        logger = args[0]
+        wanted = args[1] if level is None else level
+        if logger.isEnabledFor(wanted):
+            raise unsupported(f"logging to {logger.name}", SIDE_EFFECT_IO)
+
+    return handler
+
+
+for _name, _level in (
+    ("debug", logging.DEBUG), ("info", logging.INFO), ("warning", logging.WARNING), ("warn", logging.WARNING),
+    ("error", logging.ERROR), ("exception", logging.ERROR), ("critical", logging.CRITICAL), ("log", None),
+):  # fmt: skip
+    _found = getattr(logging.Logger, _name, None)
+    if _found is not None:
+        FUNCTIONS[_found] = _log(_level)
+
+
+FUNCTIONS[logging.Logger.isEnabledFor] = lambda vm, args, kwargs: logging.Logger.isEnabledFor(*args)
+FUNCTIONS[logging.Logger.getEffectiveLevel] = lambda vm, args, kwargs: logging.Logger.getEffectiveLevel(*args)
+
+
+# --------------------------------------------------------------------------------------------------- torch
+
+
+def _constantly(value: Any) -> Handler:
+    return lambda vm, args, kwargs: value
+
+
+for _found in (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling):
+    FUNCTIONS[_found] = _constantly(True)
+_jit: Any = torch.jit
+for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):
+    FUNCTIONS[_found] = BUILTINS[_found] = _constantly(False)
+BUILTINS[torch._C._get_tracing_state] = _constantly(None)
+BUILTINS[torch._C._is_tracing] = _constantly(False)
+
+
+@builtin(nn.Parameter)
+def _parameter(vm: Any, args: Any, kwargs: Any) -> Any:
+    data = kwargs.get("data", args[0] if args else None)
+    requires_grad = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
+    if type(data) is not FakeTensor:
+        raise unsupported("nn.Parameter of something that is not a tensor", UNSUPPORTED_OBJECT)
+    made = data.detach().requires_grad_(requires_grad)
+    made._is_param = True
+    return made
+
+
+@builtin(nn.parameter.Buffer)
+def _buffer(vm: Any, args: Any, kwargs: Any) -> Any:
+    raise unsupported("nn.Buffer", UNSUPPORTED_OBJECT)
+
+
+def _tensor_size(vm: Any, tensor: FakeTensor, dim: Any = None) -> Any:
+    shape = attributes.shape_of(tensor)
+    return shape if dim is None else shape[dim]
+
+
+TENSOR_METHODS |= {
+    "size": _tensor_size,
+    "dim": lambda vm, t: len(t.spec.shape),
+    "ndimension": lambda vm, t: len(t.spec.shape),
+    "numel": lambda vm, t: attributes.shape_of(t).numel(),
+    "stride": lambda vm, t, dim=None: t.spec.stride if dim is None else t.spec.stride[dim],
+    "is_floating_point": lambda vm, t: t.spec.dtype.is_floating_point,
+    "is_complex": lambda vm, t: t.spec.dtype.is_complex,
+    "element_size": lambda vm, t: t.spec.dtype.itemsize,
+    "get_device": lambda vm, t: -1 if t.spec.device.type == "cpu" else t.spec.device.index,
+}
+
+
+@function(torch.utils.checkpoint.checkpoint)
+def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
+    """Without gradients there is nothing to recompute."""
+    if torch.is_grad_enabled():
+        raise unsupported("torch.utils.checkpoint with gradients enabled", NEEDS_AUTOGRAD)
+    own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
+    return vm.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in own})
+
+
+@function(vars(torch.autograd.Function)["apply"].__func__)
+def _autograd_function(vm: Any, args: Any, kwargs: Any) -> Any:
+    cls, *rest = args
+    if torch.is_grad_enabled():
+        raise unsupported(f"torch.autograd.Function {cls.__name__} with gradients enabled", NEEDS_AUTOGRAD)
+    forward = attributes.load_attr(vm, cls, "forward")
+    if vm.type_info(cls).find("setup_context")[2] not in torch.autograd.Function.__mro__:
+        return vm.call(forward, rest, kwargs)  # the context is set up for the backward only
+    return vm.call(polyfills.apply_function, (forward, tuple(rest), kwargs), {})
+
+
+@function(torch.Tensor.__iter__)
+def _tensor_iter(vm: Any, args: Any, kwargs: Any) -> Any:
+    return iter(args[0].unbind(0))
+
+
+# ------------------------------------------------------------------------------------- the standard library
+
+
+@function(copy.deepcopy)
+def _deepcopy(vm: Any, args: Any, kwargs: Any) -> Any:
+    memo = kwargs.get("memo", args[1] if len(args) > 1 else None)
+    return deep_copy(vm, args[0], {} if memo is None else memo)
+
+
+def deep_copy(vm: Any, obj: Any, memo: dict[int, Any]) -> Any:
+    if type(obj) in LEAF_TYPES or is_identity(obj):
+        return obj
+    if id(obj) in memo:
+        return memo[id(obj)]
+    if type(obj) is FakeTensor:
+        made = memo[id(obj)] = obj.detach().clone()
+        if getattr(obj, "_is_param", False):
+            made._is_param = True
+        return made.requires_grad_(obj.requires_grad) if obj.requires_grad else made
+    if isinstance(obj, tuple) and python_method(vm, obj, "__deepcopy__") is None:
+        items = [deep_copy(vm, v, memo) for v in obj]
+        return obj if all(a is b for a, b in zip(items, obj)) else tuple.__new__(type(obj), items)
+    custom = python_method(vm, obj, "__deepcopy__")
+    if custom is not None:
+        made = memo[id(obj)] = vm.call_function(custom, (obj, memo))
+        return made
+    return _copy_instance(vm, obj, memo, lambda v: deep_copy(vm, v, memo))
+
+
+def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any], part: Callable[[Any], Any]) -> Any:
+    cls = type(obj)
+    for name in (
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+        "__getnewargs__",
+        "__getnewargs_ex__",
+    ):
+        if vm.type_info(cls).find(name)[2] not in (
+            None,
+            object,
+            *CONTAINER_BASES,
+            collections.OrderedDict,
+            collections.defaultdict,
+        ):
+            raise unsupported(f"copying a {cls.__qualname__}")
+    is_container = isinstance(obj, CONTAINER_BASES)
+    new: Any = cls.__new__
+    if not is_container and new is not object.__new__:
+        raise unsupported(f"copying a {cls.__qualname__}")
+    made = memo[id(obj)] = _empty_like(obj, cls)
+    if isinstance(obj, dict):
+        base = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+        for key, value in dict.items(mapping(vm, obj)):
+            base.__setitem__(made, part(key), part(value))
+    elif isinstance(obj, set):
+        made.update(part(v) for v in vm.elements(obj))
+    elif is_container:
+        made.extend(part(v) for v in vm.elements(obj))
+    for name in list(instance_dict(obj) or ()):
+        object.__setattr__(
+            made, name, part(attributes._instance_value(vm, obj, name, (instance_dict(obj) or {})[name]))
+        )
+    for name in _slots(cls):
+        value = getattr(obj, name, MISSING)
+        if value is not MISSING:
+            object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
+    if instance_dict(obj) is not None and id(obj) in vm.outside.origins and obj not in vm.outside.log:
+        own = vm.outside.own_dict(obj, instance_dict(obj))  # type: ignore[arg-type]
+        vm.outside.guard("len", vm.outside.origins[id(own)], len(own))
+    return made
+
+
+def _slots(cls: type) -> Iterable[str]:
+    return [
+        n
+        for b in cls.__mro__
+        for n, v in b.__dict__.items()
+        if type(v) is types.MemberDescriptorType and b.__flags__ & 512
+    ]
+
+
+def _empty_like(obj: Any, cls: Any) -> Any:
+    if isinstance(obj, collections.defaultdict):
+        return cls.__new__(cls) if cls is not collections.defaultdict else cls(obj.default_factory)
+    if isinstance(obj, collections.deque):
+        return cls([], obj.maxlen)
+    return cls.__new__(cls)
+
+
+@function(copy.copy)
+def _copy(vm: Any, args: Any, kwargs: Any) -> Any:
+    (obj,) = args
+    if type(obj) in LEAF_TYPES or is_identity(obj) or isinstance(obj, tuple):
+        return obj
+    custom = python_method(vm, obj, "__copy__")
+    if custom is not None:
+        return vm.call_function(custom, (obj,))
+    if type(obj) is FakeTensor:
+        raise unsupported("copy.copy of a tensor")
+    return _copy_instance(vm, obj, {}, lambda v: v)
+
+
+@function(inspect.signature)
+def _signature(vm: Any, args: Any, kwargs: Any) -> Any:
+    target = args[0].function if type(args[0]) is VMCallable else args[0]
+    if isinstance(target, (FunctionType, MethodType)):
+        vm.outside.use_function(target.__func__ if isinstance(target, MethodType) else target)
+    return inspect.signature(target, *args[1:], **kwargs)
+
+
+@function(functools.update_wrapper)
+def _update_wrapper(vm: Any, args: Any, kwargs: Any) -> Any:
+    if id(args[0]) in vm.outside.origins:
+        return calls.interpret(vm, functools.update_wrapper, args, kwargs)
+    return functools.update_wrapper(*args, **kwargs)

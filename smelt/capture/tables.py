@@ -1,0 +1,45 @@
+"""What the VM does in place of a call: three tables that `builtins`, `containers` and `library` fill.
+
+`BUILTINS` is by C callable, `METHODS` by (builtin base class, method name), `FUNCTIONS` by Python function. A handler takes
+`(vm, args, kwargs)`, one of a method `(vm, obj, *args, **kwargs)`, and returns the result; what it read from outside is
+guarded when it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, Reason
+
+Handler = Callable[..., Any]
+BUILTINS: dict[Any, Handler] = {}
+METHODS: dict[tuple[type, str], Handler] = {}
+FUNCTIONS: dict[Any, Handler] = {}
+TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
+
+
+def _in(table: dict[Any, Handler], *keys: Any) -> Callable[[Handler], Handler]:
+    def add(handler: Handler) -> Handler:
+        for key in keys:
+            table[key] = handler
+        return handler
+
+    return add
+
+
+def builtin(*callables: Any) -> Callable[[Handler], Handler]:
+    return _in(BUILTINS, *callables)
+
+
+def function(*functions: Any) -> Callable[[Handler], Handler]:
+    return _in(FUNCTIONS, *functions)
+
+
+def method(base: type, *names: str) -> Callable[[Handler], Handler]:
+    return _in(METHODS, *((base, n) for n in names))
+
+
+def unsupported(detail: str, kind: Any = UNSUPPORTED_CALL) -> Unsupported:
+    return Unsupported(Reason(kind, detail))
