@@ -165,3 +165,21 @@ def test_memory_held_between_calls_can_be_released():
     del run
     gc.collect()
     assert runtime.held_bytes() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("n, k", [(1, 1), (5, 1), (1, 9), (7, 40), (960, 240)])
+def test_products_of_one_row(dtype, n, k):
+    """A linear layer, a product, and a convolution of one pixel, with an activation behind."""
+
+    def layers(x, w, b):
+        pixel = F.conv2d(x.view(1, k, 1, 1), w.view(n, k, 1, 1), b)
+        return (
+            F.linear(x, w, b),
+            F.relu(x @ w.t()),
+            F.hardsigmoid(pixel),
+            F.conv1d(x.view(1, k, 1), w[:, :, None]),
+        )
+
+    x, w, b = (torch.randn(s, dtype=dtype) for s in ((1, k), (n, k), (n,)))
+    check(layers, x, w, b, tolerance=5e-2 if dtype is torch.bfloat16 else 1e-4)

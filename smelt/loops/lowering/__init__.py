@@ -1,6 +1,6 @@
 """Tables of lowerings, one module per family of operators. Importing the package fills `table.LOWERINGS`."""
 
-from smelt.loops.lowering import norm, pointwise, reductions, shapes, views
+from smelt.loops.lowering import norm, pointwise, products, reductions, shapes, views
 from smelt.loops.lowering.table import LOWERINGS, Builder
 
-__all__ = ["LOWERINGS", "Builder", "norm", "pointwise", "reductions", "shapes", "views"]
+__all__ = ["LOWERINGS", "Builder", "norm", "pointwise", "products", "reductions", "shapes", "views"]
