@@ -12,6 +12,7 @@ Number = int | float | bool
 # What operations cost, in additions. The rest costs 1.
 TRANSCENDENTAL = 12.0
 DIVISION = 4.0
+GATHER = 2.0  # reading elements that are no neighbours in memory
 TRANSCENDENTAL_OPS = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
     "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid",

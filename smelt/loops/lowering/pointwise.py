@@ -15,6 +15,7 @@ from smelt.loops.tensor import Tensor
 from smelt.loops.values import (
     COSTS,
     DIVISION,
+    GATHER,
     TRANSCENDENTAL,
     TRANSCENDENTAL_OPS,
     call,
@@ -424,7 +425,9 @@ def prelu(b: Builder, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def copy_of(b: Builder, x: Tensor) -> Tensor:
-    return b.copy(x, x.shape, lambda index: index)
+    """A copy that makes strided elements neighbours is worth its memory if it is then read many times over."""
+    strided = bool(x.shape) and x.shape[-1] != 1 and x.spec.stride[-1] not in (0, 1)
+    return b.copy(x, x.shape, lambda index: index, GATHER if strided else 0.0)
 
 
 @lowers(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default)

@@ -62,17 +62,24 @@ class Builder:
         """`result[i] = source[index(i)]`, sharing source's memory."""
         return self._gather(source, shape, index, view=True)
 
-    def copy(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index]) -> Tensor:
-        """`result[i] = source[index(i)]`, in memory of its own."""
-        return self._gather(source, shape, index, view=False)
+    def copy(
+        self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index], cost: float = 0.0
+    ) -> Tensor:
+        """`result[i] = source[index(i)]`, in memory of its own. `cost`: of reading at that index instead of in order."""
+        return self._gather(source, shape, index, False, cost)
 
     def _gather(
-        self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index], view: bool
+        self,
+        source: Tensor,
+        shape: Sequence[Size],
+        index: Callable[[Index], Index],
+        view: bool,
+        cost: float = 0.0,
     ) -> Tensor:
         def body(load: Load, i: Index) -> Value:
             return load(source, index(i))
 
-        return self.tensor(shape, source.dtype, Map((source,), body, 0.0, view))
+        return self.tensor(shape, source.dtype, Map((source,), body, cost, view))
 
     def map(
         self,
