@@ -297,6 +297,8 @@ DATA_LOADERS: dict[Sentinel, Callable[..., Any]] = {
 
 
 def _load_value(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
+    if vm.outside.is_fresh_class(owner):
+        return found
     return vm.outside.wrap(found, vm.outside.const(owner).child("attr", name), decided=True)
 
 
@@ -354,6 +356,8 @@ def load_class_attr(vm: Any, cls: type, name: str) -> Any:
         return vm.call(found.fget, (cls,), {})
     if how in (NATIVE_DATA, PYTHON_DATA):
         value = getattr(cls, name)
+        if outside.is_fresh_class(cls):
+            return value
         return outside.wrap(value, outside.const(cls).child("member", name), decided=True)
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:

@@ -127,9 +127,12 @@ def _build_class(vm: Any, args: Any, kwargs: Any) -> Any:
     if "metaclass" in kwargs or any(type(b) is not type for b in bases if isinstance(b, type)):
         if not all(type(b) in (type, type(nn.Module)) for b in bases):
             raise unsupported(f"class {name} with a metaclass", UNSUPPORTED_OBJECT)
+    written = tuple(bases)
     bases = tuple(types.resolve_bases(bases))
     meta, namespace, kwds = types.prepare_class(name, bases, dict(kwargs))
     cell = vm.run_class_body(body, namespace)
+    if bases != written:
+        namespace["__orig_bases__"] = written
     made = meta(name, bases, namespace, **kwds)
     if isinstance(cell, types.CellType):
         cell.cell_contents = made

@@ -92,8 +92,48 @@ class Generator:
         if self.state is CREATED:
             self.state = FINISHED
             raise error
+        inner = self._delegate()
+        if inner is not None:
+            try:
+                return self._throw_into(inner, error)
+            except StopIteration as stop:
+                return self._end_delegation(stop.value)
+            except BaseException as raised:
+                error = raised
         self.frame.stack.append(None)
         return self._resume(error)
+
+    def _delegate(self) -> Any:
+        """The iterator of the `yield from` at which the generator is suspended, or None."""
+        frame = self.frame
+        resumes_delegation = frame.code.names[frame.pc] == "RESUME" and frame.instructions[frame.pc][1] >= 2
+        return frame.stack[-1] if self.state is SUSPENDED and resumes_delegation else None
+
+    def _throw_into(self, inner: Any, error: BaseException) -> Any:
+        """What `inner` yields in answer. Raises what it raises; `error` itself if it cannot be told."""
+        closing = isinstance(error, GeneratorExit)
+        method = getattr(inner, "close" if closing else "throw", None)
+        arguments = () if closing else (error,)
+        if method is not None:
+            self.state = RUNNING
+            try:
+                told = method(*arguments) if type(inner) is Generator else self.vm.call(method, arguments, {})
+            finally:
+                self.state = SUSPENDED
+            if not closing:
+                return told
+        raise error
+
+    def _end_delegation(self, value: Any) -> Any:
+        """Goes on after the `yield from`, whose value is `value`."""
+        frame = self.frame
+        target = frame.instructions[frame.pc - 2][1]  # SEND, YIELD_VALUE, RESUME
+        if frame.code.names[target] == "END_SEND":
+            frame.stack.append(value)
+        else:
+            frame.stack[-1] = value
+        frame.pc = target
+        return self._resume(None)
 
     def close(self) -> None:
         if self.state is SUSPENDED:

@@ -129,6 +129,10 @@ class Outside:
         self._fresh_classes.add(id(cls))
         self._keep.append(cls)
 
+    def is_fresh_class(self, cls: type) -> bool:
+        """Whether `cls` was made by the trace: what it holds is no outside object."""
+        return id(cls) in self._fresh_classes
+
     # ---- reading
 
     def wrap(self, value: Any, origin: Origin, *, decided: bool = False) -> Any:

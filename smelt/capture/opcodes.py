@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture import attributes
+from smelt.capture import attributes, intrinsics
 from smelt.capture.attributes import python_method
 from smelt.capture.builtins import mapping
 from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE
@@ -843,24 +843,17 @@ def _setup_annotations(vm: Any, frame: Frame, arg: Any) -> None:
 # ------------------------------------------------------------------------------------------- 3.12 intrinsics
 
 
-def _stop_iteration_error(vm: Any, frame: Frame, error: Any) -> Any:
-    if isinstance(error, StopIteration):
-        changed = RuntimeError("generator raised StopIteration")
-        changed.__cause__ = changed.__context__ = error
-        return changed
-    return error
-
-
-INTRINSICS_1: dict[int, Callable[[Any, Frame, Any], Any]] = {
-    3: _stop_iteration_error,
-    5: lambda vm, frame, value: +value,
-    6: lambda vm, frame, value: tuple(value),
-}
-
-
 @opcode("CALL_INTRINSIC_1")
 def _call_intrinsic_1(vm: Any, frame: Frame, arg: Any) -> None:
-    handler = INTRINSICS_1.get(arg)
+    handler = intrinsics.UNARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
-    frame.stack[-1] = handler(vm, frame, frame.stack[-1])
+    frame.stack[-1] = handler(frame.globals, frame.stack[-1])
+
+
+@opcode("CALL_INTRINSIC_2")
+def _call_intrinsic_2(vm: Any, frame: Frame, arg: Any) -> None:
+    handler = intrinsics.BINARY.get(arg)
+    if handler is None:
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_2 {arg}"))
+    frame.stack[-2:] = (handler(frame.globals, *frame.stack[-2:]),)

@@ -158,7 +158,8 @@ def _fill_cell(x: types.CellType, text: Text, name: str) -> list[str]:
 
 
 def _function_holds(f: types.FunctionType) -> list[object]:
-    return [f.__defaults__, f.__kwdefaults__, f.__annotations__ or None, *_pairs(f.__dict__)]
+    type_parameters = getattr(f, "__type_params__", ()) or None  # from 3.12 on
+    return [f.__defaults__, f.__kwdefaults__, f.__annotations__ or None, type_parameters, *_pairs(f.__dict__)]
 
 
 def _function_needs(f: types.FunctionType) -> list[object]:

@@ -16,7 +16,7 @@ import inspect
 import itertools
 import math
 import operator
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -331,6 +331,44 @@ def yield_from(x):
 
 
 @program
+def throw_into_yield_from(x):
+    log = []
+
+    class Counting:
+        def __init__(self):
+            self.n = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.n += 1
+            return self.n
+
+    def inner():
+        try:
+            yield x
+        except ValueError:
+            yield x + 9
+            return "answered"
+        finally:
+            log.append("left")
+
+    def outer(iterator):
+        try:
+            result = yield from iterator
+        except KeyError as error:
+            result = str(error)
+        yield result
+
+    answered, raised, closed, plain = (outer(i) for i in (inner(), inner(), inner(), Counting()))
+    got = [next(answered), answered.throw(ValueError()), next(answered)]
+    got += [next(raised), raised.throw(KeyError("k")), next(closed), next(plain), plain.throw(KeyError("p"))]
+    closed.close()
+    return got, log
+
+
+@program
 def closures(x):
     n = 0
 
@@ -576,6 +614,28 @@ def class_definition(x):
             return x * self.two + self.k
 
     return Inner(3).f(x)
+
+
+@program
+def generic_class(x):
+    T = TypeVar("T")
+
+    class C(Generic[T]):
+        def double(self, x):
+            return x * 2
+
+    return C().double(x), len(C.__orig_bases__)
+
+
+@program
+def containers_in_classes(x):
+    class C:
+        first = [x]
+        second = {"k": x + 1}
+
+    C.third = [x * 2]
+    listed = C.first
+    return listed, C().first is listed, C.second["k"], getattr(C, "third"), vars(C)["first"]
 
 
 @program

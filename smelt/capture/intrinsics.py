@@ -1,0 +1,53 @@
+"""What the instructions CALL_INTRINSIC_1 and CALL_INTRINSIC_2 of CPython 3.12 do, by number.
+
+Type parameters and `type` statements are made by the interpreter itself: their bounds and values are evaluated lazily, in
+the scope they were written in, which no public constructor can do.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def _stop_iteration_error(error: Any) -> Any:
+    if isinstance(error, StopIteration):
+        changed = RuntimeError("generator raised StopIteration")
+        changed.__cause__ = changed.__context__ = error
+        return changed
+    return error
+
+
+def _operand(a: Any) -> Any:
+    return a
+
+
+def _operands(a: Any, b: Any) -> Any:
+    return a, b
+
+
+def _native(number: int, arity: int) -> Callable[..., Any]:
+    """(globals of the frame, operands) -> what the interpreter's own intrinsic makes of them."""
+    instructions = [("RESUME", 0), *(("LOAD_FAST", i) for i in range(arity))]
+    instructions += [(f"CALL_INTRINSIC_{arity}", number), ("RETURN_VALUE", 0)]
+    raw = bytes(part for name, arg in instructions for part in (dis.opmap[name], arg))
+    code = (_operand, _operands)[arity - 1].__code__.replace(co_code=raw, co_stacksize=arity)
+    return lambda scope, *operands: types.FunctionType(code, scope)(*operands)
+
+
+def _table(arity: int, numbers: range) -> dict[int, Callable[..., Any]]:
+    return {n: _native(n, arity) for n in numbers} if f"CALL_INTRINSIC_{arity}" in dis.opmap else {}
+
+
+# handler(globals of the frame, operands)
+UNARY: dict[int, Callable[..., Any]] = {
+    3: lambda scope, error: _stop_iteration_error(error),
+    5: lambda scope, value: +value,
+    6: lambda scope, value: tuple(value),
+    **_table(1, range(7, 12)),  # a TypeVar, ParamSpec, TypeVarTuple; Generic[...]; a type alias
+}
+BINARY: dict[int, Callable[..., Any]] = _table(
+    2, range(2, 5)
+)  # a bound and a constrained TypeVar; __type_params__
