@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from smelt.capture.values import (
     instance_dict,
 )
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 
 # How a name is found in the method resolution order.
@@ -101,7 +102,9 @@ class TypeInfo:
         self.is_module = issubclass(cls, nn.Module)
         self.has_dict = cls.__dictoffset__ != 0
         self.getattribute = self._python("__getattribute__")
-        self.setattr = self._python("__setattr__")
+        self.setattr = _type_find(cls, "__setattr__")
+        if self.setattr is object.__setattr__:
+            self.setattr = None
         self.getattr = _type_find(cls, "__getattr__")
 
     def _python(self, name: str) -> Any:
@@ -182,7 +185,7 @@ def _in_instance(vm: Any, obj: Any, name: str) -> bool:
         return False
     present = name in own
     origin = outside.origins.get(id(obj))
-    if not present and origin is not None and obj not in outside.log:
+    if not present and origin is not None and outside.log.was_absent(obj, name):
         outside.guard("not_in_dict", origin, name, key=name)
     return present
 
@@ -206,7 +209,7 @@ def load_generic(vm: Any, obj: Any, name: str, use_getattr: bool = True) -> Any:
         if name in own:
             return _instance_value(vm, obj, name, own[name])
         origin = vm.outside.origins.get(id(obj))
-        if how in _SHADOWED and origin is not None and obj not in vm.outside.log:
+        if how in _SHADOWED and origin is not None and vm.outside.log.was_absent(obj, name):
             vm.outside.guard("not_in_dict", origin, name, key=name)
     if how is not ABSENT:
         return CLASS_LOADERS[how](vm, obj, name, found, owner)
@@ -231,10 +234,10 @@ def _through_getattr(vm: Any, obj: Any, name: str, info: TypeInfo, own: dict[str
     if info.getattr is _module_getattr and own is not None:
         return _module_entry(vm, obj, name, own)
     if type(info.getattr) is FunctionType:
-        if own is not None and id(obj) in vm.outside.origins and obj not in vm.outside.log:
+        if own is not None and id(obj) in vm.outside.origins and vm.outside.log.was_absent(obj, name):
             vm.outside.guard("not_in_dict", vm.outside.origins[id(obj)], name, key=name)
         return vm.call_function(info.getattr, (obj, name))
-    return info.getattr.__get__(obj, type(obj))(name)
+    return vm.call(info.getattr, (obj, name), {})
 
 
 def _module_entry(vm: Any, obj: Any, name: str, own: dict[str, Any]) -> Any:
@@ -257,8 +260,10 @@ def _module_entry(vm: Any, obj: Any, name: str, own: dict[str, Any]) -> Any:
 
 def _no_attribute(vm: Any, obj: Any, name: str, own: dict[str, Any] | None) -> Any:
     origin = vm.outside.origins.get(id(obj))
-    if own is not None and origin is not None and obj not in vm.outside.log:
-        vm.outside.guard("no_attr", origin, name, key=name)
+    if own is not None and origin is not None and vm.outside.log.was_absent(obj, name):
+        parts = [own[k] for k in _MODULE_DICTS if isinstance(own.get(k), dict)]
+        if all(k != name for part in parts for k, _ in vm.outside.log.contents(part)):
+            vm.outside.guard("no_attr", origin, name, key=name)
     error = AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
     raise error
 
@@ -311,7 +316,7 @@ def _load_non_data(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any
 
 def _load_cached_property(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
     origin = vm.outside.origins.get(id(obj))
-    if origin is not None and obj not in vm.outside.log:
+    if origin is not None and vm.outside.log.was_absent(obj, name):
         vm.outside.guard("not_in_dict", origin, name, key=name)
     value = vm.call(found.func, (obj,), {})
     set_instance(vm, obj, found.attrname or name, value)
@@ -435,12 +440,52 @@ def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
     own = tensor.__dict__
     if name in own and name != "_is_param":
         return own[name]
+    vm.outside.use_class(torch.Tensor)
     real = vm.trace.real(tensor)
+    if real is not None and name in TENSOR_STATE:
+        return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:
         return vm.outside.wrap(real.__dict__[name], vm.outside.origin(tensor).child("attr", name))
     if real is not None and not hasattr(torch.Tensor, name):
         vm.outside.guard("not_in_dict", vm.outside.origin(tensor), name, key=name)
     return getattr(tensor, name)
+
+
+def _tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `.grad` of a tensor that is no leaf warns, once, in eager
+        value = getattr(real, name)
+    return vm.outside.wrap(value, vm.outside.origin(tensor).child("member", name))
+
+
+def _tensor_history(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    """None can be guarded; what is not None is of another graph."""
+    if getattr(real, name) is None and not vm.trace.wrote:
+        return _tensor_member(vm, tensor, real, name)
+    return _tensor_refused(vm, tensor, real, name)
+
+
+def _tensor_refused(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
+
+
+# Attributes of tensors that guards of their metadata do not cover.
+TENSOR_STATE: dict[str, Callable[[Any, FakeTensor, torch.Tensor, str], Any]] = {
+    "grad": _tensor_member,
+    "is_leaf": _tensor_member,
+    "retains_grad": _tensor_member,
+    **dict.fromkeys(("grad_fn", "_grad_fn", "_base", "_backward_hooks"), _tensor_history),
+    **dict.fromkeys(
+        (
+            "_version", "output_nr", "names", "storage_offset", "is_shared", "is_pinned", "untyped_storage", "storage",
+            "_typed_storage", "_storage", "is_view", "_is_view", "is_set_to", "_cdata", "_post_accumulate_grad_hooks",
+            "has_names", "__reduce_ex__", "__reduce__", "__deepcopy__", "__setstate__", "name", "volatile", "_grad",
+            "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",
+        ),
+        _tensor_refused,
+    ),
+}  # fmt: skip
 
 
 def _fake_class(tensor: FakeTensor) -> type:
@@ -541,7 +586,7 @@ def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
     info = vm.type_info(cls)
     vm.outside.use_class(cls)
     if info.setattr is not None and info.setattr is not _module_setattr:
-        vm.call_function(info.setattr, (obj, name, value))
+        vm.call(info.setattr, (obj, name, value), {})
     elif info.is_module and info.setattr is _module_setattr:
         _store_in_module(vm, obj, name, value)
     else:

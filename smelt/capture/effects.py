@@ -57,6 +57,13 @@ class ReplaceContents(Effect):
 
 
 @dataclass(frozen=True, eq=False)
+class Extend(Effect):
+    """`list.extend(target, items)`: whatever else the list holds."""
+
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class SetCell(Effect):
     """`target.cell_contents = value`; MISSING empties it."""
 
@@ -186,6 +193,17 @@ class UndoLog:
             return snapshot.attributes[name] is value
         return snapshot.slots.get(name, MISSING) is value
 
+    def original_entry(self, obj: Any, key: Any) -> Any:
+        """The value of a dictionary at `key` before capture; MISSING if there was none."""
+        return next((v for k, v in self.contents(obj) if k is key or k == key), MISSING)
+
+    def was_absent(self, obj: Any, name: str) -> bool:
+        """Whether the instance dictionary of `obj` had no `name` before capture."""
+        snapshot = self._snapshots.get(id(obj))
+        if snapshot is None or snapshot.attributes is None:
+            return name not in (instance_dict(obj) or ())
+        return name not in snapshot.attributes
+
     def contents(self, obj: Any) -> list[Any]:
         """Contents of a container before capture."""
         snapshot = self._snapshots.get(id(obj))
@@ -277,20 +295,32 @@ def _attribute_differences(obj: Any, before: dict[str, Any], now: dict[str, Any]
 
 
 def _content_differences(obj: Any, before: list[Any], now: list[Any]) -> Iterator[Effect]:
-    if not isinstance(obj, dict):
-        if not _same(before, now):
-            yield ReplaceContents(obj, tuple(now))
-        return
-    if _same_pairs(before, now):
-        return
-    old_keys = [k for k, _ in before]
-    kept = [k for k, _ in now[: len(before)]]
-    if _same(old_keys, kept):  # entries changed or added, none removed or moved
-        for i, (key, value) in enumerate(now):
-            if i >= len(before) or before[i][1] is not value:
-                yield SetItem(obj, key, value)
-    else:
+    """What was appended, set or deleted is replayed alone: the rest of the contents need not be guarded for that."""
+    if isinstance(obj, dict):
+        if not _same_pairs(before, now):
+            yield from _entry_differences(obj, before, now)
+    elif isinstance(obj, list) and _same(before, now[: len(before)]):
+        if len(now) > len(before):
+            yield Extend(obj, tuple(now[len(before) :]))
+    elif not _same(before, now):
         yield ReplaceContents(obj, tuple(now))
+
+
+def _entry_differences(obj: Any, before: list[Any], now: list[Any]) -> Iterator[Effect]:
+    """Entries that are not where they were, in order, were deleted; what follows was set."""
+    kept = 0
+    places = iter(before)
+    stay: dict[int, Any] = {}
+    for key, _ in now:
+        if not any(k is key and stay.setdefault(id(k), (v,)) for k, v in places):
+            break
+        kept += 1
+    for key, _ in before:
+        if id(key) not in stay:
+            yield DelItem(obj, key)
+    for i, (key, value) in enumerate(now):
+        if i >= kept or stay[id(key)][0] is not value:
+            yield SetItem(obj, key, value)
 
 
 def _named_difference(owner: Any, name: str, old: Any) -> Iterator[Effect]:

@@ -7,11 +7,15 @@ to reach it adds an alias guard); every fact that was learnt from one is guarded
 
 from __future__ import annotations
 
+import _thread
+import array
 import collections
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from smelt.capture.effects import UndoLog
@@ -21,18 +25,27 @@ from smelt.capture.values import (
     IMMUTABLE_TYPE_FLAG,
     LEAF_TYPES,
     FunctionType,
+    has_identity_hash,
     instance_dict,
     is_constant,
     is_identity,
 )
+from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.guards import state
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
 
+UNGUARDABLE: frozenset[type] = frozenset(
+    {
+        type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, np.ndarray, memoryview, bytearray,
+        array.array, _thread.LockType, type(_thread.RLock()),
+    }
+)  # fmt: skip
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -88,6 +101,22 @@ class Outside:
             and cls is not FakeTensor
         ):
             self.guard("type_version", self.const(cls), state.type_version(cls))
+
+    def use_identity(self, value: Any) -> None:
+        """The trace depends on which object `value` is: its hash, its address."""
+        if isinstance(value, tuple):
+            for part in value:
+                self.use_identity(part)
+            return
+        origin = self.origins.get(id(value))
+        if origin is None or origin.kind == "const" or is_constant(value) or is_identity(value):
+            return
+        self.guard("id", origin, self.trace.real(value) if type(value) is FakeTensor else value)
+
+    def check_readable(self, value: Any) -> None:
+        """Raises Unsupported for an outside object of C that shows the contents of others, which nothing guards."""
+        if type(value) in UNGUARDABLE and id(value) in self.origins:
+            raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(value).__qualname__} is read"))
 
     def use_function(self, function: FunctionType) -> None:
         """The trace depends on the function's code and defaults."""
@@ -246,11 +275,17 @@ class Outside:
                 self.guard("keys", origin, tuple(k for k, _ in before))
             else:
                 self.guard("len", origin, len(before))
+                for key, _ in before:
+                    self.guard("contains", origin, (key, True), key=key)
             wrapped = [self.item(container, k, v) for k, v in before]
             return any(w is not v for w, (_, v) in zip(wrapped, before))
         self.guard("len", origin, len(before))
         if isinstance(container, set):
             for value in before:
+                if not (is_constant(value) or is_identity(value) or has_identity_hash(value)):
+                    raise Unsupported(
+                        Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
+                    )
                 self.guard("contains", origin, (value, True), key=value)
             return False
         wrapped = [self.wrap(v, origin.child("item", i)) for i, v in enumerate(before)]
@@ -259,9 +294,10 @@ class Outside:
     def item(self, container: Any, key: Any, value: Any) -> Any:
         """The value of an outside container at `key`, wrapped."""
         origin = self.origins[id(container)]
-        if not (is_constant(key) or is_identity(key)):
-            self._register(value, self.const(value)) if not is_constant(value) else None
-            return self.fake(value)
+        if not (is_constant(key) or is_identity(key) or has_identity_hash(key)):
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an outside dictionary has a {type(key).__qualname__} as a key")
+            )
         return self.wrap(value, origin.child("item", key))
 
     def _with_fakes(self, container: Any) -> Any:

@@ -76,9 +76,16 @@ CONSTANTS: frozenset[type] = frozenset(
 _TPFLAGS_HEAPTYPE = 1 << 9
 
 
+def is_bound(x: Any) -> bool:
+    """Whether a C function is the method of an instance."""
+    return x.__self__ is not None and not isinstance(x.__self__, (type, types.ModuleType))
+
+
 def is_constant(x: object) -> bool:
     """Whether `x` can stand in the compiled frame as itself."""
     kind = type(x)
+    if kind is types.BuiltinFunctionType:
+        return not is_bound(x)
     if kind in LITERALS or kind in CONSTANTS or isinstance(x, enum.Enum):
         return True
     return isinstance(x, type) and "<locals>" not in x.__qualname__
@@ -217,6 +224,9 @@ KINDS: dict[type, Kind] = {
     types.MethodType: Kind(
         lambda x: (x.__func__, x.__self__),
         lambda x, text: f"MethodType({text(x.__func__)}, {text(x.__self__)})",
+    ),
+    types.BuiltinFunctionType: Kind(
+        lambda x: (x.__self__,), lambda x, text: f"({text(x.__self__)}).{x.__name__}"
     ),
     types.MappingProxyType: Kind(
         lambda x: _pairs(dict(x)), lambda x, text: f"MappingProxyType({_dict_text(dict(x), text)})"

@@ -80,6 +80,10 @@ def _replace_contents(e: fx.ReplaceContents) -> Iterable[Store]:
         yield Store(f"{base}.{'extend' if base == 'deque' else 'update'}({{}}, {{}})", (e.target, e.items))
 
 
+def _extend(e: fx.Extend) -> Iterable[Store]:
+    yield Store("list.extend({}, {})", (e.target, e.items))
+
+
 def _set_cell(e: fx.SetCell) -> Iterable[Store]:
     if e.value is MISSING:
         yield Store("del {}.cell_contents", (e.target,))
@@ -93,6 +97,7 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetItem: _set_item,
     fx.DelItem: _delete_item,
     fx.ReplaceContents: _replace_contents,
+    fx.Extend: _extend,
     fx.SetCell: _set_cell,
 }
 

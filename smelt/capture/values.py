@@ -98,6 +98,12 @@ def is_identity(value: Any) -> bool:
     return type(value) in IDENTITY_TYPES or isinstance(value, (type, enum.Enum, types.ModuleType))
 
 
+def has_identity_hash(value: Any) -> bool:
+    """Whether dictionaries and sets find `value` by its identity."""
+    kind = type(value)
+    return kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+
+
 def is_constant(value: Any) -> bool:
     """A leaf, or a tuple or frozenset of constants."""
     kind = type(value)

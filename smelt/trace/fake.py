@@ -15,7 +15,7 @@ import torch
 from smelt.errors import SmeltError, Unsupported
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.specs import spec_of
-from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
 
 PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
@@ -59,6 +59,8 @@ class FakeTensor(torch.Tensor):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if torch._C._len_torch_dispatch_stack() > 0:
+            raise Unsupported(Reason(DATA_DEPENDENT, "a tensor is formatted as text"))
         spec = self.spec
         return f"FakeTensor({list(spec.shape)}, {spec.dtype}, {spec.device})"
 

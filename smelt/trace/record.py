@@ -48,6 +48,25 @@ _LEAVES: frozenset[type] = frozenset(
 )  # fmt: skip
 
 
+def _zeros_like(value: Any) -> Any:
+    """`value` with real tensors, of zeros, in place of fakes. Raises Unnameable for large ones."""
+    if type(value) is FakeTensor:
+        if value.elem.numel() > _LARGE:
+            raise special.Unnameable("a large tensor")
+        with _DisableDispatch(), _DisableFunction():
+            zeros = torch.empty_strided(value.elem.size(), value.elem.stride(), dtype=value.elem.dtype)
+            return zeros.zero_().requires_grad_(value.requires_grad)
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(map(_zeros_like, value))
+    if type(value) is dict:
+        return {k: _zeros_like(v) for k, v in value.items()}
+    return value
+
+
+_LARGE = 10_000_000  # elements
+_OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
 class _FunctionMode(TorchFunctionMode):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
@@ -223,9 +242,12 @@ class Trace:
         except BaseException as error:
             if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
                 raise self.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
-            if self._changed:
+            if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
+                real = None if self._changed else self._error_of_real_tensors(func, args, kwargs)
+                if real is not None:
+                    raise real from None
                 self.failed = Reason(
-                    UNSUPPORTED_EFFECT, "a call wrote a tensor and then raised", self._line()
+                    UNSUPPORTED_EFFECT, f"{name_of(func)} raised {type(error).__name__}", self._line()
                 )
             raise
         finally:
@@ -233,6 +255,20 @@ class Trace:
         if self._changed or func in STATEFUL or _has_new(out):
             self._record_call(source, func, out)
         return out
+
+    def _error_of_real_tensors(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exception | None:
+        """What `func` raises in eager, whose text may be another than that of its shape function."""
+        try:
+            real_args, real_kwargs = _zeros_like((args, kwargs))
+            with _DisableDispatch(), _DisableFunction():
+                func(*real_args, **real_kwargs)
+        except special.Unnameable:
+            return None
+        except _OPERATOR_ERRORS as error:
+            return error.with_traceback(None)
+        return None
 
     def _torch_node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """The torch-level node of a call, not in the graph yet. Raises Unnameable for arguments that no graph can hold."""

@@ -438,6 +438,7 @@ APPLY = {
     fx.SetItem: lambda target, key, value: type(target).__setitem__(target, key, value),
     fx.DelItem: lambda target, key: type(target).__delitem__(target, key),
     fx.ReplaceContents: lambda target, items: restore_contents(target, list(items)),
+    fx.Extend: lambda target, items: list.extend(target, items),
     fx.SetCell: set_cell,
 }
 
