@@ -115,7 +115,7 @@ class _Lowerer:
         """Give the results the layout that the trace saw, and everything made its place in the program."""
         results = result if isinstance(result, tuple) else (result,)
         specs = node.spec if isinstance(result, tuple) else (node.spec,)
-        fresh = set(map(id, builder.made))
+        fresh = {id(r) for step in builder.made for r in (step.results if isinstance(step, Extern) else (step,))}
         results = tuple(
             _renamed(r if r is None or id(r) in fresh else self.again(builder, r), builder.name)
             for r in results
@@ -123,9 +123,11 @@ class _Lowerer:
         for tensor, spec in zip(results, specs):
             if tensor is not None:
                 tensor.spec = replace(spec, requires_grad=False) if spec.requires_grad else spec
-        for tensor in builder.made:
-            tensor.order = self.next()
-            self.program.steps.append(tensor)
+        for step in builder.made:
+            for made in (*step.results, step) if isinstance(step, Extern) else (step,):
+                if made is not None:
+                    made.order = self.next()
+            self.program.steps.append(step)
         return results if isinstance(result, tuple) else results[0]
 
     def again(self, builder: Builder, tensor: Tensor) -> Tensor:

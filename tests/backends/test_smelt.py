@@ -183,3 +183,20 @@ def test_products_of_one_row(dtype, n, k):
 
     x, w, b = (torch.randn(s, dtype=dtype) for s in ((1, k), (n, k), (n,)))
     check(layers, x, w, b, tolerance=5e-2 if dtype is torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "kernel, stride",
+    [((4, 4), (4, 4)), ((1, 1), (2, 2)), ((2, 2), (3, 2)), ((2, 1), (2, 3)), ((64, 64), (64, 64))],
+)
+def test_convolutions_of_disjoint_patches(dtype, layout, kernel, stride):
+    """Sizes that the stride does not divide leave pixels over."""
+
+    def layers(x, w, b):
+        return F.conv2d(x.relu(), w, b, stride), F.gelu(F.conv2d(x, w, None, stride))
+
+    x = torch.randn(2, 3, 65, 67, dtype=dtype).to(memory_format=layout)
+    w, b = torch.randn(5, 3, *kernel, dtype=dtype) / kernel[0], torch.randn(5, dtype=dtype)
+    check(layers, x, w, b, tolerance=5e-2 if dtype is torch.bfloat16 else 1e-4, strides=False)

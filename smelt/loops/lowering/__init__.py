@@ -1,6 +1,16 @@
 """Tables of lowerings, one module per family of operators. Importing the package fills `table.LOWERINGS`."""
 
-from smelt.loops.lowering import norm, pointwise, products, reductions, shapes, views
+from smelt.loops.lowering import convolutions, norm, pointwise, products, reductions, shapes, views
 from smelt.loops.lowering.table import LOWERINGS, Builder
 
-__all__ = ["LOWERINGS", "Builder", "norm", "pointwise", "products", "reductions", "shapes", "views"]
+__all__ = [
+    "LOWERINGS",
+    "Builder",
+    "convolutions",
+    "norm",
+    "pointwise",
+    "products",
+    "reductions",
+    "shapes",
+    "views",
+]

@@ -25,9 +25,9 @@ ROW_BYTES = 8 << 10  # of the rows of a weight that is not
 @lowers(aten.mm.default)
 def mm(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     """x[1, k] @ y[k, n] with the columns of y contiguous."""
-    if not _suits(b, x, y) or x.shape[0] != 1 or y.spec.stride[0] != 1:
+    if not is_row_product(b, x, y) or x.shape[0] != 1 or y.spec.stride[0] != 1:
         return None
-    return _dots(b, x, y, lambda column, k: (k, column))
+    return dots(b, x, y, lambda column, k: (k, column))
 
 
 @lowers(aten.addmm.default)
@@ -38,38 +38,15 @@ def addmm(
     return None if product is None else b.pointwise(lambda v, c: v + c, [product, bias])
 
 
-@lowers(aten.convolution.default)
-def convolution(
-    b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: int,
-) -> Tensor | None:  # fmt: skip
-    """Of one image of one pixel: the squeeze and excitation of a network."""
-    pointwise = not transposed and groups == 1 and not any(padding)
-    sizes = (x.shape[0], *x.shape[2:], *weight.shape[2:])
-    if (
-        not pointwise
-        or any(size != 1 for size in sizes)
-        or not _suits(b, x, weight)
-        or weight.spec.stride[1] != 1
-    ):
-        return None
-    pixel = (0,) * (len(x.shape) - 2)
-    product = _dots(b, x, weight, lambda column, k: (column, k, *pixel))
-    if bias is None:
-        return product
-    return b.pointwise(
-        lambda v, c: v + c, [product, b.view(bias, (bias.shape[0], *[1] * len(pixel)), lambda i: i[:1])]
-    )
-
-
-def _suits(b: Builder, x: Tensor, y: Tensor) -> bool:
+def is_row_product(b: Builder, x: Tensor, y: Tensor) -> bool:
+    """Whether dtypes and sizes suit; that x is one row, and how y lies in memory, is for the caller to know."""
     if x.dtype is not y.dtype or x.dtype not in (torch.float32, torch.float64) or b.device.type != "cpu":
         return False
     row, whole = (bounds(n)[1] * x.dtype.itemsize for n in (x.shape[1], numel(y.shape)))
     return row <= ROW_BYTES or whole <= CACHED_BYTES
 
 
-def _dots(b: Builder, x: Tensor, y: Tensor, entry: Any) -> Tensor:
+def dots(b: Builder, x: Tensor, y: Tensor, entry: Any) -> Tensor:
     """result[0, n, ...] = sum over k of x[0, k, ...] * y[entry(n, k)]; trailing dimensions have size 1."""
     rest = (0,) * (len(x.shape) - 2)
 

@@ -17,11 +17,13 @@ from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.lowering.dtypes import opmath, result_type
 from smelt.loops.tensor import (
     Definition,
+    Extern,
     Index,
     Load,
     Map,
     Reduce,
     Scan,
+    Stored,
     Tensor,
     contiguous_stride,
 )
@@ -49,7 +51,7 @@ class Builder:
 
     def __init__(self, name: str, spec: Any, device: torch.device, line: Line | None) -> None:
         self.name, self.spec, self.device, self.line = name, spec, device, line
-        self.made: list[Tensor] = []
+        self.made: list[Tensor | Extern] = []
 
     def tensor(self, shape: Sequence[Size], dtype: torch.dtype, definition: Definition) -> Tensor:
         shape = tuple(shape)
@@ -57,6 +59,12 @@ class Builder:
         tensor = Tensor(self.name, spec, definition, self.line)
         self.made.append(tensor)
         return tensor
+
+    def call(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> Tensor:
+        """The result, of the node's own spec, of another ATen operator on tensors made before."""
+        result = Tensor(self.name, self.spec, Stored(), self.line)
+        self.made.append(Extern(op, tuple(args), {}, (result,), self.name, self.line))
+        return result
 
     def view(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index]) -> Tensor:
         """`result[i] = source[index(i)]`, sharing source's memory."""

@@ -1,0 +1,91 @@
+"""Convolutions that are something simpler: a row times a matrix (one pixel), or a product with disjoint patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from smelt.graph.sizes import Size
+from smelt.loops.lowering.products import dots, is_row_product
+from smelt.loops.lowering.table import Builder, lowers
+from smelt.loops.lowering.views import reshape_index
+from smelt.loops.tensor import Index, Tensor, contiguous_stride, numel
+from smelt.loops.values import GATHER
+
+aten = torch.ops.aten
+
+# Copying patches pays from so many pixels of the result on; for fewer, reading the weight is all that counts. Zen 4, one
+# thread, time of the patches' product over ATen's convolution: 0.35-1.0 for patches of 2x2 to 32x32 (7x7 results: 0.35
+# for 32x32, 1.0 for 2x2), 0.85 for one pixel in four (28x28 results), 1.0 (7x7 results).
+PATCH_PIXELS = 32
+LONE_PIXELS = 100  # where patches are single pixels
+
+
+@lowers(aten.convolution.default)
+def convolution(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor | None:
+    sizes = (*x.shape, *weight.shape, *b.spec.shape)
+    if transposed or groups != 1 or any(padding) or not all(isinstance(s, int) for s in sizes):
+        return None
+    if weight.spec.stride != contiguous_stride(weight.shape):
+        return None
+    if all(size == 1 for size in (x.shape[0], *x.shape[2:], *weight.shape[2:])):
+        return _one_pixel(b, x, weight, bias)
+    kernel = weight.shape[2:]
+    steps = list(stride) * (len(kernel) if len(stride) == 1 else 1)
+    if any(k > s for k, s in zip(kernel, steps)) or all(s == 1 for s in steps):  # type: ignore[operator]
+        return None
+    if len(kernel) != 2 or any(d != 1 for d in dilation) or not _patches_pay(b, x, weight):
+        return None
+    return _patches(b, x, weight, bias, steps)
+
+
+def _one_pixel(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Of one image: the squeeze and excitation of a network."""
+    if not is_row_product(b, x, weight):
+        return None
+    rest = (0,) * (len(x.shape) - 2)
+    product = dots(b, x, weight, lambda column, k: (column, k, *rest))
+    if bias is None:
+        return product
+    column = b.view(bias, (bias.shape[0], *[1] * len(rest)), lambda i: i[:1])
+    return b.pointwise(lambda v, c: v + c, [product, column])
+
+
+def _patches_pay(b: Builder, x: Tensor, weight: Tensor) -> bool:
+    known = x.dtype is weight.dtype and x.dtype in (torch.float32, torch.float64)
+    least = LONE_PIXELS if prod(weight.shape[2:]) == 1 else PATCH_PIXELS
+    return known and b.device.type == "cpu" and prod(b.spec.shape[2:]) >= least
+
+
+def _patches(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int]) -> Tensor:
+    """Windows that do not overlap, as columns: result[n, o, pixel] = weight[o, :] @ columns[n, :, pixel]."""
+    window = weight.shape[1:]
+    pixels = b.spec.shape[2:]
+    depth = numel(window)
+    split = (x.shape[0], *window, *pixels)
+    flat = (x.shape[0], depth, *pixels)
+    unflatten = reshape_index(split, flat)
+
+    def index(i: Index) -> Index:
+        n, c, dy, dx, y, z = unflatten(i)
+        at = (n, c, y * stride[0] + dy, z * stride[1] + dx)
+        return tuple([0 if size == 1 else e for e, size in zip(at, x.shape)])
+
+    columns = b.copy(x, flat, index, GATHER)
+    shape: tuple[Size, ...] = (weight.shape[0], depth, 1, 1)
+    matrix = b.view(weight, shape, reshape_index(weight.shape, shape))
+    one, none = [1, 1], [0, 0]
+    return b.call(aten.convolution.default, (columns, matrix, bias, one, none, one, False, none, 1))
