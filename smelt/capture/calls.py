@@ -10,6 +10,7 @@ import enum
 import functools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -195,7 +196,7 @@ def _run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     ]
     if kwargs:
         kwargs = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
-    result = fn(*args, **kwargs)
+    result = vm.native(fn, args, kwargs)
     return result if type(result) is FakeTensor else vm.outside.fake(result)
 
 
@@ -210,8 +211,12 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
         if refused is not None:
             raise Unsupported(Reason(*refused))
         return _run_native(vm, fn, args, kwargs)
-    if id(fn) in vm.outside.origins and not _is_known(owner):
-        _check_native_object(vm, fn.__name__, owner)  # stored by itself: its owner is an outside object too
+    if id(fn) in vm.outside.origins and id(owner) not in vm.outside.origins:  # stored by itself
+        origin = vm.outside.origins[id(fn)]
+        owner = vm.outside.wrap(owner, origin.child("member", "__self__"))
+        fn = getattr(owner, fn.__name__)
+        if not _is_known(owner):
+            _check_native_object(vm, fn.__name__, owner)
     return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
 
 
@@ -233,13 +238,17 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     handler = vm.methods.get((_base_type(kind), name))
     if handler is not None:
         return handler(vm, owner, *args, **kwargs)
+    vm.outside.check_readable(owner)
+    if name == "__exit__":
+        vm.left(owner)
     if isinstance(owner, CONTAINER_BASES):
         return _call_container(vm, name, fn, owner, args, kwargs)
     if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
         _check_native_object(vm, name, owner)
     if isinstance(owner, torch.Tensor):
         return _run_native(vm, fn, args, kwargs)
-    return vm.outside.fake(fn(*[vm.native_argument(vm.outside.view(a)) for a in args], **kwargs))
+    args = [vm.native_argument(vm.outside.view(a)) for a in args]
+    return vm.outside.fake(vm.native(fn, args, kwargs))
 
 
 def is_opaque(value: Any) -> bool:
@@ -267,21 +276,33 @@ def _check_native_object(vm: Any, name: str, owner: Any) -> None:
     raise unsupported_call(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")
 
 
+# Methods of containers that do not look into the elements.
+_BLIND_METHODS = frozenset(
+    (
+        "append", "appendleft", "clear", "copy", "extend", "insert", "items", "keys", "pop", "popleft", "reverse",
+        "rotate", "values",
+    )
+)  # fmt: skip
+
+
+def _directly(fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    return fn(*args, **kwargs)
+
+
 def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
     outside = vm.outside
     if name in ("extend", "update", "union", "intersection", "difference", "fromkeys", "extendleft"):
         args = [vm.iterable(a) if not isinstance(a, dict) else outside.view(a, deep=False) for a in args]
+    run = _directly if name in _BLIND_METHODS else vm.native
     if name == "sort":
         kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
     if id(owner) not in outside.origins:
-        return outside.fake(fn(*args, **kwargs))
+        return outside.fake(run(fn, args, kwargs))
     seen = outside.open(owner)
     if name in PURE_METHODS:
-        return outside.fake(
-            getattr(seen, name)(*args, **kwargs) if seen is not owner else fn(*args, **kwargs)
-        )
+        return outside.fake(run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     outside.touch(owner)
-    return outside.fake(fn(*args, **kwargs))
+    return outside.fake(run(fn, args, kwargs))
 
 
 def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -381,6 +402,8 @@ def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
         raise TypeError(f"{type(obj).__name__!r} object is not callable")
     if how is not attributes.NON_DATA:
         return call(vm, attributes.load_attr(vm, obj, "__call__"), args, kwargs)
+    if type(obj) is weakref.ref and id(obj) in vm.outside.origins:
+        return vm.outside.wrap(obj(), vm.outside.origins[id(obj)].child("call", None))
     kind = (type(obj).__module__, type(obj).__name__)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
         return _run_native(vm, obj, args, kwargs)
@@ -448,13 +471,13 @@ def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     elif python_init:
         if runs_natively(init) and not _calls_back(args, kwargs):
             return _run_native(vm, cls, args, kwargs)
-        obj = _new_object(cls, new, args, kwargs)
+        obj = _new_object(vm, cls, new, args, kwargs)
     else:
         return _construct_native(vm, cls, args, kwargs)
     if python_init:
         call_function(vm, init, (obj, *args), kwargs)
     elif init is not object.__init__:
-        init(obj, *args, **kwargs)
+        vm.native(init, (obj, *args), kwargs)
     return obj
 
 
@@ -462,17 +485,17 @@ def _calls_back(args: _Args, kwargs: _Kwargs) -> bool:
     return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
 
 
-def _new_object(cls: type, new: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def _new_object(vm: Any, cls: type, new: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if new is object.__new__ or issubclass(cls, (dict, list, set)):
         return new(cls)
-    return new(cls, *args, **kwargs)
+    return vm.native(new, (cls, *args), kwargs)
 
 
 def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     if issubclass(cls, CONTAINER_BASES) and args:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
-        return cls(*args, **kwargs)
+        return vm.native(cls, args, kwargs)
     refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
     if refused is not None:
         raise Unsupported(Reason(*refused))

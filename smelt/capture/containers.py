@@ -48,6 +48,7 @@ def _len(vm: Any, args: Any, kwargs: Any) -> int:
 
 def container_len(vm: Any, obj: Any) -> int:
     outside = vm.outside
+    outside.check_readable(obj)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
         outside.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
     return len(obj)
@@ -74,7 +75,7 @@ def _from_iterable(make: Any) -> Handler:
     def handler(vm: Any, args: Any, kwargs: Any) -> Any:
         if not args:
             return make(**kwargs)
-        return make(vm.elements(args[0]), *args[1:], **kwargs)
+        return vm.native(make, (vm.elements(args[0]), *args[1:]), kwargs)
 
     return handler
 
@@ -149,15 +150,15 @@ def _filter(vm: Any, args: Any, kwargs: Any) -> Any:
 @builtin(sorted)
 def _sorted(vm: Any, args: Any, kwargs: Any) -> Any:
     kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
-    return sorted(vm.elements(args[0]), **kwargs)
+    return vm.native(sorted, (vm.elements(args[0]),), kwargs)
 
 
 def _extreme(choose: Any) -> Handler:
     def handler(vm: Any, args: Any, kwargs: Any) -> Any:
         kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
         if len(args) == 1:
-            return choose(vm.elements(args[0]), **kwargs)
-        return choose(*args, **kwargs)
+            return vm.native(choose, (vm.elements(args[0]),), kwargs)
+        return vm.native(choose, args, kwargs)
 
     return handler
 
@@ -174,7 +175,7 @@ def _reduce(vm: Any, args: Any, kwargs: Any) -> Any:
 
 def _dict_maker(make: Any) -> Handler:
     def handler(vm: Any, args: Any, kwargs: Any) -> Any:
-        return make(*[mapping_or_pairs(vm, a) for a in args], **kwargs)
+        return vm.native(make, [mapping_or_pairs(vm, a) for a in args], kwargs)
 
     return handler
 
@@ -185,9 +186,8 @@ BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
 
 @builtin(collections.Counter)
 def _counter(vm: Any, args: Any, kwargs: Any) -> Any:
-    return collections.Counter(
-        *[mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args], **kwargs
-    )
+    args = [mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args]
+    return vm.native(collections.Counter, args, kwargs)
 
 
 @builtin(collections.defaultdict)
@@ -195,7 +195,7 @@ def _defaultdict(vm: Any, args: Any, kwargs: Any) -> Any:
     factory, *rest = args if args else (None,)
     if factory is not None and factory not in (list, dict, set, int, float, tuple, str, bool):
         factory = vm.native_callable(factory)
-    return collections.defaultdict(factory, *[mapping_or_pairs(vm, a) for a in rest], **kwargs)
+    return vm.native(collections.defaultdict, [factory, *[mapping_or_pairs(vm, a) for a in rest]], kwargs)
 
 
 def mapping_or_pairs(vm: Any, obj: Any) -> Any:
@@ -211,7 +211,7 @@ def mapping(vm: Any, obj: Any) -> Any:
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
         return vm.outside.view(obj, deep=False)
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
-    return {k: vm.subscript(obj, k) for k in keys}
+    return vm.native(dict, ([(k, vm.subscript(obj, k)) for k in keys],))
 
 
 # ------------------------------------------------------------------------------------ methods of containers
@@ -228,17 +228,17 @@ def _known_key(vm: Any, obj: Any, key: Any) -> bool:
             return False
     if obj not in outside.log:
         return True
-    now, was = dict.get(obj, key, MISSING), outside.log.original_entry(obj, key)
+    now, was = vm.keyed(dict.get, obj, key, MISSING), outside.log.original_entry(obj, key)
     return now is was
 
 
 @method(dict, "get")
 def _dict_get(vm: Any, obj: Any, key: Any, default: Any = None) -> Any:
     if _known_key(vm, obj, key):
-        present = dict.__contains__(obj, key)
+        present = vm.keyed(dict.__contains__, obj, key)
         vm.outside.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
-        return vm.outside.item(obj, key, dict.__getitem__(obj, key)) if present else default
-    found = dict.get(obj, key, MISSING)
+        return vm.outside.item(obj, key, vm.keyed(dict.__getitem__, obj, key)) if present else default
+    found = vm.keyed(dict.get, obj, key, MISSING)
     if found is MISSING:
         return default
     return vm.item_value(obj, key, found)
@@ -250,7 +250,7 @@ def _dict_contains(vm: Any, obj: Any, key: Any) -> bool:
 
 
 def contains_key(vm: Any, obj: Any, key: Any) -> bool:
-    present = dict.__contains__(obj, key)
+    present = vm.keyed(dict.__contains__, obj, key)
     if _known_key(vm, obj, key):
         vm.outside.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
     return present
@@ -259,9 +259,9 @@ def contains_key(vm: Any, obj: Any, key: Any) -> bool:
 @method(dict, "setdefault")
 def _dict_setdefault(vm: Any, obj: Any, key: Any, default: Any = None) -> Any:
     if contains_key(vm, obj, key):
-        return vm.item_value(obj, key, dict.__getitem__(obj, key))
+        return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     vm.outside.touch(obj)
-    return dict.setdefault(obj, key, default)
+    return vm.keyed(dict.setdefault, obj, key, default)
 
 
 @method(dict, "pop")
@@ -270,31 +270,31 @@ def _dict_pop(vm: Any, obj: Any, key: Any, *default: Any) -> Any:
         if default:
             return default[0]
         raise KeyError(key)
-    value = vm.item_value(obj, key, dict.__getitem__(obj, key))
+    value = vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     vm.outside.touch(obj)
-    type(obj).pop(obj, key)
+    vm.keyed(type(obj).pop, obj, key)
     return value
 
 
 @method(dict, "__getitem__")
 def _dict_getitem(vm: Any, obj: Any, key: Any) -> Any:
-    return vm.item_value(obj, key, dict.__getitem__(obj, key))
+    return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
 
 
 @method(dict, "__setitem__")
 def _dict_setitem(vm: Any, obj: Any, key: Any, value: Any) -> None:
     vm.outside.touch(obj)
     if isinstance(obj, collections.OrderedDict):
-        collections.OrderedDict.__setitem__(obj, key, value)
+        vm.keyed(collections.OrderedDict.__setitem__, obj, key, value)
     else:
-        dict.__setitem__(obj, key, value)
+        vm.keyed(dict.__setitem__, obj, key, value)
 
 
 @method(list, "__getitem__")
 def _list_getitem(vm: Any, obj: Any, key: Any) -> Any:
     if isinstance(key, slice) and id(obj) in vm.outside.origins:
         return list.__getitem__(vm.outside.open(obj), key)
-    return vm.item_value(obj, key, list.__getitem__(obj, key))
+    return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
 
 
 @method(list, "__len__")
@@ -313,4 +313,4 @@ def _list_append(vm: Any, obj: Any, value: Any) -> None:
 
 @builtin(dict.fromkeys)
 def _dict_fromkeys(vm: Any, args: Any, kwargs: Any) -> Any:
-    return dict.fromkeys(vm.elements(args[0]), *args[1:])
+    return vm.native(dict.fromkeys, (vm.elements(args[0]), *args[1:]))

@@ -38,7 +38,7 @@ class Frame:
     @property
     def line(self) -> Line:
         """Source line of the instruction that runs (or failed)."""
-        return self.code.line(max(self.pc - 1, 0))
+        return self.code.line(self.pc - 1 if self.pc else 0)
 
     def unwind(self, error: BaseException) -> bool:
         """Goes to the handler of `error` in this frame, as the exception table says. False: there is none."""
@@ -163,3 +163,16 @@ class Generator:
             return value
         self.state = FINISHED
         raise StopIteration(value)
+
+
+class VMCallable:
+    """A Python callable handed to native code: calling it comes back to the VM."""
+
+    __slots__ = ("function", "vm")
+
+    def __init__(self, vm: Any, fn: Any) -> None:
+        self.vm = vm
+        self.function = fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.vm.call(self.function, args, kwargs)

@@ -174,6 +174,21 @@ BUILTINS[torch._C._get_tracing_state] = _constantly(None)
 BUILTINS[torch._C._is_tracing] = _constantly(False)
 
 
+@builtin(torch._C._nn.one_hot)
+def _one_hot(vm: Any, args: Any, kwargs: Any) -> Any:
+    """As eager does it on a CPU, where classes out of range are an error; its shape function compares instead."""
+    call = inspect.signature(_one_hot_signature).bind(*args, **kwargs)
+    call.apply_defaults()
+    classes, count = call.args
+    if type(classes) is not FakeTensor or count < 0 or classes.device.type != "cpu":
+        return torch._C._nn.one_hot(*args, **kwargs)
+    made = torch.zeros((*classes.shape, count), dtype=torch.int64)
+    return made.scatter_(-1, classes.unsqueeze(-1), 1)
+
+
+def _one_hot_signature(tensor: Any, num_classes: int = -1) -> None: ...
+
+
 @builtin(nn.Parameter)
 def _parameter(vm: Any, args: Any, kwargs: Any) -> Any:
     data = kwargs.get("data", args[0] if args else None)
@@ -195,7 +210,7 @@ def _tensor_size(vm: Any, tensor: FakeTensor, dim: Any = None) -> Any:
     return shape if dim is None else shape[dim]
 
 
-TENSOR_METHODS |= {
+_METADATA: dict[str, Handler] = {
     "size": _tensor_size,
     "dim": lambda vm, t: len(t.spec.shape),
     "ndimension": lambda vm, t: len(t.spec.shape),
@@ -206,6 +221,7 @@ TENSOR_METHODS |= {
     "element_size": lambda vm, t: t.spec.dtype.itemsize,
     "get_device": lambda vm, t: -1 if t.spec.device.type == "cpu" else t.spec.device.index,
 }
+TENSOR_METHODS.update(_METADATA)
 
 
 @function(torch.utils.checkpoint.checkpoint)

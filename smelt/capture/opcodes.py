@@ -14,11 +14,12 @@ from typing import Any
 
 from smelt.capture import attributes, intrinsics
 from smelt.capture.attributes import python_method
-from smelt.capture.builtins import mapping
 from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE
 from smelt.capture.code import PY312, Handler
+from smelt.capture.containers import mapping
 from smelt.capture.frames import Frame, Generator
 from smelt.capture.values import MISSING, NULL, CellType, FunctionType
+from smelt.capture.windows import calls_back
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OPCODE, Reason
 from smelt.trace.fake import FakeTensor
@@ -234,6 +235,9 @@ def _import_name(vm: Any, frame: Frame, arg: Any) -> None:
     with vm.trace.paused():
         module = __import__(arg, frame.globals, None, names, level)
     del stack[-2:]
+    loaded = sys.modules.get(arg)
+    if loaded is module:  # whatever is there at the next call
+        vm.outside.wrap(module, vm.outside.const(sys.modules).child("item", arg))
     vm.outside.origin(module)
     stack.append(module)
 
@@ -445,13 +449,18 @@ def _build_list(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("BUILD_SET")
 def _build_set(vm: Any, frame: Frame, arg: Any) -> None:
-    frame.stack.append(set(_take(frame.stack, arg)))
+    items = frame.stack[len(frame.stack) - arg :]
+    made = vm.native(set, (items,))
+    frame.stack[len(frame.stack) - arg :] = (made,)
 
 
 @opcode("BUILD_MAP")
 def _build_map(vm: Any, frame: Frame, arg: Any) -> None:
-    flat = _take(frame.stack, 2 * arg)
-    frame.stack.append(dict(zip(flat[::2], flat[1::2])))
+    at = len(frame.stack) - 2 * arg
+    flat = frame.stack[at:]
+    keys = flat[::2]
+    pairs = list(zip(keys, flat[1::2]))
+    frame.stack[at:] = (vm.native(dict, (pairs,)) if calls_back(vm.kinds, keys) else dict(pairs),)
 
 
 @opcode("BUILD_CONST_KEY_MAP")
@@ -484,14 +493,14 @@ def _list_append(vm: Any, frame: Frame, arg: Any) -> None:
 @opcode("SET_ADD")
 def _set_add(vm: Any, frame: Frame, arg: Any) -> None:
     value = frame.stack.pop()
-    frame.stack[-arg].add(value)
+    vm.keyed(set.add, frame.stack[-arg], value)
 
 
 @opcode("MAP_ADD")
 def _map_add(vm: Any, frame: Frame, arg: Any) -> None:
     key, value = frame.stack[-2:]
     del frame.stack[-2:]
-    frame.stack[-arg][key] = value
+    vm.keyed(dict.__setitem__, frame.stack[-arg], key, value)
 
 
 @opcode("LIST_EXTEND")
@@ -505,14 +514,17 @@ def _list_extend(vm: Any, frame: Frame, arg: Any) -> None:
 def _set_update(vm: Any, frame: Frame, arg: Any) -> None:
     values = vm.elements(frame.stack[-1])
     frame.stack.pop()
-    frame.stack[-arg].update(values)
+    vm.keyed(set.update, frame.stack[-arg], values)
 
 
 @opcode("DICT_UPDATE")
 def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
     values = mapping(vm, frame.stack[-1])
     frame.stack.pop()
-    frame.stack[-arg].update(values)
+    if calls_back(vm.kinds, values.keys()):
+        vm.native(dict.update, (frame.stack[-arg], values))
+    else:
+        frame.stack[-arg].update(values)
 
 
 @opcode("DICT_MERGE")

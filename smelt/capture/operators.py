@@ -14,7 +14,7 @@ from typing import Any
 
 from smelt.capture import polyfills
 from smelt.capture.attributes import ABSENT, FUNCTION, python_method
-from smelt.capture.builtins import container_len, contains_key
+from smelt.capture.containers import container_len, contains_key
 from smelt.capture.frames import Generator
 from smelt.capture.values import (
     CONTAINER_BASES,
@@ -25,6 +25,7 @@ from smelt.capture.values import (
     is_constant,
     is_identity,
 )
+from smelt.capture.windows import PLAIN_ITERATORS
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
@@ -41,6 +42,7 @@ _METHODS = {
     operator.le: ("__le__", "__ge__"), operator.gt: ("__gt__", "__lt__"), operator.ge: ("__ge__", "__le__"),
 }  # fmt: skip
 _IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
+_EQUALITY = (operator.eq, operator.ne)
 _SIMPLE = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
 
 
@@ -53,7 +55,11 @@ def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     """`fn(left, right)` for a function of the operator module."""
     a, b = type(left), type(right)
     if a in _SIMPLE and b in _SIMPLE:
-        return fn(left, right)
+        if a is tuple and b is tuple and fn in _EQUALITY:
+            return _equal_items(vm, left, right) is (fn is operator.eq)
+        return fn(left, right) if a is not tuple and b is not tuple else vm.native(fn, (left, right))
+    if a is list and b is list and fn in _EQUALITY:
+        return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
     if _is_object(a) or _is_object(b):
         found = _python_operator(vm, fn, left, right)
         if found is not NotImplemented:
@@ -61,8 +67,17 @@ def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     outside = vm.outside
     if fn in _IN_PLACE and isinstance(left, CONTAINER_BASES):
         return _in_place(vm, fn, left, right)
+    outside.check_readable(left)
+    outside.check_readable(right)
     deep = fn in (operator.eq, operator.ne)
-    return outside.fake(fn(outside.view(left, deep), outside.view(right, deep)))
+    return outside.fake(vm.native(fn, (outside.view(left, deep), outside.view(right, deep))))
+
+
+def _equal_items(vm: Any, left: Any, right: Any) -> bool:
+    """Equality of sequences, element by element: what is compared may be outside objects, or Python code."""
+    if len(left) != len(right):
+        return False
+    return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
 
 
 def _in_place(vm: Any, fn: Any, left: Any, right: Any) -> Any:
@@ -73,7 +88,7 @@ def _in_place(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     if id(left) in vm.outside.origins:
         vm.outside.open(left)
         vm.outside.touch(left)
-    return fn(left, right)
+    return vm.native(fn, (left, right))
 
 
 def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
@@ -121,7 +136,8 @@ def truth(vm: Any, value: Any) -> bool:
             break
     if isinstance(value, CONTAINER_BASES):
         return container_len(vm, value) != 0
-    return bool(value)
+    vm.outside.check_readable(value)
+    return vm.native(bool, (value,))
 
 
 def same(vm: Any, left: Any, right: Any) -> bool:
@@ -153,9 +169,12 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
         return any(
             value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in elements(vm, container)
         )
+    vm.outside.check_readable(container)
+    if isinstance(container, (set, frozenset)) and not is_constant(value):
+        vm.outside.use_identity(value)
     if isinstance(container, (set, list)) and id(container) in vm.outside.origins:
         container = vm.outside.open(container)
-    return value in container
+    return vm.native(operator.contains, (container, value))
 
 
 # -------------------------------------------------------------------------------------------------- subscripts
@@ -167,7 +186,7 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
     if kind is FakeTensor:
         return obj[vm.outside.view(key)]
     if kind in _SIMPLE and kind is not type:
-        return obj[key]
+        return vm.keyed(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
         return _container_item(vm, obj, key)
     if isinstance(obj, type):
@@ -178,14 +197,15 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
     if isinstance(obj, CONTAINER_BASES):
         return _container_item(vm, obj, key)
     if isinstance(obj, tuple):
-        return obj[key]
-    return vm.outside.fake(obj[vm.outside.view(key)])
+        return vm.keyed(tuple.__getitem__, obj, key)
+    vm.outside.check_readable(obj)
+    return vm.outside.fake(vm.native(operator.getitem, (obj, vm.outside.view(key))))
 
 
 def _class_item(vm: Any, cls: Any, key: Any) -> Any:
     found = python_method(vm, cls, "__getitem__")
     if found is None or isinstance(cls, enum.EnumMeta):
-        return cls[key]
+        return vm.native(operator.getitem, (cls, key))
     return vm.call_function(found, (cls, key))
 
 
@@ -194,12 +214,12 @@ def _container_item(vm: Any, obj: Any, key: Any) -> Any:
     if id(obj) in outside.origins:
         if isinstance(key, slice):
             return outside.open(obj)[key]
-        if isinstance(obj, dict) and key not in obj:
+        if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key)
-    elif isinstance(obj, dict) and key not in obj:
+    elif isinstance(obj, dict) and not vm.keyed(dict.__contains__, obj, key):
         return _missing_item(vm, obj, key)
     base: Any = next(b for b in CONTAINER_BASES if isinstance(obj, b))
-    return item_value(vm, obj, key, base.__getitem__(obj, key))
+    return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
 
 
 def _missing_item(vm: Any, obj: Any, key: Any) -> Any:
@@ -210,8 +230,12 @@ def _missing_item(vm: Any, obj: Any, key: Any) -> Any:
     if found is not None:
         return vm.call_function(found, (obj, key))
     if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
+        factory = obj.default_factory
+        if id(obj) in vm.outside.origins:
+            origin = vm.outside.origins[id(obj)].child("member", "default_factory")
+            factory = vm.outside.wrap(factory, origin)
         vm.outside.touch(obj)
-        value = vm.call(obj.default_factory, (), {})
+        value = vm.call(factory, (), {})
         dict.__setitem__(obj, key, value)
         return value
     return obj[key]
@@ -228,6 +252,7 @@ def item_value(vm: Any, obj: Any, key: Any, value: Any) -> Any:
     if not outside.log.is_original(obj, key, value):
         return value
     if not (is_constant(key) or is_identity(key)):
+        outside.use_identity(key)
         return outside.item(obj, key, value)
     memo = outside.memo(obj)
     found = memo.get(("[]", key, type(key)), MISSING)
@@ -252,12 +277,14 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
         if isinstance(key, slice):
             vm.outside.open(obj) if id(obj) in vm.outside.origins else None
             value = elements(vm, value)
+        if id(obj) in vm.outside.origins and not isinstance(obj, dict):
+            vm.outside.open(obj)  # replayed as a whole
         vm.outside.touch(obj)
-        operator.setitem(obj, key, value)  # type: ignore[arg-type]
+        vm.keyed(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.outside.origins:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
-    obj[key] = value
+    vm.native(operator.setitem, (obj, key, value))
 
 
 def delete_item(vm: Any, obj: Any, key: Any) -> None:
@@ -273,7 +300,7 @@ def delete_item(vm: Any, obj: Any, key: Any) -> None:
             )
         contains_key(vm, obj, key) if isinstance(obj, dict) else vm.outside.open(obj)
         vm.outside.touch(obj)
-    del obj[key]
+    vm.keyed(operator.delitem, obj, key)
 
 
 # --------------------------------------------------------------------------------------------------- iteration
@@ -319,6 +346,7 @@ def iterable(vm: Any, obj: Any) -> Any:
         found = _python_iterator(vm, obj)
         if found is not None:
             return _iterate(vm, found) if python_method(vm, found, "__next__") is not None else found
+    vm.outside.check_readable(obj)
     return obj
 
 
@@ -342,7 +370,7 @@ def next_item(vm: Any, iterator: Any) -> Any:
             return vm.call_function(found, (iterator,))
     if id(iterator) in vm.outside.origins:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
-    value = next(iterator)
+    value = next(iterator) if kind in PLAIN_ITERATORS else vm.native(next, (iterator,))
     return vm.outside.fake(value) if type(value) is not FakeTensor else value
 
 
@@ -356,5 +384,7 @@ def elements(vm: Any, obj: Any, limit: int | None = None) -> Any:
     values = iterable(vm, obj)
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):
         values = itertools.islice(values, limit)
+    if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:
+        values = vm.native(list, (values,))
     fake = vm.outside.fake
     return [v if type(v) is FakeTensor else fake(v) for v in values]

@@ -19,16 +19,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import attributes, calls, operators
+import smelt.capture.builtins
+import smelt.capture.containers
+import smelt.capture.library  # noqa: F401
+from smelt.capture import attributes, calls, operators, windows
 from smelt.capture.attributes import TypeInfo
-from smelt.capture.builtins import BUILTINS, FUNCTIONS, METHODS, TENSOR_METHODS, VMCallable
 from smelt.capture.code import Code, decode
 from smelt.capture.effects import Effect
 from smelt.capture.emit import collect_fakes
-from smelt.capture.frames import Frame, Generator
+from smelt.capture.frames import Frame, Generator, VMCallable
 from smelt.capture.natives import is_native_module, runs_natively
 from smelt.capture.objects import Outside
 from smelt.capture.opcodes import HANDLERS, unknown
+from smelt.capture.tables import BUILTINS, FUNCTIONS, METHODS, TENSOR_METHODS
 from smelt.capture.values import MISSING, NULL, FunctionType, MethodType
 from smelt.config import Config
 from smelt.errors import Unsupported
@@ -37,7 +40,7 @@ from smelt.guards import state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, hashed
 from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
 
@@ -84,7 +87,10 @@ class VM:
         self._globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, Any] = {}
         self._entered: list[Any] = []  # context managers entered natively
-        self._failure: Unsupported | None = None
+        self.failure: Unsupported | None = (
+            None  # why capture must end, whatever native code makes of the error
+        )
+        self.kinds = windows.new_kinds()
 
     # ---- where
 
@@ -142,23 +148,23 @@ class VM:
                         if handler(self, frame, arg):
                             return frame.result
                 except Unsupported as e:
-                    self._locate(e)
+                    self.locate(e)
                     raise
                 except BaseException as e:
-                    if self._failure is not None:
-                        raise self._failure from e
+                    if self.failure is not None:
+                        raise self.failure from e
                     if not frame.unwind(e):
                         raise
         finally:
             self.frame = frame.parent
 
-    def _locate(self, error: Unsupported) -> None:
+    def locate(self, error: Unsupported) -> None:
         """Adds the user's line and stack to a reason, where it was raised first."""
-        if self._failure is None:
+        if self.failure is None:
             reason = error.reason
             error.reason = replace(reason, line=self.where() or reason.line, stack=self.stack())
             error.args = (str(error.reason),)
-            self._failure = error
+            self.failure = error
 
     def run_class_body(self, body: FunctionType, namespace: Any) -> Any:
         code = self.decode(body.__code__)
@@ -172,6 +178,9 @@ class VM:
 
     call = calls.call
     call_function = calls.call_function
+    native = windows.native
+    keyed = windows.keyed
+    called_back = windows.called_back
 
     def native_callable(self, fn: Any) -> Any:
         """`fn` as native code may call it."""
@@ -205,6 +214,7 @@ class VM:
         """`manager.__enter__()`."""
         how, found, _ = self.type_info(type(manager)).find("__enter__")
         native = how is not attributes.FUNCTION or runs_natively(found)
+        self.outside.check_readable(manager)
         entered = self.call(attributes.load_attr(self, manager, "__enter__"), (), {})
         if native:
             self._entered.append(manager)
@@ -233,9 +243,7 @@ class VM:
         if name not in found:
             raise NameError(f"name {name!r} is not defined", name=name)
         outside.guard("contains", outside.const(namespace), (name, False), key=name)
-        value = found[name]
-        outside.const(value)
-        return value
+        return outside.wrap(found[name], outside.const(found).child("item", name))
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         self.outside.const(namespace)
@@ -300,6 +308,7 @@ class VM:
 
     def forget_type(self, owner: Any) -> None:
         if isinstance(owner, type):
+            self.kinds = windows.new_kinds()
             self._types = {c: i for c, i in self._types.items() if owner not in c.__mro__}
 
     def class_of(self, obj: Any) -> type:
@@ -404,7 +413,7 @@ def capture_frame(fn: FunctionType, slots: Sequence[object], config: Config, *, 
         try:
             return _capture(vm, fn, slots, name)
         except Unsupported as e:
-            vm._locate(e)
+            vm.locate(e)
             raise
         finally:
             vm.leave_contexts()
@@ -418,14 +427,20 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
     outside.const(fn)
     outside.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
+    hashed.clear()
     with trace:
         frame = Frame(code, fn, [NULL] * code.nlocals)
         for i, value in enumerate(slots):
             frame.locals[i] = outside.wrap(value, Origin("arg", code.local_names[i], None, i))
-        result = _run_root(vm, frame)
-        _check_left(vm)
+        try:
+            result = _run_root(vm, frame)
+            _check_left(vm)
+        finally:
+            vm.leave_contexts()  # while the modes of the trace are on, as they were when the contexts were entered
         effects = outside.log.effects()
         outside.guard_distinct()
+        _guard_hashed(vm)
+        _check_inputs(vm)
         outside.log.roll_back()
         traced = trace.finish(_fakes(vm, result, effects))
     if state.snapshot() != snapshot:
@@ -454,14 +469,14 @@ def _run_root(vm: VM, frame: Frame) -> Any:
     except Unsupported:
         raise
     except Exception as e:
-        if vm._failure is not None:
-            raise vm._failure from e
+        if vm.failure is not None:
+            raise vm.failure from e
         raise UserException(e, vm.where()) from e
 
 
 def _check_left(vm: VM) -> None:
-    if vm._failure is not None:  # swallowed by native code
-        raise vm._failure
+    if vm.failure is not None:  # swallowed by native code
+        raise vm.failure
     if vm._entered:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
     if vm.context_tokens:
@@ -472,6 +487,21 @@ def _fakes(vm: VM, result: Any, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's result and stores need."""
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
     return collect_fakes(result, operands, lambda obj: vm.outside.origins.get(id(obj)))
+
+
+def _guard_hashed(vm: VM) -> None:
+    """Tensors that were put in sets or used as keys must again be different ones."""
+    origins = tuple(vm.outside.origins[id(f)] for f in hashed.values() if vm.trace.is_input(f))
+    hashed.clear()
+    if len(origins) > 1:
+        vm.outside.guard("distinct", origins[0], origins, key="hashed")
+
+
+def _check_inputs(vm: VM) -> None:
+    for fake in vm.trace.inputs:
+        real = vm.trace.real(fake)
+        if real is not None and fake.is_leaf and fake.requires_grad != real.requires_grad:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "requires_grad of a tensor from outside is changed"))
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:

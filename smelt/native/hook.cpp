@@ -195,12 +195,14 @@ struct Wrapped {
 struct Match {
     PyObject* entry = nullptr;   // owned: a (guard, compiled) pair
     PyObject* inputs = nullptr;  // owned: the tensors collected by the guard
+    PyObject* after = nullptr;   // owned: to be called once the eager run of the call has returned
     Match() = default;
     Match(const Match&) = delete;
     Match& operator=(const Match&) = delete;
     ~Match() {
         Py_XDECREF(entry);
         Py_XDECREF(inputs);
+        Py_XDECREF(after);
     }
     PyObject* compiled() const { return PyTuple_GET_ITEM(entry, 1); }
 };
@@ -242,7 +244,7 @@ PyObject* call_compiled(const Match& match, const Slots& slots) {
 }
 
 // Asks the callback to compile for this call. 1: look again, 0: run eagerly, -1: it raised.
-int ask_callback(Wrapped* self, const Slots& slots) {
+int ask_callback(Wrapped* self, const Slots& slots, Match* match) {
     statistics.callbacks++;
     PyObject* tuple = slots.tuple();
     if (!tuple) return -1;
@@ -252,6 +254,10 @@ int ask_callback(Wrapped* self, const Slots& slots) {
     Py_DECREF(callback);
     Py_DECREF(tuple);
     if (!answer) return -1;
+    if (PyCallable_Check(answer)) {
+        match->after = answer;
+        return 0;
+    }
     int again = PyObject_IsTrue(answer);
     Py_DECREF(answer);
     return again;
@@ -262,12 +268,24 @@ int find_or_compile(Wrapped* self, PyCodeObject* code, const Slots& slots, Match
     if (find_entry(self->table, code, slots, match)) return 1;
     statistics.misses++;
     if (closed(self->table, find_code_state(code)) || !self->callback) return 0;
-    int again = ask_callback(self, slots);
+    int again = ask_callback(self, slots, match);
     if (again <= 0) return again;
     if (find_entry(self->table, code, slots, match)) return 1;
     // The fresh guard refuses the very call that it was made for. Asking again would not end.
     Py_XSETREF(current.refused, reinterpret_cast<PyCodeObject*>(Py_NewRef(object(code))));
     return 0;
+}
+
+// Runs the function itself. `after` (owned, or null) is called if it returns, and may raise in its place.
+PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyObject* names,
+                       PyObject* after) {
+    PyObject* result = PyObject_Vectorcall(self->fn, args, nargsf, names);
+    if (LIKELY(!after)) return result;
+    PyObject* done = result ? PyObject_CallNoArgs(after) : nullptr;
+    if (result && !done) Py_CLEAR(result);
+    Py_XDECREF(done);
+    Py_DECREF(after);
+    return result;
 }
 
 constexpr int kNotCaptured = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
@@ -281,7 +299,7 @@ PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf,
     auto* code = reinterpret_cast<PyCodeObject*>(fn->func_code);
     if (UNLIKELY(code->co_flags & kNotCaptured)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
     Py_INCREF(code);  // __code__ may be replaced meanwhile
-    PyObject* result = nullptr;
+    PyObject *result = nullptr, *after = nullptr;
     bool eager = false;
     {
         Slots slots;
@@ -293,9 +311,10 @@ PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf,
             statistics.hits++;
             result = call_compiled(match, slots);
         }
+        after = std::exchange(match.after, nullptr);
     }
     Py_DECREF(code);
-    return eager ? PyObject_Vectorcall(self->fn, args, nargsf, names) : result;
+    return eager ? call_eagerly(self, args, nargsf, names, after) : result;
 }
 
 PyObject* bind_wrapper(PyObject* self, PyObject* instance, PyObject*) {
@@ -412,6 +431,9 @@ PyObject* evaluate_natively(PyThreadState* thread, Frame* frame, int throwing) {
     return evaluate_uncharged(previous_evaluator, thread, frame, throwing);
 }
 
+PyObject* natively;  // what the VM answers when it wants a frame to be evaluated as it is
+
+// Null with a Python error, the value of the call, or `natively` (borrowed): the frame has not been touched.
 PyObject* hand_to_vm(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
     constexpr Py_ssize_t kLocal = 24;
     statistics.diverted++;
@@ -426,6 +448,10 @@ PyObject* hand_to_vm(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
     {
         Scope off(Mode::Off);  // the window's scope holds the VM
         result = PyObject_Vectorcall(vm, argv, (count + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+    }
+    if (result == natively) {
+        Py_DECREF(result);
+        return natively;
     }
     end_unrun_frame(thread, frame);
     return result;
@@ -444,7 +470,11 @@ Handling handling_in_window(PyThreadState* thread, Frame* frame, PyCodeObject* c
 __attribute__((noinline)) PyObject* evaluate_in_window(PyThreadState* thread, Frame* frame, int throwing) {
     PyCodeObject* code = frame_code(frame);
     Handling handling = handling_in_window(thread, frame, code, throwing);
-    if (handling == Handling::HandToVm && LIKELY(!low_on_stack())) return hand_to_vm(thread, frame, code);
+    if (handling == Handling::HandToVm && LIKELY(!low_on_stack())) {
+        PyObject* result = hand_to_vm(thread, frame, code);
+        if (result != natively) return result;
+        handling = handling_in_window(thread, frame, code, throwing);  // the VM may have marked the code
+    }
     if (handling != Handling::NativelyWithHookOff) return evaluate_natively(thread, frame, throwing);
     Scope off(Mode::Off);
     return evaluate_natively(thread, frame, throwing);
@@ -584,7 +614,9 @@ PyObject* py_state(PyObject*, PyObject*) {
 PyMethodDef functions[] = {
     {"wrap", py_wrap, METH_VARARGS,
      "wrap(fn, callback=None): a callable that answers calls of the function `fn` from compiled entries.\n\n"
-     "On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly."},
+     "On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly. "
+     "A callable\n"
+     "means: run eagerly, then call it unless that raised."},
     {"add_entry", py_add_entry, METH_VARARGS,
      "add_entry(target, guard, compiled): calls that `guard` accepts run compiled(*slots, inputs).\n\n"
      "`target` is a code object or one wrapper, `guard` a GuardTree or None (accepts every call), `inputs` "
@@ -601,7 +633,9 @@ PyMethodDef functions[] = {
     {"call_window", py_call_window, METH_VARARGS,
      "call_window(fn, args, kwargs, vm): fn(*args, **kwargs), where every Python function that native code "
      "calls is\n"
-     "replaced by vm(function, *slots). kwargs may be None."},
+     "replaced by vm(function, *slots). kwargs may be None. The VM may answer NATIVELY: the function then "
+     "runs as it is,\n"
+     "in the same window unless it is marked by `skip`."},
     {"last_refused", py_last_refused, METH_NOARGS,
      "last_refused(): the code object of this thread's last call that no entry accepted although the "
      "callback had\n"
@@ -619,6 +653,8 @@ int init_hook(PyObject* module) {
         PyErr_SetString(PyExc_ImportError, "smelt: cannot attach data to code objects of this interpreter");
         return -1;
     }
+    natively = PyObject_CallNoArgs(object(&PyBaseObject_Type));
+    if (!natively || PyModule_AddObjectRef(module, "NATIVELY", natively) < 0) return -1;
     if (PyModule_AddObjectRef(module, "Wrapped", object(&wrapped_type)) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
