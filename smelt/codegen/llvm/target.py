@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
+from smelt.errors import BackendError
+
+LLVM = 22  # the oldest whose masked loads and stores are spelt as the printer does; older ones abort on them
+
 
 @dataclass(frozen=True)
 class Target:
@@ -25,6 +29,9 @@ class Target:
 
 @functools.cache
 def host() -> Target:
+    if llvm.llvm_version_info[0] < LLVM:
+        found = ".".join(map(str, llvm.llvm_version_info))
+        raise BackendError(f"llvmlite brings LLVM {found}; smelt needs {LLVM} (llvmlite 0.48 or newer)")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
