@@ -67,13 +67,17 @@ def _context_get(vm: Any, args: Any, kwargs: Any) -> Any:
 def context_get(vm: Any, variable: Any, *default: Any) -> Any:
     if id(variable) in vm.context_values:
         return vm.context_values[id(variable)]
-    value = variable.get(*default)
-    reader = variable.get
-    vm.outside._keep.append(reader)
-    if not default or variable.get(*default) is not default[0]:
-        origin = vm.outside.const(reader).child("call", "get")
-        return vm.outside.wrap(value, origin)
-    return value
+    outside, memo = vm.outside, vm.outside.memo(variable)
+    outside.use_identity(variable)
+    reader = memo.setdefault("reader", functools.partial(variable.get, MISSING))
+    value, origin = reader(), outside.const(reader).child("call", "get")
+    if value is not MISSING:
+        return outside.wrap(value, origin)
+    outside.guard("id", origin, MISSING)  # it is not set
+    if default:
+        return default[0]
+    reader = memo.setdefault("default reader", variable.get)
+    return outside.wrap(reader(), outside.const(reader).child("call", "get"))
 
 
 @method(contextvars.ContextVar, "set")
@@ -136,26 +140,70 @@ def _warning_action(text: str, category: type, module: str, line: int) -> str:
 
 
 def _log(level: int | None) -> Handler:
+    """Logging methods: what is not enabled does nothing, what is enabled cannot be captured."""
+
     def handler(vm: Any, args: Any, kwargs: Any) -> None:
         logger = args[0]
         wanted = args[1] if level is None else level
-        if logger.isEnabledFor(wanted):
+        if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (wanted,), {}):
             raise unsupported(f"logging to {logger.name}", SIDE_EFFECT_IO)
 
     return handler
+
+
+def _log_to_root(level: int | None) -> Handler:
+    """The functions of module logging; they make a handler where there is none."""
+
+    def handler(vm: Any, args: Any, kwargs: Any) -> None:
+        root = logging.getLogger()
+        if not vm.truth(_logger_state(vm, root, "handlers")):
+            raise unsupported("logging to the root logger, which has no handler", SIDE_EFFECT_IO)
+        _log(level)(vm, (root, *args), kwargs)
+
+    return handler
+
+
+def _logger_state(vm: Any, obj: Any, name: str) -> Any:
+    vm.outside.origin(obj)
+    return attributes.load_attr(vm, obj, name)
+
+
+@function(logging.Logger.isEnabledFor)
+def _is_enabled(vm: Any, args: Any, kwargs: Any) -> bool:
+    """Reads, and so guards, what the answer follows from; the logger's own cache may be stale or cleared at any time."""
+    logger, level = args
+    if _logger_state(vm, logger, "disabled"):
+        return False
+    if _logger_state(vm, _logger_state(vm, logger, "manager"), "_disable") >= level:
+        return False
+    return level >= _effective_level(vm, (logger,), {})
+
+
+@function(logging.Logger.getEffectiveLevel)
+def _effective_level(vm: Any, args: Any, kwargs: Any) -> Any:
+    (logger,) = args
+    while logger is not None:
+        level = _logger_state(vm, logger, "level")
+        if level:
+            return level
+        logger = _logger_state(vm, logger, "parent")
+    return logging.NOTSET
+
+
+@function(logging.LoggerAdapter.isEnabledFor)
+def _adapter_is_enabled(vm: Any, args: Any, kwargs: Any) -> Any:
+    inner = attributes.load_attr(vm, args[0], "logger")
+    return vm.call(attributes.load_attr(vm, inner, "isEnabledFor"), tuple(args[1:]), {})
 
 
 for _name, _level in (
     ("debug", logging.DEBUG), ("info", logging.INFO), ("warning", logging.WARNING), ("warn", logging.WARNING),
     ("error", logging.ERROR), ("exception", logging.ERROR), ("critical", logging.CRITICAL), ("log", None),
 ):  # fmt: skip
-    _found = getattr(logging.Logger, _name, None)
-    if _found is not None:
-        FUNCTIONS[_found] = _log(_level)
-
-
-FUNCTIONS[logging.Logger.isEnabledFor] = lambda vm, args, kwargs: logging.Logger.isEnabledFor(*args)
-FUNCTIONS[logging.Logger.getEffectiveLevel] = lambda vm, args, kwargs: logging.Logger.getEffectiveLevel(*args)
+    for _owner, _handler in ((logging.Logger, _log), (logging.LoggerAdapter, _log), (logging, _log_to_root)):
+        _logs = getattr(_owner, _name, None)
+        if _logs is not None:
+            FUNCTIONS[_logs] = _handler(_level)
 
 
 # --------------------------------------------------------------------------------------------------- torch

@@ -194,6 +194,9 @@ def _fit_reduction(
     inner_syms = {s for s, _ in anchor.inner}
     if any(not free_syms(values[s]).isdisjoint(inner_syms) for s, _ in unit.loops):
         return Refusal("its rows are not the other's rows")
+    rows = {s for s, _ in group.outer}
+    if any(not free_syms(values[s]).isdisjoint(rows) for s, _ in unit.reduce_loops if s in values):
+        return Refusal("it reduces over the other's rows")
     inner = stage_loops(unit.reduce_loops)
     values.update({s: i for (s, _), (i, _) in zip(unit.reduce_loops, inner)})
     return _fit_place(unit, values, inner)

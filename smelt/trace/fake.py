@@ -20,6 +20,9 @@ from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, R
 PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
 
+hashed: dict[int, FakeTensor] = {}  # since the capture began: keys of dictionaries, members of sets
+
+
 class FakeTensor(torch.Tensor):
     """Made by a `Trace`, and usable only while that trace is active.
 
@@ -46,6 +49,10 @@ class FakeTensor(torch.Tensor):
         if spec is None:
             spec = self._spec = spec_of(self.elem, self._device)
         return spec
+
+    def __hash__(self) -> int:
+        hashed[id(self)] = self
+        return id(self)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -8,6 +8,7 @@ inputs whose storage was written get a `copy_`, and outputs that are views of su
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,28 @@ def _overlaps(spec: TensorSpec) -> bool:
             return 0 not in spec.shape
         reach += stride * (size - 1)
     return False
+
+
+def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
+    """Of two tensors on one storage, as ATen sees it: those that are not dense are let pass."""
+    if _extent(a) != _count(a) or _extent(b) != _count(b) or a.dtype is not b.dtype:
+        return False
+    if a.offset == b.offset and _extent(a) == _extent(b):
+        return [s for s, n in zip(a.stride, a.shape) if n != 1] != [s for s, n in zip(b.stride, b.shape) if n != 1]
+    return bool(a.offset < b.offset + _extent(b) and b.offset < a.offset + _extent(a))
+
+
+def _extent(spec: TensorSpec) -> int:
+    """Elements from the first to the last, both included."""
+    return 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
+
+
+def _count(spec: TensorSpec) -> int:
+    return math.prod(spec.shape)
+
+
+def _flat(fakes: Any) -> list[FakeTensor]:
+    return fakes if isinstance(fakes, list) else [] if fakes is None else [fakes]
 
 
 def _storage_key(fake: FakeTensor) -> int:
@@ -216,6 +239,7 @@ class _Functionalizer(Emitter):
     def _rewrite_write(self, node: Node, info: Effects, out: Any) -> None:
         """A writing operator: compute what it would write, then store that in the bases."""
         written = {name: self._written_fakes(info, node, name) for name in info.writes}
+        self._check_operands([f for fs in written.values() for f in _flat(fs)], node)
         pure = pure_of(node.target)
         if pure is None:
             raise self.refuse(f"{node.target} writes memory and has no pure form")
@@ -239,6 +263,15 @@ class _Functionalizer(Emitter):
                 self._define(fake, fake.aten_node)
                 self._storage(fake).value = fresh
 
+    def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
+        """Eager refuses to write a tensor that overlaps another operand and is not the same as it."""
+        read: list[Node] = []
+        map_nodes((node.args, node.kwargs), lambda n: read.append(n) or n)
+        for target in written:
+            for other in (self.fake_of[n] for n in read if n in self.fake_of):
+                if _storage_key(other) == _storage_key(target) and _partly_overlap(other.spec, target.spec):
+                    raise self.refuse("operands share memory in part and one of them is written")
+
     def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:
         argument = info.argument(name, node.args, node.kwargs)
         if isinstance(argument, (list, tuple)):
@@ -250,7 +283,7 @@ class _Functionalizer(Emitter):
         storage = self._storage(fake)
         if storage.inputs > 1:
             raise self.refuse("inputs share memory and one of them is written")
-        if _overlaps(storage.base.spec):
+        if _overlaps(storage.base.spec) or _overlaps(fake.spec):
             raise self.refuse("a tensor is written several of whose elements share memory")
         spec = fake.spec
         if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:

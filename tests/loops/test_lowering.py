@@ -125,10 +125,6 @@ INTEGER_OPS = {
     "sqrt": lambda x, y: torch.sqrt(x * x),
     "exp": lambda x, y: torch.exp(x),
     "true_divide": lambda x, y: x / y,
-    "floor_divide": lambda x, y: x // y,
-    "trunc_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
-    "remainder": lambda x, y: x % y,
-    "fmod": lambda x, y: torch.fmod(x, y),
     "add": lambda x, y: x + y,
     "mul": lambda x, y: x * y * 100,
     "bitwise": lambda x, y: (x & y) | (x ^ 3),
@@ -156,6 +152,23 @@ INTEGER_OPS = {
 @pytest.mark.parametrize("name", INTEGER_OPS)
 def test_integers(name, dtype):
     check(INTEGER_OPS[name], make(dtype, 4, 5), make(dtype, 4, 5, low=1, high=4), n_externs=0)
+
+
+INTEGER_DIVISIONS = {
+    "floor_divide": lambda x, y: x // y,
+    "trunc_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "remainder": lambda x, y: x % y,
+    "fmod": lambda x, y: torch.fmod(x, y),
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+@pytest.mark.parametrize("name", INTEGER_DIVISIONS)
+def test_integer_division(name, dtype):
+    """Only ATen can raise for a divisor that is zero."""
+    divide, x = INTEGER_DIVISIONS[name], make(dtype, 4, 5)
+    check(divide, x, make(dtype, 4, 5, low=1, high=4), n_externs=1)
+    check(lambda x: divide(x, 3), x, n_externs=0)
 
 
 BOOL_OPS = {

@@ -142,3 +142,26 @@ def check(
         if entries_expected is not None:
             assert len(entries(compiled)) == entries_expected
     return compiled
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(*(shape or (3,)))
+
+
+def calls_agree(make: Callable[..., Any], **options: Any) -> None:
+    """`make(compile)` is a generator of what is seen between calls; `compile` is eager's (none) and then smelt's."""
+
+    def compile(fn: Callable[..., Any]) -> Any:
+        compiled.append(smelt.compile(fn, **options))
+        return compiled[-1]
+
+    compiled: list[Any] = []
+    with torch.no_grad():
+        torch.manual_seed(0)
+        want = [copy.deepcopy(seen) for seen in make(lambda fn: fn)]
+        torch.manual_seed(0)
+        for number, (got, wanted) in enumerate(zip(make(compile), want)):
+            same(got, wanted, f"yield {number}")
+    for c in compiled:
+        bad = [r for r in reasons(c) if r.kind.id in ("internal-error", "backend-failed")]
+        assert not bad, bad[0]
