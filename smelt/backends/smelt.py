@@ -17,8 +17,11 @@ from smelt.codegen.llvm import compile_kernels
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.loops.lower import lower
+from smelt.loops.lowering.table import LOWERINGS
+from smelt.ops import decompositions
 from smelt.reasons import NEEDS_AUTOGRAD, UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
+from smelt.trace.decompose import decompose
 from smelt.trace.graphs import Traced
 
 Compiled = Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...]]
@@ -45,8 +48,10 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 
 
 def _compile(traced: Traced, config: Config) -> Compiled:
+    with _stage("decompose"):
+        graph = decompose(traced.aten_graph, decompositions.table(excluded=LOWERINGS.keys()))
     with _stage("lower"):
-        program = lower(traced.aten_graph, config)
+        program = lower(graph, config)
     with _stage("fuse"):
         schedule = fuse(program, config)
     with _stage("codegen"):

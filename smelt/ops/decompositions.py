@@ -20,11 +20,12 @@ aten = torch.ops.aten
 
 Decomposition = Callable[..., Any]
 
-# Pointwise formulas, losses and small compositions.
+# Pointwise formulas, losses and small compositions. Not those that check their inputs' values (binary_cross_entropy,
+# nll_loss): the checks would be lost.
 _DECOMPOSED = (
     "elu celu selu mish softplus hardsigmoid hardtanh hardshrink softshrink threshold relu6 log_sigmoid_forward glu "
     "_prelu_kernel addcdiv lerp logit xlogy special_xlog1py sinc heaviside hypot logaddexp logaddexp2 nan_to_num "
-    "mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy nll_loss_forward nll_loss2d_forward "
+    "mse_loss smooth_l1_loss huber_loss soft_margin_loss "
     "std std_mean norm linalg_vector_norm logsumexp trace dist aminmax frac rot90 "
     "eye linspace tril triu pixel_shuffle pixel_unshuffle channel_shuffle"
 )

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from smelt.graph.ir import Graph, Line, Node, map_nodes
 from smelt.graph.specs import empty_like_spec
+from smelt.ops.kinds import effects
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
 
@@ -20,8 +21,10 @@ def decompose(graph: Graph, table: Mapping[OpOverload, Callable[..., Any]]) -> G
     """`graph` (functional, aten level) with every operator in `table` replaced by what its function calls.
 
     The graph is recorded again; placeholders keep their order and names, nodes their lines and torch-level sources. A
-    graph without such operators is returned as it is.
+    graph without such operators is returned as it is, and so is one that draws random numbers: their order is eager's.
     """
+    if any(effects(n.target).random for n in graph.nodes if type(n.target) is OpOverload):
+        return graph
     for _ in range(_MAX_ROUNDS):  # what a decomposition calls may be in the table, too
         if not any(n.target in table for n in graph.nodes if n.op == "call_function"):
             break

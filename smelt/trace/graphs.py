@@ -82,6 +82,7 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
     passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
     passes.eliminate_dead(aten_graph)
     passes.eliminate_detach(aten_graph)
+    passes.eliminate_common(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
     inputs = tuple(f for f in trace.inputs if f.aten_node in used or f.torch_node in used)
     _begin(torch_graph, [f.torch_node or trace._placeholder(f, trace.torch) for f in inputs])

@@ -150,7 +150,14 @@ def test_stages_are_timed():
     _, traced = trace(lambda x: x + 1, torch.randn(3))
     with events.subscribed(seen.append):
         compile_graph(traced, Config(verify=True))
-    assert [e.name for e in seen if e.kind == "stage"] == ["lower", "fuse", "codegen", "verify", "load"]
+    assert [e.name for e in seen if e.kind == "stage"] == [
+        "decompose",
+        "lower",
+        "fuse",
+        "codegen",
+        "verify",
+        "load",
+    ]
     assert all(e.data["seconds"] >= 0 for e in seen if e.kind == "stage")
 
 
