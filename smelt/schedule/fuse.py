@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 
 from smelt.config import Config
-from smelt.loops.lower import leaves
+from smelt.loops.lower import has_effect, leaves
 from smelt.loops.tensor import Extern, Program, Scan, Tensor
 from smelt.schedule.build import build_schedule
 from smelt.schedule.groups import Fit, Group, Refusal, alone, fit, join, unprofitable
@@ -33,6 +33,7 @@ class Grouping:
         self.writer: dict[Tensor, Group] = {}
         self.readers: dict[Tensor, list[Group]] = defaultdict(list)
         self.refusals: list[str] = []
+        self.effects: set[int] = set()  # the latest ATen call that does more than give results
 
     def add(self, step: Unit | Extern) -> None:
         if isinstance(step, Extern):
@@ -53,6 +54,9 @@ class Grouping:
         parents = {self.writer[t].id for t in arguments if t in self.writer}
         if extern.op._schema.is_mutable:
             parents |= {g.id for t in arguments for g in self.readers[t]} - {group.id}
+        if has_effect(extern.op):  # random numbers are drawn in program order
+            parents |= self.effects
+            self.effects = {group.id}
         written = arguments if extern.op._schema.is_mutable else []
         self.settle(group, parents, arguments, [*written, *(r for r in extern.results if r is not None)])
 
