@@ -200,6 +200,12 @@ def _dir(vm: Any, args: Any, kwargs: Any) -> Any:
 # ------------------------------------------------------------------------------------------ text and numbers
 
 
+def _tells_identity(fn: Any, value: Any) -> bool:
+    """Whether the hash or the text of `value` says which object it is."""
+    shown: Any = type(value).__repr__
+    return has_identity_hash(value) if fn is hash else shown is object.__repr__
+
+
 def _unary_protocol(fn: Any, name: str, fallbacks: tuple[str, ...] = ()) -> None:
     """A builtin that calls one special method: interpreted if it is written in Python."""
 
@@ -208,7 +214,7 @@ def _unary_protocol(fn: Any, name: str, fallbacks: tuple[str, ...] = ()) -> None
             found = python_method(vm, args[0], candidate) if args else None
             if found is not None:
                 return vm.call_function(found, tuple(args), kwargs)
-        if args and (has_identity_hash(args[0]) if fn is hash else type(args[0]).__repr__ is object.__repr__):
+        if args and _tells_identity(fn, args[0]):
             vm.outside.use_identity(args[0])
         return vm.native(fn, [vm.outside.view(a) for a in args], kwargs)
 

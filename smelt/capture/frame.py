@@ -7,6 +7,7 @@ the entries of the function are as they were before, and the call runs eagerly (
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import threading
@@ -37,6 +38,7 @@ from smelt.trace.record import Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
 Backend = Callable[[Traced, Config], Graph]
+Answer = bool | Callable[[], None]  # see _native.wrap
 
 log = logging.getLogger("smelt")
 _lock = threading.RLock()  # held while capturing: outside objects may hold fakes meanwhile
@@ -153,7 +155,7 @@ class FrameCompiler:
         self.record = Record()
         self.target: Callable[[], Any] = lambda: None  # the native callable, held weakly
 
-    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
+    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
         if _thread.capturing or _thread.disabled:
             return False
         table = self._table(fn)
@@ -181,7 +183,7 @@ class FrameCompiler:
         target = self.target()
         return fn.__code__ if target is None else target
 
-    def _compile(self, fn: FunctionType, slots: tuple[object, ...]) -> bool:
+    def _compile(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
         record = self.record
         if torch.is_grad_enabled() and record.eager >= self.config.recompile_limit:
             return False  # without gradients it may still compile
@@ -197,7 +199,7 @@ class FrameCompiler:
             record.failures += 1
             if record.failures > self.config.recompile_limit:
                 _native.close(self._table(fn))
-            return False
+            return functools.partial(self._not_raised, fn, e)
         except Unsupported as e:
             return self._give_up(fn, e.reason, e)
         except BackendError as e:
@@ -280,6 +282,13 @@ class FrameCompiler:
         if not new or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
             _native.close(self._table(fn))
         return False
+
+    def _not_raised(self, fn: FunctionType, error: UserException) -> None:
+        """The eager run of a call did not raise what its capture raised: that was smelt's own error."""
+        record = self.record
+        record.reasons = [r for r in record.reasons if r.kind is not USER_EXCEPTION or r.line != error.line]
+        detail = f"capture raised {_summary(error.error)}, the function itself did not"
+        self._give_up(fn, Reason(INTERNAL, detail, error.line), error)
 
     def _remember(self, name: str, reason: Reason, level: int = logging.WARNING) -> bool:
         """Keeps, emits and logs a reason, once for each kind and line; False when it was known."""

@@ -7,10 +7,12 @@ in no table is refused: capture then ends with a reason, never with a guess.
 from __future__ import annotations
 
 import _thread
+import collections
 import contextvars
 import datetime
 import functools
 import itertools
+import logging
 import operator
 import re
 import types
@@ -77,6 +79,8 @@ INTERPRETED: set[Any] = {
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
     ) if f is not None
 }  # fmt: skip
+for _class in (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap):
+    INTERPRETED.update(f for f in vars(_class).values() if isinstance(f, types.FunctionType))
 
 # Modules of C functions (and C classes) that only compute.
 PURE_C_MODULES = frozenset(
@@ -146,6 +150,12 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.Tensor.register_hook: (UNSUPPORTED_CALL, "Tensor.register_hook"),
     object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),
     object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
+    logging.basicConfig: (UNSUPPORTED_EFFECT, "logging.basicConfig"),
+    logging.disable: (UNSUPPORTED_EFFECT, "logging.disable"),
+    logging.Logger.setLevel: (UNSUPPORTED_EFFECT, "Logger.setLevel"),
+    logging.Logger.addHandler: (UNSUPPORTED_EFFECT, "Logger.addHandler"),
+    logging.Logger.removeHandler: (UNSUPPORTED_EFFECT, "Logger.removeHandler"),
+    logging.Logger.handle: (SIDE_EFFECT_IO, "Logger.handle"),
     warnings.simplefilter: (UNSUPPORTED_EFFECT, "warnings.simplefilter"),
     warnings.filterwarnings: (UNSUPPORTED_EFFECT, "warnings.filterwarnings"),
     datetime.datetime.now: (SIDE_EFFECT_IO, "datetime.now"),

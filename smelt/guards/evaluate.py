@@ -52,6 +52,8 @@ def _member(base: Any, key: str) -> Any:
 
 def _param(base: Any, key: str) -> Any:
     own = instance_dict(base)
+    if key in own:  # written there directly, it wins
+        return own[key]
     for name in _MODULE_DICTS:
         if key in own[name]:
             return own[name][key]

@@ -167,10 +167,12 @@ struct Member : Accessor {
     }
 };
 
-// As nn.Module.__getattr__: parameters, then buffers, then modules; the one that had the name is asked first,
-// after a look that those before it do not have it now.
+// As an attribute of an nn.Module is read: the instance's own dictionary, then parameters, buffers, modules; the
+// one that had the name is asked first, after a look that those before it do not have it now.
 struct ModuleParameter : Accessor {
     PyObject* name;
+    Name own;
+    Membership own_absent;
     Name dicts[3];
     Name keys[3];
     Membership absent[2];
@@ -178,11 +180,16 @@ struct ModuleParameter : Accessor {
 
     explicit ModuleParameter(PyObject* name)
         : name(name),
+          own{name},
+          own_absent{name, false},
           dicts{{names.parameters}, {names.buffers}, {names.modules}},
           keys{{name}, {name}, {name}},
           absent{{name, false}, {name, false}} {}
 
     PyObject* read(PyObject* base, Pass&) override {
+        PyObject* all = instance_attributes(base).dict;
+        if (!all || !own_absent.holds(all))
+            if (PyObject* value = own.in_instance(base)) return value;
         for (int i = 0; i < which; i++) {
             PyObject* dict = dicts[i].in_instance(base);
             if (!dict || !PyDict_Check(dict)) return nullptr;

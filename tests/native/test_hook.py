@@ -570,6 +570,73 @@ def test_the_vm_decides_the_result_and_may_raise():
         native.call_window(sorted, ([1, 2],), {"key": lambda v: v}, vm)
 
 
+def test_the_vm_may_have_a_function_run_as_it_is():
+    def key(v):
+        return inner(v)
+
+    def inner(v):
+        return -v
+
+    def vm(fn, v):
+        seen.append(fn)
+        return 2 * v if fn is inner else native.NATIVELY
+
+    seen = []
+    assert native.call_window(sorted, ([1, 2],), {"key": key}, vm) == [1, 2]
+    assert seen == [key, inner, key, inner]  # what it calls is still handed to the VM
+
+
+def test_a_function_run_as_it_is_frees_its_arguments():
+    class Argument:
+        pass
+
+    def vm(fn, v):
+        return native.NATIVELY
+
+    made = [Argument(), Argument()]
+    refs = [weakref.ref(a) for a in made]
+    native.call_window(sorted, (made,), {"key": lambda a: id(a)}, vm)
+    del made[:]
+    assert [r() for r in refs] == [None, None]
+
+
+def test_the_vm_may_mark_a_function_while_it_is_asked_about_it():
+    def key(v):
+        return inner(v)
+
+    def inner(v):
+        return -v
+
+    def vm(fn, v):
+        seen.append(fn)
+        native.skip(fn)
+        return native.NATIVELY
+
+    seen = []
+    assert native.call_window(sorted, ([1, 2],), {"key": key}, vm) == [2, 1]
+    assert seen == [key]
+
+
+def test_a_callable_answer_is_called_after_the_eager_run():
+    def f(x):
+        calls.append("f")
+        if x < 0:
+            raise ValueError
+        return x
+
+    def refuse():
+        raise KeyError("after")
+
+    calls, afters = [], [lambda: calls.append("after"), lambda: calls.append("after"), refuse]
+    compiled = native.wrap(f, lambda fn, slots: afters.pop(0))
+    assert compiled(1) == 1 and calls == ["f", "after"]
+    with pytest.raises(ValueError):
+        compiled(-1)
+    assert calls == ["f", "after", "f"]  # not after an exception
+    with pytest.raises(KeyError, match="after"):
+        compiled(1)
+
+
 def test_the_vm_itself_runs_with_the_hook_off_and_may_open_windows():
     depth = []
 
