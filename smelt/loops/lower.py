@@ -115,7 +115,9 @@ class _Lowerer:
         """Give the results the layout that the trace saw, and everything made its place in the program."""
         results = result if isinstance(result, tuple) else (result,)
         specs = node.spec if isinstance(result, tuple) else (node.spec,)
-        fresh = {id(r) for step in builder.made for r in (step.results if isinstance(step, Extern) else (step,))}
+        fresh = {
+            id(r) for step in builder.made for r in (step.results if isinstance(step, Extern) else (step,))
+        }
         results = tuple(
             _renamed(r if r is None or id(r) in fresh else self.again(builder, r), builder.name)
             for r in results

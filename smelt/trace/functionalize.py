@@ -54,14 +54,14 @@ def functionalize(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[Graph, l
 def _overlaps(spec: TensorSpec) -> bool:
     """Whether elements may share memory (`expand`, overlapping `as_strided`)."""
     reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(spec.stride, spec.shape) if n != 1):
+    for stride, size in sorted(_layout(spec)):
         if stride <= reach:
             return 0 not in spec.shape
         reach += stride * (size - 1)
     return False
 
 
-def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
+def _partly_overlap(a: Any, b: Any) -> bool:
     """Of two tensors on one storage. Eager refuses where both are dense; what it gives where one is not depends on the
     order in which it visits the elements."""
     if a.dtype is not b.dtype or a.offset >= b.offset + _extent(b) or b.offset >= a.offset + _extent(a):
@@ -78,11 +78,11 @@ def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
 _ENUMERABLE = 1 << 16  # elements
 
 
-def _layout(spec: TensorSpec) -> list[tuple[int, int]]:
+def _layout(spec: Any) -> list[tuple[int, int]]:
     return [(s, n) for s, n in zip(spec.stride, spec.shape) if n != 1]
 
 
-def _places(spec: TensorSpec) -> list[int]:
+def _places(spec: Any) -> list[int]:
     """Where in the storage the elements are."""
     places = [spec.offset]
     for stride, size in _layout(spec):
@@ -90,12 +90,12 @@ def _places(spec: TensorSpec) -> list[int]:
     return places
 
 
-def _extent(spec: TensorSpec) -> int:
+def _extent(spec: Any) -> int:
     """Elements from the first to the last, both included."""
     return 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
 
 
-def _count(spec: TensorSpec) -> int:
+def _count(spec: Any) -> int:
     return math.prod(spec.shape)
 
 
@@ -285,8 +285,8 @@ class _Functionalizer(Emitter):
 
     def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
         """Eager refuses to write a tensor that overlaps another operand and is not the same as it."""
-        read: list[Node] = []
-        map_nodes((node.args, node.kwargs), lambda n: read.append(n) or n)
+        read: dict[Node, None] = {}
+        map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
         for target in written:
             for other in (self.fake_of[n] for n in read if n in self.fake_of):
                 if _storage_key(other) == _storage_key(target) and _partly_overlap(other.spec, target.spec):

@@ -117,7 +117,9 @@ _TRIED: frozenset[Any] = frozenset(
     {
         aten._linalg_svd.default, aten.linalg_eig.default, aten._fft_r2c.default, aten._fft_c2r.default,
         aten._fft_c2c.default, aten.max_unpool2d.default, aten.max_unpool3d.default, aten.nonzero_static.default,
-        aten.pow.Scalar, aten.flip.default,
+        aten.pow.Scalar, aten.flip.default, aten.logical_and.default,
+        aten.logical_or.default, aten.logical_xor.default, aten.copysign.Tensor, aten.heaviside.default,
+        aten.logaddexp.default, aten.logaddexp2.default, aten.xlogy.Tensor, aten.special_xlog1py.default,
     }
 )  # fmt: skip
 

@@ -108,7 +108,13 @@ def absence_read_after_a_write(compile):
 
     def f(x):
         table["a"] = obj.n = 1
-        return x * (2 if "b" in table else 3), table.get("c"), len(table), hasattr(obj, "cache"), obj.method(x)
+        return (
+            x * (2 if "b" in table else 3),
+            table.get("c"),
+            len(table),
+            hasattr(obj, "cache"),
+            obj.method(x),
+        )
 
     c = compile(f)
     yield c(ones())

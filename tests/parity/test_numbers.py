@@ -1,4 +1,4 @@
-"""Values at the edges: dtypes that mix, infinities, empty tensors, integer division, indices out of range, random numbers."""
+"""Values at the edges: dtypes that mix, infinities, empty tensors, integer division, indices out of range, random draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from smelt.report.inspect import reasons
 from tests.parity.harness import calls_agree, same
 
 INF, NAN = float("inf"), float("nan")
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 def agree(f: Any, *arguments: Any, captured: bool = True) -> None:
@@ -39,7 +48,17 @@ def numbers(dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("left", DTYPES, ids=str)
 def test_promotion(left: torch.dtype) -> None:
     def mixed(x: Any, y: Any, z: Any) -> Any:
-        return x + y, x * y, torch.maximum(x, y), x == y, x * z, x + 1, x * 2.5, torch.where(x > 0, x, y), x / 3
+        return (
+            x + y,
+            x * y,
+            torch.maximum(x, y),
+            x == y,
+            x * z,
+            x + 1,
+            x * 2.5,
+            torch.where(x > 0, x, y),
+            x / 3,
+        )
 
     for right in DTYPES:
         agree(mixed, numbers(left), numbers(right).flip(0), torch.tensor(2, dtype=right))
@@ -84,11 +103,25 @@ def test_ties() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
 def test_integers(dtype: torch.dtype) -> None:
     def arithmetic(x: Any, y: Any) -> Any:
-        return x // y, x % y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc"), x << 1, x >> 1, -x, x * 100
+        return (
+            x // y,
+            x % y,
+            torch.fmod(x, y),
+            torch.div(x, y, rounding_mode="trunc"),
+            x << 1,
+            x >> 1,
+            -x,
+            x * 100,
+        )
 
     x = torch.tensor([-7, -1, 0, 5, 100, 127]).to(dtype)
     agree(arithmetic, x, torch.tensor([2, -3, 4, -2, 7, 3]).to(dtype))
-    for divide in (lambda x, y: x // y, lambda x, y: x % y, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode="trunc")):
+    for divide in (
+        lambda x, y: x // y,
+        lambda x, y: x % y,
+        torch.fmod,
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    ):
         agree(divide, x, torch.zeros(6, dtype=dtype))
         agree(divide, x, 0)
         agree(divide, x, 3)
@@ -97,15 +130,30 @@ def test_integers(dtype: torch.dtype) -> None:
 
 def test_division_of_floats() -> None:
     x, y = torch.tensor([1.0, -1.0, 0.0, NAN, INF, 7.5]), torch.tensor([0.0, -0.0, 0.0, 1.0, INF, -2.0])
-    agree(lambda x, y: (x / y, x // y, x % y, 1 / y, x.rsqrt(), x.log(), torch.copysign(x[:3], y[:3]), x**y), x, y)
+    agree(
+        lambda x, y: (x / y, x // y, x % y, 1 / y, x.rsqrt(), x.log(), torch.copysign(x[:3], y[:3]), x**y),
+        x,
+        y,
+    )
     agree(lambda x: (x / 0, x // 0, x % 0, x * INF, x.clamp(NAN, 1), x.nan_to_num()), x)
 
 
 def test_empty_tensors() -> None:
     for shape in ((0,), (0, 3), (3, 0), (2, 0, 3)):
         x = torch.randn(shape)
-        agree(lambda x: (x + 1, 2 / x, x.add_(2), x * INF, x.sum(), x.prod(), x.t() if x.dim() == 2 else x), x)
-        agree(lambda x: (torch.cat([x, x]), F.pad(x, (1, 1)), x.reshape(-1), x.sum(-1, keepdim=True), x.long() // 2), x)
+        agree(
+            lambda x: (x + 1, 2 / x, x.add_(2), x * INF, x.sum(), x.prod(), x.t() if x.dim() == 2 else x), x
+        )
+        agree(
+            lambda x: (
+                torch.cat([x, x]),
+                F.pad(x, (1, 1)),
+                x.reshape(-1),
+                x.sum(-1, keepdim=True),
+                x.long() // 2,
+            ),
+            x,
+        )
         agree(lambda x: (x.max(), x.argmax()), x, captured=False)
         agree(lambda x: x.amax(-1), x, captured=False)
 
@@ -140,7 +188,13 @@ def test_indices_out_of_range(lookup: Any) -> None:
 
 def test_random_numbers() -> None:
     def draws(x: Any) -> Any:
-        y = F.dropout(x), torch.randint(0, 9, (3,)), torch.randperm(4), torch.bernoulli(x.sigmoid()), torch.rand_like(x)
+        y = (
+            F.dropout(x),
+            torch.randint(0, 9, (3,)),
+            torch.randperm(4),
+            torch.bernoulli(x.sigmoid()),
+            torch.rand_like(x),
+        )
         torch.rand(3)  # nobody reads it, and yet it moves the generator on
         return *y, x.clone().normal_(), torch.multinomial(x.abs(), 2)
 
@@ -169,7 +223,11 @@ def test_large_reductions_are_as_accurate_as_eagers(dtype: torch.dtype) -> None:
 def test_concatenation_of_mixed_layouts_and_dtypes() -> None:
     a, b = torch.randn(3, 4), torch.randn(4, 3).t()
     agree(lambda a, b: (torch.cat([a, b, a[:, ::2]], 1), torch.cat([a, b.long()]), torch.stack([a, b])), a, b)
-    agree(lambda a, b: (torch.cat([a[:0], b]), torch.cat([a, b.double()], 1), torch.cat([a.bfloat16(), b])), a, b)
+    agree(
+        lambda a, b: (torch.cat([a[:0], b]), torch.cat([a, b.double()], 1), torch.cat([a.bfloat16(), b])),
+        a,
+        b,
+    )
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
