@@ -24,7 +24,7 @@ IR = """
 declare i64 @syscall(i64, ...)
 
 ; buffers[1][i] = buffers[0][i] + 1
-define void @increment(ptr %buffers, i64 %begin, i64 %end) {
+define void @increment(ptr %buffers, i64 %begin, i64 %end) nounwind {
   %in = load ptr, ptr %buffers
   %q = getelementptr ptr, ptr %buffers, i64 1
   %out = load ptr, ptr %q
@@ -45,7 +45,7 @@ done:
 }
 
 ; buffers[0][i] = the thread's id (Linux)
-define void @thread(ptr %buffers, i64 %begin, i64 %end) {
+define void @thread(ptr %buffers, i64 %begin, i64 %end) nounwind {
   %out = load ptr, ptr %buffers
   %id = call i64 (i64, ...) @syscall(i64 186)
   br label %loop
