@@ -359,7 +359,9 @@ def load_class_attr(vm: Any, cls: type, name: str) -> Any:
     how, found, _ = meta.find(name)
     if how is PROPERTY:
         return vm.call(found.fget, (cls,), {})
-    if how in (NATIVE_DATA, PYTHON_DATA):
+    if how is PYTHON_DATA:
+        return _load_python_data(vm, cls, name, found)
+    if how is NATIVE_DATA:
         value = getattr(cls, name)
         if outside.is_fresh_class(cls):
             return value
@@ -369,6 +371,8 @@ def load_class_attr(vm: Any, cls: type, name: str) -> Any:
         return _bind_to_class(vm, cls, name, own)
     if how is FUNCTION:
         return MethodType(found, cls)
+    if how is NON_DATA:
+        return _load_non_data(vm, cls, name, found, type(cls))
     if how is ABSENT and type(meta.getattr) is FunctionType:
         if isinstance(cls, enum.EnumMeta):
             return getattr(cls, name)
@@ -537,6 +541,9 @@ def _bind_super(vm: Any, found: Any, obj: Any, obj_cls: type, name: str, base: t
         return MethodType(found.__func__, obj_cls)
     if how is VALUE:
         return _load_value(vm, obj, name, found, base)
+    get = _type_find(type(found), "__get__")
+    if type(get) is FunctionType:
+        return vm.call_function(get, (found, None if on_class else obj, obj_cls))
     return found.__get__(None if on_class else obj, obj_cls)
 
 
@@ -684,4 +691,4 @@ def delete_attr(vm: Any, obj: Any, name: str) -> None:
                 _touch_part(vm, obj, own[key])
     vm.outside.touch(obj)
     vm.outside.attributes.pop(id(obj), None)
-    delattr(obj, name)
+    vm.native(delattr, (obj, name))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import attributes
+from smelt.capture import attributes, windows
 from smelt.capture.attributes import FUNCTION
 from smelt.capture.frames import Frame
 from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively
@@ -186,6 +186,8 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
     """A Python function of torch or the standard library, run for real."""
     if fn.__name__ == "__exit__" and args:
         vm.left(args[0])
+    if fn.__name__ == "__enter__" and args:
+        windows.check_mode(vm, args[0])
     return _run_native(vm, fn, args, kwargs)
 
 

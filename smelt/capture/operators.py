@@ -346,6 +346,8 @@ def iterable(vm: Any, obj: Any) -> Any:
         found = _python_iterator(vm, obj)
         if found is not None:
             return _iterate(vm, found) if python_method(vm, found, "__next__") is not None else found
+    if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
     vm.outside.check_readable(obj)
     return obj
 

@@ -195,6 +195,17 @@ def _has_torch_function(vm: Any, args: Sequence[Any]) -> bool:
     )
 
 
+def check_mode(vm: Any, manager: Any) -> None:
+    """A mode of torch with handlers of the user's would run them inside every operator, where no window is."""
+    for name in ("__torch_function__", "__torch_dispatch__"):
+        found = vm.type_info(type(manager)).find(name)[1]
+        found = getattr(found, "__func__", found)
+        if type(found) is FunctionType and not runs_natively(found):
+            raise Unsupported(
+                Reason(UNSUPPORTED_CALL, f"entering {type(manager).__qualname__}, which has a {name}")
+            )
+
+
 def called_back(vm: Any, fn: FunctionType, *slots: Any) -> Any:
     """The hook's question in a window: native code starts `fn`, whose frame has these argument slots."""
     name = fn.__globals__.get("__name__") or ""

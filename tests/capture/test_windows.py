@@ -12,16 +12,20 @@ import collections
 import contextvars
 import copy
 import dataclasses
+import enum
 import functools
 import itertools
 import json
 import logging
 import operator
+import typing
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt import _native
 from smelt.backends.eager import eager
@@ -29,7 +33,7 @@ from smelt.capture.frame import FrameCompiler, entries_of, reasons_of, wrap
 from smelt.capture.tables import BUILTINS
 from smelt.config import DEFAULT
 from smelt.errors import Unsupported
-from smelt.reasons import INTERNAL, SIDE_EFFECT_IO, USER_EXCEPTION
+from smelt.reasons import INTERNAL, SIDE_EFFECT_IO, UNSUPPORTED_CALL, USER_EXCEPTION
 
 
 class World:
@@ -163,6 +167,67 @@ class Wrapped(collections.UserDict):  # type: ignore[type-arg]
     pass
 
 
+class Descriptor:
+    def __get__(self, obj: Any, owner: Any) -> float:
+        return WORLD.scale
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        obj.__dict__["set"] = value * WORLD.scale
+
+    def __delete__(self, obj: Any) -> None:
+        obj.__dict__["deleted"] = WORLD.scale
+
+
+class NonData:
+    def __get__(self, obj: Any, owner: Any) -> float:
+        return WORLD.scale
+
+
+class MetaWithDescriptor(type):
+    described = Descriptor()
+    plain = NonData()
+
+
+class Described(metaclass=MetaWithDescriptor):
+    data, other = Descriptor(), NonData()
+
+    def deleted(self) -> float:
+        del self.data
+        self.data = 2.0
+        return self.__dict__["deleted"] + self.__dict__["set"]
+
+
+class Child(Described):
+    def inherited(self) -> Any:
+        return super().data + super().other
+
+
+class Color(enum.Enum):
+    RED = 1
+
+    def __str__(self) -> str:
+        return "r" * (int(WORLD.scale) + 3)
+
+
+class Measured:
+    def __len__(self) -> int:
+        return int(WORLD.scale > 0)
+
+
+@typing.runtime_checkable
+class HasValue(typing.Protocol):
+    value: float
+
+
+class OnlyIn:
+    value_of_world = property(lambda self: WORLD.scale)
+
+    def __getattr__(self, name: str) -> Any:
+        if WORLD.scale > 0:
+            raise AttributeError(name)
+        return 1.0
+
+
 KEYS = [Key(2), Key(1), Key(3)]
 ORDERED = [Ordered(2), Ordered(1)]
 RECORD = Record(Scaled(2), [Scaled(3)])
@@ -270,6 +335,15 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "user dict": lambda x: x * WRAPPED["scale"],
     "json": lambda x: x * text(json.dumps([1], default=str)) * WORLD.scale,
     "deepcopy": lambda x: x * copy.deepcopy(Scaled(2)).value,
+    "descriptors of a metaclass": lambda x: x * Described.described + Described.plain,  # type: ignore[attr-defined]
+    "descriptors of a class": lambda x: x * Described.data + Described.other,
+    "descriptors through super": lambda x: x * Child().inherited(),
+    "deleted by a descriptor": lambda x: x * Child().deleted(),
+    "str of an enum member": lambda x: x * text(str(Color.RED)) + text("%s" % Color.RED),  # noqa: UP031
+    "enum member in an f-string": lambda x: x * text(f"{Color.RED}"),
+    "filter by length": lambda x: x * len(list(filter(None, [Measured()]))),
+    "protocol": lambda x: x * isinstance(OnlyIn(), HasValue),
+    "getattr of an attrgetter": lambda x: x * operator.attrgetter("value_of_world")(OnlyIn()),
     "nested callback": lambda x: x * sorted([[Key(2)], [Key(1)]], key=lambda v: sorted(v)[0])[0][0].n,
 }
 
@@ -343,6 +417,54 @@ def test_what_cannot_be_captured_below_native_code_ends_the_capture(name: str) -
     (reason,) = reasons_of(c.__code__)
     assert reason.kind is SIDE_EFFECT_IO and "print" in reason.detail and reason.line is not None
     assert reason.line.filename == __file__
+    assert len(entries_of(c.__code__)) == 0
+
+
+class FunctionMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * WORLD.scale
+
+
+class DispatchMode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * 2
+
+
+class Overrides:
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] * WORLD.scale
+
+
+def in_mode(mode: Any, x: Any) -> Any:
+    with mode:
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: in_mode(FunctionMode(), x),
+        lambda x: in_mode(DispatchMode(), x),
+        lambda x: torch.add(x, Overrides()),  # type: ignore[arg-type]
+    ],
+    ids=["function mode", "dispatch mode", "__torch_function__"],
+)
+def test_python_code_inside_of_operators_is_refused(fn: Callable[[Any], Any]) -> None:
+    c = compiled(fn, fullgraph=False)
+    torch.testing.assert_close(c(X), fn(X))
+    assert [r.kind for r in reasons_of(c.__code__)] == [UNSUPPORTED_CALL]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: (v for v in [1.0, 2.0]), lambda: iter([1.0, 2.0]), lambda: map(abs, [1.0])]
+)
+def test_an_iterator_from_outside_is_not_advanced_by_capture(make: Callable[[], Any]) -> None:
+    def f(x: Any, values: Any) -> Any:
+        return x * sum(values)
+
+    c = compiled(f, fullgraph=False)
+    torch.testing.assert_close(c(X, make()), f(X, make()))
     assert len(entries_of(c.__code__)) == 0
 
 
