@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -43,16 +44,33 @@ class Config:
         return replace(self, **(options or {}))
 
 
-def _from_environment() -> Config:
-    values: dict[str, Any] = {}
+_TRUTH = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("", "0", "false", "no", "off"), False),
+}
+
+
+def _parsed(variable: str, text: str, default: Any) -> Any:
+    """The value that an environment variable gives. Raises OptionError naming the variable."""
+    if isinstance(default, bool):
+        truth = _TRUTH.get(text.strip().lower())
+        if truth is None:
+            raise OptionError(f"{variable} must be one of {', '.join(filter(None, _TRUTH))}, got {text!r}")
+        return truth
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise OptionError(f"{variable} must be {type(default).__name__}, got {text!r}") from None
+
+
+def from_environment(environment: Mapping[str, str]) -> Config:
+    """The defaults, changed by `SMELT_<NAME>` variables. Raises OptionError."""
+    values = {}
     for f in fields(Config):
-        text = os.environ.get(f"SMELT_{f.name.upper()}")
-        if text is not None:
-            default: Any = f.default
-            values[f.name] = (
-                text not in ("", "0", "false", "False") if isinstance(default, bool) else type(default)(text)
-            )
+        variable = f"SMELT_{f.name.upper()}"
+        if variable in environment:
+            values[f.name] = _parsed(variable, environment[variable], f.default)
     return Config(**values)
 
 
-DEFAULT = _from_environment()
+DEFAULT = from_environment(os.environ)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from smelt.capture.frames import Generator
+from smelt.capture.natives import is_native_module
 from smelt.capture.values import (
     CONTAINER_TYPES,
     LEAF_TYPES,
@@ -657,6 +658,8 @@ def _store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> No
 def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
     """An attribute of a class, module or function."""
     outside = vm.outside
+    if isinstance(owner, types.ModuleType) and is_native_module(owner.__name__):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
     if id(owner) in outside.origins:
         if isinstance(owner, type):
             raise Unsupported(
@@ -672,6 +675,10 @@ def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
 
 def delete_attr(vm: Any, obj: Any, name: str) -> None:
     """`del obj.name`."""
+    if type(obj) is FakeTensor and vm.trace.is_input(obj):
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is deleted")
+        )
     info = vm.type_info(type(obj))
     how, found, _ = info.find("__delattr__")
     if how is FUNCTION and not info.is_module:

@@ -149,12 +149,15 @@ def _object_getattribute(vm: Any, args: Any, kwargs: Any) -> Any:
 
 @builtin(object.__setattr__)
 def _object_setattr(vm: Any, args: Any, kwargs: Any) -> None:
-    attributes.store_generic(vm, *args)
+    store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
+    store(vm, *args)
 
 
 @builtin(object.__delattr__)
 def _object_delattr(vm: Any, args: Any, kwargs: Any) -> None:
     obj, name = args
+    if type(obj) is FakeTensor:
+        return attributes.delete_attr(vm, obj, name)
     vm.outside.touch(obj)
     vm.outside.attributes.pop(id(obj), None)
     object.__delattr__(obj, name)

@@ -20,7 +20,7 @@ from torch import nn
 from smelt.capture import attributes, windows
 from smelt.capture.attributes import FUNCTION
 from smelt.capture.frames import Frame
-from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively
+from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively, setting
 from smelt.capture.values import (
     CONTAINER_BASES,
     LEAF_TYPES,
@@ -184,6 +184,9 @@ def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
 
 def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
     """A Python function of torch or the standard library, run for real."""
+    refused = setting(fn)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
     if fn.__name__ == "__exit__" and args:
         vm.left(args[0])
     if fn.__name__ == "__enter__" and args:
@@ -318,6 +321,8 @@ def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if refused is not None:
         raise Unsupported(Reason(*refused))
     owner = args[0]
+    if type(owner) is FakeTensor and issubclass(torch.Tensor, fn.__objclass__):
+        return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
     if isinstance(owner, torch.Tensor):
         return _run_native(vm, fn, args, kwargs)
     return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
@@ -458,6 +463,9 @@ def construct(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
 
 def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     """`type.__call__`: `__new__`, then `__init__`."""
+    refused = setting(cls)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
     info = vm.type_info(cls)
     vm.outside.use_class(cls)
     _, new, _ = info.find("__new__")
@@ -516,6 +524,8 @@ def call_method_wrapper(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     handler = vm.builtins.get(getattr(fn.__objclass__, fn.__name__, None))
     if handler is not None:
         return handler(vm, (fn.__self__, *args), kwargs)
+    if fn.__name__ in ("__set__", "__delete__") and args and type(args[0]) is FakeTensor:
+        return attributes.store_attr(vm, args[0], fn.__self__.__name__, *args[1:])
     return call_bound(vm, fn.__name__, fn, fn.__self__, args, kwargs)
 
 

@@ -20,14 +20,16 @@ from smelt.capture.tables import (
     Handler,
     builtin,
     method,
+    unsupported,
 )
 from smelt.capture.values import (
     CONTAINER_BASES,
     MISSING,
-    has_identity_hash,
     is_constant,
     is_identity,
+    is_plain_key,
 )
+from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 
 # -------------------------------------------------------------------------------------------------- containers
@@ -224,8 +226,10 @@ def _known_key(vm: Any, obj: Any, key: Any) -> bool:
         return False
     if not (is_constant(key) or is_identity(key)):
         outside.use_identity(key)
-        if not has_identity_hash(key):
-            return False
+    if not is_plain_key(key):
+        raise unsupported(
+            f"a {type(key).__qualname__} is looked up in an outside dictionary", UNSUPPORTED_OBJECT
+        )
     if obj not in outside.log:
         return True
     now, was = vm.keyed(dict.get, obj, key, MISSING), outside.log.original_entry(obj, key)

@@ -204,6 +204,10 @@ class FrameCompiler:
             return self._give_up(fn, e.reason, e)
         except BackendError as e:
             return self._give_up(fn, Reason(BACKEND_FAILED, _summary(e.__cause__ or e)), e)
+        except VerificationError as e:
+            if self.config.verify:
+                raise
+            return self._give_up(fn, Reason(INTERNAL, _summary(e)), e)
         except Exception as e:
             return self._give_up(fn, Reason(INTERNAL, _summary(e)), e)
         return True

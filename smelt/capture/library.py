@@ -41,7 +41,7 @@ from smelt.capture.values import (
     instance_dict,
     is_identity,
 )
-from smelt.reasons import NEEDS_AUTOGRAD, SIDE_EFFECT_IO, UNSUPPORTED_OBJECT
+from smelt.reasons import NEEDS_AUTOGRAD, SIDE_EFFECT_IO, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 
 # --------------------------------------------------------------------------------------- interpreter state
@@ -270,6 +270,40 @@ _METADATA: dict[str, Handler] = {
     "get_device": lambda vm, t: -1 if t.spec.device.type == "cpu" else t.spec.device.index,
 }
 TENSOR_METHODS.update(_METADATA)
+
+
+def _requires_grad(vm: Any, tensor: FakeTensor, requires_grad: bool = True) -> Any:
+    """Of a tensor from outside only where it changes nothing."""
+    if vm.trace.is_input(tensor) and vm.truth(requires_grad) == tensor.requires_grad:
+        return tensor
+    _check_own(vm, tensor, "requires_grad_")
+    return tensor.requires_grad_(requires_grad)
+
+
+TENSOR_METHODS["requires_grad_"] = _requires_grad
+
+
+def _check_own(vm: Any, tensor: FakeTensor, name: str) -> None:
+    if vm.trace.is_input(tensor):
+        raise unsupported(f"Tensor.{name} of a tensor from outside", UNSUPPORTED_EFFECT)
+
+
+def _own_only(name: str) -> Handler:
+    def handler(vm: Any, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+        _check_own(vm, tensor, name)
+        return vm.outside.fake(getattr(tensor, name)(*args, **kwargs))
+
+    return handler
+
+
+# Methods that change something about a tensor besides its values.
+for _name in (
+    "retain_grad", "rename_", "share_memory_", "set_", "resize_", "resize_as_", "detach_",
+    "_clear_non_serializable_cached_data", "__setstate__", "sparse_resize_", "sparse_resize_and_clear_",
+    "unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "as_strided_", "set_data", "_set_data",
+):  # fmt: skip
+    if hasattr(torch.Tensor, _name):
+        TENSOR_METHODS[_name] = _own_only(_name)
 
 
 @function(torch.utils.checkpoint.checkpoint)

@@ -48,7 +48,7 @@ NATIVE_MODULES = (
     "abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap",
     "_frozen_importlib",
     "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging",
-    "reprlib", "weakref", "keyword",
+    "reprlib", "keyword",
     "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions",
     "statistics", "ast", "traceback",
     "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
@@ -107,10 +107,6 @@ IO_MODULES = frozenset(
 PURE_SYS = frozenset(
     {
         "intern",
-        "getsizeof",
-        "getrefcount",
-        "getrecursionlimit",
-        "_getframemodulename",
         "exc_info",
         "is_finalizing",
     }
@@ -230,6 +226,63 @@ PURE_TYPES: frozenset[type] = frozenset(
 )  # fmt: skip
 
 
+# ------------------------------------------------------------------------------- settings of the process
+#
+# A native function that changes a setting of the process would do so during capture only. Which do is told by their names.
+
+_SETTING = re.compile(
+    r"_*(jit_)?set(_|$)|_*(manual_)?seed(_|$)|_*(initial_seed|fork_rng|get_rng_state|get_state)"
+    r"|_*(enable|disable|reset|clear|register|unregister)(_|$)|seterr|setbufsize"
+    r"|(load|save|dump|savez|memmap|fromfile|tofile|loadtxt|savetxt|genfromtxt|savez_compressed)$"
+)
+# Names of that form that change nothing, or what capture records or compares at its end (`trace.state`, `guards.state`).
+_NO_SETTING = frozenset(
+    {
+        "set_grad_enabled", "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
+        "set_autocast_cpu_enabled", "set_autocast_cpu_dtype", "set_autocast_gpu_dtype", "clear_autocast_cache",
+        "set_multithreading_enabled", "enable_grad", "_set_conj", "_set_neg", "set_",
+    }
+)  # fmt: skip
+# Modules of devices: what changes or reads the state of a device is most of them, so these are listed by what may be called.
+_DEVICE_MODULES = ("torch.cuda", "torch.mps", "torch.xpu", "torch.mtia", "torch.cpu")
+_DEVICE_QUERIES = re.compile(
+    r"_?is_|has_|device_count$|get_device_(name|properties|capability)|get_arch_list|autocast|__"
+)
+# Native code that looks at the calls it was reached by, or at the interpreter: during capture these are the VM's own.
+_STACK_READERS = re.compile(
+    r"(currentframe|stack|trace|getframeinfo|getouterframes|getinnerframes|getgeneratorstate|getgeneratorlocals)$"
+    r"|(print|extract|format|walk)_(exc|exception|stack|tb|last|list)|TracebackException|StackSummary|clear_frames"
+)
+_NAMES_DECIDE = ("torch", "numpy")
+_NUMPY_RANDOM = "numpy.random"
+
+
+@functools.cache
+def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
+    last = name.rpartition(".")[2]
+    text = f"{module}.{name}"
+    if module in ("inspect", "traceback") and _STACK_READERS.match(last):
+        return UNSUPPORTED_CALL, f"{text} reads the interpreter's stack"
+    if module == "json" and last in ("dump", "load"):
+        return SIDE_EFFECT_IO, text
+    if not module.startswith(_NAMES_DECIDE):
+        return None
+    if module.startswith(_NUMPY_RANDOM):
+        return UNSUPPORTED_EFFECT, f"{text} uses numpy's random state"
+    if module.startswith(_DEVICE_MODULES) and not _DEVICE_QUERIES.match(last):
+        return UNSUPPORTED_EFFECT, f"{text} reads or changes the state of a device"
+    if last in ("__setattr__", "__delattr__") and module.startswith("torch.backends"):
+        return UNSUPPORTED_EFFECT, f"an attribute of {module} is set"
+    if _SETTING.match(last) and last not in _NO_SETTING:
+        return UNSUPPORTED_EFFECT, f"{text} changes a setting of the process"
+    return None
+
+
+def setting(function: Any) -> tuple[ReasonKind, str] | None:
+    """Why a function or class of a native module must not be called: it changes or reads a setting of the process."""
+    return _setting(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", ""))
+
+
 def refusal(function: Any) -> tuple[ReasonKind, str] | None:
     """Why a C function must not be called, or None."""
     owner = getattr(function, "__self__", None)
@@ -240,6 +293,9 @@ def refusal(function: Any) -> tuple[ReasonKind, str] | None:
         owner_class = getattr(function, "__objclass__", None) or type(owner)
         module = owner_class.__module__
     name = getattr(function, "__qualname__", str(function))
+    refused = _setting(module, name)
+    if refused is not None:
+        return refused
     if module in PURE_C_MODULES or module.startswith(("torch", "numpy", "einops")):
         return None
     if module == "sys" and name in PURE_SYS:

@@ -12,7 +12,7 @@ import array
 import collections
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ from smelt.capture.values import (
     IMMUTABLE_TYPE_FLAG,
     LEAF_TYPES,
     FunctionType,
-    has_identity_hash,
     instance_dict,
     is_constant,
     is_identity,
+    is_plain_key,
 )
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -187,6 +187,9 @@ class Outside:
             if not decided:
                 self.guard("eq", origin, value)
             return value
+        if isinstance(value, frozenset):
+            if id(value) not in self.origins:
+                self._guard_elements(origin, list(frozenset.__iter__(value)))
         return self._wrap_object(value, origin)
 
     def _register(self, value: Any, origin: Origin) -> None:
@@ -271,33 +274,39 @@ class Outside:
         """True if there is a real tensor inside."""
         origin, before = self.origins[id(container)], self.log.contents(container)
         if isinstance(container, dict):
-            if all(is_constant(k) or is_identity(k) for k, _ in before):
-                self.guard("keys", origin, tuple(k for k, _ in before))
-            else:
-                self.guard("len", origin, len(before))
-                for key, _ in before:
-                    self.guard("contains", origin, (key, True), key=key)
+            for key, _ in before:
+                self._check_key(key)
+            self.guard("keys", origin, tuple(k for k, _ in before))
             wrapped = [self.item(container, k, v) for k, v in before]
             return any(w is not v for w, (_, v) in zip(wrapped, before))
-        self.guard("len", origin, len(before))
         if isinstance(container, set):
-            for value in before:
-                if not (is_constant(value) or is_identity(value) or has_identity_hash(value)):
-                    raise Unsupported(
-                        Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
-                    )
-                self.guard("contains", origin, (value, True), key=value)
+            self._guard_elements(origin, before)
             return False
+        self.guard("len", origin, len(before))
         wrapped = [self.wrap(v, origin.child("item", i)) for i, v in enumerate(before)]
         return any(w is not v for w, v in zip(wrapped, before))
+
+    def _guard_elements(self, origin: Origin, elements: Sequence[Any]) -> None:
+        """The elements of a set and their order: two equal sets may be iterated in different orders."""
+        for value in elements:
+            if not is_plain_key(value):
+                raise Unsupported(
+                    Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
+                )
+            if not is_constant(value):
+                self.wrap(value, self.const(value), decided=True)
+        self.guard("keys", origin, tuple(elements))
+
+    def _check_key(self, key: Any) -> None:
+        if not is_plain_key(key):
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an outside dictionary has a {type(key).__qualname__} as a key")
+            )
 
     def item(self, container: Any, key: Any, value: Any) -> Any:
         """The value of an outside container at `key`, wrapped."""
         origin = self.origins[id(container)]
-        if not (is_constant(key) or is_identity(key) or has_identity_hash(key)):
-            raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"an outside dictionary has a {type(key).__qualname__} as a key")
-            )
+        self._check_key(key)
         return self.wrap(value, origin.child("item", key))
 
     def _with_fakes(self, container: Any) -> Any:

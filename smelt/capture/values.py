@@ -100,8 +100,18 @@ def is_identity(value: Any) -> bool:
 
 def has_identity_hash(value: Any) -> bool:
     """Whether dictionaries and sets find `value` by its identity."""
-    kind = type(value)
+    kind: Any = type(value)
     return kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+
+
+def is_plain_key(key: Any) -> bool:
+    """Whether guards may look `key` up: it is a constant or known by identity, and comparing it runs no Python code."""
+    if is_constant(key):
+        return True
+    kind = type(key)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_plain_key, key))
+    return has_identity_hash(key) or (is_identity(key) and type(kind.__eq__) is not FunctionType)
 
 
 def is_constant(value: Any) -> bool:

@@ -440,6 +440,7 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
         effects = outside.log.effects()
         outside.guard_distinct()
         _guard_hashed(vm)
+        _guard_offsets(vm)
         _check_inputs(vm)
         outside.log.roll_back()
         traced = trace.finish(_fakes(vm, result, effects))
@@ -495,6 +496,15 @@ def _guard_hashed(vm: VM) -> None:
     hashed.clear()
     if len(origins) > 1:
         vm.outside.guard("distinct", origins[0], origins, key="hashed")
+
+
+def _guard_offsets(vm: VM) -> None:
+    """Where in its storage an input starts matters only to what counts from the storage's start."""
+    storages = {f.elem.untyped_storage()._cdata for f in vm.trace.counted_from_start}
+    for fake in vm.trace.inputs if storages else ():
+        if fake.elem.untyped_storage()._cdata in storages:
+            origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
+            vm.outside.guard("eq", origin, fake.elem.storage_offset())
 
 
 def _check_inputs(vm: VM) -> None:

@@ -7,6 +7,7 @@ nothing raises `Missing`, which fails the guards below it.
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ class Reader:
 
 
 def same_leaf(x: object, value: object) -> bool:
-    """Same type and value; NaN equals itself, -0.0 is not 0.0; tuples and slices element by element."""
+    """Same type and value; NaN equals itself, -0.0 is not 0.0; tuples, slices and frozensets element by element."""
     if type(x) is not type(value):
         return False
     if x is value:
@@ -124,6 +125,8 @@ def same_leaf(x: object, value: object) -> bool:
         return len(x) == len(value) and all(map(same_leaf, x, value))
     if isinstance(x, slice) and isinstance(value, slice):
         return same_leaf((x.start, x.stop, x.step), (value.start, value.stop, value.step))
+    if isinstance(x, frozenset) and isinstance(value, frozenset):
+        return same_leaf(tuple(frozenset.__iter__(x)), tuple(frozenset.__iter__(value)))
     return bool(x == value)
 
 
@@ -177,7 +180,11 @@ def _length(x: Any) -> int:
 
 
 def _keys(x: Any) -> tuple[Any, ...]:
-    return tuple(dict.keys(x)) if issubclass(type(x), dict) else tuple(x)
+    """In the order of iteration; below any `__iter__` of the class."""
+    for kind in (collections.OrderedDict, dict, set, frozenset):
+        if issubclass(type(x), kind):
+            return tuple(kind.__iter__(x))
+    return tuple(x)
 
 
 CHECKS: dict[str, Callable[[Any, Any], bool]] = {

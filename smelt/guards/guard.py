@@ -11,11 +11,11 @@ from smelt.guards.origin import Origin
 GuardKind = Literal[
     "type",         # type(x) is value
     "id",           # x is value (kept alive by weakref where possible, else strongly)
-    "eq",           # type(x) is type(value) and x == value (NaN equals itself; -0.0 is not 0.0); leaf constants only
+    "eq",           # same type, x == value (NaN equals itself; -0.0 is not 0.0; sets in order); leaf constants
     "tensor",       # x is a tensor with exactly `value`: guards.guard.TensorFacts
     "len",          # len(x) == value (list, tuple, dict, set, deque)
-    "keys",         # tuple(x) == value: the keys of a dictionary in order
-    "contains",     # (value[0] in x) is value[1]; dict or set
+    "keys",         # tuple(x) == value: the keys of a dictionary, the elements of a set, in order
+    "contains",     # (value[0] in x) is value[1]; dict or set; comparing value[0] runs no Python code
     "not_in_dict",  # value not in x.__dict__ (a method or class attribute is not shadowed on the instance)
     "no_attr",      # nn.Module or object: the name `value` is in none of __dict__, _parameters, _buffers, _modules
     "no_hooks",     # nn.Module x has no forward/backward (pre-)hooks of its own

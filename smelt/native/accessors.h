@@ -11,9 +11,10 @@ namespace smelt {
 
 inline PyTypeObject* deque_type;  // collections.deque
 
-struct ModuleNames {  // the dictionaries of an nn.Module
+struct ModuleNames {  // the dictionaries of an nn.Module, and a special method
     PyObject *parameters, *buffers, *modules;
     PyObject *forward_hooks, *forward_pre_hooks, *backward_hooks, *backward_pre_hooks;
+    PyObject* eq;
 };
 inline ModuleNames names;
 
@@ -30,16 +31,51 @@ struct Name {
     PyObject* in_instance(PyObject* x) { return instance_get_name(x, name, name_hash(name), &hint); }
 };
 
-// Whether a dictionary lacks (or has) a key, asked again only after the dictionary changed.
+// Whether comparing with `key` runs no Python code of its class; tuples and frozensets item by item.
+inline bool compares_natively(PyObject* key) {
+    if (PyTuple_Check(key)) {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); i++)
+            if (!compares_natively(PyTuple_GET_ITEM(key, i))) return false;
+    }
+    if (PyFrozenSet_Check(key)) {
+        PyObject* item;
+        Py_hash_t hash;
+        for (Py_ssize_t at = 0; _PySet_NextEntry(key, &at, &item, &hash);)
+            if (!compares_natively(item)) return false;
+    }
+    PyObject* equal = _PyType_Lookup(Py_TYPE(key), names.eq);
+    return equal && !PyFunction_Check(equal);
+}
+
+// Whether a set has a key of this hash, by identity or by the comparison of C types.
+inline bool set_contains(PyObject* set, PyObject* key, Py_hash_t hash) {
+    PyObject* item;
+    Py_hash_t found;
+    for (Py_ssize_t at = 0; _PySet_NextEntry(set, &at, &item, &found);) {
+        if (item == key) return true;
+        if (found != hash || PyType_HasFeature(Py_TYPE(item), Py_TPFLAGS_HEAPTYPE) ||
+            PyType_HasFeature(Py_TYPE(key), Py_TPFLAGS_HEAPTYPE))
+            continue;
+        int same = PyObject_RichCompareBool(item, key, Py_EQ);
+        if (same < 0) PyErr_Clear();
+        if (same > 0) return true;
+    }
+    return false;
+}
+
+// Whether a dictionary lacks (or has) a key, asked again only after the dictionary changed. The key is hashed once.
 struct Membership {
     PyObject* key;
     bool wanted;
+    Py_hash_t hash;
     uint64_t version = 0;
+
+    Membership(PyObject* key, bool wanted) : key(key), wanted(wanted), hash(PyObject_Hash(key)) {}
 
     bool holds(PyObject* dict) {
         if (dict_version(dict) == version) return true;
-        int found = PyDict_Contains(dict, key);
-        if (found < 0) PyErr_Clear();
+        bool found = _PyDict_GetItem_KnownHash(dict, key, hash);
+        if (!found) PyErr_Clear();
         if (found != wanted) return false;
         version = dict_version(dict);
         return true;
@@ -100,7 +136,8 @@ inline bool init_names() {
                   {&ModuleNames::forward_hooks, "_forward_hooks"},
                   {&ModuleNames::forward_pre_hooks, "_forward_pre_hooks"},
                   {&ModuleNames::backward_hooks, "_backward_hooks"},
-                  {&ModuleNames::backward_pre_hooks, "_backward_pre_hooks"}};
+                  {&ModuleNames::backward_pre_hooks, "_backward_pre_hooks"},
+                  {&ModuleNames::eq, "__eq__"}};
     for (auto& row : kNames) {
         PyObject* name = PyUnicode_InternFromString(row.text);
         if (!name || PyObject_Hash(name) == -1) return false;
@@ -312,6 +349,10 @@ inline AccessorPtr make_constant(PyObject* key, Held& held) {
 inline AccessorPtr make_item(PyObject* key, Held& held) {
     Py_hash_t hash = PyObject_Hash(key);
     if (hash == -1) return nullptr;
+    if (!compares_natively(key)) {
+        PyErr_Format(PyExc_TypeError, "GuardTree: comparing the key %R runs Python code", key);
+        return nullptr;
+    }
     return std::make_unique<Item>(PyUnicode_CheckExact(key) ? hold_name(held, key) : hold(held, key), hash);
 }
 

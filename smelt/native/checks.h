@@ -58,6 +58,17 @@ inline bool same_items(PyObject* x, PyObject* value) {
     return true;
 }
 
+// In the same order: what iterating gives is part of what a trace may see of a frozenset.
+inline bool same_elements(PyObject* x, PyObject* value) {
+    if (PySet_GET_SIZE(x) != PySet_GET_SIZE(value)) return false;
+    PyObject *a, *b;
+    Py_hash_t hash;
+    for (Py_ssize_t i = 0, j = 0;
+         _PySet_NextEntry(x, &i, &a, &hash) && _PySet_NextEntry(value, &j, &b, &hash);)
+        if (!same_leaf(a, b)) return false;
+    return true;
+}
+
 inline bool same_slice(PyObject* x, PyObject* value) {
     auto *a = reinterpret_cast<PySliceObject*>(x), *b = reinterpret_cast<PySliceObject*>(value);
     return same_leaf(a->start, b->start) && same_leaf(a->stop, b->stop) && same_leaf(a->step, b->step);
@@ -77,6 +88,7 @@ inline bool same_leaf(PyObject* x, PyObject* value) {
     }
     if (PyTuple_Check(x)) return same_items(x, value);
     if (type == &PySlice_Type) return same_slice(x, value);
+    if (type == &PyFrozenSet_Type) return same_elements(x, value);
     if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) return false;
     int same = PyObject_RichCompareBool(x, value, Py_EQ);
     if (same < 0) PyErr_Clear();
@@ -142,11 +154,12 @@ struct LengthIs : Check {
 };
 
 struct KeysAre : Check {
-    PyObject* value;  // a tuple
+    PyObject* value;  // a tuple: keys of a dictionary, elements of a set, in order
     uint64_t version = 0;
     explicit KeysAre(PyObject* value) : value(value) {}
 
     bool holds(PyObject* x, Pass&) override {
+        if (PyAnySet_Check(x)) return elements(x);
         if (!PyDict_Check(x)) return false;
         if (PyDict_GET_SIZE(x) != PyTuple_GET_SIZE(value)) return false;
         if (PyODict_Check(x)) return ordered_keys(x);
@@ -155,6 +168,15 @@ struct KeysAre : Check {
         for (Py_ssize_t at = 0, i = 0; PyDict_Next(x, &at, &key, &item); i++)
             if (!same_leaf(key, PyTuple_GET_ITEM(value, i))) return false;
         version = dict_version(x);
+        return true;
+    }
+
+    bool elements(PyObject* set) const {
+        if (PySet_GET_SIZE(set) != PyTuple_GET_SIZE(value)) return false;
+        PyObject* item;
+        Py_hash_t hash;
+        for (Py_ssize_t at = 0, i = 0; _PySet_NextEntry(set, &at, &item, &hash); i++)
+            if (!same_leaf(item, PyTuple_GET_ITEM(value, i))) return false;
         return true;
     }
 
@@ -179,9 +201,7 @@ struct Contains : Check {
     bool holds(PyObject* x, Pass&) override {
         if (PyDict_Check(x)) return membership.holds(x);
         if (!PyAnySet_Check(x)) return false;
-        int found = PySet_Contains(x, membership.key);
-        if (found < 0) PyErr_Clear();
-        return found == membership.wanted;
+        return set_contains(x, membership.key, membership.hash) == membership.wanted;
     }
 };
 
@@ -417,6 +437,8 @@ inline CheckPtr make_contains(PyObject* value, Building& b) {
     PyObject* key = PyTuple_GET_ITEM(value, 0);
     int wanted = PyObject_IsTrue(PyTuple_GET_ITEM(value, 1));
     if (wanted < 0 || PyObject_Hash(key) == -1) return nullptr;
+    if (!compares_natively(key))
+        return wrong_value("contains", "a key that is compared without Python code", value);
     return std::make_unique<Contains>(hold(b.held, key), wanted);
 }
 

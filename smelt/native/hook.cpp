@@ -44,8 +44,7 @@ enum class Mode { Off, Window };
 
 struct Thread {
     Mode mode = Mode::Off;
-    PyObject* vm = nullptr;           // owned; set in WINDOW mode
-    PyCodeObject* refused = nullptr;  // owned; see py_last_refused
+    PyObject* vm = nullptr;  // owned by the Scope that set it; WINDOW mode
     uintptr_t stack_floor =
         UINTPTR_MAX;          // below this address the C stack counts as used up; UINTPTR_MAX: not known yet
     uintptr_t stack_low = 0;  // the lowest address of the C stack
@@ -263,6 +262,14 @@ int ask_callback(Wrapped* self, const Slots& slots, Match* match) {
     return again;
 }
 
+// What `last_refused` gives is kept in the interpreter's dictionary of the thread, which goes with the thread.
+constexpr const char* kRefused = "smelt.last_refused";
+
+void note_refused(PyCodeObject* code) {
+    PyObject* own = PyThreadState_GetDict();
+    if (own && PyDict_SetItemString(own, kRefused, object(code)) < 0) PyErr_Clear();
+}
+
 // 1: `match` is the entry that answers the call, 0: run eagerly, -1: a Python error.
 int find_or_compile(Wrapped* self, PyCodeObject* code, const Slots& slots, Match* match) {
     if (find_entry(self->table, code, slots, match)) return 1;
@@ -272,7 +279,7 @@ int find_or_compile(Wrapped* self, PyCodeObject* code, const Slots& slots, Match
     if (again <= 0) return again;
     if (find_entry(self->table, code, slots, match)) return 1;
     // The fresh guard refuses the very call that it was made for. Asking again would not end.
-    Py_XSETREF(current.refused, reinterpret_cast<PyCodeObject*>(Py_NewRef(object(code))));
+    note_refused(code);
     return 0;
 }
 
@@ -600,8 +607,11 @@ PyObject* py_call_window(PyObject*, PyObject* args) {
 }
 
 PyObject* py_last_refused(PyObject*, PyObject*) {
-    PyCodeObject* code = std::exchange(current.refused, nullptr);
-    return code ? object(code) : Py_NewRef(Py_None);
+    PyObject* own = PyThreadState_GetDict();
+    PyObject* code = own ? Py_XNewRef(PyDict_GetItemString(own, kRefused)) : nullptr;
+    if (!code) return Py_NewRef(Py_None);
+    if (PyDict_DelItemString(own, kRefused) < 0) PyErr_Clear();
+    return code;
 }
 
 PyObject* py_state(PyObject*, PyObject*) {

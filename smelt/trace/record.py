@@ -106,6 +106,8 @@ class Trace:
         self.inputs: list[FakeTensor] = []
         self.records: list[Record] = []
         self.wrote = False  # some operator wrote memory
+        # Tensors whose storage is addressed from its start: the offsets of the inputs that share it matter.
+        self.counted_from_start: list[FakeTensor] = []
         self.kept: set[Node] = set()  # torch-level nodes that change a tensor without writing memory
         self.failed: Reason | None = None  # why `finish` must refuse
         self._names: dict[int, str] = {}

@@ -133,9 +133,14 @@ def _change_metadata(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwar
 
 def _as_strided(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
-    so only what they cover may be reached."""
-    fake, size, stride, *offset = args
-    first = offset[0] if offset and offset[0] is not None else fake.storage_offset()
+    so only what they cover may be reached. An offset counts from the start of the storage."""
+    fake, *rest = args
+    size, stride, *offset = rest[1:] if func in _SCATTERS else rest
+    first = offset[0] if offset else kwargs.get("storage_offset")
+    if first is None:
+        first = fake.storage_offset()
+    else:
+        trace.counted_from_start.append(fake)
     low, high = _covered(trace, fake)
     if 0 not in size and not low <= first <= first + _span(size, stride) < high:
         raise trace.unsupported(UNSUPPORTED_OBJECT, "as_strided reaches beyond the elements of its tensor")
@@ -153,8 +158,8 @@ def _covered(trace: Trace, fake: FakeTensor) -> tuple[int, int]:
     inputs = [i for i in trace.inputs if i.elem.untyped_storage()._cdata == storage._cdata and i.numel()]
     if not inputs:
         return 0, storage.nbytes() // fake.elem.itemsize
-    first = min(i.storage_offset() for i in inputs)
-    return first, max(i.storage_offset() + _span(i.size(), i.stride()) for i in inputs) + 1
+    first = min(int(i.storage_offset()) for i in inputs)
+    return first, max(int(i.storage_offset()) + _span(i.size(), i.stride()) for i in inputs) + 1
 
 
 def _refuse_effect(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -177,6 +182,8 @@ _VIEW_OF: dict[OpOverload, OpOverload] = {
     if hasattr(getattr(aten, f"{name}_"), overload) and hasattr(getattr(aten, name), overload)
 } | {aten.transpose_.default: aten.transpose.int}  # fmt: skip
 
+_SCATTERS = (aten.as_strided_scatter.default,)  # the second argument is what is written
+
 RULES: dict[Any, Rule] = {
     torch.ops.prim.device.default: _device,
     aten._local_scalar_dense.default: _read_value,
@@ -186,6 +193,8 @@ RULES: dict[Any, Rule] = {
     aten._fused_sdp_choice.default: _attention_choice,
     **dict.fromkeys(_VIEW_OF, _change_metadata),
     aten.as_strided.default: _as_strided,
+    aten.as_strided_copy.default: _as_strided,
+    **dict.fromkeys(_SCATTERS, _as_strided),
     aten.equal.default: _dynamic,
     aten.is_set_to.default: _dynamic,
     **dict.fromkeys(

@@ -6,6 +6,7 @@ evaluation of the same guards, which must agree.
 
 import collections
 import contextvars
+import enum
 import functools
 import gc
 import math
@@ -434,6 +435,46 @@ def test_contains():
     assert no(d) and no(d) and not yes(d) and no(s) and not yes(s)
     d["a"] = 2
     assert yes(d) and not no(d)
+
+
+def test_keys_of_a_set_are_its_elements_in_order():
+    guard = one("keys", tuple({8, 0}))
+    assert guard({8, 0}) and not guard({8}) and not guard({8, 1}) and not guard({8.0, 0})
+    assert not guard({0, 8}) and guard(frozenset([8, 0]))
+    f, g = (lambda: 0), (lambda: 0)
+    assert one("keys", (f,))({f}) and not one("keys", (f,))({g})
+
+
+def test_equal_frozensets_are_alike_in_order_and_types():
+    guard = one("eq", frozenset([8, 0]))
+    assert guard(frozenset([8, 0])) and not guard(frozenset([0, 8])) and not guard(frozenset([8, False]))
+
+
+def test_contains_runs_no_python_code():
+    class Key:
+        hashed = compared = 0
+
+        def __hash__(self):
+            Key.hashed += 1
+            return hash("a")
+
+        def __eq__(self, other):
+            Key.compared += 1
+            return True
+
+    class Member(enum.Enum):
+        ONE = 1
+
+    for key in (Key(), ("a", Key()), frozenset([Key()])):
+        with pytest.raises(TypeError, match="without Python code"):
+            one("contains", (key, True))
+    guard = one("contains", ("a", False))
+    Key.hashed = Key.compared = 0
+    assert guard.tree.check({Key()}) == () and Key.compared == 0
+    for key in (Member.ONE, int, len, object(), (1, "a"), frozenset([1]), 1.5, None):
+        assert one("contains", (key, True))({key: 1}) and one("contains", (key, True))({key})
+        assert one("contains", (key, False))({2: 1}) and one("contains", (key, False))({2})
+    assert one("contains", (1, True))({True}) and one("contains", (1, True))({1.0: 0})
 
 
 def test_not_in_dict():

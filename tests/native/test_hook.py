@@ -138,6 +138,22 @@ def test_an_entry_that_refuses_its_own_call_is_reported_and_does_not_loop():
     assert native.last_refused() is None
 
 
+def test_a_thread_that_ends_leaves_no_reference_to_the_refused_code():
+    def callback(fn, slots):
+        native.add_entry(fn.__code__, guard_type(0, str), answer("hit"))
+        return True
+
+    namespace = {}
+    exec("def f(x): return x", namespace)
+    compiled = native.wrap(namespace["f"], callback)
+    code = namespace["f"].__code__
+    thread = threading.Thread(target=compiled, args=(1,))
+    before = sys.getrefcount(code)
+    thread.start(), thread.join()
+    assert sys.getrefcount(code) == before
+    assert native.last_refused() is None
+
+
 def test_compiled_none_means_eager_without_asking():
     asked = []
 
