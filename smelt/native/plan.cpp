@@ -318,15 +318,27 @@ class Run {
         f_.tensors[reg] = std::move(t);
     }
 
+    // Put together without streams: this file may be built by another compiler than torch was.
+    static std::string disagreement(const Aten& a, const Layout& want, const at::Tensor& t) {
+        return "smelt: " + c10::toString(a.op.operator_name()) + " returned " +
+               (t.defined() ? described(t.scalar_type(), t.sizes()) : "no tensor") + ", but " +
+               described(want.dtype, want.shape) +
+               " was seen when the graph was captured. Its fake (meta) implementation disagrees with the "
+               "real one.";
+    }
+
+    static std::string described(at::ScalarType dtype, at::IntArrayRef shape) {
+        std::string text = c10::toString(dtype);
+        text += "[";
+        for (size_t d = 0; d < shape.size(); ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
+        return text + "]";
+    }
+
     // Kernels address memory by the strides that the trace predicted; an operator may return others (it
     // chooses a library at run time).
     at::Tensor conform(const Aten& a, const Layout& want, at::Tensor t) const {
         TORCH_CHECK(t.defined() && t.sizes() == want.shape && t.scalar_type() == want.dtype,
-                    "smelt: ", a.op.operator_name(), " returned ",
-                    t.defined() ? c10::str(t.scalar_type(), t.sizes()) : std::string("no tensor"), ", but ",
-                    c10::str(want.dtype, c10::IntArrayRef(want.shape)),
-                    " was seen when the graph was captured. Its fake (meta) implementation disagrees with "
-                    "the real one.");
+                    disagreement(a, want, t));
         if (t.numel() == 0) return t;
         for (size_t d = 0; d < want.shape.size(); ++d) {
             if (want.shape[d] != 1 && t.stride(static_cast<int64_t>(d)) != want.stride[d]) {

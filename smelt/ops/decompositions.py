@@ -24,10 +24,10 @@ Decomposition = Callable[..., Any]
 # nll_loss): the checks would be lost.
 _DECOMPOSED = (
     "elu celu selu mish softplus hardsigmoid hardtanh hardshrink softshrink threshold relu6 log_sigmoid_forward glu "
-    "_prelu_kernel addcdiv lerp logit xlogy special_xlog1py sinc heaviside hypot logaddexp logaddexp2 nan_to_num "
+    "_prelu_kernel addcdiv lerp logit xlogy special_xlog1py sinc heaviside logaddexp logaddexp2 nan_to_num "
     "mse_loss smooth_l1_loss huber_loss soft_margin_loss "
     "std std_mean norm linalg_vector_norm logsumexp trace dist aminmax frac rot90 "
-    "eye linspace tril triu pixel_shuffle pixel_unshuffle channel_shuffle"
+    "eye tril triu pixel_shuffle pixel_unshuffle channel_shuffle"
 )
 
 
