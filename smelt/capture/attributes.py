@@ -486,7 +486,7 @@ TENSOR_STATE: dict[str, Callable[[Any, FakeTensor, torch.Tensor, str], Any]] = {
             "_version", "output_nr", "names", "storage_offset", "is_shared", "is_pinned", "untyped_storage", "storage",
             "_typed_storage", "_storage", "is_view", "_is_view", "is_set_to", "_cdata", "_post_accumulate_grad_hooks",
             "has_names", "__reduce_ex__", "__reduce__", "__deepcopy__", "__setstate__", "name", "volatile", "_grad",
-            "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",
+            "__dict__", "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",
         ),
         _tensor_refused,
     ),
@@ -658,7 +658,9 @@ def _store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> No
 def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
     """An attribute of a class, module or function."""
     outside = vm.outside
-    if isinstance(owner, types.ModuleType) and is_native_module(owner.__name__):
+    if isinstance(owner, types.ModuleType) and (
+        is_native_module(owner.__name__) or _type_find(type(owner), name) is not MISSING
+    ):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
     if id(owner) in outside.origins:
         if isinstance(owner, type):

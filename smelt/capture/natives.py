@@ -233,6 +233,7 @@ PURE_TYPES: frozenset[type] = frozenset(
 _SETTING = re.compile(
     r"_*(jit_)?set(_|$)|_*(manual_)?seed(_|$)|_*(initial_seed|fork_rng|get_rng_state|get_state)"
     r"|_*(enable|disable|reset|clear|register|unregister)(_|$)|seterr|setbufsize"
+    r"|get_printoptions$|is_anomaly_|is_warn_always_enabled$"
     r"|(load|save|dump|savez|memmap|fromfile|tofile|loadtxt|savetxt|genfromtxt|savez_compressed)$"
 )
 # Names of that form that change nothing, or what capture records or compares at its end (`trace.state`, `guards.state`).
@@ -267,6 +268,8 @@ def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
         return SIDE_EFFECT_IO, text
     if not module.startswith(_NAMES_DECIDE):
         return None
+    if module == "torch.library":
+        return UNSUPPORTED_EFFECT, f"{text} registers operators"
     if module.startswith(_NUMPY_RANDOM):
         return UNSUPPORTED_EFFECT, f"{text} uses numpy's random state"
     if module.startswith(_DEVICE_MODULES) and not _DEVICE_QUERIES.match(last):
@@ -274,7 +277,7 @@ def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
     if last in ("__setattr__", "__delattr__") and module.startswith("torch.backends"):
         return UNSUPPORTED_EFFECT, f"an attribute of {module} is set"
     if _SETTING.match(last) and last not in _NO_SETTING:
-        return UNSUPPORTED_EFFECT, f"{text} changes a setting of the process"
+        return UNSUPPORTED_EFFECT, f"{text} changes or reads a setting of the process"
     return None
 
 

@@ -12,6 +12,7 @@ import array
 import collections
 import functools
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -240,6 +241,8 @@ class Outside:
         return made
 
     def _wrap_object(self, value: Any, origin: Origin) -> Any:
+        if type(value) in weakref.ProxyTypes:
+            raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
         first = self.origins.get(id(value))
         if first is None:
             self.guard("type", origin, type(value))

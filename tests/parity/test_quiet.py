@@ -88,6 +88,8 @@ CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda w: torch.Tensor.data.__set__(w, torch.zeros(3)),
     lambda w: setattr(w, "grad", torch.zeros(3)),
     lambda w: object.__setattr__(w, "mark", 3),
+    lambda w: vars(w).update(mark=3),
+    lambda w: w.__dict__.__setitem__("mark", 3),
     lambda w: w.share_memory_(),
     lambda w: w.resize_(2),
     lambda w: w.set_(torch.zeros(3)),
@@ -256,6 +258,13 @@ def test_a_global_weak_reference_that_dies():
     same(c(torch.ones(2)), torch.ones(2) * 3)
 
 
+def _lives(proxy):
+    try:
+        return proxy.k > 0
+    except ReferenceError:
+        return False
+
+
 def test_weak_containers_and_methods_that_die():
     class Thing:
         k = 2.0
@@ -265,6 +274,8 @@ def test_weak_containers_and_methods_that_die():
 
     for make, read in (
         (weakref.WeakMethod, lambda r: 3.0 if r() is None else 2.0),
+        (lambda m: weakref.proxy(m.__self__), lambda p: 2.0 if _lives(p) else 3.0),
+        (lambda m: weakref.finalize(m.__self__, int), lambda f: 2.0 if f.alive else 3.0),
         (lambda m: weakref.WeakSet([m.__self__]), lambda s: float(len(s))),
         (lambda m: weakref.WeakValueDictionary({"a": m.__self__}), lambda d: 1.0 if "a" in d else 2.0),
         (lambda m: weakref.WeakKeyDictionary({m.__self__: 1}), lambda d: float(len(d))),
@@ -301,6 +312,9 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
     "tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False),
     "sdp": lambda: torch.backends.cuda.enable_flash_sdp(True),
+    "a property of a module": lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", True),
+    "library": lambda: torch.library.Library("smelt_test", "FRAGMENT"),
+    "reading printoptions": lambda: torch._tensor_str.get_printoptions(),
     "numpy print": lambda: np.set_printoptions(precision=8),
     "numpy errors": lambda: np.seterr(all="warn"),
     "numpy random": lambda: np.random.seed(0),
