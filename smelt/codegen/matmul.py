@@ -97,14 +97,18 @@ def compile_items(items: Sequence[ProductItem]) -> tuple[dict[int, CompiledProdu
     """Machine code by id of item, and its owner. Equal products are one function."""
     by_product: dict[Product | Window, CompiledProduct] = {}
     owners = []
-    for kind, compile_all in ((Product, compile_products), (Window, compile_windows)):
+    compilers: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+        (Product, compile_products),
+        (Window, compile_windows),
+    )
+    for kind, compile_all in compilers:
         distinct = {replace(i.product, name=""): i.product for i in items if isinstance(i.product, kind)}
         if distinct:
             letter = kind.__name__[0].lower()
             named = [
                 replace(p, name=f"{letter}{i}_{_identifier(p.name)}") for i, p in enumerate(distinct.values())
             ]
-            compiled, owner = compile_all(named)  # type: ignore[operator]
+            compiled, owner = compile_all(named)
             by_product.update(zip(distinct, compiled))
             owners.append(owner)
     return {id(item): by_product[replace(item.product, name="")] for item in items}, tuple(owners)

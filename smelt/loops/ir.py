@@ -102,7 +102,7 @@ def _binary(op: str, a: Value, b: Value | float) -> Value:
 # Comparisons and logical_* give bool. Semantics are ATen's (NaN propagates through maximum/minimum; fmax/fmin
 # ignore it; div is true division on floats; floordiv and remainder take the sign of the divisor, truncdiv and
 # fmod that of the dividend; integer overflow wraps).
-POINTWISE: dict[str, int] = dict(  # noqa: C408
+POINTWISE: dict[str, int] = dict(
     neg=1, abs=1, sqrt=1, rsqrt=1, reciprocal=1, exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1,
     sin=1, cos=1, tan=1, asin=1, acos=1, atan=1, sinh=1, cosh=1, tanh=1, asinh=1, acosh=1, atanh=1,
     erf=1, erfc=1, sigmoid=1, floor=1, ceil=1, trunc=1, round=1, sign=1, isnan=1, isinf=1,

@@ -3,7 +3,8 @@
 
 namespace smelt {
 namespace {
-PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "smelt._native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT, "smelt._native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 }
 }  // namespace smelt
 

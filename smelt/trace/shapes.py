@@ -79,19 +79,23 @@ def infer(
     answer = _ANSWERS.get(key)
     if answer is None:
         return _compute(trace, func, info, key, args, kwargs)
-    return _repeat(answer, info, args, kwargs), answer.spec
+    return _repeat(trace, answer, info, args, kwargs), answer.spec
 
 
-def _repeat(answer: Answer, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _repeat(
+    trace: Trace, answer: Answer, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     if answer.container is None:
-        return _make(answer.parts[0], info, args, kwargs)
+        return _make(trace, answer.parts[0], info, args, kwargs)
     return answer.container(
-        [_make(q, info, args, kwargs) for q in p] if type(p) is list else _make(p, info, args, kwargs)
+        [_make(trace, q, info, args, kwargs) for q in p]
+        if type(p) is list
+        else _make(trace, p, info, args, kwargs)
         for p in answer.parts
     )
 
 
-def _make(part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _make(trace: Trace, part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kind, spec = part.kind, part.spec
     if kind == "fresh":
         assert spec is not None
@@ -102,10 +106,12 @@ def _make(part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, An
     source = info.argument(part.arg, args, kwargs)
     if part.index >= 0:
         source = source[part.index]
+    if type(source) is not FakeTensor:  # native code holds the real one
+        source = trace._unknown(source)
     if kind == "same":
         return source
     assert spec is not None
-    return wrap(source.elem.as_strided(spec.shape, spec.stride, spec.offset), spec.device, spec)
+    return wrap(source.elem.as_strided(spec.shape, spec.stride, spec.offset), spec.device, spec)  # type: ignore[arg-type]
 
 
 # ---- the first time

@@ -214,3 +214,10 @@ def test_errors_are_the_users():
 
 def test_dropout_draws_as_eager_does():
     check(lambda x: F.dropout(torch.rand(4) + x, 0.5) + torch.randn(4), torch.randn(4))
+
+
+def test_real_tensors_in_native_code_when_the_shape_is_known_already():
+    """The second layer's shapes are answered from the cache, with its parameters still real."""
+    for _ in range(2):
+        layer = torch.nn.GRU(3, 4)
+        check(lambda x, layer=layer: flatten(layer(x)), torch.randn(5, 2, 3), rtol=1e-6, atol=1e-6)

@@ -21,7 +21,9 @@ import torch
 from smelt.codegen.llvm.module import Code, assemble
 from smelt.codegen.llvm.target import host
 
-A_BYTES = 384 * 1024  # packed block of A: leaves most of an L2 of 1 MiB to B and C, and is most of 470 KiB of stack
+A_BYTES = (
+    384 * 1024
+)  # packed block of A: leaves most of an L2 of 1 MiB to B and C, and is most of 470 KiB of stack
 KC_BYTES = 1024  # depth of a block of K, as bytes of one row
 
 
