@@ -51,6 +51,7 @@ NATIVE_MODULES = (
     "reprlib", "keyword",
     "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions",
     "statistics", "ast", "traceback",
+    "torch._dynamo.mutation_guard",  # what torch.compile puts around Module.__init__: tags new modules for itself
     "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
 )  # fmt: skip
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")

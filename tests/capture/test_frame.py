@@ -258,3 +258,18 @@ def test_threads_compile_once() -> None:
     for t in threads:
         t.join()
     assert not wrong and len(entries(c)) == 2
+
+
+def test_modules_made_after_torch_compile_was_used() -> None:
+    """torch.compile wraps Module.__init__ to tag new modules; a slice of a ModuleList is a new module."""
+    layers = torch.nn.ModuleList([torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh()])
+    torch.compile(layers[0], backend="eager")(torch.ones(2))
+
+    def f(layers: Any, x: Any) -> Any:
+        for layer in layers[:2]:
+            x = layer(x)
+        return x
+
+    c = compiled(f, fullgraph=True)
+    x = torch.randn(3)
+    torch.testing.assert_close(c(layers, x), f(layers, x))
