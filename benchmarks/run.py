@@ -2,7 +2,8 @@
 
     python -m benchmarks.run [--only NAME] [--no-rivals] [--out DIR]
 
-Each model runs in a process of its own, one after the other, on an otherwise idle machine. Nothing is asserted.
+Each model runs in a process of its own, one after the other, on an otherwise idle machine. Nothing is asserted. `--only`
+measures some models again and replaces their rows.
 """
 
 from __future__ import annotations
@@ -95,15 +96,27 @@ def main() -> None:
     parser.add_argument("--no-rivals", action="store_true", help="leave torch.compile out")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    rows = []
+    saved = options.out / "inference-cpu.json"
+    old = json.loads(saved.read_text()) if options.only and saved.exists() else {"models": [], "calls": {}}
+    rows = {row["model"]: row for row in old["models"]}
     for name in options.only or NAMES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        row = _run("benchmarks.one_model", name, *(["--no-rivals"] if options.no_rivals else []))
-        rows.append({"model": name, **row})
-    calls = {} if options.only else _run("benchmarks.per_call")
-    date = datetime.date.today().isoformat()
-    facts = {"date": date, **measure.machine(), "command": "make bench"}
-    text = "\n\n".join(
+        measured = _run("benchmarks.one_model", name, *(["--no-rivals"] if options.no_rivals else []))
+        rows[name] = {"model": name, **measured}
+    calls = old["calls"] if options.only else _run("benchmarks.per_call")
+    facts = {"date": datetime.date.today().isoformat(), **measure.machine(), "command": "make bench"}
+    text = report(facts, list(rows.values()), calls)
+    if not options.no_rivals:
+        options.out.mkdir(parents=True, exist_ok=True)
+        saved.write_text(
+            json.dumps({"facts": facts, "models": list(rows.values()), "calls": calls}, indent=1) + "\n"
+        )
+        saved.with_suffix(".md").write_text(text + "\n")
+    print(text)
+
+
+def report(facts: dict[str, str], rows: list[dict[str, Any]], calls: dict[str, Any]) -> str:
+    return "\n\n".join(
         [
             "# Benchmarks: the ten models, inference, float32, and the cost of a call",
             ", ".join(f"{k}: {v}" for k, v in facts.items()) + ".",
@@ -111,13 +124,6 @@ def main() -> None:
             call_table(calls) if calls and "failed" not in calls else str(calls or ""),
         ]
     )
-    if not options.only:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "inference-cpu.json").write_text(
-            json.dumps({"facts": facts, "models": rows, "calls": calls}, indent=1)
-        )
-        (options.out / "inference-cpu.md").write_text(text + "\n")
-    print(text)
 
 
 if __name__ == "__main__":
