@@ -17,7 +17,6 @@ class Config:
 
     recompile_limit   entries per compiled function before it stays eager
     fuse              join loops into kernels (False: one kernel per operator, for debugging)
-    layout            convolutions run channels-last inside a graph where that pays
     native_gemm       generate matrix products instead of calling ATen, where the cost table prefers it
     verify            run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
@@ -25,7 +24,6 @@ class Config:
 
     recompile_limit: int = 8
     fuse: bool = True
-    layout: bool = True
     native_gemm: bool = True
     verify: bool = False
     threads: int = 0
