@@ -35,7 +35,6 @@ from smelt.reasons import (
     DISABLED,
     GRAPH_BREAK_REQUESTED,
     UNSUPPORTED_CALL,
-    UNSUPPORTED_OBJECT,
     Reason,
 )
 from smelt.trace.fake import FakeTensor
@@ -510,13 +509,6 @@ def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     if refused is not None:
         raise Unsupported(Reason(*refused))
     return _run_native(vm, cls, args, kwargs)
-
-
-def _refuse_kind(kind: str) -> Callable[..., Any]:
-    def refuse(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, kind))
-
-    return refuse
 
 
 def call_method_wrapper(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:

@@ -151,9 +151,6 @@ class Outside:
         """Where `value` was found; an object that was never read from anywhere is known by identity."""
         return self.origins.get(id(value)) or self.const(value)
 
-    def is_outside(self, value: Any) -> bool:
-        return id(value) in self.origins
-
     def forget_class(self, cls: type) -> None:
         """`cls` was made by the trace."""
         self._fresh_classes.add(id(cls))

@@ -7,7 +7,7 @@ That is decided on its row-major position: an affine expression whose strides, s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
 from smelt.loops.tensor import Index, contiguous_stride, numel
@@ -22,10 +22,6 @@ def position(index: Sequence[Size], shape: Sequence[Size]) -> Size:
     for i, stride in zip(index, contiguous_stride(shape)):
         total = total + i * stride
     return total
-
-
-def syms_of(index: Iterable[Size]) -> frozenset[Sym]:
-    return frozenset().union(*(free_syms(e) for e in index))
 
 
 def radix(index: Sequence[Size], shape: Sequence[Size], sizes: Mapping[Sym, Size]) -> Radix | None:

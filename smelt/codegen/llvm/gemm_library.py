@@ -218,13 +218,6 @@ def masked_load(t: Text, tile: Tile, pointer: str, mask: str) -> str:
     )
 
 
-def masked_store(t: Text, tile: Tile, value: str, pointer: str, mask: str) -> None:
-    t.do(
-        f"call void @llvm.masked.store.{_overload(tile)}.p0({tile.vector} {value}, ptr align {tile.size} {pointer}, "
-        f"{tile.mask} {mask})"
-    )
-
-
 def prefetch(t: Text, pointer: str) -> None:
     """Into L2 and beyond: what is fetched is read once, some thousand cycles later. Never faults."""
     t.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
