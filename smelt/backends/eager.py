@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from smelt.config import Config
-from smelt.errors import Unsupported
 from smelt.graph.module import GraphFunction
-from smelt.reasons import NEEDS_AUTOGRAD, Reason
 from smelt.trace.graphs import Traced
 
 Compiled = Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...]]
@@ -23,8 +21,8 @@ def eager(traced: Traced, config: Config) -> Compiled:
 
 
 def aot_eager(traced: Traced, config: Config) -> Compiled:
-    """The functional aten graph, operator by operator. Inference only: raises Unsupported where gradients are needed."""
+    """The functional aten graph, operator by operator; where gradients are needed, the torch-level graph."""
     if traced.needs_grad:
-        raise Unsupported(Reason(NEEDS_AUTOGRAD, ""))
+        return eager(traced, config)
     function = GraphFunction(traced.aten_graph)
     return lambda tensors: function(*tensors)

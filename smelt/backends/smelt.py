@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from smelt import events, runtime
+from smelt.backends.eager import eager
 from smelt.codegen import plan as plans
 from smelt.codegen.build import build_plan
 from smelt.codegen.cost import prefers_native
@@ -19,7 +20,7 @@ from smelt.errors import BackendError, Unsupported
 from smelt.loops.lower import lower
 from smelt.loops.lowering.table import LOWERINGS
 from smelt.ops import decompositions
-from smelt.reasons import NEEDS_AUTOGRAD, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
 from smelt.trace.decompose import decompose
 from smelt.trace.graphs import Traced
@@ -30,11 +31,11 @@ Compiled = Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...]]
 def compile_graph(traced: Traced, config: Config) -> Compiled:
     """A callable from a tuple of the graph's input tensors to the tuple of its outputs.
 
-    Raises Unsupported for graphs that need gradients or another device than the CPU, BackendError (chained) for a failure
-    of the compiler itself.
+    Raises Unsupported for graphs on another device than the CPU, BackendError (chained) for a failure of the compiler
+    itself.
     """
-    if traced.needs_grad:
-        raise Unsupported(Reason(NEEDS_AUTOGRAD, ""))
+    if traced.needs_grad:  # there is no backward graph: autograd records the torch-level graph as it runs
+        return eager(traced, config)
     elsewhere = {str(d) for d in _devices(traced) if d.type != "cpu"}
     if elsewhere:
         detail = f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for the CPU only so far"

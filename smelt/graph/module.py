@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from smelt.graph import state
 from smelt.graph.ir import Graph
 from smelt.graph.printer import program
 from smelt.graph.run import beneath_autograd
@@ -25,12 +27,14 @@ class GraphFunction:
         written = program(self.graph)
         self.code = written.source
         self._function = written.function()
+        self._switches = any(node.target in state.CHANGES for node in self.graph)
 
     def print_tabular(self) -> None:
         self.graph.print_tabular()
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         if self.graph.level == "torch":
-            return self._function(*inputs)
+            with state.restored() if self._switches else nullcontext():
+                return self._function(*inputs)
         with beneath_autograd():
             return self._function(*inputs)

@@ -10,17 +10,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from smelt.graph import state
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.ops.kinds import effects
-
-_STATE_CHANGES: frozenset[Any] = frozenset(
-    {
-        torch._C._set_grad_enabled,
-        torch.set_autocast_enabled,
-        torch.set_autocast_dtype,
-        torch.clear_autocast_cache,
-    }
-)
 
 
 def has_effect(node: Node) -> bool:
@@ -30,7 +22,7 @@ def has_effect(node: Node) -> bool:
 
 def changes_state(node: Node) -> bool:
     """Whether a torch-level node changes torch's settings, or autograd's, without an operator."""
-    return node.target in _STATE_CHANGES or (
+    return node.target in state.CHANGES or (
         node.op == "call_method" and node.target in ("requires_grad_", "retain_grad")
     )
 

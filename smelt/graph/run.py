@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from smelt.graph import state
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 
 
@@ -22,7 +23,7 @@ def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         raise ValueError(f"the graph takes {len(placeholders)} tensors, got {len(inputs)}")
     values: dict[Node, Any] = dict(zip(placeholders, inputs))
     last = _last_uses(graph)
-    with beneath_autograd() if graph.level == "aten" else nullcontext():
+    with beneath_autograd() if graph.level == "aten" else state.restored():
         for node in graph.nodes[len(placeholders) :]:
             if node.op == "output":
                 return tuple(map_nodes(node.args[0], values.__getitem__))

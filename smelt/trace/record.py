@@ -24,10 +24,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.errors import Unsupported
+from smelt.graph import state
 from smelt.graph.ir import Line, Node
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
-from smelt.trace import known, shapes, special, state
+from smelt.trace import known, shapes, special
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, wrap
 from smelt.trace.graphs import Record, Traced, build
@@ -35,7 +36,9 @@ from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, target_of
 
 _DisableDispatch = torch._C._DisableTorchDispatch
 _DisableFunction = torch._C.DisableTorchFunction
+_DisableTransforms = torch._C._DisableFuncTorch
 _functorch_level = torch._C._functorch.maybe_current_level
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 _READS_MEMORY = "its data is not allocated"  # from torch's message when C++ asks a fake for its memory
 
@@ -61,6 +64,17 @@ def _zeros_like(value: Any) -> Any:
     if type(value) is dict:
         return {k: _zeros_like(v) for k, v in value.items()}
     return value
+
+
+def _require_grad(fake: FakeTensor) -> None:
+    """`fake.requires_grad_()`, which a transform would forbid."""
+    functorch = torch._C._functorch
+    allowed = functorch.get_inplace_requires_grad_allowed() if _functorch_level() is not None else None
+    if allowed is False:
+        functorch.set_inplace_requires_grad_allowed(True)
+    fake.requires_grad_(True)
+    if allowed is False:
+        functorch.set_inplace_requires_grad_allowed(False)
 
 
 _LARGE = 10_000_000  # elements
@@ -138,7 +152,7 @@ class Trace:
         """Real torch computation by smelt itself, not recorded."""
         self._paused += 1
         try:
-            with _DisableFunction():
+            with _DisableFunction(), _DisableTransforms():
                 yield
         finally:
             self._paused -= 1
@@ -155,11 +169,11 @@ class Trace:
             return entry[1]
         if type(real) is FakeTensor:
             return real
-        with _DisableDispatch(), _DisableFunction():
+        with _DisableDispatch(), _DisableFunction(), _DisableTransforms():
             check_supported(real)
             fake = wrap(self._storages.elem_like(real), real.device)
             if real.requires_grad:
-                fake.requires_grad_(True)
+                _require_grad(fake)
             if isinstance(real, torch.nn.Parameter):
                 fake._is_param = True  # type: ignore[attr-defined]
         self._by_real[id(real)] = (real, fake)
@@ -207,9 +221,9 @@ class Trace:
 
     def constant(self, value: torch.Tensor) -> FakeTensor:
         """A fake for a tensor whose value is part of the program."""
-        fake = wrap(
-            torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"), value.device
-        )
+        with _DisableTransforms():
+            elem = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+            fake = wrap(elem, value.device)
         name = self.aten.name("constant")
         self.aten.graph.constants[name] = value
         node = Node("get_attr", name, (), {}, name, fake.spec, self._line(), self._source)
@@ -264,7 +278,7 @@ class Trace:
         """What `func` raises in eager, whose text may be another than that of its shape function."""
         try:
             real_args, real_kwargs = _zeros_like((args, kwargs))
-            with _DisableDispatch(), _DisableFunction():
+            with _DisableDispatch(), _DisableFunction(), _DisableTransforms():
                 func(*real_args, **real_kwargs)
         except special.Unnameable:
             return None
@@ -286,6 +300,8 @@ class Trace:
         if kind in _LEAVES:
             return value
         if isinstance(value, torch.Tensor):
+            if _is_wrapped(value):  # by a transform that is over
+                raise special.Unnameable("a tensor of a transform")
             return self._torch_argument(self._unknown(value))
         if isinstance(value, (list, tuple)):
             items = [self._torch_argument(v) for v in value]

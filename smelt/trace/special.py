@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace import known, shapes
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, wrap
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace
@@ -166,6 +166,39 @@ def _refuse_effect(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs
     raise trace.unsupported(UNSUPPORTED_EFFECT, str(func))
 
 
+def _zero_tensor(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A zero without memory, which forward-mode differentiation makes: its fake is one as well, so that torch leaves out
+    the products and sums that eager leaves out."""
+    device = shapes.canonical_device(kwargs.get("device") or "cpu")
+    elem = func(*args, **{**kwargs, "device": "meta"})
+    fake = wrap(elem, device)
+    node = trace.aten.make("call_function", func, args, kwargs, "zero", fake.spec, trace._line(), trace._source)
+    trace._name_aten(node, fake)
+    return fake
+
+
+def _converted(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`Tensor.to` called by native code beneath autograd: the copy that it comes down to, or the tensor itself."""
+    fake, *rest = args
+    names = [a.name for a in func._schema.arguments[1:]]
+    given = {**dict(zip(names, rest)), **kwargs}
+    other = given.pop("other", None)
+    dtype = given.get("dtype") or (fake if other is None else other).dtype
+    device = shapes.canonical_device(given.get("device") or (fake if other is None else other).device)
+    if (dtype, device) == (fake.dtype, fake.device) and not given.get("copy"):
+        return fake
+    kept = {k: given[k] for k in ("non_blocking", "memory_format") if given.get(k)}
+    return trace.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **kept})
+
+
+def _number_copied(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A transform casts the number in `x * 2`, which reaches Python as a number again."""
+    if isinstance(args[0], torch.Tensor):
+        return NotImplemented
+    options = {k: kwargs[k] for k in ("dtype", "device") if kwargs.get(k) is not None}
+    return trace.run(aten.scalar_tensor.default, args, options)
+
+
 def _overloads(names: str) -> list[OpOverload]:
     packets = [getattr(aten, n) for n in names.split() if hasattr(aten, n)]
     return [getattr(p, overload) for p in packets for overload in p.overloads()]
@@ -191,6 +224,9 @@ RULES: dict[Any, Rule] = {
     aten.lift.default: _lift,
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     aten._fused_sdp_choice.default: _attention_choice,
+    aten._efficientzerotensor.default: _zero_tensor,
+    **dict.fromkeys(_overloads("to"), _converted),
+    aten._to_copy.default: _number_copied,
     **dict.fromkeys(_VIEW_OF, _change_metadata),
     aten.as_strided.default: _as_strided,
     aten.as_strided_copy.default: _as_strided,

@@ -13,7 +13,7 @@ from smelt import events, runtime
 from smelt.backends import smelt as backend
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
-from smelt.errors import BackendError, Unsupported
+from smelt.errors import BackendError
 from smelt.trace.record import Trace
 
 
@@ -128,10 +128,10 @@ def test_random_numbers_are_those_of_eager():
     assert torch.equal(got, noisy(x))
 
 
-def test_gradients_are_refused():
-    _, traced = trace(lambda w: (w * 2).sum(), torch.randn(3, requires_grad=True))
-    with pytest.raises(Unsupported, match="needs-autograd"):
-        compile_graph(traced, Config())
+def test_gradients_are_recorded_by_autograd():
+    run, (w,) = compiled(lambda w: (w * 2).sum(), torch.randn(3, requires_grad=True))
+    run((w,))[0].backward()
+    assert torch.equal(w.grad, torch.full((3,), 2.0))
 
 
 def test_a_failing_stage_is_a_backend_error(monkeypatch):

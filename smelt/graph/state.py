@@ -1,0 +1,100 @@
+"""torch's thread-local settings that torch-level graphs must repeat: grad mode, inference mode and autocast.
+
+They are not recorded when they change (context managers do it in many ways) but when a recorded call runs under settings
+other than the graph's so far: the nodes that `difference` gives are put before it. A graph ends under the settings that it
+began under; `restored` sees to that when it raises.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+State = tuple[bool, bool, bool, torch.dtype, bool, torch.dtype]
+
+_grad, _inference, _autocast, _autocast_dtype = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.is_autocast_enabled,
+    torch.get_autocast_dtype,
+)
+
+
+class _Thread(threading.local):
+    """Inference guards that graphs of this thread have entered, with the mode before each."""
+
+    def __init__(self) -> None:
+        self.guards: list[tuple[bool, Any]] = []
+
+
+_thread = _Thread()
+
+
+def read() -> State:
+    """(grad mode, inference mode, then for cpu and cuda: autocast enabled, autocast dtype)."""
+    return (
+        _grad(), _inference(), _autocast("cpu"), _autocast_dtype("cpu"), _autocast("cuda"), _autocast_dtype("cuda"),
+    )  # fmt: skip
+
+
+def difference(old: State, new: State) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The calls that lead from `old` to `new`."""
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+    if old[1] != new[1]:
+        calls.append((set_inference_mode, (new[1],)))
+    if old[:2] != new[:2]:  # inference mode changes grad mode too
+        calls.append((torch._C._set_grad_enabled, (new[0],)))
+    for device, i in (("cpu", 2), ("cuda", 4)):
+        if old[i] != new[i]:
+            calls.append((torch.set_autocast_enabled, (device, new[i])))
+            if not new[i] and not autocast_depth():  # eager drops the casts of parameters when it leaves autocast
+                calls.append((torch.clear_autocast_cache, ()))
+        if old[i + 1] != new[i + 1]:
+            calls.append((torch.set_autocast_dtype, (device, new[i + 1])))
+    return calls
+
+
+def autocast_depth() -> int:
+    """How many autocast contexts of this thread are open."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def set_inference_mode(enabled: bool) -> None:
+    """Switches inference mode: undoes the latest switch of a graph where that gives it, else enters another."""
+    guards = _thread.guards
+    if guards and guards[-1][0] == enabled:
+        guards.pop()[1].__exit__(None, None, None)
+        return
+    guard = torch._C._InferenceMode(enabled)
+    guards.append((not enabled, guard))
+    guard.__enter__()
+
+
+CHANGES: frozenset[Any] = frozenset(
+    {
+        set_inference_mode,
+        torch._C._set_grad_enabled,
+        torch.set_autocast_enabled,
+        torch.set_autocast_dtype,
+        torch.clear_autocast_cache,
+    }
+)
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Puts the settings back where the block raises."""
+    before, open_guards = read(), len(_thread.guards)
+    try:
+        yield
+    except BaseException:
+        while len(_thread.guards) > open_guards:
+            _thread.guards.pop()[1].__exit__(None, None, None)
+        for function, args in difference(read(), before):
+            function(*args)
+        raise
