@@ -7,6 +7,7 @@ in no table is refused: capture then ends with a reason, never with a guess.
 from __future__ import annotations
 
 import _thread
+import abc
 import collections
 import contextvars
 import datetime
@@ -16,6 +17,7 @@ import logging
 import operator
 import re
 import types
+import typing
 import warnings
 import weakref
 from typing import Any
@@ -76,7 +78,8 @@ def runs_natively(function: types.FunctionType) -> bool:
 # Python functions that call the user's code back, in modules that otherwise run natively.
 INTERPRETED: set[Any] = {
     f for f in (
-        functools.wraps, functools.partialmethod.__get__, functools.singledispatch,
+        functools.wraps, functools.partialmethod.__get__, functools.singledispatch, functools.lru_cache, functools.cache,
+        abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
     ) if f is not None
 }  # fmt: skip
@@ -135,8 +138,6 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.use_deterministic_algorithms: (UNSUPPORTED_EFFECT, "torch.use_deterministic_algorithms"),
     torch.save: (SIDE_EFFECT_IO, "torch.save"),
     torch.load: (SIDE_EFFECT_IO, "torch.load"),
-    torch.vmap: (UNSUPPORTED_CALL, "torch.vmap"),
-    torch.func.grad: (UNSUPPORTED_CALL, "torch.func.grad"),
     torch.cuda.synchronize: (SIDE_EFFECT_IO, "torch.cuda.synchronize"),
     torch.compile: (UNSUPPORTED_CALL, "torch.compile"),
     torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
@@ -242,7 +243,9 @@ _NO_SETTING = frozenset(
     {
         "set_grad_enabled", "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
         "set_autocast_cpu_enabled", "set_autocast_cpu_dtype", "set_autocast_gpu_dtype", "clear_autocast_cache",
-        "set_multithreading_enabled", "enable_grad", "_set_conj", "_set_neg", "set_",
+        "set_multithreading_enabled", "enable_grad", "disable_saved_tensors_hooks", "_saved_tensors_hooks_disable",
+        "_saved_tensors_hooks_enable", "set_inplace_requires_grad_allowed", "_set_fwd_grad_enabled",
+        "_set_conj", "_set_neg", "set_",
     }
 )  # fmt: skip
 # Modules of devices: what changes or reads the state of a device is most of them, so these are listed by what may be called.
@@ -287,12 +290,21 @@ def setting(function: Any) -> tuple[ReasonKind, str] | None:
     return _setting(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", ""))
 
 
+_C_DESCRIPTORS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType)
+
+
+def _defining_class(cls: type, name: str) -> type:
+    """The class that has the C method `name` found on `cls`: a base, or the metaclass or one of its bases."""
+    candidates = (k for k in (*cls.__mro__, *type(cls).__mro__) if name in vars(k))
+    return next((k for k in candidates if type(vars(k)[name]) in _C_DESCRIPTORS), cls)
+
+
 def refusal(function: Any) -> tuple[ReasonKind, str] | None:
     """Why a C function must not be called, or None."""
     owner = getattr(function, "__self__", None)
     module = owner.__name__ if isinstance(owner, types.ModuleType) else getattr(function, "__module__", None)
     if isinstance(owner, type):
-        module = owner.__module__
+        module = _defining_class(owner, function.__name__).__module__
     if module is None:
         owner_class = getattr(function, "__objclass__", None) or type(owner)
         module = owner_class.__module__

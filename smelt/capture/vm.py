@@ -22,7 +22,7 @@ from torch import nn
 import smelt.capture.builtins
 import smelt.capture.containers
 import smelt.capture.library  # noqa: F401
-from smelt.capture import attributes, calls, operators, windows
+from smelt.capture import attributes, calls, operators, transforms, windows
 from smelt.capture.attributes import TypeInfo
 from smelt.capture.code import Code, decode
 from smelt.capture.effects import Effect
@@ -87,10 +87,12 @@ class VM:
         self._globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, Any] = {}
         self._entered: list[Any] = []  # context managers entered natively
+        self._levels = transforms.levels()
         self.failure: Unsupported | None = (
             None  # why capture must end, whatever native code makes of the error
         )
         self.kinds = windows.new_kinds()
+        self.making_classes: list[tuple[str, tuple[type, ...]]] = []  # names and bases of classes that C code makes
 
     # ---- where
 
@@ -178,6 +180,7 @@ class VM:
 
     call = calls.call
     call_function = calls.call_function
+    instantiate = calls.instantiate
     native = windows.native
     keyed = windows.keyed
     called_back = windows.called_back
@@ -240,9 +243,10 @@ class VM:
             return outside.wrap(namespace[name], outside.const(namespace).child("item", name))
         found = namespace.get("__builtins__", _BUILTINS)
         found = found if isinstance(found, dict) else vars(found)
-        if name not in found:
-            raise NameError(f"name {name!r} is not defined", name=name)
         outside.guard("contains", outside.const(namespace), (name, False), key=name)
+        if name not in found:
+            outside.guard("contains", outside.const(found), (name, False), key=name)
+            raise NameError(f"name {name!r} is not defined", name=name)
         return outside.wrap(found[name], outside.const(found).child("item", name))
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
@@ -356,6 +360,7 @@ class VM:
         self.context_tokens.clear()
         while self._entered:
             self._entered.pop().__exit__(None, None, None)
+        transforms.restore(self._levels)
 
 
 _STDLIB = types.__file__.rsplit("/", 1)[0] + "/"

@@ -1,0 +1,58 @@
+"""`torch.func` and `torch.vmap`: torch's own Python code is interpreted, its wrapped tensors are made over fakes.
+
+A transform wraps the fakes it is given, so that the operators on them come down to operators on the fakes,
+which the trace records. What always holds: when a capture ends, however it ends, the levels of transforms, the level of
+forward-mode differentiation and the saved-tensor hooks are what they were when it began.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from smelt.capture.tables import function
+
+_gradients = torch.func.vjp.__globals__["_autograd_grad"]
+_load_once = torch.func.vmap.__globals__["vmap_impl"].__globals__["lazy_load_decompositions"]
+_hooks_message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message  # type: ignore[attr-defined]
+_disable_hooks = torch._C._autograd._saved_tensors_hooks_disable  # type: ignore[attr-defined]
+_enable_hooks = torch._C._autograd._saved_tensors_hooks_enable  # type: ignore[attr-defined]
+
+Levels = tuple[int, str | None, bool, int]
+
+
+def levels() -> Levels:
+    """(open transforms, why saved-tensor hooks are disabled, forward gradients enabled, level of forward mode)."""
+    return (
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        _hooks_message(),
+        torch._C._is_fwd_grad_enabled(),
+        forward_ad._current_level,
+    )
+
+
+def restore(before: Levels) -> None:
+    """Leaves what is still open since `levels` gave `before`."""
+    depth, message, forward, level = before
+    if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    if _hooks_message() != message:
+        _enable_hooks() if message is None else _disable_hooks(message)
+    torch._C._set_fwd_grad_enabled(forward)
+    while forward_ad._current_level > level:
+        forward_ad.exit_dual_level()
+
+
+@function(_gradients)
+def _autograd_grad(vm: Any, args: Any, kwargs: Any) -> Any:
+    """The gradients of a transform's level: of operators that were recorded, hence recorded themselves."""
+    return _gradients(*args, **kwargs)
+
+
+@function(_load_once)
+def _load_decompositions(vm: Any, args: Any, kwargs: Any) -> None:
+    """Once in a process, and nothing that a program could see."""
+    with vm.trace.paused():
+        _load_once()
