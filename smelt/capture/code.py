@@ -11,6 +11,7 @@ import opcode
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,25 @@ ARGUMENTS: dict[str, Callable[[types.CodeType, int], Any]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class Original:
+    """What a resume function's code was made of: instruction `i` of `source` is instruction `prologue + i` there, slot `s`
+    is slot `places[s]`."""
+
+    source: types.CodeType
+    prologue: int
+    places: tuple[int, ...]
+
+
+_originals: dict[int, tuple[Any, Original]] = {}  # id of a resume function's code -> (weak reference, original)
+
+
+def note_original(code: types.CodeType, original: Original) -> None:
+    """From now on `code` is known as a resume function's."""
+    key = id(code)
+    _originals[key] = (weakref.ref(code, lambda _: _originals.pop(key, None)), original)
+
+
 @dataclass(slots=True, eq=False)
 class Code:
     """A decoded code object. Does not keep the code object itself alive."""
@@ -78,6 +98,7 @@ class Code:
     flags: int
     parameters: dict[str, int]  # name -> slot, positional and keyword-only
     line_objects: dict[int, Line]
+    original: Original | None = None  # of a resume function
 
     def line(self, pc: int) -> Line:
         number = self.lines[pc]
@@ -87,7 +108,7 @@ class Code:
         return found
 
 
-def _raw(code: types.CodeType) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
+def raw_instructions(code: types.CodeType) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
     """(opcode, argument, offset, offset of the next) without caches, and byte offset -> index."""
     raw, caches = code.co_code, opcode._inline_cache_entries  # type: ignore[attr-defined]
     out: list[tuple[int, int, int, int]] = []
@@ -116,7 +137,7 @@ def _lines(code: types.CodeType, offsets: list[int]) -> list[int]:
 
 
 def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[str], Handler]) -> Code:
-    raw, index = _raw(code)
+    raw, index = raw_instructions(code)
     names = [dis.opname[op] for op, *_ in raw]
     instructions = []
     for name, (op, arg, _, after) in zip(names, raw):
@@ -146,6 +167,7 @@ def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[s
         flags=code.co_flags,
         parameters={n: i for i, n in enumerate(varnames[: code.co_argcount + code.co_kwonlyargcount])},
         line_objects={},
+        original=_originals[id(code)][1] if id(code) in _originals else None,
     )
 
 

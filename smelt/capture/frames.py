@@ -13,10 +13,28 @@ from smelt.capture.values import FunctionType, Sentinel
 from smelt.graph.ir import Line
 
 
+class Handled:
+    """On the stack of a frame that handles an exception: the exception that was handled before."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class LastInstruction:
+    """On the stack of a frame that handles an exception: the index of the instruction that raised it."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
 class Frame:
     __slots__ = (
-        "code", "function", "generator", "globals", "handled", "instructions", "kwnames", "locals", "namespace",
-        "parent", "pc", "result", "stack", "yielded",
+        "code", "direct", "function", "generator", "globals", "handled", "instructions", "kwnames", "locals",
+        "namespace", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
     )  # fmt: skip
 
     def __init__(self, code: Code, function: FunctionType, slots: list[Any]) -> None:
@@ -34,6 +52,9 @@ class Frame:
         self.result: Any = None
         self.yielded = False
         self.namespace: Any = None  # the mapping of names of a class body
+        self.direct = False  # its result is the result of its caller's CALL
+        self.ticks = 0  # instructions begun
+        self.stop = 0  # at which of them capture is to stop: 0 is at none
 
     @property
     def line(self) -> Line:
@@ -47,7 +68,7 @@ class Frame:
             if start <= at < end:
                 del self.stack[depth:]
                 if push_at:
-                    self.stack.append(at)
+                    self.stack.append(LastInstruction(at))
                 self.stack.append(error)
                 self.kwnames = ()
                 self.pc = target

@@ -17,7 +17,7 @@ from smelt.capture.attributes import python_method
 from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE
 from smelt.capture.code import PY312, Handler
 from smelt.capture.containers import mapping
-from smelt.capture.frames import Frame, Generator
+from smelt.capture.frames import Frame, Generator, Handled
 from smelt.capture.values import MISSING, NULL, CellType, FunctionType
 from smelt.capture.windows import calls_back
 from smelt.errors import Unsupported
@@ -725,13 +725,13 @@ def _cleanup_throw(vm: Any, frame: Frame, arg: Any) -> None:
 @opcode("PUSH_EXC_INFO")
 def _push_exc_info(vm: Any, frame: Frame, arg: Any) -> None:
     error = frame.stack.pop()
-    frame.stack += (frame.handled, error)
+    frame.stack += (Handled(frame.handled), error)
     frame.handled = error
 
 
 @opcode("POP_EXCEPT")
 def _pop_except(vm: Any, frame: Frame, arg: Any) -> None:
-    frame.handled = frame.stack.pop()
+    frame.handled = frame.stack.pop().error
 
 
 @opcode("CHECK_EXC_MATCH")
