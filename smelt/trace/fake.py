@@ -94,6 +94,26 @@ def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = Non
     return fake
 
 
+class _Computed(torch.autograd.Function):
+    """Gives a fake a history, so that it is no leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, fake: list[FakeTensor]) -> FakeTensor:
+        return fake[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a gradient that leads out of the function"))
+
+
+def computed(fake: FakeTensor) -> FakeTensor:
+    """The fake, requiring grad as the result of a computation. Call it with the recording modes out of the way."""
+    with torch.inference_mode(False), torch.enable_grad():
+        source = torch.empty(0, device="meta", requires_grad=True)
+        given: FakeTensor = _Computed.apply(source, [fake])  # type: ignore[no-untyped-call]
+        return given
+
+
 class Storages:
     """Meta storages standing for the storages of real tensors, so that aliasing among inputs is visible."""
 

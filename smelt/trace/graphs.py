@@ -51,7 +51,8 @@ class Traced:
     """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; only inputs that a graph uses are there.
 
     The aten graph is functional but for `copy_` nodes at its end that write inputs (`mutated`: their positions).
-    `needs_grad`: running the aten graph would lose gradients that eager gives.
+    `needs_grad`: autograd has to see the graph run, operator by operator: running the aten graph would lose gradients (or
+    that an output is an inference tensor).
     """
 
     torch_graph: Graph
@@ -93,7 +94,7 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
         inputs=inputs,
         mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written),
         outputs=tuple(outputs),
-        needs_grad=_needs_grad(trace, outputs, written),
+        needs_grad=_needs_grad(trace, outputs),
         _examples=tuple(weakref.ref(trace.real(f)) for f in inputs),  # type: ignore[arg-type]
     )
 
@@ -123,8 +124,19 @@ def _impure_calls(trace: Trace) -> set[Node]:
     return impure | stateful | trace.kept
 
 
-def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor], written: set[int]) -> bool:
-    computed = any(f.requires_grad and not trace.is_input(f) for f in outputs)
-    return computed or any(
-        f.requires_grad and (id(f) in written or f.grad_fn is not None) for f in trace.inputs
+def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor]) -> bool:
+    computed = [f for f in outputs if not trace.is_input(f)]
+    inference = trace.first_state[1]
+    return (
+        trace.needs_autograd
+        or any(f.requires_grad or f.is_inference() is not inference for f in computed)
+        or any(_has_other_history(trace, f) for f in trace.inputs)
     )
+
+
+def _has_other_history(trace: Trace, fake: FakeTensor) -> bool:
+    """Whether autograd sees an input differently at the end: it was written with gradients, or its flag was set."""
+    real = trace.real(fake)
+    if real is not None and fake.requires_grad != real.requires_grad:
+        return True
+    return fake.grad_fn is not trace.first_history.get(id(fake))

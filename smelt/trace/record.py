@@ -30,8 +30,9 @@ from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
 from smelt.trace import known, shapes, special
 from smelt.trace.builder import Builder, identifier
-from smelt.trace.fake import FakeTensor, Storages, check_supported, wrap
+from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.graphs import Record, Traced, build
+from smelt.trace.opaque import OpaqueCall
 from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, target_of
 
 _DisableDispatch = torch._C._DisableTorchDispatch
@@ -58,7 +59,8 @@ def _zeros_like(value: Any) -> Any:
             raise special.Unnameable("a large tensor")
         with _DisableDispatch(), _DisableFunction():
             zeros = torch.empty_strided(value.elem.size(), value.elem.stride(), dtype=value.elem.dtype)
-            return zeros.zero_().requires_grad_(value.requires_grad)
+            zeros.zero_().requires_grad_(value.requires_grad)
+            return zeros if value.is_leaf else zeros + 0
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(map(_zeros_like, value))
     if type(value) is dict:
@@ -124,13 +126,17 @@ class Trace:
         self.counted_from_start: list[FakeTensor] = []
         self.kept: set[Node] = set()  # torch-level nodes that change a tensor without writing memory
         self.failed: Reason | None = None  # why `finish` must refuse
+        self.first_history: dict[int, Any] = {}  # id of an input that requires grad -> its `grad_fn` to begin with
+        self.needs_autograd = False  # a call changed what autograd knows of an input
         self._names: dict[int, str] = {}
         self._storages = Storages()
         self._by_real: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self._reals: dict[int, torch.Tensor] = {}
         self._source: Node | None = None  # the torch-level call that is running
         self._changed = False  # it wrote memory
-        self._state = self._first_state = state.read()
+        self._opaque = False  # it is one whose Python code is the user's
+        self._left_autocast = False  # since the latest node
+        self._state = self.first_state = state.read()
         self._modes = (_DispatchMode(self), _FunctionMode(self))
         self._paused = 0
 
@@ -138,7 +144,7 @@ class Trace:
 
     def __enter__(self) -> Trace:
         shapes.trim()
-        self._state = self._first_state = state.read()
+        self._state = self.first_state = state.read()
         for mode in self._modes:
             mode.__enter__()
         return self
@@ -171,9 +177,11 @@ class Trace:
             return real
         with _DisableDispatch(), _DisableFunction(), _DisableTransforms():
             check_supported(real)
-            fake = wrap(self._storages.elem_like(real), real.device)
+            with torch.inference_mode(real.is_inference()):
+                fake = wrap(self._storages.elem_like(real), real.device)
             if real.requires_grad:
-                _require_grad(fake)
+                _require_grad(fake) if real.is_leaf else computed(fake)
+                self.first_history[id(fake)] = fake.grad_fn
             if isinstance(real, torch.nn.Parameter):
                 fake._is_param = True  # type: ignore[attr-defined]
         self._by_real[id(real)] = (real, fake)
@@ -246,6 +254,8 @@ class Trace:
             if folded is not known.UNKNOWN:
                 return folded
             raise self.unsupported(*REFUSED[func])
+        if self._opaque:
+            return self._call_inside(func, args, kwargs)
         if _functorch_level() is not None:
             return func(*args, **kwargs)
         try:
@@ -270,6 +280,37 @@ class Trace:
             self._source = None
         if self._changed or func in STATEFUL or _has_new(out):
             self._record_call(source, func, out)
+            if func in STATEFUL and self.is_input(args[0]):
+                self.needs_autograd = True
+        return out
+
+    def _call_inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch-level call of the user's code inside an opaque call."""
+        try:
+            return func(*args, **kwargs)
+        except _OPERATOR_ERRORS as error:
+            if not isinstance(error, Unsupported):
+                detail = f"{name_of(func)} raised {type(error).__name__}"
+                self.failed = Reason(UNSUPPORTED_EFFECT, detail, self._line())
+            raise
+
+    def opaque(self, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """`run()`, which does on fakes what `function(*args, **kwargs)` does in eager: at the torch level one call of
+        `function`, whatever torch functions it calls. What `args` and `kwargs` hold besides tensors becomes part of the
+        graph."""
+        if self._source is not None or self._paused:
+            return run()
+        target = OpaqueCall(function, args, kwargs)
+        nodes = tuple(self._torch_argument(t) for t in target.tensors)
+        target.tensors = []
+        source = Node("call_function", target, nodes, {}, "")
+        self._source, self._changed, self._opaque = source, False, True
+        try:
+            out = run()
+        finally:
+            self._source, self._opaque = None, False
+        self.kept.add(source)
+        self._record_call(source, target, out)
         return out
 
     def _error_of_real_tensors(
@@ -344,10 +385,17 @@ class Trace:
     def _sync_state(self, now: state.State | None = None) -> None:
         """Records grad mode and autocast at the torch level when they differ from what the graph so far implies."""
         now = now or state.read()
+        if self._left_autocast:
+            self._left_autocast = False
+            self.torch.make("call_function", torch.clear_autocast_cache, (), {}, "clear_cache", None, self.where())
         if now != self._state:
             for function, args in state.difference(self._state, now):
                 self.torch.make("call_function", function, args, {}, name_of(function), None, self.where())
             self._state = now
+
+    def leave_autocast(self) -> None:
+        """The user's code is about to leave an autocast context. With the outermost one eager drops its casts."""
+        self._left_autocast |= state.autocast_depth() == 1
 
     # ---- aten level
 
@@ -496,7 +544,7 @@ class Trace:
         if self.failed is not None:
             raise Unsupported(self.failed)
         with _DisableFunction(), _DisableDispatch():
-            self._sync_state(self._first_state)
+            self._sync_state(self.first_state)
             fakes = [self.fake(t) for t in outputs]
             for fake in fakes:
                 fake.torch_node = fake.torch_node or self._placeholder(fake, self.torch)
