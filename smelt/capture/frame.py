@@ -192,7 +192,10 @@ class FrameCompiler:
             if len(record.entries) - record.eager >= self.config.recompile_limit:
                 raise Unsupported(_limit_reason(record, self.config, why, fn.__code__))
             with _collector_off():
-                self._add_entry(fn, slots, why)
+                try:
+                    self._add_entry(fn, slots, why)
+                except VerificationError:  # once more: another thread, or an import of the backend's, changed the world
+                    self._add_entry(fn, slots, why)
         except UserException as e:
             detail = f"{type(e.error).__name__}: {e.error}"
             self._remember(fn.__qualname__, Reason(USER_EXCEPTION, detail, e.line), logging.DEBUG)

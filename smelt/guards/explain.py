@@ -37,7 +37,7 @@ def explain_guard(guard: Guard, slots: Sequence[object]) -> Failure:
     """Explains `guard`, which is known to fail for these argument slots."""
     if guard.kind == "global_state":
         return Failure(guard, "global state", *state.difference(guard.value, state.snapshot()))
-    if guard.origin is None or guard.kind in ("distinct", "no_overlap", "alias"):
+    if guard.origin is None or guard.kind in ("distinct", "no_overlap", "alias", "expression"):
         return Failure(guard, format_guard(guard), "this to hold", "that it does not")
     try:
         x = Reader(slots)(guard.origin)
@@ -55,10 +55,10 @@ def _tensor(x: Any, guard: Guard) -> Detail:
     if not isinstance(x, torch.Tensor):
         return "", want.type.__name__, type(x).__name__
     have = tensor_facts(x)
-    for f in fields(TensorFacts):
-        a, b = getattr(want, f.name), getattr(have, f.name)
+    for name in ("layout", *(f.name for f in fields(TensorFacts))):  # strides follow from the layout
+        a, b = getattr(want, name), getattr(have, name)
         if a != b:
-            return f".{f.name}", _field(a), _field(b)
+            return f".{name}", _field(a), _field(b)
     return "", "a tensor like before", "another"
 
 
@@ -84,6 +84,12 @@ def _len(x: Any, guard: Guard) -> Detail:
 
 def _keys(x: Any, guard: Guard) -> Detail:
     return "", f"keys {guard.value!r}", f"keys {tuple(x)!r}"
+
+
+def _contains(x: Any, guard: Guard) -> Detail:
+    key, present = guard.value
+    texts = (f"{key!r} in it", f"{key!r} not in it")
+    return "", texts[not present], texts[present]
 
 
 def _present(x: Any, guard: Guard) -> Detail:
@@ -114,9 +120,11 @@ _DETAILS: dict[str, Callable[[Any, Guard], Detail]] = {
     "tensor": _tensor,
     "type": _type,
     "eq": _eq,
+    "number": _type,
     "id": _id,
     "len": _len,
     "keys": _keys,
+    "contains": _contains,
     "not_in_dict": _present,
     "no_attr": _present,
     "type_version": _class,

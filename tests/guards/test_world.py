@@ -1,0 +1,1354 @@
+"""The world changes between two calls of a compiled function, and changes back: every call gives eager's answer.
+
+One row is a program and a change of something that its capture read. A row says what the recompile event must name; a row
+that says None must not compile again, because the change is not one that the program could see.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import enum
+import functools
+import gc
+import inspect
+import math
+import os
+import sys
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize
+
+import smelt
+from smelt import events
+from smelt.report.inspect import entries, reasons
+
+Undo = contextlib.ExitStack
+Change = Callable[[Undo], Any]
+ABSENT = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], Change]]
+    says: str | None
+    captured: bool
+
+
+ROWS: dict[str, Row] = {}
+
+
+def row(says: str | None, captured: bool = True) -> Any:
+    """Declares a row: the function returns (program, arguments, change)."""
+
+    def declare(make: Any) -> Any:
+        assert make.__name__ not in ROWS
+        ROWS[make.__name__] = Row(make, says, captured)
+        return make
+
+    return declare
+
+
+def put(undo: Undo, owner: Any, name: Any, value: Any) -> None:
+    """`owner.name = value`, or `owner[name] = value` of a dictionary, until undone. ABSENT: it is deleted."""
+    store, delete, old = _access(owner, name)
+    delete(name) if value is ABSENT else store(name, value)
+    undo.callback(delete, name) if old is ABSENT else undo.callback(store, name, old)
+
+
+def _access(owner: Any, name: Any) -> tuple[Any, Any, Any]:
+    if isinstance(owner, dict):
+        return owner.__setitem__, owner.__delitem__, owner.get(name, ABSENT)
+    slot = name in _SPECIAL or not hasattr(owner, "__dict__")
+    old = getattr(owner, name) if slot else vars(owner).get(name, ABSENT)
+    return (lambda n, v: setattr(owner, n, v)), (lambda n: delattr(owner, n)), old
+
+
+_SPECIAL = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__")
+
+
+def putting(owner: Any, name: Any, value: Any) -> Change:
+    return lambda undo: put(undo, owner, name, value)
+
+
+def entering(manager: Callable[[], Any]) -> Change:
+    return lambda undo: undo.enter_context(manager())
+
+
+def calling(do: Callable[[], Any], back: Callable[[], Any]) -> Change:
+    def change(undo: Undo) -> None:
+        do()
+        undo.callback(back)
+
+    return change
+
+
+X = torch.linspace(-1.0, 2.0, 6).reshape(2, 3)
+
+
+class Box:
+    """An ordinary object."""
+
+    kind = 2.0
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def scale(self) -> float:
+        return 3.0
+
+
+class Inline:
+    """An object whose attributes the interpreter keeps outside of a dictionary."""
+
+    def __init__(self) -> None:
+        self.a = 1.5
+        self.b = (1, 2)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Point(typing.NamedTuple):
+    x: float
+    y: float
+
+
+class Color(enum.Enum):
+    RED = 1.0
+    BLUE = 2.0
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3), nn.Tanh())).eval()
+
+
+# ------------------------------------------------------------------------------------------- names
+
+
+GLOBAL, OTHER = 2.0, 3.0
+
+
+@row("__dict__['GLOBAL']: expected 2.0, found 5.0")
+def global_rebound():
+    return (lambda x: x * GLOBAL), (X,), putting(globals(), "GLOBAL", 5.0)
+
+
+@row("expected 2.0, found 2")
+def global_becomes_an_integer():
+    return (lambda x: x * GLOBAL), (X,), putting(globals(), "GLOBAL", 2)
+
+
+@row("nothing there")
+def global_deleted():
+    def fn(x: Any) -> Any:
+        try:
+            return x * GLOBAL
+        except NameError:
+            return x - 1
+
+    return fn, (X,), putting(globals(), "GLOBAL", ABSENT)
+
+
+@row("expected 'abs' not in it, found 'abs' in it")
+def builtin_shadowed_by_a_global():
+    return (lambda x: x * abs(-3)), (X,), putting(globals(), "abs", lambda v: 10)
+
+
+@row("builtins")
+def builtin_replaced():
+    return (lambda x: x * abs(-3)), (X,), putting(builtins, "abs", lambda v: 10)
+
+
+@row("'print_twice'")
+def builtin_added():
+    def fn(x: Any) -> Any:
+        try:
+            return x * print_twice  # type: ignore[name-defined]  # noqa: F821
+        except NameError:
+            return x
+
+    return fn, (X,), putting(builtins, "print_twice", 4.0)
+
+
+@row("cell_contents: expected 2.0, found 7.0")
+def closure_cell():
+    k = 2.0
+
+    def change(undo: Undo) -> None:
+        nonlocal k
+        k = 7.0
+        undo.callback(restore)
+
+    def restore() -> None:
+        nonlocal k
+        k = 2.0
+
+    return (lambda x: x * k), (X,), change
+
+
+@row("cell_contents")
+def closure_cell_of_a_helper():
+    def outer(k: float) -> Any:
+        return lambda x: x * k
+
+    helper = outer(2.0)
+    return (lambda x: helper(x)), (X,), putting(helper.__closure__[0], "cell_contents", 5.0)
+
+
+@row("pi: expected 3.14")
+def module_attribute():
+    return (lambda x: x * math.pi), (X,), putting(math, "pi", 3.0)
+
+
+@row("sqrt")
+def module_function():
+    return (lambda x: x * math.sqrt(4.0)), (X,), putting(math, "sqrt", lambda v: v)
+
+
+@row("smelt_test_world")
+def entry_of_sys_modules():
+    sys.modules["smelt_test_world"] = first = types.ModuleType("smelt_test_world")
+    second = types.ModuleType("smelt_test_world")
+    first.value, second.value = 2.0, 3.0  # type: ignore[attr-defined]
+
+    def fn(x: Any) -> Any:
+        import smelt_test_world  # type: ignore[import-not-found]
+
+        return x * smelt_test_world.value
+
+    return fn, (X,), putting(sys.modules, "smelt_test_world", second)
+
+
+@row("value: expected 2.0, found 9.0")
+def attribute_of_an_imported_module():
+    sys.modules["smelt_test_world"] = module = types.ModuleType("smelt_test_world")
+    module.value = 2.0  # type: ignore[attr-defined]
+
+    def fn(x: Any) -> Any:
+        from smelt_test_world import value
+
+        return x * value
+
+    return fn, (X,), putting(module, "value", 9.0)
+
+
+# ------------------------------------------------------------------------------------------- functions
+
+
+def helper(x: Any, by: float = 2.0, *, plus: float = 1.0) -> Any:
+    return x * by + plus
+
+
+@row("code of helper and its defaults")
+def code():
+    other = (lambda x, by=0, *, plus=0: x - by).__code__
+    return (lambda x: helper(x)), (X,), putting(helper, "__code__", other)
+
+
+@row("code of helper and its defaults")
+def defaults():
+    return (lambda x: helper(x)), (X,), putting(helper, "__defaults__", (9.0,))
+
+
+@row("code of helper and its defaults")
+def keyword_defaults():
+    return (lambda x: helper(x)), (X,), putting(helper, "__kwdefaults__", {"plus": 7.0})
+
+
+@row("plus")
+def keyword_default_in_place():
+    return (lambda x: helper(x)), (X,), putting(helper.__kwdefaults__, "plus", 7.0)
+
+
+@row("helper")
+def function_replaced():
+    return (lambda x: helper(x)), (X,), putting(globals(), "helper", lambda x: x - 5)
+
+
+@row("tag")
+def attribute_of_a_function():
+    helper.tag = 2.0  # type: ignore[attr-defined]
+    return (lambda x: x * helper.tag), (X,), putting(helper, "tag", 3.0)  # type: ignore[attr-defined]
+
+
+@row("partial")
+def partial_replaced():
+    box = Box(f=functools.partial(helper, by=3.0))
+    return (lambda x: box.f(x)), (X,), putting(box, "f", functools.partial(helper, by=4.0))
+
+
+@row("keywords")
+def keywords_of_a_partial():
+    f = functools.partial(helper, by=3.0)
+    return (lambda x: f(x)), (X,), putting(f.keywords, "by", 4.0)
+
+
+@row("__wrapped__")
+def wrapped_function_replaced():
+    @functools.wraps(helper)
+    def outer(x: Any) -> Any:
+        return outer.__wrapped__(x)
+
+    return (lambda x: outer(x)), (X,), putting(outer, "__wrapped__", lambda x: x + 9)
+
+
+@row("cached.cache[3]")
+def cache_of_a_function_cleared():
+    state = Box(k=2.0)
+
+    @functools.lru_cache
+    def cached(n: int) -> float:
+        return state.k * n
+
+    def change(undo: Undo) -> None:
+        put(undo, state, "k", 5.0)
+        cached.cache_clear()
+        undo.callback(cached.cache_clear)
+
+    return (lambda x: x * cached(3)), (X,), change
+
+
+@row(None)
+def cached_value_outlives_its_cause():
+    state = Box(k=2.0)
+
+    @functools.lru_cache
+    def cached(n: int) -> float:
+        return state.k * n
+
+    cached(3)
+    return (lambda x: x * cached(3)), (X,), putting(state, "k", 5.0)
+
+
+@row("_cached")
+def cached_property():
+    class Lazy:
+        def __init__(self) -> None:
+            self.k = 2.0
+
+        @functools.cached_property
+        def _cached(self) -> float:
+            return self.k * 3
+
+    lazy = Lazy()
+    return (lambda x: x * lazy._cached), (X,), lambda undo: (lazy._cached, put(undo, lazy, "_cached", 11.0))
+
+
+@row("code of")
+def signature():
+    def f(a: float, b: float = 2.0) -> float:
+        return a + b
+
+    def fn(x: Any) -> Any:
+        return x * len(inspect.signature(f).parameters) + inspect.signature(f).parameters["b"].default
+
+    return fn, (X,), putting(f, "__defaults__", (5.0,))
+
+
+@row("__signature__")
+def signature_declared():
+    def f(a: float) -> float:
+        return a
+
+    def fn(x: Any) -> Any:
+        return x * len(inspect.signature(f).parameters)
+
+    return fn, (X,), putting(f, "__signature__", inspect.Signature())
+
+
+# ------------------------------------------------------------------------------------------- objects and classes
+
+
+@row("value: expected 1.0, found 2.0")
+def attribute():
+    box = Box(value=1.0)
+    return (lambda x: x * box.value), (X,), putting(box, "value", 2.0)
+
+
+@row("a: expected 1.5, found 2.5")
+def attribute_kept_inline():
+    box = Inline()
+    return (lambda x: x * box.a + box.b[1]), (X,), putting(box, "a", 2.5)
+
+
+@row("value: expected 1.0, found 2.0")
+def slot():
+    box = Slotted(1.0)
+    return (lambda x: x * box.value), (X,), putting(box, "value", 2.0)
+
+
+@row("nothing there")
+def attribute_deleted():
+    box = Box(value=1.0)
+    return (lambda x: x * getattr(box, "value", 5.0)), (X,), putting(box, "value", ABSENT)
+
+
+@row("extra")
+def attribute_added():
+    box = Box()
+    return (lambda x: x * getattr(box, "extra", 5.0)), (X,), putting(box, "extra", 2.0)
+
+
+@row("kind")
+def attribute_over_a_class_attribute():
+    box = Box()
+    return (lambda x: x * box.kind), (X,), putting(box, "kind", 7.0)
+
+
+@row("scale")
+def method_over_a_method():
+    box = Box()
+    return (lambda x: x * box.scale()), (X,), putting(box, "scale", lambda: 7.0)
+
+
+@row("class Box as it was")
+def class_attribute():
+    box = Box()
+    return (lambda x: x * box.kind), (X,), putting(Box, "kind", 9.0)
+
+
+@row("class Box as it was")
+def method():
+    box = Box()
+    return (lambda x: x * box.scale()), (X,), putting(Box, "scale", lambda self: 9.0)
+
+
+@row("class")
+def attribute_of_a_base_class():
+    class Derived(Box):
+        pass
+
+    box = Derived()
+    return (lambda x: x * box.kind), (X,), putting(Box, "kind", 9.0)
+
+
+@row("class Box as it was")
+def property_added():
+    box = Box(value=1.0)
+    return (lambda x: x * box.value), (X,), putting(Box, "value", property(lambda self: 8.0))
+
+
+@row("class Box as it was")
+def getattribute_added():
+    box = Box(value=1.0)
+    return (lambda x: x * box.value), (X,), putting(Box, "__getattribute__", lambda self, name: 8.0)
+
+
+@row("class")
+def getattr_added():
+    class Bare:
+        pass
+
+    bare = Bare()
+    return (lambda x: x * getattr(bare, "k", 2.0)), (X,), putting(Bare, "__getattr__", lambda s, n: 6.0)
+
+
+@row("class")
+def length_added():
+    class Sized:
+        pass
+
+    sized = Sized()
+    return (lambda x: x * (2.0 if sized else 3.0)), (X,), putting(Sized, "__len__", lambda s: 0)
+
+
+@row("class")
+def equality_added():
+    class Plain:
+        pass
+
+    a, b = Plain(), Plain()
+    return (lambda x: x * (2.0 if a == b else 3.0)), (X,), putting(Plain, "__eq__", lambda s, o: True)
+
+
+@row("__class__: expected")
+def class_of_an_instance():
+    class Other(Box):
+        kind = 10.0
+
+    box = Box()
+    return (lambda x: x * box.kind), (X,), putting(box, "__class__", Other)
+
+
+@row("__class__: expected")
+def class_of_an_instance_kept_inline():
+    class Other(Inline):
+        def double(self) -> float:
+            return 0.0
+
+    Inline.double = lambda self: self.a * 2  # type: ignore[attr-defined]
+    box = Inline()
+    return (lambda x: x * box.double()), (X,), putting(box, "__class__", Other)  # type: ignore[attr-defined]
+
+
+@row("value")
+def dictionary_of_an_instance_replaced():
+    box = Box(value=1.0)
+    return (lambda x: x * box.value), (X,), putting(box, "__dict__", {"value": 4.0})
+
+
+@row("class")
+def bases_of_a_class():
+    class One:
+        k = 1.0
+
+    class Two:
+        k = 2.0
+
+    class Derived(One):
+        pass
+
+    box = Derived()
+    return (lambda x: x * box.k), (X,), putting(Derived, "__bases__", (Two,))
+
+
+@row("class")
+def member_added_to_an_enumeration():
+    return (lambda x: x * Color.RED.value * len(Color)), (X,), putting(Color, "extra", 3.0)
+
+
+@row("same Color as before")
+def another_member_of_an_enumeration():
+    box = Box(color=Color.RED)
+    return (lambda x: x * (2.0 if box.color is Color.RED else 3.0)), (X,), putting(box, "color", Color.BLUE)
+
+
+@row("_value_")
+def value_of_a_member():
+    return (lambda x: x * Color.RED.value), (X,), putting(Color.RED, "_value_", 6.0)
+
+
+@row("get_cache_token()")
+def abstract_class_registration():
+    class Shape(abc.ABC):  # noqa: B024
+        pass
+
+    class Square:
+        pass
+
+    square, made = Square(), []
+
+    def fn(x: Any) -> Any:
+        return x * (2.0 if isinstance(square, Shape) else 3.0)
+
+    def change(undo: Undo) -> None:
+        made.append(Shape.register(Square))
+
+    return fn, (X,), change
+
+
+@row("get_cache_token()")
+def subclass_of_a_registered_class():
+    class Shape(abc.ABC):  # noqa: B024
+        pass
+
+    class Square:
+        pass
+
+    def fn(x: Any) -> Any:
+        return x * (2.0 if issubclass(Square, Shape) else 3.0)
+
+    return fn, (X,), lambda undo: Shape.register(Square)
+
+
+@row("class")
+def protocol_checked_at_run_time():
+    @typing.runtime_checkable
+    class Sized(typing.Protocol):
+        def size(self) -> int: ...
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    return (lambda x: x * (2.0 if isinstance(thing, Sized) else 3.0)), (X,), putting(Thing, "size", len)
+
+
+@row("")
+def protocol_satisfied_by_an_instance():
+    @typing.runtime_checkable
+    class HasSize(typing.Protocol):
+        size: int
+
+    thing = Box()
+    return (lambda x: x * (2.0 if isinstance(thing, HasSize) else 3.0)), (X,), putting(thing, "size", 1)
+
+
+@row("")
+def fields_of_a_dataclass():
+    @dataclasses.dataclass
+    class Config:
+        a: float = 1.0
+        b: float = 2.0
+
+    def fn(x: Any) -> Any:
+        return x * len(dataclasses.fields(Config)) + sum(f.default for f in dataclasses.fields(Config))
+
+    return fn, (X,), putting(Config.__dataclass_fields__["a"], "default", 9.0)  # type: ignore[attr-defined]
+
+
+@row("")
+def a_field_removed_from_a_dataclass():
+    @dataclasses.dataclass
+    class Config:
+        a: float = 1.0
+        b: float = 2.0
+
+    config = Config()
+
+    def fn(x: Any) -> Any:
+        return x * len(dataclasses.fields(config))
+
+    return fn, (X,), putting(Config.__dataclass_fields__, "b", ABSENT)  # type: ignore[attr-defined]
+
+
+@row("b: expected 2.0, found 8.0")
+def values_of_a_dataclass_as_a_dictionary():
+    @dataclasses.dataclass
+    class Config:
+        a: float = 1.0
+        b: float = 2.0
+
+    config = Config()
+
+    def fn(x: Any) -> Any:
+        return x * sum(dataclasses.asdict(config).values())
+
+    return fn, (X,), putting(config, "b", 8.0)
+
+
+@row("b: expected 2.0, found 8.0")
+def dataclasses_compared():
+    @dataclasses.dataclass
+    class Config:
+        a: float = 1.0
+        b: float = 2.0
+
+    one, two = Config(), Config()
+    return (lambda x: x * (2.0 if one == two else 3.0)), (X,), putting(two, "b", 8.0)
+
+
+@row("nothing there", captured=False)
+def weak_reference_that_dies():
+    holder = [Box(value=2.0)]
+    reference = weakref.ref(holder[0])
+
+    def fn(x: Any) -> Any:
+        found = reference()
+        return x if found is None else x * found.value
+
+    return fn, (X,), lambda undo: (holder.clear(), gc.collect())
+
+
+@row("value: expected 2.0, found 5.0")
+def object_behind_a_weak_reference():
+    box = Box(value=2.0)
+    reference = weakref.ref(box)
+    return (lambda x: x * reference().value), (X,), putting(box, "value", 5.0)
+
+
+# ------------------------------------------------------------------------------------------- containers
+
+
+@row("length 3")
+def list_grown():
+    values = [1.0, 2.0]
+    return (lambda x: sum(x * v for v in values)), (X,), calling(lambda: values.append(3.0), values.pop)
+
+
+@row("[1]: expected 2.0, found 4.0")
+def list_element():
+    values = [1.0, 2.0]
+    return (
+        (lambda x: x * values[1]),
+        (X,),
+        calling(lambda: values.__setitem__(1, 4.0), lambda: values.__setitem__(1, 2.0)),
+    )
+
+
+@row("keys ('a', 'b')")
+def dictionary_in_another_order():
+    table = {"a": 1.0, "b": 2.0}
+
+    def reorder() -> None:
+        table["a"] = table.pop("a")
+
+    def fn(x: Any) -> Any:
+        for i, v in enumerate(table.values()):
+            x = x * (i + 1) + v
+        return x
+
+    return fn, (X,), calling(reorder, lambda: (table.clear(), table.update(a=1.0, b=2.0)))
+
+
+@row("keys ('a', 'b')")
+def ordered_dictionary_in_another_order():
+    table = collections.OrderedDict(a=1.0, b=2.0)
+
+    def fn(x: Any) -> Any:
+        for i, v in enumerate(table.values()):
+            x = x * (i + 1) + v
+        return x
+
+    return fn, (X,), calling(lambda: table.move_to_end("a"), lambda: table.move_to_end("b"))
+
+
+@row("keys", captured=True)
+def set_in_another_order():
+    box = Box(values={0, 8})
+    return (lambda x: [x * v for v in box.values]), (X,), putting(box, "values", {8, 0})
+
+
+@row("")
+def frozen_set_in_another_order():
+    box = Box(values=frozenset([0, 8]))
+    return (lambda x: [x * v for v in box.values]), (X,), putting(box, "values", frozenset([8, 0]))
+
+
+@row("expected 'z' not in it, found 'z' in it")
+def key_added_that_was_asked_for():
+    table = {"a": 1.0}
+    return (lambda x: x * (2.0 if "z" in table else 3.0)), (X,), putting(table, "z", 1.0)
+
+
+@row(None)
+def key_added_that_was_not_asked_for():
+    table = {"a": 1.0}
+    return (lambda x: x * table["a"]), (X,), putting(table, "z", 1.0)
+
+
+@row("'z'")
+def key_added_to_a_default_dictionary():
+    table: Any = collections.defaultdict(lambda: 2.0, a=1.0)
+    return (lambda x: x * table.get("z", 5.0)), (X,), putting(table, "z", 1.0)
+
+
+@row("default_factory")
+def factory_of_a_default_dictionary():
+    table: Any = collections.defaultdict(lambda: 2.0)
+
+    def fn(x: Any) -> Any:
+        y = x * table["q"]
+        del table["q"]
+        return y
+
+    old = table.default_factory
+    return (
+        fn,
+        (X,),
+        calling(
+            lambda: setattr(table, "default_factory", lambda: 4.0),
+            lambda: setattr(table, "default_factory", old),
+        ),
+    )
+
+
+@row("length 2")
+def deque_grown():
+    values = collections.deque([1.0])
+    return (lambda x: x * len(values)), (X,), calling(lambda: values.append(2.0), values.pop)
+
+
+@row("[1]: expected 2.0, found 5.0")
+def named_tuple():
+    box = Box(point=Point(1.0, 2.0))
+    return (lambda x: x * box.point.x + box.point.y), (X,), putting(box, "point", Point(1.0, 5.0))
+
+
+@row("__class__: expected tests.guards.test_world.Point, found tuple")
+def tuple_in_place_of_a_named_tuple():
+    box = Box(point=Point(1.0, 2.0))
+
+    def fn(x: Any) -> Any:
+        return x * (box.point.x if isinstance(box.point, Point) else 9.0)
+
+    return fn, (X,), putting(box, "point", (1.0, 2.0))
+
+
+@row("['c'][0].shape")
+def tensor_deep_inside():
+    nested = {"a": {"b": ({"c": [torch.ones(3)]},)}}
+    inner: Any = nested["a"]["b"][0]["c"]
+    back = inner[0]
+    return (
+        (lambda x: x * nested["a"]["b"][0]["c"][0].sum()),
+        (X,),
+        calling(lambda: inner.__setitem__(0, torch.ones(4)), lambda: inner.__setitem__(0, back)),
+    )
+
+
+NUMBERS: tuple[tuple[Any, Any], ...] = (
+    (1, True), (1, 1.0), (0.0, -0.0), (1.0, float("nan")), (1, 2**70), (True, False), (1j, 2j), ((1, 2), (1, 2.0)),
+    ("a", "b"), (None, 0), (torch.float32, torch.float64), (slice(0, 1), slice(0, 2)), (range(2), range(3)),
+    (torch.Size([1]), (1,)), (b"a", b"b"), ((0.0,), (-0.0,)),
+)  # fmt: skip
+
+
+def _number(first: Any, second: Any) -> Any:
+    def make() -> Any:
+        box = Box(value=first)
+
+        def fn(x: Any) -> Any:
+            return x * 2, box.value, type(box.value)
+
+        return fn, (X,), putting(box, "value", second)
+
+    return make
+
+
+for _first, _second in NUMBERS:
+    ROWS[f"constant {_first!r} becomes {_second!r}"] = Row(
+        _number(_first, _second), f"expected {_first!r}, found ", True
+    )
+
+
+@row(None)
+def nan_stays_nan():
+    box = Box(value=float("nan"))
+    return (
+        (lambda x: (x * 2, math.isnan(box.value))),
+        (X,),
+        putting(box, "value", float("inf") - float("inf")),
+    )
+
+
+# ------------------------------------------------------------------------------------------- modules
+
+
+@row("no hooks")
+def forward_hook():
+    m = net()
+
+    def change(undo: Undo) -> None:
+        undo.callback(m[1].register_forward_hook(lambda module, args, out: out * 10).remove)
+
+    return (lambda x: m(x)), (X,), change
+
+
+@row("no hooks")
+def forward_hook_on_the_root():
+    m = net()
+
+    def change(undo: Undo) -> None:
+        undo.callback(m.register_forward_hook(lambda module, args, out: out * 10).remove)
+
+    return m, (X,), change
+
+
+@row("no hooks")
+def forward_pre_hook():
+    m = net()
+
+    def change(undo: Undo) -> None:
+        undo.callback(m[2][0].register_forward_pre_hook(lambda module, args: (args[0] + 1,)).remove)
+
+    return (lambda x: m(x)), (X,), change
+
+
+@row("_forward_hooks")
+def hook_removed():
+    m = net()
+    hooks = m[1]._forward_hooks
+    m[1].register_forward_hook(lambda module, args, out: out * 10)
+    kept = dict(hooks)
+    return (lambda x: m(x)), (X,), calling(hooks.clear, lambda: hooks.update(kept))
+
+
+@row("_forward_hooks")
+def hook_replaced():
+    m = net()
+    hooks = m[1]._forward_hooks
+    m[1].register_forward_hook(lambda module, args, out: out * 10)
+    (key,) = hooks
+    return (lambda x: m(x)), (X,), putting(hooks, key, lambda module, args, out: out - 1)
+
+
+@row("_global_forward_hooks")
+def hook_of_all_modules():
+    m = net()
+
+    def change(undo: Undo) -> None:
+        add = nn.modules.module.register_module_forward_hook
+        undo.callback(add(lambda module, args, out: out * 3).remove)
+
+    return (lambda x: m(x)), (X,), change
+
+
+@row("forward")
+def forward_replaced_on_an_instance():
+    m = net()
+    return (lambda x: m(x)), (X,), putting(m[1], "forward", lambda x: x - 1)
+
+
+@row("forward")
+def forward_replaced_on_the_root():
+    m = net()
+    return m, (X,), putting(m, "forward", lambda x: x - 1)
+
+
+@row("class Tanh")
+def forward_replaced_on_a_class():
+    m = net()
+    return (lambda x: m(x)), (X,), putting(nn.Tanh, "forward", lambda self, x: x - 1)
+
+
+@row("class")
+def call_of_modules_replaced():
+    m = net()
+    return (lambda x: m(x)), (X,), putting(nn.Tanh, "__call__", lambda self, x: x - 1)
+
+
+@row("training: expected False, found True")
+def training():
+    m = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0), nn.BatchNorm1d(3)).eval()
+    m[2].momentum = 0.0
+    return (lambda x: m(x)), (X,), calling(m.train, m.eval)
+
+
+@row("keys")
+def module_appended():
+    m = net()
+    return (lambda x: m(x)), (X,), calling(lambda: m.append(nn.Sigmoid()), lambda: m.__delitem__(3))
+
+
+@row("")
+def module_appended_to_a_module_list():
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Tanh()])
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    m = Stack()
+    return m, (X,), calling(lambda: m.layers.append(nn.Sigmoid()), lambda: m.layers.__delitem__(1))
+
+
+@row("__class__: expected")
+def module_replaced_in_a_sequence():
+    m, old = net(), nn.Sigmoid()
+
+    def swap() -> None:
+        m[1], saved[0] = saved[0], m[1]
+
+    saved: list[Any] = [old]
+    return (lambda x: m(x)), (X,), calling(swap, swap)
+
+
+@row(None)
+def module_replaced_by_an_equal_one():
+    m = net()
+    other = net()
+    other.load_state_dict(m.state_dict())
+    return (lambda x: m(x)), (X,), putting(m._modules, "2", other[2])
+
+
+@row("")
+def module_used_twice():
+    m = net()
+    return (lambda x: m(x)), (X,), putting(m._modules, "1", m[2])
+
+
+@row("")
+def modules_in_another_order():
+    m = nn.Sequential(nn.Tanh(), nn.ReLU())
+
+    def reorder(key: str) -> Any:
+        return lambda: m._modules.__setitem__(key, m._modules.pop(key))
+
+    return (lambda x: m(x)), (X,), calling(reorder("0"), reorder("1"))
+
+
+@row("")
+def parametrization_added():
+    class Double(nn.Module):
+        def forward(self, w: Any) -> Any:
+            return w * 2
+
+    m = net()
+
+    def change(undo: Undo) -> None:
+        parametrize.register_parametrization(m[0], "weight", Double())
+        undo.callback(parametrize.remove_parametrizations, m[0], "weight", False)
+
+    return (lambda x: m(x)), (X,), change
+
+
+@row("")
+def weight_norm_added():
+    m = net()
+
+    def change(undo: Undo) -> None:
+        nn.utils.weight_norm(m[0])
+        undo.callback(nn.utils.remove_weight_norm, m[0])
+
+    return (lambda x: m(x)), (X,), change
+
+
+@row("bias")
+def bias_removed():
+    m = net()
+    return (lambda x: m(x)), (X,), putting(m[0]._parameters, "bias", None)
+
+
+@row("weight.shape")
+def weight_of_another_shape():
+    m = net()
+
+    def fn(x: Any) -> Any:
+        return x @ m[0].weight.t()
+
+    return fn, (X,), putting(m[0]._parameters, "weight", nn.Parameter(torch.ones(5, 3)))
+
+
+@row(None)
+def weight_of_equal_metadata():
+    m = net()
+    return (lambda x: m(x)), (X,), putting(m[0]._parameters, "weight", nn.Parameter(torch.ones(3, 3)))
+
+
+@row("weight")
+def attribute_over_a_parameter():
+    m = net()
+
+    def change(undo: Undo) -> None:
+        m[0].__dict__["weight"] = torch.full((3, 3), 2.0)
+        undo.callback(m[0].__dict__.pop, "weight")
+
+    return (lambda x: m(x)), (X,), change
+
+
+@row("")
+def buffer_removed_and_set_on_the_class():
+    class Offset(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("offset", torch.ones(3))
+
+        def forward(self, x: Any) -> Any:
+            return x + self.offset
+
+    m = Offset()
+    return m, (X,), putting(Offset, "offset", 5.0)
+
+
+@row(".dtype: expected torch.float32, found torch.float64")
+def module_converted():
+    m = nn.Linear(3, 3)
+    return (lambda x: m.weight.sum() * x), (X,), calling(m.double, m.float)
+
+
+@row(".requires_grad: expected True, found False")
+def parameters_frozen():
+    m = nn.Linear(3, 3)
+    fn = lambda x: (m(x), x * (2 if m.weight.requires_grad else 3))  # noqa: E731
+    return fn, (X,), calling(lambda: m.requires_grad_(False), lambda: m.requires_grad_(True))
+
+
+@row("")
+def parameters_tied():
+    m = net()
+
+    def fn(x: Any) -> Any:
+        return x * (2.0 if m[0].weight is m[2][0].weight else 3.0)
+
+    return fn, (X,), putting(m[2][0]._parameters, "weight", m[0].weight)
+
+
+# ------------------------------------------------------------------------------------------- library Python
+
+
+@row("gelu")
+def function_of_torch():
+    return (lambda x: F.gelu(x)), (X,), putting(F, "gelu", torch.relu)
+
+
+@row("")
+def function_below_a_function_of_torch():
+    return (lambda x: F.silu(x, inplace=False)), (X,), putting(torch._C._nn, "silu", lambda x: x - 1)
+
+
+@row("")
+def function_that_a_functional_calls():
+    return (lambda x: F.softmax(x)), (X,), putting(F, "_get_softmax_dim", lambda *a: 0)
+
+
+@row("code of")
+def code_of_a_functional():
+    def fake(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+        return input - 7
+
+    return (lambda x: F.leaky_relu(x)), (X,), putting(F.leaky_relu, "__code__", fake.__code__)
+
+
+@row("code of")
+def defaults_of_a_functional():
+    return (lambda x: F.leaky_relu(x)), (X,), putting(F.leaky_relu, "__defaults__", (0.5, False))
+
+
+@row("class Tensor")
+def method_of_tensors():
+    return (lambda x: x.relu()), (X,), putting(torch.Tensor, "relu", lambda self: self * 9)
+
+
+@row("class Tensor")
+def attribute_added_to_tensors():
+    return (lambda x: x * getattr(x, "factor", 2.0)), (X,), putting(torch.Tensor, "factor", 3.0)
+
+
+@row("SMELT_TEST_WORLD", captured=False)
+def environment():
+    fn = lambda x: x * float(os.environ.get("SMELT_TEST_WORLD", "2"))  # noqa: E731
+    return (
+        fn,
+        (X,),
+        lambda undo: undo.enter_context(pytest.MonkeyPatch.context()).setenv("SMELT_TEST_WORLD", "5"),
+    )
+
+
+@row("", captured=False)
+def environment_through_getenv():
+    fn = lambda x: x * float(os.getenv("SMELT_TEST_WORLD", "2"))  # noqa: E731
+    return (
+        fn,
+        (X,),
+        lambda undo: undo.enter_context(pytest.MonkeyPatch.context()).setenv("SMELT_TEST_WORLD", "5"),
+    )
+
+
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)
+UNSET: contextvars.ContextVar[float] = contextvars.ContextVar("UNSET")
+
+
+def _setting(variable: contextvars.ContextVar[Any], value: Any) -> Change:
+    def change(undo: Undo) -> None:
+        undo.callback(variable.reset, variable.set(value))
+
+    return change
+
+
+@row("")
+def context_variable():
+    return (lambda x: x * VARIABLE.get()), (X,), _setting(VARIABLE, 6.0)
+
+
+@row("")
+def context_variable_that_was_not_set():
+    return (lambda x: x * UNSET.get(3.0)), (X,), _setting(UNSET, 6.0)
+
+
+# ------------------------------------------------------------------------------------------- tensors as arguments
+
+
+def _argument(
+    name: str, says: str | None, first: Callable[[], Any], second: Callable[[], Any], fn: Any
+) -> None:
+    def make() -> Any:
+        holder = {"make": first}
+        return fn, (lambda: tuple(holder["make"]())), putting(holder, "make", second)
+
+    ROWS[name] = Row(make, says, True)
+
+
+def ones(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.ones(shape, **options)
+
+
+def shapes(x: Any, *more: Any) -> Any:
+    return x * 2, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, type(x) is nn.Parameter
+
+
+_argument("shape of an argument", ".shape", lambda: [ones(2, 3)], lambda: [ones(3, 3)], shapes)
+_argument(
+    "stride of an argument",
+    ".stride",
+    lambda: [ones(3, 3)],
+    lambda: [torch.arange(9.0).reshape(3, 3).t()],
+    shapes,
+)
+_argument("dtype of an argument", ".dtype", lambda: [ones(3)], lambda: [ones(3).double()], shapes)
+_argument(
+    "device of an argument", ".device: expected cpu, found meta", lambda: [ones(3)], lambda: [ones(3, device="meta")],
+    lambda x: x.shape[0] * 2,
+)  # fmt: skip
+_argument(
+    "requires_grad of an argument",
+    ".requires_grad",
+    lambda: [ones(3)],
+    lambda: [ones(3, requires_grad=True)],
+    shapes,
+)
+_argument("a parameter for a tensor", "", lambda: [ones(3)], lambda: [nn.Parameter(ones(3), False)], shapes)
+_argument(
+    "a number for a tensor", "expected Tensor, found int", lambda: [ones(3)], lambda: [3], lambda x: x * 2
+)
+_argument("dimensions of an argument", ".shape", lambda: [ones(3)], lambda: [ones(1, 3)], shapes)
+_argument(
+    "a conjugate view", ".conj_neg", lambda: [ones(3) * 1j], lambda: [(ones(3) * 1j).conj()], lambda x: x * 2
+)
+_argument(
+    "a sparse tensor", ".layout", lambda: [ones(3, 3)], lambda: [ones(3, 3).to_sparse()], lambda x: x.shape[0]
+)
+_argument(
+    "the same tensor twice", "",
+    lambda: [ones(3), ones(3)], lambda: [t := ones(3), t], lambda x, y: (x * 2, x is y),
+)  # fmt: skip
+_argument(
+    "arguments that overlap, one written", "no_shared_storage",
+    lambda: [ones(3), ones(3)], lambda: [(t := ones(4))[:3], t[1:]], lambda x, y: (x.add_(1), x + y)[1],
+)  # fmt: skip
+_argument(
+    "arguments that overlap, none written", None,
+    lambda: [ones(3), ones(3)], lambda: [(t := ones(4))[:3], t[1:]], lambda x, y: x + y,
+)  # fmt: skip
+_argument("more arguments", "length", lambda: [ones(3)], lambda: [ones(3), ones(3)], lambda *a: sum(a))
+
+
+# ------------------------------------------------------------------------------------------- state of torch
+
+
+@contextlib.contextmanager
+def _set_to(get: Callable[[], Any], set: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    old = get()
+    set(value)
+    try:
+        yield
+    finally:
+        set(old)
+
+
+def everything(x: Any) -> Any:
+    return x @ x.t(), torch.ones(2), torch.tensor(1.0), torch.is_grad_enabled(), torch.full((1,), 2.0)
+
+
+STATES: dict[str, tuple[Callable[[], Any], str]] = {
+    "grad mode": (torch.enable_grad, "grad_mode="),
+    "inference mode": (torch.inference_mode, "inference_mode="),
+    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), "autocast_cpu="),
+    "default dtype": (
+        lambda: _set_to(torch.get_default_dtype, torch.set_default_dtype, torch.float64), "default_dtype=",
+    ),
+    "number of threads": (
+        lambda: _set_to(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1), "num_threads=",
+    ),
+    "deterministic algorithms": (
+        lambda: _set_to(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+        "deterministic_algorithms=",
+    ),
+    "attention kernels": (
+        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), "sdp_flash=",
+    ),
+    "precision of products": (
+        lambda: _set_to(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+        "mkldnn_matmul_precision=",
+    ),
+    "oneDNN": (lambda: torch.backends.mkldnn.flags(enabled=False), "mkldnn="),
+    "default device": (lambda: torch.device("meta"), "torch_function_modes="),
+    "torch function disabled": (torch._C.DisableTorchFunctionSubclass, "torch_function_state="),
+}  # fmt: skip
+
+
+def _state(manager: Callable[[], Any]) -> Any:
+    return lambda: (everything, (X,), entering(manager))
+
+
+for _name, (_manager, _says) in STATES.items():
+    ROWS[f"state: {_name}"] = Row(_state(_manager), _says, True)
+
+
+@row("autocast_cpu_dtype=")
+def dtype_of_autocast():
+    return (
+        everything,
+        (X,),
+        lambda undo: undo.enter_context(
+            _set_to(
+                lambda: torch.get_autocast_dtype("cpu"),
+                lambda d: torch.set_autocast_dtype("cpu", d),
+                torch.float16,
+            )
+        ),
+    )
+
+
+@row("", captured=False)
+def default_device_for_the_process():
+    def change(undo: Undo) -> None:
+        torch.set_default_device("meta")
+        undo.callback(torch.set_default_device, None)
+
+    return (lambda x: (x * 2, torch.ones(2).device)), (X,), change
+
+
+# ------------------------------------------------------------------------------------------- the test
+
+
+def value_of(x: Any) -> Any:
+    """What a result is, comparably: tensors by type, metadata and content."""
+    if isinstance(x, torch.Tensor):
+        content = None if x.is_meta else x.detach().float().tolist()
+        return type(x), x.dtype, x.device, x.requires_grad, x.stride(), repr(content)
+    if isinstance(x, (tuple, list)):
+        return type(x), [value_of(v) for v in x]
+    return type(x), repr(x)
+
+
+def outcome(fn: Callable[..., Any], args: Any) -> Any:
+    try:
+        return value_of(fn(*(args() if callable(args) else args)))
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    for leftover in ("double",):
+        if leftover in vars(Inline):
+            delattr(Inline, leftover)
+    sys.modules.pop("smelt_test_world", None)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_change_of_the_world(name: str) -> None:
+    row = ROWS[name]
+    with torch.no_grad():
+        fn, args, change = row.make()
+        compiled = smelt.compile(fn, backend="aot_eager", options={"verify": True, "recompile_limit": 30})
+        for _ in range(2):
+            assert outcome(compiled, args) == outcome(fn, args)
+        assert not row.captured or not reasons(compiled), reasons(compiled)[0]
+        before, failures = len(entries(compiled)), []
+        with contextlib.ExitStack() as undo:
+            change(undo)
+            with events.subscribed(
+                lambda e: failures.append(str(e.data["failure"])) if e.kind == "recompile" else None
+            ):
+                got = outcome(compiled, args)
+            assert got == outcome(fn, args)
+            assert outcome(compiled, args) == outcome(fn, args)
+        assert outcome(compiled, args) == outcome(fn, args)
+    if row.says is None:
+        assert len(entries(compiled)) == before and not failures, failures
+    elif row.captured:
+        assert failures and row.says in failures[0], (row.says, failures)
