@@ -6,4 +6,5 @@ namespace smelt {
 int init_hook(PyObject* module);
 int init_guards(PyObject* module);
 int init_plan(PyObject* module);
+int init_shapes(PyObject* module);
 }  // namespace smelt
