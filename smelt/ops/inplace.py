@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,50 @@ def _find(op: OpOverload) -> Pure | None:
         twin = _twin(namespace, candidate, op, frozenset())
         if twin is not None and len(twin._schema.returns) == fresh + len(info.writes):
             return Pure(twin, frozenset(), {n: fresh + i for i, n in enumerate(info.writes)}, fresh)
-    return None
+    return _made(op) if namespace not in _TORCH_NAMESPACES else None
+
+
+_TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized")
+_LIBRARY = torch.library.Library("smelt", "FRAGMENT")  # twins live as long as the process
+
+
+def _made(op: OpOverload) -> Pure | None:
+    """A twin of an operator that a user registered: it runs the operator on copies of what it would write."""
+    schema, written = op._schema, list(effects(op).writes)
+    fresh = [str(r.type) for r in schema.returns if r.alias_info is None]
+    types = {a.name: str(a.type) for a in schema.arguments}
+    if len(fresh) != len(schema.returns) or any(types[n] not in ("Tensor", "List[Tensor]") for n in written):
+        return None
+    name = f"{str(op).replace('.', '_')}_functional"
+    returned = [_schema_type(t) for t in (*fresh, *(types[n] for n in written))]
+    arguments = str(schema)[str(schema).index("(") : str(schema).rindex(" -> ")]
+    _LIBRARY.define(f"{name}{_ALIASES.sub('', arguments)} -> ({', '.join(returned)})")
+    _LIBRARY.impl(name, _on_copies(op, written, len(fresh)), "CompositeExplicitAutograd")
+    twin = getattr(torch.ops.smelt, name).default
+    return Pure(twin, frozenset(), {n: len(fresh) + i for i, n in enumerate(written)}, len(fresh))
+
+
+_ALIASES = re.compile(r"\([a-z]!?( -> \*)?\)")  # `(a!)` in a schema
+
+
+def _schema_type(name: str) -> str:
+    return "Tensor[]" if name == "List[Tensor]" else name
+
+
+def _on_copies(op: OpOverload, written: list[str], fresh: int) -> Any:
+    names = [a.name for a in op._schema.arguments]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args)), **kwargs}
+        for name in written:
+            value = given[name]
+            given[name] = [v.clone() for v in value] if isinstance(value, (list, tuple)) else value.clone()
+        out = op(**given)
+        results = () if fresh == 0 else out if fresh > 1 else (out,)
+        values = (*results, *(given[n] for n in written))
+        return values if len(values) > 1 else values[0]
+
+    return run
 
 
 def _twin(namespace: str, name: str, op: OpOverload, dropped: frozenset[str]) -> OpOverload | None:
