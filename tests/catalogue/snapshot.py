@@ -84,7 +84,7 @@ class _Walk:
             return self.note(path, type(o).__name__, _address_free(repr(o)))
         if isinstance(o, enum.Enum):
             return self.note(path, "enum", (type(o).__qualname__, o.name))
-        if type(o) in (tuple, frozenset) and all(type(item) in _ATOMS for item in o):
+        if _is_constant(o):
             return self.note(
                 path, type(o).__name__, _address_free(repr(o))
             )  # whether constants are shared is no matter
@@ -230,6 +230,10 @@ class _Walk:
 
     def of_rng(self, o: torch.Generator, path: str) -> None:
         self.note(path, "values", o.get_state())
+
+
+def _is_constant(o: Any) -> bool:
+    return type(o) in _ATOMS or (type(o) in (tuple, frozenset) and all(map(_is_constant, o)))
 
 
 def _base(o: Any) -> type:

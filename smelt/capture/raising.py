@@ -1,0 +1,123 @@
+"""How exceptions are raised, chained and matched, as CPython does it (Python/errors.c, Objects/exceptions.c).
+
+The interpreter that runs the VM handles none of the user's exceptions, so it sets no `__context__`: `chain` does, once for
+each raise, when the frame that raised sees the exception.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+
+_NOT_EXCEPTIONS = "catching classes that do not inherit from BaseException is not allowed"
+_GROUPS = "catching ExceptionGroup with except* is not allowed. Use except instead."
+
+
+def chain(error: BaseException, handled: BaseException | None) -> None:
+    """`error` is raised while `handled` is handled: that is its context, and no cycle comes of it."""
+    if handled is None or handled is error:
+        return
+    at = handled
+    while (context := at.__context__) is not None:
+        if context is error:
+            at.__context__ = None
+            break
+        at = context
+    error.__context__ = handled
+
+
+def made(vm: Any, what: Any) -> BaseException:
+    """The exception that `raise what` raises."""
+    if isinstance(what, type) and issubclass(what, BaseException):
+        error = vm.call(what, (), {})
+        if not isinstance(error, BaseException):
+            raise TypeError(
+                f"calling {what!r} should have returned an instance of BaseException, not {type(error)!r}"
+            )
+        return error
+    if not isinstance(what, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if id(what) in vm.outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception from outside is raised"))
+    return what
+
+
+def set_cause(vm: Any, error: BaseException, cause: Any) -> None:
+    """`raise error from cause`."""
+    if isinstance(cause, type) and issubclass(cause, BaseException):
+        cause = vm.call(cause, (), {})
+    if cause is not None and not isinstance(cause, BaseException):
+        raise TypeError("exception causes must derive from BaseException")
+    error.__cause__ = cause
+
+
+def _is_exception_class(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, BaseException)
+
+
+def check_classes(classes: Any, grouped: bool = False) -> tuple[type, ...]:
+    """What an `except` (`except*`: grouped) clause names, as a tuple. Raises TypeError where it is no exception class."""
+    named = classes if isinstance(classes, tuple) else (classes,)
+    if not all(map(_is_exception_class, named)):
+        raise TypeError(_NOT_EXCEPTIONS)
+    if grouped and any(issubclass(cls, BaseExceptionGroup) for cls in named):
+        raise TypeError(_GROUPS)
+    return named
+
+
+def matches(error: BaseException, classes: tuple[type, ...]) -> bool:
+    """By the order of resolution alone: an exception class's `__subclasscheck__` has no say."""
+    return any(cls in type(error).__mro__ for cls in classes)
+
+
+def split(vm: Any, error: BaseException | None, classes: Any) -> tuple[Any, Any]:
+    """What `except* classes` takes of `error`, and the rest of it; None where that is nothing."""
+    named = check_classes(classes, grouped=True)
+    if error is None:
+        return None, None
+    if matches(error, named):
+        whole = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
+        return whole, None
+    if not isinstance(error, BaseExceptionGroup):
+        return None, error
+    pair = vm.native(error.split, (classes,))
+    if not isinstance(pair, tuple) or len(pair) < 2:
+        raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
+    return pair[:2]
+
+
+def after_clauses(vm: Any, original: BaseException, raised: list[Any]) -> BaseException | None:
+    """What is raised after the clauses of a `try` with `except*`, which raised or left over `raised`."""
+    raised = [e for e in raised if e is not None]
+    if not raised or not isinstance(original, BaseExceptionGroup):
+        return raised[0] if raised else None
+    again = [e for e in raised if _is_part(e, original)]
+    new = [e for e in raised if not _is_part(e, original)]
+    rest = _projection(vm, original, again)
+    if not new:
+        return rest
+    return BaseExceptionGroup("", new if rest is None else [*new, rest])
+
+
+def _is_part(error: BaseException, original: BaseException) -> bool:
+    """Whether `error` was split off `original` and raised again as it was."""
+    names = ("__traceback__", "__cause__", "__context__")
+    return all(getattr(error, n) is getattr(original, n) for n in names)
+
+
+def _projection(vm: Any, original: BaseExceptionGroup, parts: list[BaseException]) -> Any:
+    """`original` with only the exceptions that are in `parts`."""
+    kept = {id(leaf) for part in parts for leaf in _leaves(part)}
+
+    def keep(error: BaseException) -> bool:
+        return not isinstance(error, BaseExceptionGroup) and id(error) in kept
+
+    return vm.native(original.subgroup, (keep,)) if kept else None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for part in error.exceptions for leaf in _leaves(part)]
