@@ -34,6 +34,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import (
     DISABLED,
     GRAPH_BREAK_REQUESTED,
+    TENSOR_SUBCLASS,
     UNSUPPORTED_CALL,
     Reason,
 )
@@ -505,6 +506,8 @@ def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
         return vm.native(cls, args, kwargs)
+    if issubclass(cls, torch.Tensor) and cls is not torch.Tensor:
+        raise Unsupported(Reason(TENSOR_SUBCLASS, cls.__qualname__))
     refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
     if refused is not None:
         raise Unsupported(Reason(*refused))

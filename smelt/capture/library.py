@@ -41,7 +41,13 @@ from smelt.capture.values import (
     instance_dict,
     is_identity,
 )
-from smelt.reasons import NEEDS_AUTOGRAD, SIDE_EFFECT_IO, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.reasons import (
+    NEEDS_AUTOGRAD,
+    SIDE_EFFECT_IO,
+    TENSOR_SUBCLASS,
+    UNSUPPORTED_EFFECT,
+    UNSUPPORTED_OBJECT,
+)
 from smelt.trace.fake import FakeTensor
 
 # --------------------------------------------------------------------------------------- interpreter state
@@ -213,8 +219,16 @@ def _constantly(value: Any) -> Handler:
     return lambda vm, args, kwargs: value
 
 
-for _found in (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling):
-    FUNCTIONS[_found] = _constantly(True)
+# Library code that does less when it is compiled (no hooks that are always called, ...): it must do what it does in eager.
+_UNAWARE = ("torch.nn.modules.module", "torch._functorch", "torch.func")
+
+
+@function(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(vm: Any, args: Any, kwargs: Any) -> bool:
+    name = vm.frame.globals.get("__name__") if vm.frame is not None else None
+    return not (isinstance(name, str) and name.startswith(_UNAWARE))
+
+
 _jit: Any = torch.jit
 for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):
     FUNCTIONS[_found] = BUILTINS[_found] = _constantly(False)
@@ -250,7 +264,17 @@ def _parameter(vm: Any, args: Any, kwargs: Any) -> Any:
 
 @builtin(nn.parameter.Buffer)
 def _buffer(vm: Any, args: Any, kwargs: Any) -> Any:
-    raise unsupported("nn.Buffer", UNSUPPORTED_OBJECT)
+    call = inspect.signature(_buffer_signature).bind(*args, **kwargs)
+    call.apply_defaults()
+    data, persistent = call.arguments["data"], call.arguments["persistent"]
+    if type(data) is not FakeTensor:
+        raise unsupported("nn.Buffer of something that is not a tensor", UNSUPPORTED_OBJECT)
+    made = data.detach().requires_grad_(data.requires_grad)
+    made.persistent, made._is_buffer = persistent, True
+    return made
+
+
+def _buffer_signature(data: Any = None, *, persistent: bool = True) -> None: ...
 
 
 def _tensor_size(vm: Any, tensor: FakeTensor, dim: Any = None) -> Any:
@@ -281,6 +305,13 @@ def _requires_grad(vm: Any, tensor: FakeTensor, requires_grad: bool = True) -> A
 
 
 TENSOR_METHODS["requires_grad_"] = _requires_grad
+
+
+def _as_subclass(vm: Any, tensor: FakeTensor, cls: type) -> Any:
+    raise unsupported(f"a tensor becomes a {cls.__qualname__}", TENSOR_SUBCLASS)
+
+
+TENSOR_METHODS["as_subclass"] = _as_subclass
 
 
 def _check_own(vm: Any, tensor: FakeTensor, name: str) -> None:

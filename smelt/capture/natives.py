@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from smelt.reasons import SIDE_EFFECT_IO, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, ReasonKind
+from smelt.reasons import SIDE_EFFECT_IO, TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, ReasonKind
 
 # Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants.
 NATIVE_MODULES = (
@@ -144,6 +144,8 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
     torch.autograd.backward: (UNSUPPORTED_CALL, "torch.autograd.backward"),
     torch.autograd.grad: (UNSUPPORTED_CALL, "torch.autograd.grad"),
+    torch.Tensor._make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
+    torch.Tensor._make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
     torch.Tensor.backward: (UNSUPPORTED_CALL, "Tensor.backward"),
     torch.Tensor.register_hook: (UNSUPPORTED_CALL, "Tensor.register_hook"),
     object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),

@@ -14,6 +14,7 @@ import torch
 from smelt.graph.ir import Node
 from smelt.ops.kinds import effects
 from smelt.trace.fake import FakeTensor
+from smelt.trace.graphs import fakes_in
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace
@@ -34,25 +35,36 @@ def evaluate(trace: Trace, fake: torch.Tensor) -> torch.Tensor | None:
     """The value of `fake`, or None if it depends on inputs, on random numbers, or on memory that was written."""
     if type(fake) is not FakeTensor:
         return fake if isinstance(fake, torch.Tensor) else None
-    if fake.aten_node is None or _written(trace, fake):
+    if fake.aten_node is None:
         return None
-    values: dict[Node, Any] = {}
+    values = _Values(_unknown_values(trace))
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
         value = _value(trace, fake.aten_node, values)
     return None if value is UNKNOWN else value
 
 
-def _written(trace: Trace, fake: FakeTensor) -> bool:
-    """Whether some recorded operator wrote memory at all that `fake`'s value may come from (any write says yes, unless
-    it wrote storages other than those of the constants it is computed from; kept coarse: one flag)."""
-    return trace.wrote
+class _Values(dict[Node, Any]):
+    """Of the nodes looked at so far, and of those that are not to be looked at."""
+
+    def __init__(self, unknown: dict[Node, Any]) -> None:
+        super().__init__(unknown)
+        self.limit = len(unknown) + _MAX_NODES
 
 
-def _value(trace: Trace, node: Node, values: dict[Node, Any]) -> Any:
+def _unknown_values(trace: Trace) -> dict[Node, Any]:
+    """Nodes whose memory some recorded operator wrote, before or after: their fakes may hold something else by now."""
+    if not trace.wrote:
+        return {}
+    fakes = (fake for record in trace.records for fake in fakes_in(record.out))
+    written = (f for f in fakes if f.elem.untyped_storage()._cdata in trace.written)
+    return {f.aten_node: UNKNOWN for f in written if f.aten_node is not None}
+
+
+def _value(trace: Trace, node: Node, values: _Values) -> Any:
     if node in values:
         return values[node]
     value = values[node] = (
-        UNKNOWN if len(values) > _MAX_NODES or _is_big(node.spec) else _compute(trace, node, values)
+        UNKNOWN if len(values) > values.limit or _is_big(node.spec) else _compute(trace, node, values)
     )
     return value
 
@@ -66,7 +78,7 @@ def _is_big(spec: Any) -> bool:
     return size > _MAX_ELEMENTS
 
 
-def _compute(trace: Trace, node: Node, values: dict[Node, Any]) -> Any:
+def _compute(trace: Trace, node: Node, values: _Values) -> Any:
     if node.op == "get_attr":
         return trace.aten.graph.constants[node.target]
     if node.op != "call_function":
@@ -78,7 +90,7 @@ def _compute(trace: Trace, node: Node, values: dict[Node, Any]) -> Any:
     return UNKNOWN if args is UNKNOWN or kwargs is UNKNOWN else node.target(*args, **kwargs)
 
 
-def _values(trace: Trace, value: Any, values: dict[Node, Any]) -> Any:
+def _values(trace: Trace, value: Any, values: _Values) -> Any:
     """`value` with nodes replaced; UNKNOWN if one is."""
     if isinstance(value, Node):
         return _value(trace, value, values)

@@ -28,7 +28,7 @@ from smelt.graph import state
 from smelt.graph.ir import Line, Node
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
-from smelt.trace import known, shapes, special
+from smelt.trace import known, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.graphs import Record, Traced, build
@@ -122,6 +122,7 @@ class Trace:
         self.inputs: list[FakeTensor] = []
         self.records: list[Record] = []
         self.wrote = False  # some operator wrote memory
+        self.written: set[int] = set()  # the storages that operators wrote
         # Tensors whose storage is addressed from its start: the offsets of the inputs that share it matter.
         self.counted_from_start: list[FakeTensor] = []
         self.kept: set[Node] = set()  # torch-level nodes that change a tensor without writing memory
@@ -229,7 +230,7 @@ class Trace:
 
     def constant(self, value: torch.Tensor) -> FakeTensor:
         """A fake for a tensor whose value is part of the program."""
-        with _DisableTransforms():
+        with _DisableTransforms(), _DisableDispatch():
             elem = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
             fake = wrap(elem, value.device)
         name = self.aten.name("constant")
@@ -264,7 +265,8 @@ class Trace:
             return func(*args, **kwargs)
         self._source, self._changed = source, False
         try:
-            out = func(*args, **kwargs)
+            body = sequences.BODIES.get(func)
+            out = func(*args, **kwargs) if body is None or kwargs else body(self, func, args)
         except BaseException as error:
             if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
                 raise self.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
@@ -471,6 +473,7 @@ class Trace:
         )
         if info.writes:
             self.wrote = self._changed = True
+            self.written.update(_storages(info, args, kwargs))
         self._name_aten(node, out)
         return out
 
@@ -550,6 +553,15 @@ class Trace:
                 fake.torch_node = fake.torch_node or self._placeholder(fake, self.torch)
                 fake.aten_node = fake.aten_node or self._placeholder(fake, self.aten)
             return build(self, fakes)
+
+
+def _storages(info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
+    """The storages of what an operator writes."""
+    for name in info.writes:
+        value = info.argument(name, args, kwargs)
+        for fake in value if isinstance(value, (list, tuple)) else (value,):
+            if type(fake) is FakeTensor:
+                yield fake.elem.untyped_storage()._cdata
 
 
 def _has_new(out: Any) -> bool:

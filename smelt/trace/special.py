@@ -77,6 +77,27 @@ def _dynamic(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict
     return out
 
 
+def _index(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A mask whose value is known selects at constant places."""
+    fake, indices = args
+    masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
+    values = {id(mask): known.evaluate(trace, mask) for mask in masks}
+    if not masks or any(value is None for value in values.values()):
+        return NotImplemented
+    places: list[Any] = []
+    for index in indices:
+        value = values.get(id(index))
+        with trace.paused():
+            selected = [index] if value is None else value.nonzero().unbind(1)
+        places += selected if value is None else [trace.constant(s.contiguous()) for s in selected]
+    return trace.run(func, (fake, places), {})
+
+
+def _as_view(view: OpOverload) -> Rule:
+    """`unsafe_split` gives views that autograd does not know of: beneath autograd they are views."""
+    return lambda trace, func, args, kwargs: trace.run(view, args, kwargs)
+
+
 def _batch_norm(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`native_batch_norm` writes its running statistics without saying so in its schema; its successors say it."""
     *tensors, mean, var, training, momentum, eps = args
@@ -222,6 +243,9 @@ RULES: dict[Any, Rule] = {
     aten._local_scalar_dense.default: _read_value,
     aten.lift_fresh.default: _lift,
     aten.lift.default: _lift,
+    aten.index.Tensor: _index,
+    aten.unsafe_split.Tensor: _as_view(aten.split.Tensor),
+    aten.unsafe_split_with_sizes.default: _as_view(aten.split_with_sizes.default),
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     aten._fused_sdp_choice.default: _attention_choice,
     aten._efficientzerotensor.default: _zero_tensor,
