@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture.frames import Generator
+from smelt.capture import numbers
+from smelt.capture.effects import Call
+from smelt.capture.frames import Generator, VMCallable
 from smelt.capture.natives import is_native_module
+from smelt.capture.tables import TENSOR_SETTERS
 from smelt.capture.values import (
     CONTAINER_TYPES,
     LEAF_TYPES,
@@ -32,6 +35,7 @@ from smelt.capture.values import (
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
 
 # How a name is found in the method resolution order.
 ABSENT = Sentinel("absent")
@@ -59,6 +63,7 @@ _SHADOWED = (
     NON_DATA,
     VALUE,
 )  # an instance attribute would win over these
+_VM_TYPES = (FakeTensor, Generator, VMCallable, *NUMBERS)
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _module_getattr = nn.Module.__getattr__
 _module_setattr = nn.Module.__setattr__
@@ -127,15 +132,13 @@ class TypeInfo:
 
 
 def python_method(vm: Any, obj: Any, name: str) -> Any:
-    """The special method `name` of obj's class if it is written in Python, else None."""
+    """The special method `name` of obj's class if it is written in Python, else None. That there is none is guarded too."""
     cls = type(obj)
-    if cls in LEAF_TYPES or cls is FakeTensor or cls in CONTAINER_TYPES:
+    if cls in LEAF_TYPES or cls in _VM_TYPES or cls in CONTAINER_TYPES:
         return None
+    vm.outside.use_class(cls)
     how, found, _ = vm.type_info(cls).find(name)
-    if how is FUNCTION:
-        vm.outside.use_class(cls)
-        return found
-    return None
+    return found if how is FUNCTION else None
 
 
 # ------------------------------------------------------------------------------------------------------- load
@@ -189,6 +192,20 @@ def _in_instance(vm: Any, obj: Any, name: str) -> bool:
     if not present and origin is not None and outside.log.was_absent(obj, name):
         outside.guard("not_in_dict", origin, name, key=name)
     return present
+
+
+def load_special(vm: Any, obj: Any, name: str) -> Any:
+    """A special method of `obj`, as the interpreter finds it: through the class alone. MISSING if there is none."""
+    cls = type(obj)
+    if isinstance(obj, torch.Tensor) or cls in LOADERS:
+        return load_default(vm, obj, name, MISSING) if hasattr(cls, name) else MISSING
+    vm.outside.use_class(cls)
+    how, found, owner = vm.type_info(cls).find(name)
+    if how is ABSENT:
+        return MISSING
+    if how in DATA_LOADERS:
+        return DATA_LOADERS[how](vm, obj, name, found)
+    return CLASS_LOADERS[how](vm, obj, name, found, owner)
 
 
 def load_generic(vm: Any, obj: Any, name: str, use_getattr: bool = True) -> Any:
@@ -271,7 +288,7 @@ def _no_attribute(vm: Any, obj: Any, name: str, own: dict[str, Any] | None) -> A
 
 def _load_property(vm: Any, obj: Any, name: str, found: Any) -> Any:
     if found.fget is None:
-        raise AttributeError(f"property {name!r} of {type(obj).__name__!r} object has no getter")
+        return property.__get__(found, obj)  # raises
     return vm.call(found.fget, (obj,), {})
 
 
@@ -291,6 +308,8 @@ def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
 
 
 def _load_python_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
+    if type(found) is enum.property and found is vars(enum.Enum).get(name):
+        return load_generic(vm, obj, f"_{name}_")  # value, name: the library's own properties
     get = _type_find(type(found), "__get__")
     return vm.call_function(get, (found, obj, type(obj)))
 
@@ -303,7 +322,7 @@ DATA_LOADERS: dict[Sentinel, Callable[..., Any]] = {
 
 
 def _load_value(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
-    if vm.outside.is_fresh_class(owner):
+    if vm.outside.is_fresh_class(owner) or vm.outside.log.touches(owner, name):
         return found
     return vm.outside.wrap(found, vm.outside.const(owner).child("attr", name), decided=True)
 
@@ -343,6 +362,8 @@ def load_module_attr(vm: Any, module: types.ModuleType, name: str) -> Any:
     value = memo.get(name, MISSING)
     if value is MISSING:
         own = module.__dict__
+        if outside.log.touches(module, name):
+            return getattr(module, name)
         if name in own:
             value = outside.wrap(own[name], outside.origin(module).child("attr", name))
         else:
@@ -362,6 +383,8 @@ def load_class_attr(vm: Any, cls: type, name: str) -> Any:
         return vm.call(found.fget, (cls,), {})
     if how is PYTHON_DATA:
         return _load_python_data(vm, cls, name, found)
+    if how is NATIVE_DATA and name == "__dict__":
+        return _class_dict(vm, cls)
     if how is NATIVE_DATA:
         value = getattr(cls, name)
         if outside.is_fresh_class(cls):
@@ -379,6 +402,17 @@ def load_class_attr(vm: Any, cls: type, name: str) -> Any:
             return getattr(cls, name)
         return vm.call_function(meta.getattr, (cls, name))
     return getattr(cls, name)
+
+
+def _class_dict(vm: Any, cls: type) -> Any:
+    """`cls.__dict__` as it is now: the version of the class says that it stays so."""
+    if vm.outside.is_fresh_class(cls):
+        return cls.__dict__
+    origin = vm.outside.const(cls)
+    wrap = vm.outside.wrap
+    return types.MappingProxyType(
+        {k: wrap(v, origin.child("attr", k), decided=True) for k, v in cls.__dict__.items()}
+    )
 
 
 def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
@@ -406,7 +440,7 @@ def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
     outside = vm.outside
     origin = outside.origins.get(id(function))
     value = getattr(function, name)
-    if origin is None or name == "__dict__":
+    if origin is None or name == "__dict__" or outside.log.touches(function, name):
         return value
     if name in function.__dict__:
         return outside.wrap(value, outside.const(function).child("attr", name))
@@ -456,7 +490,7 @@ def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
     return getattr(tensor, name)
 
 
-def _tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `.grad` of a tensor that is no leaf warns, once, in eager
@@ -464,10 +498,26 @@ def _tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -
     return vm.outside.wrap(value, vm.outside.origin(tensor).child("member", name))
 
 
+def _tensor_grad(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    if vm.outside.log.is_set_on_tensor(tensor, name):
+        return tensor.grad
+    return tensor_member(vm, tensor, real, name)
+
+
+def _tensor_is_leaf(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    before = tensor_member(vm, tensor, real, name)
+    return tensor.is_leaf if vm.trace.wrote else before
+
+
+def _tensor_retains(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    read = _tensor_refused if vm.trace.needs_autograd else tensor_member
+    return read(vm, tensor, real, name)
+
+
 def _tensor_history(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     """None can be guarded; what is not None is of another graph."""
     if getattr(real, name) is None and not vm.trace.wrote:
-        return _tensor_member(vm, tensor, real, name)
+        return tensor_member(vm, tensor, real, name)
     return _tensor_refused(vm, tensor, real, name)
 
 
@@ -477,9 +527,9 @@ def _tensor_refused(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) 
 
 # Attributes of tensors that guards of their metadata do not cover.
 TENSOR_STATE: dict[str, Callable[[Any, FakeTensor, torch.Tensor, str], Any]] = {
-    "grad": _tensor_member,
-    "is_leaf": _tensor_member,
-    "retains_grad": _tensor_member,
+    "grad": _tensor_grad,
+    "is_leaf": _tensor_is_leaf,
+    "retains_grad": _tensor_retains,
     **dict.fromkeys(("grad_fn", "_grad_fn", "_base", "_backward_hooks"), _tensor_history),
     **dict.fromkeys(
         (
@@ -568,6 +618,7 @@ LOADERS: dict[type, Callable[[Any, Any, str], Any]] = {
     types.BuiltinFunctionType: _load_native,
     types.CodeType: _load_native,
     tuple: _load_native,
+    **dict.fromkeys(NUMBERS, numbers.load_attr),
     **dict.fromkeys(LEAF_TYPES, _load_native),
     **dict.fromkeys(CONTAINER_TYPES, _load_native),
 }
@@ -606,7 +657,7 @@ def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
     how, found, _ = vm.type_info(type(obj)).find(name)
     if how is PROPERTY:
         if found.fset is None:
-            raise AttributeError(f"property {name!r} of {type(obj).__name__!r} object has no setter")
+            property.__set__(found, obj, value)  # raises
         vm.call(found.fset, (obj, value), {})
     elif how is PYTHON_DATA:
         vm.call_function(_type_find(type(found), "__set__"), (found, obj, value))
@@ -619,7 +670,7 @@ def set_instance(vm: Any, obj: Any, name: str, value: Any) -> None:
     vm.outside.touch(obj)
     memo = vm.outside.attributes.get(id(obj))
     if memo is not None:
-        memo.pop(name, None)
+        memo.clear() if name == "__class__" else memo.pop(name, None)
     object.__setattr__(obj, name, value)
 
 
@@ -650,28 +701,59 @@ def _touch_part(vm: Any, obj: nn.Module, entries: dict[str, Any]) -> None:
 
 
 def _store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> None:
+    setter = TENSOR_SETTERS.get(name)
+    if setter is not None:
+        return setter(vm, tensor, value)
     if vm.trace.is_input(tensor):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set"))
+        if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set"))
+        vm.outside.log.set_tensor_attribute(tensor, name, value)
+    else:
+        vm.outside.log.call(Call(setattr, (tensor, name, value)))
     setattr(tensor, name, value)
 
 
 def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
     """An attribute of a class, module or function."""
     outside = vm.outside
+    meta_setattr = vm.type_info(type(owner)).setattr
+    if type(meta_setattr) is FunctionType and not is_native_module(meta_setattr.__globals__.get("__name__")):
+        return vm.call_function(meta_setattr, (owner, name, value))
+    store_named(vm, owner, name, value)
+
+
+def store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
+    """`type.__setattr__` and its like."""
+    outside = vm.outside
     if isinstance(owner, types.ModuleType) and (
         is_native_module(owner.__name__) or _type_find(type(owner), name) is not MISSING
     ):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
     if id(owner) in outside.origins:
-        if isinstance(owner, type):
-            raise Unsupported(
-                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of class {owner.__name__} is set")
-            )
-        if name.startswith("__") and name.endswith("__"):
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
-        outside.log.touch_attribute(owner, name)
-        outside.memo(owner).pop(name, None)
-    setattr(owner, name, value)
+        _touch_named(vm, owner, name)
+    type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
+    vm.forget_type(owner)
+
+
+def _touch_named(vm: Any, owner: Any, name: str) -> None:
+    """Before an attribute of an outside class, module or function changes."""
+    outside = vm.outside
+    if isinstance(owner, type):
+        if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
+        outside.touch_class(owner, name, was_read=vm.has_looked_up(owner, name))
+        outside.attributes.clear()
+    elif name.startswith("__") and name.endswith("__"):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
+    outside.log.touch_attribute(owner, name)
+    outside.memo(owner).pop(name, None)
+
+
+def _delete_named(vm: Any, owner: Any, name: str) -> None:
+    if id(owner) in vm.outside.origins:
+        load_attr(vm, owner, name)
+        _touch_named(vm, owner, name)
+    delattr(owner, name)
     vm.forget_type(owner)
 
 
@@ -687,11 +769,15 @@ def delete_attr(vm: Any, obj: Any, name: str) -> None:
         vm.call_function(found, (obj, name))
         return
     if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
-        if id(obj) in vm.outside.origins:
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of {obj!r} is deleted"))
+        return _delete_named(vm, obj, name)
     how, found, _ = info.find(name)
     if how is PROPERTY:
+        if found.fdel is None:
+            property.__delete__(found, obj)  # raises
         vm.call(found.fdel, (obj,), {})
+        return
+    if how is PYTHON_DATA:
+        vm.call_function(_type_find(type(found), "__delete__"), (found, obj))
         return
     if info.is_module:
         own = instance_dict(obj) or {}

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import attributes, windows
+from smelt.capture import attributes, reads, texts, windows
 from smelt.capture.attributes import python_method
 from smelt.capture.frames import Generator, VMCallable
+from smelt.capture.natives import is_native_module, runs_natively
 from smelt.capture.tables import (
     BUILTINS,
     Handler,
@@ -22,6 +23,7 @@ from smelt.capture.tables import (
     function,
     unsupported,
 )
+from smelt.capture.texts import Text
 from smelt.capture.values import (
     LEAF_TYPES,
     MISSING,
@@ -30,6 +32,7 @@ from smelt.capture.values import (
 )
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import hint
 
 # --------------------------------------------------------------------------------------------- types, identity
 
@@ -41,6 +44,9 @@ def _isinstance(vm: Any, args: Any, kwargs: Any) -> bool:
         obj = _REAL_GENERATOR
     elif type(obj) is VMCallable:
         obj = obj.function
+    elif type(obj) is Text:
+        obj = ""
+    obj = hint(obj)
     return _check_class(vm, isinstance, obj, type(obj), classes)
 
 
@@ -54,6 +60,7 @@ def _check_class(vm: Any, check: Any, obj: Any, kind: type, classes: Any) -> boo
     plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
     if plain and (kind in LEAF_TYPES or vm.type_info(kind).find("__class__")[2] in (object, torch.Tensor)):
         return check(obj, classes)
+    reads.use_registrations(vm, obj, classes)
     return windows.in_window(vm, check, (obj, classes))
 
 
@@ -62,11 +69,9 @@ _REAL_GENERATOR = (_ for _ in ())
 
 @builtin(type)
 def _type(vm: Any, args: Any, kwargs: Any) -> Any:
-    if len(args) == 1:
+    if len(args) == 1 and not kwargs:
         return vm.class_of(args[0])
-    made = windows.in_window(vm, type, args, kwargs)
-    vm.outside.forget_class(made)
-    return made
+    return _made_by(vm, type, *args, kwargs)
 
 
 @builtin(super)
@@ -97,21 +102,76 @@ def _id(vm: Any, args: Any, kwargs: Any) -> int:
 
 @builtin(builtins.__build_class__)
 def _build_class(vm: Any, args: Any, kwargs: Any) -> Any:
-    body, name, *bases = args
-    if "metaclass" in kwargs or any(type(b) is not type for b in bases if isinstance(b, type)):
-        if not all(type(b) in (type, type(nn.Module)) for b in bases):
-            raise unsupported(f"class {name} with a metaclass", UNSUPPORTED_OBJECT)
-    written = tuple(bases)
-    bases = tuple(types.resolve_bases(bases))
-    meta, namespace, kwds = types.prepare_class(name, bases, dict(kwargs))
+    body, name, *written = args
+    bases = _resolved_bases(vm, tuple(written))
+    kwds = dict(kwargs)
+    meta = kwds.pop("metaclass", None) or (type(bases[0]) if bases else type)
+    if isinstance(meta, type):
+        meta = types._calculate_meta(meta, bases)  # type: ignore[attr-defined]
+    namespace = _prepared(vm, meta, name, bases, kwds)
     cell = vm.run_class_body(body, namespace)
-    if bases != written:
-        namespace["__orig_bases__"] = written
-    made = windows.in_window(vm, meta, (name, bases, namespace), kwds)
-    if isinstance(cell, types.CellType):
+    if bases != tuple(written):
+        namespace["__orig_bases__"] = tuple(written)
+    made = _made_by(vm, meta, name, bases, namespace, kwds)
+    if isinstance(cell, types.CellType) and isinstance(made, type):
         cell.cell_contents = made
+    return made
+
+
+def _resolved_bases(vm: Any, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Bases that are no classes may say what stands for them."""
+    for base in bases:
+        if not isinstance(base, type) and python_method(vm, base, "__mro_entries__") is not None:
+            raise unsupported(f"a {type(base).__qualname__} as the base of a class", UNSUPPORTED_OBJECT)
+    return tuple(types.resolve_bases(bases))
+
+
+def _prepared(vm: Any, meta: Any, name: str, bases: Any, kwds: Any) -> Any:
+    """The mapping in which the body of a class stores its names."""
+    prepare = attributes.load_default(vm, meta, "__prepare__", MISSING)
+    namespace = {} if prepare is MISSING else vm.call(prepare, (name, bases), kwds)
+    if python_method(vm, namespace, "__setitem__") is not None and not is_native_module(type(namespace).__module__):
+        raise unsupported(f"class {name} whose names are stored in a {type(namespace).__qualname__}")
+    return namespace
+
+
+def _made_by(vm: Any, meta: Any, name: str, bases: Any, namespace: Any, kwds: Any) -> Any:
+    new = vm.type_info(meta).find("__new__")[1] if isinstance(meta, type) else None
+    new = getattr(new, "__func__", new)
+    if isinstance(meta, type) and (type(new) is not types.FunctionType or runs_natively(new)):
+        python_init = vm.type_info(meta).find("__init__")[0] is attributes.FUNCTION
+        if type(meta) is type and not python_init:
+            return _new_class(vm, meta, (name, bases, namespace), kwds)
+    made = vm.call(meta, (name, bases, namespace), kwds)
+    if isinstance(made, type):
+        vm.outside.forget_class(made)
+    return made
+
+
+def _new_class(vm: Any, make: Any, args: Any, kwargs: Any) -> Any:
+    """A class made natively, which runs `__set_name__` and `__init_subclass__`: they get the class before we do."""
+    vm.making_classes.append((args[-3], args[-2]))
+    try:
+        made = windows.in_window(vm, make, args, kwargs)
+    finally:
+        vm.making_classes.pop()
     vm.outside.forget_class(made)
     return made
+
+
+@builtin(type.__new__)
+def _type_new(vm: Any, args: Any, kwargs: Any) -> Any:
+    return _new_class(vm, type.__new__, args, kwargs)
+
+
+@builtin(type.__init__)
+def _type_init(vm: Any, args: Any, kwargs: Any) -> None:
+    return None
+
+
+@builtin(type.__call__)
+def _type_call(vm: Any, args: Any, kwargs: Any) -> Any:
+    return vm.instantiate(args[0], args[1:], kwargs)
 
 
 # ------------------------------------------------------------------------------------------------- attributes
@@ -151,6 +211,11 @@ def _object_getattribute(vm: Any, args: Any, kwargs: Any) -> Any:
 def _object_setattr(vm: Any, args: Any, kwargs: Any) -> None:
     store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
     store(vm, *args)
+
+
+@builtin(type.__setattr__)
+def _type_setattr(vm: Any, args: Any, kwargs: Any) -> None:
+    attributes.store_named(vm, *args)
 
 
 @builtin(object.__delattr__)
@@ -237,6 +302,7 @@ _unary_protocol(bytes, "__bytes__")
 _unary_protocol(int, "__int__", ("__index__",))
 _unary_protocol(float, "__float__")
 _unary_protocol(complex, "__complex__")
+texts.install()
 
 
 @builtin(bool)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import io
 import operator
 import types
 import weakref
@@ -17,13 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import attributes, windows
+from smelt.capture import attributes, numbers, reads, windows
 from smelt.capture.attributes import FUNCTION
-from smelt.capture.frames import Frame
+from smelt.capture.binding import bind
+from smelt.capture.effects import Call
+from smelt.capture.frames import Frame, VMCallable
 from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively, setting
+from smelt.capture.tables import BUILTINS
 from smelt.capture.values import (
     CONTAINER_BASES,
     LEAF_TYPES,
+    MISSING,
     NULL,
     FunctionType,
     MethodType,
@@ -34,13 +39,13 @@ from smelt.errors import Unsupported
 from smelt.reasons import (
     DISABLED,
     GRAPH_BREAK_REQUESTED,
+    OUTPUT,
     TENSOR_SUBCLASS,
     UNSUPPORTED_CALL,
     Reason,
 )
 from smelt.trace.fake import FakeTensor
 
-VARARGS, VARKEYWORDS = 4, 8
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200
 _Args = Sequence[Any]
 _Kwargs = dict[str, Any]
@@ -77,6 +82,7 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
     kwargs = kwargs if kwargs is not None else {}
     handler = vm.functions.get(fn)
     if handler is not None:
+        vm.tail = None
         return handler(vm, args, kwargs)
     if fn in REFUSED:
         raise Unsupported(Reason(*REFUSED[fn]))
@@ -95,6 +101,8 @@ def _check_marks(fn: FunctionType) -> None:
         raise Unsupported(Reason(DISABLED, fn.__qualname__))
     if marks.get("__smelt_graph_break__"):
         raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
+    if "hooked" in marks and fn.__globals__.get("__name__") == "torch.optim.optimizer":
+        raise unsupported_call("the step of an optimizer")
 
 
 def interpret(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -103,80 +111,7 @@ def interpret(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     code = vm.decode(fn.__code__)
     if code.flags & (COROUTINE | ASYNC_GENERATOR):
         raise unsupported_call(f"{fn.__qualname__} is asynchronous")
-    return vm.run(Frame(code, fn, bind(vm, fn, code, args, kwargs)))
-
-
-def bind(vm: Any, fn: FunctionType, code: Any, args: _Args, kwargs: _Kwargs) -> list[Any]:
-    """The frame's slots, as CPython binds arguments. Raises TypeError with its messages."""
-    slots: list[Any] = [NULL] * code.nlocals
-    count, given = code.argcount, len(args)
-    if given <= count:
-        slots[:given] = args
-    elif code.flags & VARARGS:
-        slots[:count] = args[:count]
-    else:
-        raise TypeError(f"{fn.__qualname__}() takes {count} positional arguments but {given} were given")
-    named = count + code.kwonly
-    if code.flags & VARARGS:
-        slots[named] = tuple(args[count:])
-    rest: _Kwargs | None = None
-    if code.flags & VARKEYWORDS:
-        rest = slots[named + bool(code.flags & VARARGS)] = {}
-    if kwargs:
-        _bind_keywords(fn, code, slots, kwargs, rest)
-    if given < count or code.kwonly:
-        _bind_defaults(vm, fn, code, slots)
-    return slots
-
-
-def _bind_keywords(
-    fn: FunctionType, code: Any, slots: list[Any], kwargs: _Kwargs, rest: _Kwargs | None
-) -> None:
-    for name, value in kwargs.items():
-        at = code.parameters.get(name)
-        if at is not None and at >= code.posonly:
-            if slots[at] is not NULL:
-                raise TypeError(f"{fn.__qualname__}() got multiple values for argument {name!r}")
-            slots[at] = value
-        elif rest is not None:
-            rest[name] = value
-        else:
-            raise TypeError(f"{fn.__qualname__}() got an unexpected keyword argument {name!r}")
-
-
-def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> None:
-    defaults = fn.__defaults__ or ()
-    first = code.argcount - len(defaults)
-    missing = []
-    for at in range(code.argcount):
-        if slots[at] is NULL:
-            if at < first:
-                missing.append(code.local_names[at])
-            else:
-                slots[at] = _default(vm, fn, "default", at - first, defaults[at - first])
-    if missing:
-        names = (
-            " and ".join(map(repr, missing))
-            if len(missing) < 3
-            else ", ".join(map(repr, missing[:-1])) + f", and {missing[-1]!r}"
-        )
-        plural = "s" if len(missing) > 1 else ""
-        raise TypeError(
-            f"{fn.__qualname__}() missing {len(missing)} required positional argument{plural}: {names}"
-        )
-    for at in range(code.argcount, code.argcount + code.kwonly):
-        if slots[at] is NULL:
-            name = code.local_names[at]
-            keyword = fn.__kwdefaults__ or {}
-            if name not in keyword:
-                raise TypeError(f"{fn.__qualname__}() missing 1 required keyword-only argument: {name!r}")
-            slots[at] = _default(vm, fn, "kwdefault", name, keyword[name])
-
-
-def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
-    if type(value) in LEAF_TYPES or id(fn) not in vm.outside.origins:
-        return value
-    return vm.outside.wrap(value, vm.outside.const(fn).child(kind, key), decided=kind == "default")
+    return vm.run(vm.direct(Frame(code, fn, bind(vm, fn, code, args, kwargs))))
 
 
 # ------------------------------------------------------------------------------------------ native callables
@@ -184,9 +119,11 @@ def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
 
 def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
     """A Python function of torch or the standard library, run for real."""
+    vm.tail = None
     refused = setting(fn)
     if refused is not None:
         raise Unsupported(Reason(*refused))
+    reads.use_native(vm.outside, fn)
     if fn.__name__ == "__exit__" and args:
         vm.left(args[0])
     if fn.__name__ == "__enter__" and args:
@@ -202,11 +139,14 @@ def _run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if kwargs:
         kwargs = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
     result = vm.native(fn, args, kwargs)
+    if type(result) is VMCallable:
+        return result.function
     return result if type(result) is FakeTensor else vm.outside.fake(result)
 
 
 def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """A function or bound method written in C."""
+    vm.tail = None
     handler = vm.builtins.get(fn) if fn.__hash__ is not None else None
     if handler is not None:
         return handler(vm, args, kwargs)
@@ -225,6 +165,21 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
 
 
+def has_effects(fn: Any) -> bool:
+    """Whether the VM must make a call of a C function that native code holds: it has a handler, is refused, or changes
+    the object that it is bound to."""
+    if fn.__hash__ is None:
+        return True
+    owner = fn.__self__
+    if owner is None or isinstance(owner, (types.ModuleType, type)) or _is_binding(owner):
+        return fn in BUILTINS or fn in REFUSED or refusal(fn) is not None
+    return not _is_constant_owner(owner)
+
+
+def _is_constant_owner(owner: Any) -> bool:
+    return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
+
+
 def _is_binding(owner: Any) -> bool:
     """pybind11 functions are builtins whose `__self__` is their record."""
     return type(owner).__name__.startswith("pybind11_detail_function_record")
@@ -240,12 +195,20 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     if kind is FakeTensor:
         handler = vm.tensor_methods.get(name)
         return _run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
+    if args and vm.trace.symbols is not None and name in numbers.LOOKUPS:
+        args = (numbers.plain_parts(args[0]), *args[1:])
     handler = vm.methods.get((_base_type(kind), name))
     if handler is not None:
         return handler(vm, owner, *args, **kwargs)
+    if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
+        raise unsupported_call(f"{name} of a node of autograd")
     vm.outside.check_readable(owner)
     if name == "__exit__":
         vm.left(owner)
+    if isinstance(owner, io.IOBase):
+        handler = vm.methods.get((io.IOBase, name))
+        if handler is not None:
+            return handler(vm, owner, *args, **kwargs)
     if isinstance(owner, CONTAINER_BASES):
         return _call_container(vm, name, fn, owner, args, kwargs)
     if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
@@ -254,6 +217,9 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
         return _run_native(vm, fn, args, kwargs)
     args = [vm.native_argument(vm.outside.view(a)) for a in args]
     return vm.outside.fake(vm.native(fn, args, kwargs))
+
+
+_NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))
 
 
 def is_opaque(value: Any) -> bool:
@@ -312,6 +278,7 @@ def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs
 
 def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
+    vm.tail = None
     handler = vm.builtins.get(fn)
     if handler is not None:
         return handler(vm, args, kwargs)
@@ -329,17 +296,36 @@ def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def call_lru_cached(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
-    """A cached function: its own cache answers where arguments and result are constants; otherwise it is interpreted, so
-    that no fake ends up in the cache."""
+    """A cached function: its own cache answers, and is guarded; where it cannot be, the function is interpreted."""
     handler = vm.functions.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
+    if id(fn) not in vm.outside.origins:  # made by the trace, and so is what it holds
+        return vm.native(fn, args, kwargs)
     if all(_is_key(a) for a in (*args, *kwargs.values())) and not _makes_tensors(fn.__wrapped__):
-        with vm.trace.paused():
-            result = fn(*args, **kwargs)
-        if is_constant(result) or isinstance(result, (type, enum.Enum, FunctionType, types.ModuleType)):
-            return result
-    return call(vm, fn.__wrapped__, args, kwargs)
+        if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
+            return _cached_output(vm, fn, args, kwargs)
+    found = reads.cached_call(vm, fn, args, kwargs)
+    return call(vm, fn.__wrapped__, args, kwargs) if found is MISSING else found
+
+
+_OUTPUT = frozenset(
+    ("print", "write", "warn", "warning", "warning_once", "warn_once", "debug", "info", "error", "critical", "log")
+)
+
+
+def _cached_output(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """A cached function that writes something: the compiled frame calls it for real, so that its cache decides."""
+    vm.tail = None
+    log = vm.outside.log
+    calls, changed = len(log.calls), log.changed
+    result = call(vm, fn.__wrapped__, args, kwargs)
+    if log.changed != changed or not is_constant(result):
+        raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
+    del log.calls[calls:]
+    vm.outside.const(fn)
+    log.call(Call(fn, (*args, *kwargs.values()), tuple(kwargs)))
+    return result
 
 
 def _is_key(value: Any) -> bool:
@@ -379,6 +365,7 @@ def call_torch_operator(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 
 def call_getter(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """operator.attrgetter and itemgetter."""
+    vm.tail = None
     parts = fn.__reduce__()[1]
     (obj,) = args
     if isinstance(fn, operator.attrgetter):
@@ -422,15 +409,28 @@ _NUMPY_FUNCTIONS = {("numpy", "ufunc"), ("numpy", "_ArrayFunctionDispatcher")}
 
 def call_module(vm: Any, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any:
     """`nn.Module.__call__`: straight to `forward` when no hook is registered anywhere, guarded."""
+    if torch.is_grad_enabled() and _has_backward_hooks(module):
+        raise unsupported_call("a module with backward hooks")
     if _has_hooks(vm, module):
         return interpret(vm, nn.Module._call_impl, (module, *args), kwargs)
     origin = vm.outside.origins.get(id(module))
     if origin is not None:
         vm.outside.guard("no_hooks", origin)
     function, owner = attributes.load_method(vm, module, "forward")
-    if function is NULL:
-        return call(vm, owner, args, kwargs)
-    return call_function(vm, function, (owner, *args), kwargs)
+    vm.module_callers.append(vm.frame)
+    try:
+        if function is NULL:
+            return call(vm, owner, args, kwargs)
+        return call_function(vm, function, (owner, *args), kwargs)
+    finally:
+        vm.module_callers.pop()
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    own = module.__dict__
+    return any(own.get(n) for n in ("_backward_hooks", "_backward_pre_hooks")) or any(
+        _module_globals[n] for n in ("_global_backward_hooks", "_global_backward_pre_hooks")
+    )
 
 
 def _has_hooks(vm: Any, module: nn.Module) -> bool:
@@ -448,6 +448,7 @@ def _has_hooks(vm: Any, module: nn.Module) -> bool:
 
 def construct(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     """`cls(*args, **kwargs)`."""
+    vm.tail = None
     handler = vm.builtins.get(cls)
     if handler is not None:
         return handler(vm, args, kwargs)
@@ -468,6 +469,8 @@ def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
         raise Unsupported(Reason(*refused))
     info = vm.type_info(cls)
     vm.outside.use_class(cls)
+    if info.find("__del__")[0] is not attributes.ABSENT:
+        raise unsupported_call(f"{cls.__qualname__}, which has a finalizer, is instantiated")
     _, new, _ = info.find("__new__")
     init_how, init, _ = info.find("__init__")
     new = new.__func__ if isinstance(new, staticmethod) else new
@@ -516,6 +519,7 @@ def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
 
 def call_method_wrapper(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """`x.__add__` of a C class, bound."""
+    vm.tail = None
     handler = vm.builtins.get(getattr(fn.__objclass__, fn.__name__, None))
     if handler is not None:
         return handler(vm, (fn.__self__, *args), kwargs)

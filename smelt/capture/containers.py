@@ -6,6 +6,7 @@ import collections
 import functools
 import itertools
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -44,8 +45,16 @@ def _len(vm: Any, args: Any, kwargs: Any) -> int:
         return attributes.shape_of(obj)[0]
     found = python_method(vm, obj, "__len__")
     if found is not None:
-        return vm.call_function(found, (obj,))
+        return checked_len(vm.call_function(found, (obj,)))
     return container_len(vm, obj)
+
+
+def checked_len(found: Any) -> int:
+    """What `__len__` gave. Raises as the interpreter would."""
+    length = operator.index(found)
+    if length < 0:
+        raise ValueError("__len__() should return >= 0")
+    return length
 
 
 def container_len(vm: Any, obj: Any) -> int:
@@ -99,9 +108,20 @@ for _make in (
     BUILTINS[_make] = _from_iterable(_make)
 
 
+def _each(vm: Any, obj: Any) -> Iterator[Any]:
+    """The elements one after the other: what follows the last that is asked for is not touched."""
+    iterator = vm.get_iter(obj)
+    while True:
+        try:
+            value = vm.next(iterator)
+        except StopIteration:
+            return
+        yield value
+
+
 def _quantifier(stop: bool) -> Handler:
     def handler(vm: Any, args: Any, kwargs: Any) -> bool:
-        for value in vm.elements(args[0]):
+        for value in _each(vm, args[0]):
             if vm.truth(value) is stop:
                 return stop
         return not stop
@@ -116,7 +136,7 @@ BUILTINS[any] = _quantifier(True)
 @builtin(sum)
 def _sum(vm: Any, args: Any, kwargs: Any) -> Any:
     total = kwargs.get("start", args[1] if len(args) > 1 else 0)
-    for value in vm.elements(args[0]):
+    for value in _each(vm, args[0]):
         total = vm.binary(operator.add, total, value)
     return total
 
@@ -190,6 +210,14 @@ BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
 def _counter(vm: Any, args: Any, kwargs: Any) -> Any:
     args = [mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args]
     return vm.native(collections.Counter, args, kwargs)
+
+
+@builtin(collections._count_elements)  # type: ignore[attr-defined]
+def _count_elements(vm: Any, args: Any, kwargs: Any) -> None:
+    """What `Counter.update` does for elements."""
+    counts, elements = args
+    for element in vm.elements(elements):
+        vm.store_item(counts, element, vm.binary(operator.add, _dict_get(vm, counts, element, 0), 1))
 
 
 @builtin(collections.defaultdict)

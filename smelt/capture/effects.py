@@ -70,9 +70,28 @@ class SetCell(Effect):
     value: Any
 
 
+@dataclass(frozen=True, eq=False)
+class Call(Effect):
+    """`target(*args)`, for what it writes to the outside world; the last arguments are given by these `names`."""
+
+    args: tuple[Any, ...]
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Enter(Effect):
+    """`target.__enter__()`: a context manager that a graph break finds entered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leave(Effect):
+    """`target.__exit__(None, None, None)`: a context manager from outside, entered before a graph break."""
+
+
 @dataclass
 class _Snapshot:
     obj: Any
+    cls: type
     attributes: dict[str, Any] | None  # the instance dictionary
     slots: dict[str, Any]
     contents: list[Any] | None  # of containers
@@ -126,13 +145,20 @@ class UndoLog:
         self._snapshots: dict[int, _Snapshot] = {}
         self._named: dict[tuple[int, str], tuple[Any, str, Any, Callable[..., Any], Callable[..., Any]]] = {}
         self._cells: dict[int, tuple[Any, Any]] = {}
+        self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on tensors from outside
+        self.calls: list[Call] = []  # in program order
 
     def __contains__(self, obj: Any) -> bool:
         return id(obj) in self._snapshots
 
     @property
     def empty(self) -> bool:
-        return not (self._snapshots or self._named or self._cells)
+        return not (self.changed or self.calls)
+
+    @property
+    def changed(self) -> int:
+        """How many objects have changed."""
+        return len(self._snapshots) + len(self._named) + len(self._cells) + len(self._tensors)
 
     # ---- before a change
 
@@ -143,6 +169,7 @@ class UndoLog:
         own = instance_dict(obj)
         self._snapshots[id(obj)] = _Snapshot(
             obj,
+            type(obj),
             None if own is None else dict(own),
             {n: _read_slot(obj, n) for n in _slot_names(type(obj))},
             items_of(obj) if isinstance(obj, CONTAINER_BASES) else None,
@@ -153,7 +180,7 @@ class UndoLog:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None and snapshot.attributes is not None:
-            self._snapshots.setdefault(id(own), _Snapshot(own, None, {}, list(snapshot.attributes.items())))
+            self._snapshots.setdefault(id(own), _Snapshot(own, dict, None, {}, list(snapshot.attributes.items())))
 
     def touch_global(self, namespace: dict[str, Any], name: str) -> None:
         """One name of a module's globals (whose other names may change on other threads)."""
@@ -170,7 +197,21 @@ class UndoLog:
 
     def touch_cell(self, cell: Any) -> None:
         if id(cell) not in self._cells:
-            self._cells[id(cell)] = (cell, _cell_value(cell))
+            self._cells[id(cell)] = (cell, cell_value(cell))
+
+    def set_tensor_attribute(self, fake: Any, name: str, value: Any) -> None:
+        """An attribute was set on the fake of an outside tensor; the tensor itself is left alone."""
+        self._tensors[id(fake), name] = SetAttr(fake, name, value)
+
+    def is_set_on_tensor(self, fake: Any, name: str) -> bool:
+        return (id(fake), name) in self._tensors
+
+    def call(self, deferred: Call) -> None:
+        self.calls.append(deferred)
+
+    def touches(self, owner: Any, name: str) -> bool:
+        """Whether the attribute `name` of a class, module or function has changed."""
+        return (id(owner), name) in self._named
 
     # ---- what was there before
 
@@ -212,7 +253,7 @@ class UndoLog:
     # ---- at the end
 
     def effects(self) -> tuple[Effect, ...]:
-        """What is different now: call before `roll_back`."""
+        """The deferred calls (what they use was not changed before), then what is different now: call before `roll_back`."""
         found: list[Effect] = []
         seen: set[int] = set()
         for snapshot in self._snapshots.values():
@@ -225,9 +266,9 @@ class UndoLog:
         for owner, name, old, _, _ in self._named.values():
             found += _named_difference(owner, name, old)
         for cell, old in self._cells.values():
-            if _cell_value(cell) is not old:
-                found.append(SetCell(cell, _cell_value(cell)))
-        return tuple(found)
+            if cell_value(cell) is not old:
+                found.append(SetCell(cell, cell_value(cell)))
+        return (*self.calls, *found, *self._tensors.values())
 
     def roll_back(self) -> None:
         for cell, old in self._cells.values():
@@ -242,7 +283,7 @@ class UndoLog:
             _restore(snapshot)
 
 
-def _cell_value(cell: CellType) -> Any:
+def cell_value(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
@@ -252,12 +293,14 @@ def _cell_value(cell: CellType) -> Any:
 def _set_cell(cell: CellType, value: Any) -> None:
     if value is not MISSING:
         cell.cell_contents = value
-    elif _cell_value(cell) is not MISSING:
+    elif cell_value(cell) is not MISSING:
         del cell.cell_contents
 
 
 def _restore(snapshot: _Snapshot) -> None:
     obj = snapshot.obj
+    if type(obj) is not snapshot.cls:
+        object.__setattr__(obj, "__class__", snapshot.cls)
     if snapshot.attributes is not None:
         own = instance_dict(obj)
         if own is not None and not _same_pairs(list(own.items()), list(snapshot.attributes.items())):
@@ -275,6 +318,8 @@ def _restore(snapshot: _Snapshot) -> None:
 
 def _differences(snapshot: _Snapshot) -> Iterator[Effect]:
     obj = snapshot.obj
+    if type(obj) is not snapshot.cls:
+        yield SetAttr(obj, "__class__", type(obj))
     if snapshot.attributes is not None:
         yield from _attribute_differences(obj, snapshot.attributes, instance_dict(obj) or {})
     now = {n: _read_slot(obj, n) for n in snapshot.slots}

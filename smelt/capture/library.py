@@ -7,18 +7,15 @@ import contextvars
 import copy
 import functools
 import inspect
-import logging
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 
-from smelt.capture import attributes, calls, polyfills
+from smelt.capture import attributes, calls, reads
 from smelt.capture.attributes import python_method
 from smelt.capture.containers import mapping
 from smelt.capture.frames import VMCallable
@@ -36,18 +33,10 @@ from smelt.capture.values import (
     CONTAINER_BASES,
     LEAF_TYPES,
     MISSING,
-    FunctionType,
-    MethodType,
     instance_dict,
     is_identity,
 )
-from smelt.reasons import (
-    NEEDS_AUTOGRAD,
-    SIDE_EFFECT_IO,
-    TENSOR_SUBCLASS,
-    UNSUPPORTED_EFFECT,
-    UNSUPPORTED_OBJECT,
-)
+from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 
 # --------------------------------------------------------------------------------------- interpreter state
@@ -57,6 +46,11 @@ from smelt.trace.fake import FakeTensor
 def _exc_info(vm: Any, args: Any, kwargs: Any) -> Any:
     error = vm.handled_exception()
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@builtin(sys.exception)
+def _exception(vm: Any, args: Any, kwargs: Any) -> Any:
+    return vm.handled_exception()
 
 
 @builtin(sys._getframe)
@@ -101,115 +95,6 @@ def _context_reset(vm: Any, variable: Any, token: Any) -> None:
     vm.context_values.pop(id(variable), None)
     if any(v is variable for v, _ in vm.context_tokens):
         vm.context_values[id(variable)] = variable.get()
-
-
-# ------------------------------------------------------------------------------------------- warnings, logs
-
-
-@builtin(warnings.warn)
-@function(warnings.warn)
-def _warn(vm: Any, args: Any, kwargs: Any) -> None:
-    """A warning that is shown at most once per place is shown now, once; one shown at every call cannot be captured."""
-    call = inspect.signature(_warn_signature).bind(*args, **kwargs)
-    call.apply_defaults()
-    message, category, level = (
-        call.arguments["message"],
-        call.arguments["category"],
-        call.arguments["stacklevel"],
-    )
-    category = type(message) if isinstance(message, Warning) else category or UserWarning
-    frame = vm.frame_at(level)
-    name, filename, line = frame.globals.get("__name__", "<string>"), frame.line.filename, frame.line.line
-    action = _warning_action(str(message), category, name, line)
-    if action == "ignore":
-        return
-    if action == "error":
-        raise message if isinstance(message, Warning) else category(message)
-    if action == "always" or action == "all":
-        raise unsupported("warnings.warn with the filter 'always'", SIDE_EFFECT_IO)
-    registry = frame.globals.setdefault("__warningregistry__", {})
-    with vm.trace.paused():
-        warnings.warn_explicit(message, category, filename, line, module=name, registry=registry)
-
-
-def _warn_signature(
-    message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **more: Any
-) -> None: ...
-
-
-def _warning_action(text: str, category: type, module: str, line: int) -> str:
-    for action, pattern, kind, where, at in warnings.filters:
-        matches = (pattern is None or pattern.match(text)) and issubclass(category, kind)
-        if matches and (where is None or where.match(module)) and (at == 0 or at == line):
-            return action
-    return "default"
-
-
-def _log(level: int | None) -> Handler:
-    """Logging methods: what is not enabled does nothing, what is enabled cannot be captured."""
-
-    def handler(vm: Any, args: Any, kwargs: Any) -> None:
-        logger = args[0]
-        wanted = args[1] if level is None else level
-        if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (wanted,), {}):
-            raise unsupported(f"logging to {logger.name}", SIDE_EFFECT_IO)
-
-    return handler
-
-
-def _log_to_root(level: int | None) -> Handler:
-    """The functions of module logging; they make a handler where there is none."""
-
-    def handler(vm: Any, args: Any, kwargs: Any) -> None:
-        root = logging.getLogger()
-        if not vm.truth(_logger_state(vm, root, "handlers")):
-            raise unsupported("logging to the root logger, which has no handler", SIDE_EFFECT_IO)
-        _log(level)(vm, (root, *args), kwargs)
-
-    return handler
-
-
-def _logger_state(vm: Any, obj: Any, name: str) -> Any:
-    vm.outside.origin(obj)
-    return attributes.load_attr(vm, obj, name)
-
-
-@function(logging.Logger.isEnabledFor)
-def _is_enabled(vm: Any, args: Any, kwargs: Any) -> bool:
-    """Reads, and so guards, what the answer follows from; the logger's own cache may be stale or cleared at any time."""
-    logger, level = args
-    if _logger_state(vm, logger, "disabled"):
-        return False
-    if _logger_state(vm, _logger_state(vm, logger, "manager"), "_disable") >= level:
-        return False
-    return level >= _effective_level(vm, (logger,), {})
-
-
-@function(logging.Logger.getEffectiveLevel)
-def _effective_level(vm: Any, args: Any, kwargs: Any) -> Any:
-    (logger,) = args
-    while logger is not None:
-        level = _logger_state(vm, logger, "level")
-        if level:
-            return level
-        logger = _logger_state(vm, logger, "parent")
-    return logging.NOTSET
-
-
-@function(logging.LoggerAdapter.isEnabledFor)
-def _adapter_is_enabled(vm: Any, args: Any, kwargs: Any) -> Any:
-    inner = attributes.load_attr(vm, args[0], "logger")
-    return vm.call(attributes.load_attr(vm, inner, "isEnabledFor"), tuple(args[1:]), {})
-
-
-for _name, _level in (
-    ("debug", logging.DEBUG), ("info", logging.INFO), ("warning", logging.WARNING), ("warn", logging.WARNING),
-    ("error", logging.ERROR), ("exception", logging.ERROR), ("critical", logging.CRITICAL), ("log", None),
-):  # fmt: skip
-    for _owner, _handler in ((logging.Logger, _log), (logging.LoggerAdapter, _log), (logging, _log_to_root)):
-        _logs = getattr(_owner, _name, None)
-        if _logs is not None:
-            FUNCTIONS[_logs] = _handler(_level)
 
 
 # --------------------------------------------------------------------------------------------------- torch
@@ -296,17 +181,6 @@ _METADATA: dict[str, Handler] = {
 TENSOR_METHODS.update(_METADATA)
 
 
-def _requires_grad(vm: Any, tensor: FakeTensor, requires_grad: bool = True) -> Any:
-    """Of a tensor from outside only where it changes nothing."""
-    if vm.trace.is_input(tensor) and vm.truth(requires_grad) == tensor.requires_grad:
-        return tensor
-    _check_own(vm, tensor, "requires_grad_")
-    return tensor.requires_grad_(requires_grad)
-
-
-TENSOR_METHODS["requires_grad_"] = _requires_grad
-
-
 def _as_subclass(vm: Any, tensor: FakeTensor, cls: type) -> Any:
     raise unsupported(f"a tensor becomes a {cls.__qualname__}", TENSOR_SUBCLASS)
 
@@ -329,32 +203,12 @@ def _own_only(name: str) -> Handler:
 
 # Methods that change something about a tensor besides its values.
 for _name in (
-    "retain_grad", "rename_", "share_memory_", "set_", "resize_", "resize_as_", "detach_",
+    "rename_", "share_memory_", "set_", "resize_", "resize_as_", "detach_",
     "_clear_non_serializable_cached_data", "__setstate__", "sparse_resize_", "sparse_resize_and_clear_",
     "unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "as_strided_", "set_data", "_set_data",
 ):  # fmt: skip
     if hasattr(torch.Tensor, _name):
         TENSOR_METHODS[_name] = _own_only(_name)
-
-
-@function(torch.utils.checkpoint.checkpoint)
-def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
-    """Without gradients there is nothing to recompute."""
-    if torch.is_grad_enabled():
-        raise unsupported("torch.utils.checkpoint with gradients enabled", NEEDS_AUTOGRAD)
-    own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
-    return vm.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in own})
-
-
-@function(vars(torch.autograd.Function)["apply"].__func__)
-def _autograd_function(vm: Any, args: Any, kwargs: Any) -> Any:
-    cls, *rest = args
-    if torch.is_grad_enabled():
-        raise unsupported(f"torch.autograd.Function {cls.__name__} with gradients enabled", NEEDS_AUTOGRAD)
-    forward = attributes.load_attr(vm, cls, "forward")
-    if vm.type_info(cls).find("setup_context")[2] not in torch.autograd.Function.__mro__:
-        return vm.call(forward, rest, kwargs)  # the context is set up for the backward only
-    return vm.call(polyfills.apply_function, (forward, tuple(rest), kwargs), {})
 
 
 @function(torch.Tensor.__iter__)
@@ -469,9 +323,13 @@ def _copy(vm: Any, args: Any, kwargs: Any) -> Any:
 @function(inspect.signature)
 def _signature(vm: Any, args: Any, kwargs: Any) -> Any:
     target = args[0].function if type(args[0]) is VMCallable else args[0]
-    if isinstance(target, (FunctionType, MethodType)):
-        vm.outside.use_function(target.__func__ if isinstance(target, MethodType) else target)
+    reads.use_signature(vm.outside, target)
     return inspect.signature(target, *args[1:], **kwargs)
+
+
+@builtin(functools._lru_cache_wrapper)
+def _lru_cache_wrapper(vm: Any, args: Any, kwargs: Any) -> Any:
+    return functools._lru_cache_wrapper(*args, **kwargs)
 
 
 @function(functools.update_wrapper)

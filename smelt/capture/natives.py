@@ -10,6 +10,7 @@ import _thread
 import abc
 import collections
 import contextvars
+import dataclasses
 import datetime
 import functools
 import itertools
@@ -81,9 +82,13 @@ INTERPRETED: set[Any] = {
         functools.wraps, functools.partialmethod.__get__, functools.singledispatch, functools.lru_cache, functools.cache,
         abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
+        dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
+        *(getattr(dataclasses, n, None) for n in ("_asdict_inner", "_astuple_inner", "_is_dataclass_instance", "_replace")),
     ) if f is not None
 }  # fmt: skip
-for _class in (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap):
+for _class in (
+    collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap, collections.Counter
+):  # fmt: skip
     INTERPRETED.update(f for f in vars(_class).values() if isinstance(f, types.FunctionType))
 
 # Modules of C functions (and C classes) that only compute.
@@ -143,11 +148,14 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
     torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
     torch.autograd.backward: (UNSUPPORTED_CALL, "torch.autograd.backward"),
-    torch.autograd.grad: (UNSUPPORTED_CALL, "torch.autograd.grad"),
     torch.Tensor._make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
     torch.Tensor._make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
     torch.Tensor.backward: (UNSUPPORTED_CALL, "Tensor.backward"),
-    torch.Tensor.register_hook: (UNSUPPORTED_CALL, "Tensor.register_hook"),
+    torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
+    torch.autograd.graph.allow_mutation_on_saved_tensors: (UNSUPPORTED_CALL, "hooks of saved tensors"),
+    torch.autograd.graph.register_multi_grad_hook: (UNSUPPORTED_CALL, "register_multi_grad_hook"),
+    torch.autograd.graph.get_gradient_edge: (UNSUPPORTED_CALL, "get_gradient_edge"),
+    torch.autograd.graph.increment_version: (UNSUPPORTED_EFFECT, "increment_version"),
     object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),
     object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
     logging.basicConfig: (UNSUPPORTED_EFFECT, "logging.basicConfig"),

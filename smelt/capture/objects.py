@@ -25,6 +25,7 @@ from smelt.capture.values import (
     CONTAINER_TYPES,
     IMMUTABLE_TYPE_FLAG,
     LEAF_TYPES,
+    MISSING,
     FunctionType,
     instance_dict,
     is_constant,
@@ -33,6 +34,7 @@ from smelt.capture.values import (
 )
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
+from smelt.graph.numbers import Expression, leaves
 from smelt.guards import state
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import Guard
@@ -40,6 +42,7 @@ from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
+from smelt.trace.symbols import Symbols
 
 UNGUARDABLE: frozenset[type] = frozenset(
     {
@@ -56,6 +59,25 @@ def _const_name(value: Any) -> str:
         if isinstance(name, str):
             return name
     return type(value).__name__
+
+
+class ClassState:
+    """Called without arguments: whether a class has the attributes that it had, leaving out some names."""
+
+    def __init__(self, cls: type, attributes: dict[str, Any], besides: frozenset[str]) -> None:
+        self.cls = cls
+        self.mro = cls.__mro__
+        self.attributes = attributes
+        self.besides = besides
+
+    def __call__(self) -> bool:
+        now = {k: v for k, v in vars(self.cls).items() if k not in self.besides}
+        before = self.attributes
+        return (
+            self.cls.__mro__ is self.mro
+            and len(now) == len(before)
+            and all(before.get(k, MISSING) is v for k, v in now.items())
+        )
 
 
 class Outside:
@@ -77,7 +99,12 @@ class Outside:
         self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> its instance
         self._fresh_classes: set[int] = set()
+        self._changed_classes: dict[type, set[str]] = {}  # the names that were stored before they were read
+        self._tuples: dict[int, Any] = {}  # id of an outside tuple -> what stands for it: fakes in place of tensors
         self._functions: set[int] = set()  # guarded already, or made by the trace
+        self.dynamic: frozenset[tuple[Any, ...]] = frozenset()  # paths of origins whose numbers change between calls
+        self._numbers: dict[Origin, Any] = {}  # the symbolic number at each of them
+        self.natives: set[int] = set()  # functions that run natively, with what they read (`reads.use_native`)
 
     # ---- guards
 
@@ -133,11 +160,11 @@ class Outside:
 
     # ---- origins
 
-    def const(self, value: Any) -> Origin:
+    def const(self, value: Any, name: str | None = None) -> Origin:
         """The root origin of an object known by identity."""
         origin = self._consts.get(id(value))
         if origin is None:
-            name = (
+            name = name or (
                 value["__name__"] + ".__dict__"
                 if type(value) is dict and "__name__" in value
                 else _const_name(value)
@@ -167,8 +194,13 @@ class Outside:
         says which object is there, so only what can change about it is guarded."""
         kind = type(value)
         if kind in LEAF_TYPES:
-            if not decided:
-                self.guard("eq", origin, value)
+            if decided:
+                return value
+            if self.dynamic and (kind is int or kind is float):
+                return self._wrap_number(value, origin)
+            self.guard("eq", origin, value)
+            if kind is torch.Size:
+                self._register(value, origin)  # equal ones are made everywhere, and `is` tells them apart
             return value
         if kind is FakeTensor:
             return value
@@ -189,6 +221,30 @@ class Outside:
             if id(value) not in self.origins:
                 self._guard_elements(origin, list(frozenset.__iter__(value)))
         return self._wrap_object(value, origin)
+
+    def _wrap_number(self, value: Any, origin: Origin) -> Any:
+        """A number that changed between calls is symbolic; any other is part of the trace."""
+        found = self._numbers.get(origin)
+        if found is None:
+            if origin.path not in self.dynamic or (type(value) is int and value.bit_length() > 63):
+                self.guard("eq", origin, value)
+                return value
+            self.guard("number", origin, type(value))
+            found = self._numbers[origin] = self._symbols().leaf(origin, value)
+        return found
+
+    def _symbols(self) -> Symbols:
+        """The symbolic numbers of this capture, made when the first is met."""
+        symbols = self.trace.symbols
+        if symbols is None:
+            symbols = self.trace.symbols = Symbols(self._pin_number, self._require)
+        return symbols
+
+    def _pin_number(self, origin: Origin, value: Any) -> None:
+        self.guard("eq", origin, value)
+
+    def _require(self, expression: Expression, expected: Any) -> None:
+        self.guard("expression", leaves(expression)[0], (expression, expected), key=(expression, expected))
 
     def _register(self, value: Any, origin: Origin) -> None:
         if id(value) not in self.origins:
@@ -220,6 +276,10 @@ class Outside:
             if not decided:
                 self.guard("eq", origin, value)
             return value
+        known = self._tuples.get(id(value))
+        if known is not None:
+            self._alias(origin, self.origins[id(value)])
+            return known
         if not decided:
             self.guard("type", origin, kind)
             self.guard("len", origin, len(value))
@@ -229,12 +289,14 @@ class Outside:
         ]
         self._register(value, origin)
         if all(a is b for a, b in zip(items, tuple.__iter__(value))):
+            self._tuples[id(value)] = value
             return value
         made = tuple.__new__(kind, items)
         own = instance_dict(value)
         if own:
             made.__dict__.update(own)
-        self._keep.append(made)
+        self._tuples[id(value)] = made
+        self._register(made, origin)
         return made
 
     def _wrap_object(self, value: Any, origin: Origin) -> Any:
@@ -369,6 +431,34 @@ class Outside:
             own = instance_dict(obj)
             if own is not None and id(own) in self.origins:
                 self._touch_one(own)
+
+    def touch_class(self, cls: type, name: str, *, was_read: bool) -> None:
+        """Before an attribute of an outside class changes."""
+        self.use_class(cls)
+        names = self._changed_classes.setdefault(cls, set())
+        if not was_read and not self.log.touches(cls, name):
+            names.add(name)
+
+    def guard_changed_classes(self) -> None:
+        """A store gives a class a new version: what is compared instead are its attributes, but for those stored."""
+        changed = self._changed_classes
+        for key, guard in list(self._guards.items()) if changed else ():
+            if guard.kind == "type_version" and not changed.keys().isdisjoint(guard.origin.value.__mro__):
+                del self._guards[key]
+                for base in guard.origin.value.__mro__:
+                    if changed.keys().isdisjoint(base.__mro__):
+                        self.use_class(base)
+                    else:
+                        self._guard_class_attributes(base, changed.get(base, set()))
+
+    def _guard_class_attributes(self, cls: type, besides: set[str]) -> None:
+        before = {k: v for k, v in vars(cls).items() if k not in besides}
+        for (key, name), (_, _, old, *_) in self.log._named.items():
+            if key == id(cls) and name not in besides:
+                before.pop(name, None)
+                before |= {} if old is MISSING else {name: old}
+        unchanged = ClassState(cls, before, frozenset(besides))
+        self.guard("id", self.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True)
 
     def guard_distinct(self) -> None:
         """An object that the trace changed must not be another object that the trace used."""

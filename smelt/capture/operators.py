@@ -12,10 +12,10 @@ import itertools
 import operator
 from typing import Any
 
-from smelt.capture import polyfills
+from smelt.capture import numbers, polyfills, texts
 from smelt.capture.attributes import ABSENT, FUNCTION, python_method
-from smelt.capture.containers import container_len, contains_key
-from smelt.capture.frames import Generator
+from smelt.capture.containers import checked_len, container_len, contains_key
+from smelt.capture.frames import Generator, VMCallable
 from smelt.capture.values import (
     CONTAINER_BASES,
     CONTAINER_TYPES,
@@ -29,6 +29,7 @@ from smelt.capture.windows import PLAIN_ITERATORS
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS, plain
 
 _NAMES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
@@ -43,6 +44,8 @@ _METHODS = {
 }  # fmt: skip
 _IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
 _EQUALITY = (operator.eq, operator.ne)
+_COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
+_HEAP_TYPE = 1 << 9
 _SIMPLE = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
 
 
@@ -54,12 +57,18 @@ def _is_object(kind: type) -> bool:
 def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     """`fn(left, right)` for a function of the operator module."""
     a, b = type(left), type(right)
+    if a is str and fn is operator.mod:
+        return texts.percent(vm, left, right)
+    if a is texts.Text or b is texts.Text:
+        return texts.binary(fn, left, right)
     if a in _SIMPLE and b in _SIMPLE:
         if a is tuple and b is tuple and fn in _EQUALITY:
             return _equal_items(vm, left, right) is (fn is operator.eq)
         return fn(left, right) if a is not tuple and b is not tuple else vm.native(fn, (left, right))
     if a is list and b is list and fn in _EQUALITY:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
+    if a in NUMBERS or b in NUMBERS:
+        return numbers.binary(vm, fn, left, right)
     if _is_object(a) or _is_object(b):
         found = _python_operator(vm, fn, left, right)
         if found is not NotImplemented:
@@ -105,21 +114,69 @@ def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     names = _METHODS.get(fn)
     if names is None:
         return NotImplemented
-    tries = [(left, names[0], right), (right, names[1], left)]
-    if type(right) is not type(left) and issubclass(type(right), type(left)):
-        tries.reverse()
-    for obj, name, other in tries:
+    asked = False
+    for obj, name, other in _tries(vm, fn, names, left, right):
         found = python_method(vm, obj, name) if _is_object(type(obj)) else None
-        if found is not None:
-            result = vm.call_function(found, (obj, other))
-            if result is not NotImplemented:
-                return result
-    if fn is operator.ne:
-        found = python_method(vm, left, "__eq__") if _is_object(type(left)) else None
-        if found is not None:
-            result = vm.call_function(found, (left, right))
-            return result if result is NotImplemented else not truth(vm, result)
-    return NotImplemented
+        if found is None and fn is operator.ne and _is_object(type(obj)):
+            result = _inverted_equality(vm, obj, other)
+        else:
+            result = NotImplemented if found is None else vm.call_function(found, (obj, other))
+        asked = asked or found is not None
+        if result is not NotImplemented:
+            return result
+    return _refused_by_both(fn, left, right) if asked else NotImplemented
+
+
+def _tries(vm: Any, fn: Any, names: tuple[str, str], left: Any, right: Any) -> list[tuple[Any, str, Any]]:
+    """Whose method is asked, in order: a subclass on the right first, but for arithmetic only if it has its own."""
+    forward, reflected = (left, names[0], right), (right, names[1], left)
+    a, b = type(left), type(right)
+    if a is b:
+        return [forward, reflected] if fn in _COMPARISONS else [forward]
+    if a is str and fn is operator.mod:
+        return []
+    if issubclass(b, a) and (fn in _COMPARISONS or _differs(vm, a, b, names[1])):
+        return [reflected, forward]
+    return [forward, reflected]
+
+
+def _differs(vm: Any, a: type, b: type, name: str) -> bool:
+    return vm.type_info(a).find(name)[1] is not vm.type_info(b).find(name)[1]
+
+
+def _inverted_equality(vm: Any, obj: Any, other: Any) -> Any:
+    """`object.__ne__`."""
+    if vm.type_info(type(obj)).find("__ne__")[1] is not object.__ne__:
+        return NotImplemented
+    found = python_method(vm, obj, "__eq__")
+    result = NotImplemented if found is None else vm.call_function(found, (obj, other))
+    return result if result is NotImplemented else not truth(vm, result)
+
+
+def _refused_by_both(fn: Any, left: Any, right: Any) -> Any:
+    """The operator where methods in Python have been asked and did not know: not asked again by native code."""
+    stand_ins = [_stand_in(v) for v in (left, right)]
+    if any(v is None for v in stand_ins):
+        return NotImplemented
+    if fn in _EQUALITY:
+        return (left is right) is (fn is operator.eq)
+    return fn(*stand_ins)  # raises, with the names of their classes
+
+
+def _stand_in(value: Any) -> Any:
+    """An object without operators whose class has the same name; None for classes that inherit from another of C."""
+    kind = type(value)
+    if kind is FakeTensor:
+        return _stand_in_class("Parameter" if getattr(value, "_is_param", False) else "Tensor")()
+    if not _is_object(kind):
+        return value if value is not None else _stand_in_class("NoneType")()
+    if any(not b.__flags__ & _HEAP_TYPE and b is not object for b in kind.__mro__):
+        return None
+    return _stand_in_class(kind.__name__)()
+
+
+def _stand_in_class(name: str) -> type:
+    return type(name, (), {})
 
 
 def truth(vm: Any, value: Any) -> bool:
@@ -127,11 +184,15 @@ def truth(vm: Any, value: Any) -> bool:
     kind = type(value)
     if kind in _SIMPLE:
         return bool(value)
+    if kind in NUMBERS:
+        return bool(value)
+    if kind in (Generator, VMCallable):
+        return True
+    vm.outside.use_class(kind)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
-            vm.outside.use_class(kind)
-            return bool(vm.call_function(found, (value,)))
+            return _checked_truth(name, vm.call_function(found, (value,)))
         if how is not ABSENT:
             break
     if isinstance(value, CONTAINER_BASES):
@@ -140,10 +201,21 @@ def truth(vm: Any, value: Any) -> bool:
     return vm.native(bool, (value,))
 
 
+def _checked_truth(name: str, result: Any) -> bool:
+    """What `__bool__` or `__len__` gave. Raises as the interpreter would."""
+    if name == "__len__":
+        return checked_len(result) != 0
+    if type(result) is not bool:
+        raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+    return result
+
+
 def same(vm: Any, left: Any, right: Any) -> bool:
     """`left is right`. That two outside objects are different is guarded."""
     if left is right:
         return True
+    if type(left) in NUMBERS or type(right) in NUMBERS:
+        return plain(left) is plain(right) if numbers.is_number(left) and numbers.is_number(right) else False
     a, b = vm.outside.origins.get(id(left)), vm.outside.origins.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         if type(left) is type(right) and not is_identity(left) and not is_constant(left):
@@ -163,6 +235,8 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
                 value is v or truth(vm, binary(vm, operator.eq, v, value))
                 for v in _iterate(vm, get_iter(vm, container))
             )
+    if isinstance(container, (dict, set, frozenset)):
+        value = plain(value)
     if isinstance(container, dict):
         return contains_key(vm, container, value)
     if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
@@ -183,6 +257,8 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
 def subscript(vm: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     kind = type(obj)
+    if vm.trace.symbols is not None:
+        key = _plain_key(obj, key)
     if kind is FakeTensor:
         return obj[vm.outside.view(key)]
     if kind in _SIMPLE and kind is not type:
@@ -200,6 +276,12 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
         return vm.keyed(tuple.__getitem__, obj, key)
     vm.outside.check_readable(obj)
     return vm.outside.fake(vm.native(operator.getitem, (obj, vm.outside.view(key))))
+
+
+def _plain_key(obj: Any, key: Any) -> Any:
+    """A key that native code looks up holds no symbolic numbers."""
+    native = not _is_object(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
+    return numbers.plain_parts(key) if native else key
 
 
 def _class_item(vm: Any, cls: Any, key: Any) -> Any:
@@ -266,6 +348,8 @@ def item_value(vm: Any, obj: Any, key: Any, value: Any) -> Any:
 def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
     """`obj[key] = value`."""
     kind = type(obj)
+    if vm.trace.symbols is not None:
+        key = _plain_key(obj, key)
     if kind is FakeTensor:
         obj[vm.outside.view(key)] = vm.outside.view(value)
         return
@@ -289,6 +373,8 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
 
 def delete_item(vm: Any, obj: Any, key: Any) -> None:
     """`del obj[key]`."""
+    if vm.trace.symbols is not None:
+        key = _plain_key(obj, key)
     found = python_method(vm, obj, "__delitem__")
     if found is not None:
         vm.call_function(found, (obj, key))
@@ -312,7 +398,7 @@ def get_iter(vm: Any, obj: Any) -> Any:
     if kind is Generator:
         return obj
     if kind is FakeTensor:
-        return iter(obj.unbind(0))
+        return iter(_rows(obj))
     if _is_object(kind):
         found = _python_iterator(vm, obj)
         if found is not None:
@@ -320,11 +406,20 @@ def get_iter(vm: Any, obj: Any) -> Any:
     return iter(iterable(vm, obj))
 
 
+def _rows(tensor: FakeTensor) -> Any:
+    if not tensor.spec.shape:
+        raise TypeError("iteration over a 0-d tensor")
+    return tensor.unbind(0)
+
+
 def _python_iterator(vm: Any, obj: Any) -> Any:
     """`iter(obj)` where that is Python code; None where it is not."""
     found = python_method(vm, obj, "__iter__")
     if found is not None:
-        return vm.call_function(found, (obj,))
+        made = vm.call_function(found, (obj,))
+        if not hasattr(type(made), "__next__"):
+            raise TypeError(f"iter() returned non-iterator of type {vm.class_of(made).__name__!r}")
+        return made
     if (
         vm.type_info(type(obj)).find("__iter__")[0] is ABSENT
         and python_method(vm, obj, "__getitem__") is not None
@@ -341,7 +436,7 @@ def iterable(vm: Any, obj: Any) -> Any:
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
         return vm.outside.open(obj) if id(obj) in vm.outside.origins else obj
     if kind is FakeTensor:
-        return obj.unbind(0)
+        return _rows(obj)
     if _is_object(kind):
         found = _python_iterator(vm, obj)
         if found is not None:

@@ -14,6 +14,8 @@ import datetime
 import decimal
 import enum
 import functools
+import gc
+import math
 import pathlib
 import types
 from collections.abc import Callable, Iterable
@@ -22,8 +24,10 @@ from typing import Any, Protocol
 
 import torch
 
+from smelt.capture import texts
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.symbols import NUMBERS
 
 
 class Text(Protocol):
@@ -33,6 +37,10 @@ class Text(Protocol):
 
     def constant(self, x: object, hint: str) -> str:
         """The expression for an object that is known by identity."""
+        ...
+
+    def number(self, x: Any) -> str:
+        """The expression for a symbolic number."""
         ...
 
 
@@ -48,7 +56,6 @@ CONSTANTS: frozenset[type] = frozenset(
         torch.device,
         torch.layout,
         torch.memory_format,
-        torch.Size,
         torch.finfo,
         torch.iinfo,
         type(torch.ops.aten.add),
@@ -196,6 +203,13 @@ def _partial_text(p: functools.partial[Any], text: Text) -> str:
     return f"partial({text(p.func)}{args}{keywords})"
 
 
+def _view_kind(how: str) -> Kind:
+    """`keys()`, `values()`, `items()` of a dictionary, which only the collector can tell."""
+    return Kind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
+
+
+_VIEWS = ("keys", "values", "items")
+
 KINDS: dict[type, Kind] = {
     tuple: Kind(lambda x: x, _tuple_text),
     list: Kind(lambda x: x, _list_text, lambda x, text: "[]", _extend, lambda x: x),
@@ -239,8 +253,37 @@ KINDS: dict[type, Kind] = {
         _fill_cell,
         _cell_contents,
     ),
+    **dict.fromkeys(NUMBERS, Kind(lambda x: (), lambda x, text: text.number(x))),
+    types.SimpleNamespace: Kind(
+        lambda x: _pairs(vars(x)),
+        lambda x, text: f"SimpleNamespace(**{_dict_text(vars(x), text)})",
+        lambda x, text: "SimpleNamespace()",
+        lambda x, text, name: [f"{name}.__dict__.update({_dict_text(vars(x), text)})"] if vars(x) else [],
+        lambda x: _pairs(vars(x)),
+    ),
+    **{type(getattr(kind(), how)()): _view_kind(how) for kind in (dict, collections.OrderedDict) for how in _VIEWS},
+    torch.Size: Kind(tuple, lambda x, text: f"torch.Size({_list_text(x, text)})"),
     types.FunctionType: Kind(
         _function_needs, _function_text, _function_text, _function_fill, _function_holds, named=True
+    ),
+}
+
+def _text_text(x: texts.Text, text: Text) -> str:
+    return f"{text.constant(x.how, x.how.__name__)}({', '.join(map(text, x.args))})"
+
+
+def _shown_text(x: texts.Shown, text: Text) -> str:
+    if x.is_plain:
+        return text(x.tensor)
+    facts = (x.grad_fn, x.fake.requires_grad, x.is_parameter)
+    return f"{text.constant(texts.Display, 'Display')}({', '.join(map(text, (x.tensor, *facts)))})"
+
+
+KINDS |= {
+    texts.Text: Kind(lambda x: x.args, _text_text),
+    texts.Shown: Kind(lambda x: (x.tensor,), _shown_text),
+    texts.Verbatim: Kind(
+        lambda x: (x.text,), lambda x, text: f"{text.constant(texts.Verbatim, 'Verbatim')}({text(x.text)})"
     ),
 }
 
@@ -252,6 +295,8 @@ NAMES: dict[str, Any] = {
     "partial": functools.partial,
     "MethodType": types.MethodType,
     "MappingProxyType": types.MappingProxyType,
+    "SimpleNamespace": types.SimpleNamespace,
+    "Parameter": torch.nn.Parameter,
     "CellType": types.CellType,
     "FunctionType": types.FunctionType,
     "set_attribute": object.__setattr__,
@@ -259,6 +304,8 @@ NAMES: dict[str, Any] = {
     "delete_attribute": object.__delattr__,
     "delete_type_attribute": type.__delattr__,
     "torch": torch,
+    "math": math,
+    **{f.__name__: f for f in (abs, float, int, max, min, round)},
 }
 
 
@@ -267,7 +314,7 @@ NAMES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class _Base:
-    """The built-in part of an instance: how it is created and filled, and what it refers to."""
+    """The built-in part of an instance: how it is created and filled, and what it refers to (`parts`: when filled)."""
 
     name: str
     base: type
@@ -275,6 +322,7 @@ class _Base:
     create: Callable[[Any, str, Text], str]
     fill: Callable[[Any, Text, str], list[str]]
     immutable: bool = False
+    parts: Callable[[Any], Iterable[object]] = lambda x: ()
 
 
 def _fill_ordered(x: Any, text: Text, name: str) -> list[str]:
@@ -317,8 +365,39 @@ def _exception_args(x: BaseException) -> tuple[Any, ...]:
     return found
 
 
+def _native_bases(x: BaseException) -> list[type]:
+    """The classes of C that an exception's class inherits from, nearest first."""
+    return [k for k in type(x).__mro__ if not k.__flags__ & _TPFLAGS_HEAPTYPE]
+
+
 def _new_exception(x: BaseException, cls: str, text: Text) -> str:
-    return f"BaseException.__new__({', '.join((cls, *map(text, _exception_args(x))))})"
+    made = text(_native_bases(x)[0])
+    return f"{made}.__new__({', '.join((cls, *map(text, _exception_args(x))))})"
+
+
+_EVERY_EXCEPTION = frozenset(vars(BaseException)) | frozenset(vars(BaseExceptionGroup))
+_FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def _exception_fields(x: BaseException) -> dict[str, Any]:
+    """What an exception has besides `args` and attributes: fields of its classes of C, and what it comes from."""
+    found: dict[str, Any] = {}
+    for cls in _native_bases(x):
+        for name, field in cls.__dict__.items():
+            if type(field) in _FIELDS and name not in _EVERY_EXCEPTION:
+                try:
+                    found[name] = field.__get__(x)
+                except (AttributeError, TypeError):  # not set
+                    continue
+    found["__cause__"], found["__context__"] = x.__cause__, x.__context__
+    found = {name: value for name, value in found.items() if value is not None}
+    if x.__suppress_context__ is not (x.__cause__ is not None):
+        found["__suppress_context__"] = x.__suppress_context__
+    return found
+
+
+def _fill_exception(x: BaseException, text: Text, name: str) -> list[str]:
+    return [f"set_attribute({name}, {n!r}, {text(v)})" for n, v in _exception_fields(x).items()]
 
 
 def _tuple_items(x: Any) -> tuple[object, ...]:
@@ -374,7 +453,15 @@ BASES: tuple[_Base, ...] = (
     _Base("str", str, lambda x: (), _new_from(str), _nothing, immutable=True),
     _Base("int", int, lambda x: (), _new_from(int), _nothing, immutable=True),
     _Base("float", float, lambda x: (), _new_from(float), _nothing, immutable=True),
-    _Base("BaseException", BaseException, _exception_args, _new_exception, _nothing, immutable=True),
+    _Base(
+        "BaseException",
+        BaseException,
+        _exception_args,
+        _new_exception,
+        _fill_exception,
+        immutable=True,
+        parts=lambda x: _exception_fields(x).values(),
+    ),
     _Base("object", object, lambda x: (), _new("object"), _nothing),
 )
 
@@ -425,7 +512,7 @@ def _instance_kind(cls: type) -> Kind | str:
     names = _slot_names(cls)
 
     def holds(x: object) -> list[object]:
-        return [*base.holds(x), *_slots(x, names).values(), *_pairs(_attributes(x))]
+        return [*base.holds(x), *base.parts(x), *_slots(x, names).values(), *_pairs(_attributes(x))]
 
     def create(x: object, text: Text) -> str:
         return base.create(x, text(cls), text)

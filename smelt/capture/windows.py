@@ -17,12 +17,15 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.capture import numbers
 from smelt.capture.frames import Generator, VMCallable
 from smelt.capture.natives import REFUSED, is_native_module, runs_natively
+from smelt.capture.texts import Text
 from smelt.capture.values import LEAF_TYPES, MISSING, FunctionType, MethodType, items_of
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_CALL, Reason
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
 
 _HEAP_TYPE = 1 << 9
 _DEPTH = 4  # how many containers deep the user's objects are looked for
@@ -61,8 +64,10 @@ _NEVER: tuple[type, ...] = (
 _PLAIN = {
     **dict.fromkeys(LEAF_TYPES - {slice}, False),
     FakeTensor: False,
+    Text: True,  # so that `in_window` refuses it
     Generator: False,
     VMCallable: False,
+    **dict.fromkeys(NUMBERS, False),
 }
 # Iterators that only hand out what they walk over.
 _PLAIN_ITERABLES: tuple[Any, ...] = (
@@ -146,6 +151,11 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
 
     Raises what it raises, and Unsupported where Python code that it called could not be captured, whatever the
     native code made of that error."""
+    if vm.trace.symbols is not None:
+        result = numbers.native_call(fn, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        args, kwargs = numbers.native_arguments(fn, args, kwargs)
     kinds = vm.kinds
     for value in args:
         if kinds.get(type(value)) is not False and calls_back(kinds, value):
@@ -167,6 +177,8 @@ def in_window(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | No
     """The call, in a window."""
     for value in args:
         vm.outside.use_class(value if isinstance(value, type) else type(value))
+        if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
+            raise Unsupported(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
     if _has_torch_function(vm, args):
         raise Unsupported(Reason(UNSUPPORTED_CALL, "an object with a __torch_function__ of its own"))
     try:
@@ -182,6 +194,8 @@ def in_window(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | No
 
 def keyed(vm: Any, fn: Any, obj: Any, key: Any, *rest: Any) -> Any:
     """`fn(obj, key, *rest)` of a container: only the key is hashed and compared, so the contents need no look."""
+    if vm.trace.symbols is not None:
+        key = numbers.plain_parts(key)
     if vm.kinds.get(type(key)) is not False and calls_back(vm.kinds, key):
         return in_window(vm, fn, (obj, key, *rest))
     return fn(obj, key, *rest)
@@ -216,12 +230,22 @@ def called_back(vm: Any, fn: FunctionType, *slots: Any) -> Any:
         raise vm.failure
     if fn not in vm.functions and fn not in REFUSED and runs_natively(fn):
         return _native.NATIVELY
+    if vm.making_classes:
+        _note_new_class(vm, slots)
     try:
         args, kwargs = _arguments(vm, fn, slots)
         return vm.call_function(fn, args, kwargs)
     except Unsupported as e:
         vm.locate(e)
         raise
+
+
+def _note_new_class(vm: Any, slots: Sequence[Any]) -> None:
+    """`__set_name__` and `__init_subclass__` run before the class that is made comes out of native code."""
+    for value in slots:
+        if isinstance(value, type) and id(value) not in vm.outside.origins:
+            if (value.__name__, value.__bases__) == vm.making_classes[-1]:
+                vm.outside.forget_class(value)
 
 
 def _arguments(vm: Any, fn: FunctionType, slots: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
