@@ -73,8 +73,13 @@ UNSUPPORTED_OBJECT = _kind(
 )
 SIDE_EFFECT_IO = _kind(
     "input-output",
-    "the function prints, logs, or reads the outside world",
+    "the function reads or changes the outside world (files, the network, time, random numbers)",
     "Move it out of the compiled function.",
+)
+OUTPUT = _kind(
+    "output",
+    "something is printed, logged or warned of in a way that cannot wait until the graph has run",
+    "Print to sys.stdout or sys.stderr and log through the standard handlers, or move it out of the compiled function.",
 )
 GRAPH_BREAK_REQUESTED = _kind(
     "graph-break-requested",

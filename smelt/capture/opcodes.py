@@ -12,17 +12,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture import attributes, intrinsics
+from smelt.capture import attributes, intrinsics, raising, texts
 from smelt.capture.attributes import python_method
-from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE
+from smelt.capture.binding import function_text
+from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE, call
 from smelt.capture.code import PY312, Handler
 from smelt.capture.containers import mapping
+from smelt.capture.effects import cell_value
 from smelt.capture.frames import Frame, Generator, Handled
 from smelt.capture.values import MISSING, NULL, CellType, FunctionType
 from smelt.capture.windows import calls_back
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OPCODE, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import plain_parts
 
 HANDLERS: dict[str, Handler] = {}
 
@@ -77,14 +80,14 @@ def _load_const(vm: Any, frame: Frame, arg: Any) -> None:
     frame.stack.append(arg)
 
 
+_UNBOUND = "cannot access local variable {!r} where it is not associated with a value"
+
+
 @opcode("LOAD_FAST", "LOAD_FAST_CHECK")
 def _load_fast(vm: Any, frame: Frame, arg: Any) -> None:
     value = frame.locals[arg]
     if value is NULL:
-        name = frame.code.local_names[arg]
-        raise UnboundLocalError(
-            f"cannot access local variable {name!r} where it is not associated with a value"
-        )
+        raise UnboundLocalError(_UNBOUND.format(frame.code.local_names[arg]))
     frame.stack.append(value)
 
 
@@ -125,24 +128,27 @@ def _load_closure(vm: Any, frame: Frame, arg: Any) -> None:
     frame.stack.append(frame.locals[arg])
 
 
-def _outside_cell(vm: Any, frame: Frame, arg: int) -> int:
-    """The index in the function's closure of a cell from outside; -1 for a cell that the trace made."""
-    first = frame.code.nlocals - frame.code.nfree
-    return arg - first if arg >= first and id(frame.function) in vm.outside.origins else -1
-
-
 def _load_cell(vm: Any, frame: Frame, arg: int) -> Any:
     cell = frame.locals[arg]
-    at = _outside_cell(vm, frame, arg)
-    if at >= 0 and not vm.cell_written(cell):
-        return vm.read_cell(frame.function, cell, at)
-    try:
-        return cell.cell_contents
-    except ValueError:
-        name = frame.code.local_names[arg]
-        raise NameError(
-            f"cannot access free variable {name!r} where it is not associated with a value"
-        ) from None
+    place = vm.cell_place(frame, arg)
+    if not vm.cell_written(cell):
+        if place is not None:
+            return vm.read_cell(place[0], cell, place[1])
+        if id(cell) in vm.outside.origins and vm.holds_value(cell):
+            return vm.read_held_cell(cell)
+    value = cell_value(cell)
+    if value is MISSING:
+        raise _unbound_cell(frame, arg)
+    return value
+
+
+def _unbound_cell(frame: Frame, arg: int) -> NameError:
+    name = frame.code.local_names[arg]
+    if arg < frame.code.nlocals - frame.code.nfree:
+        return UnboundLocalError(_UNBOUND.format(name))
+    return NameError(
+        f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope", name=name
+    )
 
 
 @opcode("LOAD_DEREF")
@@ -162,20 +168,25 @@ def _load_from_dict_or_deref(vm: Any, frame: Frame, arg: Any) -> None:
     frame.stack[-1] = _load_cell(vm, frame, arg) if found is MISSING else found
 
 
+def _touched_cell(vm: Any, frame: Frame, arg: int) -> Any:
+    cell, place = frame.locals[arg], vm.cell_place(frame, arg)
+    if place is not None:
+        vm.touch_cell(place[0], cell, place[1])
+    elif id(cell) in vm.outside.origins:
+        vm.outside.log.touch_cell(cell)
+    return cell
+
+
 @opcode("STORE_DEREF")
 def _store_deref(vm: Any, frame: Frame, arg: Any) -> None:
-    cell = frame.locals[arg]
-    if _outside_cell(vm, frame, arg) >= 0:
-        vm.touch_cell(frame.function, cell, _outside_cell(vm, frame, arg))
+    cell = _touched_cell(vm, frame, arg)
     cell.cell_contents = frame.stack.pop()
 
 
 @opcode("DELETE_DEREF")
 def _delete_deref(vm: Any, frame: Frame, arg: Any) -> None:
-    cell = frame.locals[arg]
-    if _outside_cell(vm, frame, arg) >= 0:
-        vm.touch_cell(frame.function, cell, _outside_cell(vm, frame, arg))
-    del cell.cell_contents
+    _load_cell(vm, frame, arg)
+    del _touched_cell(vm, frame, arg).cell_contents
 
 
 # -------------------------------------------------------------------------------------------- globals and names
@@ -458,7 +469,7 @@ def _build_set(vm: Any, frame: Frame, arg: Any) -> None:
 def _build_map(vm: Any, frame: Frame, arg: Any) -> None:
     at = len(frame.stack) - 2 * arg
     flat = frame.stack[at:]
-    keys = flat[::2]
+    keys = flat[::2] if vm.trace.symbols is None else [plain_parts(k) for k in flat[::2]]
     pairs = list(zip(keys, flat[1::2]))
     frame.stack[at:] = (vm.native(dict, (pairs,)) if calls_back(vm.kinds, keys) else dict(pairs),)
 
@@ -471,7 +482,7 @@ def _build_const_key_map(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("BUILD_STRING")
 def _build_string(vm: Any, frame: Frame, arg: Any) -> None:
-    frame.stack.append("".join(_take(frame.stack, arg)))
+    frame.stack[-arg:] = (texts.join_all(frame.stack[-arg:]),)
 
 
 @opcode("BUILD_SLICE")
@@ -505,9 +516,20 @@ def _map_add(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("LIST_EXTEND")
 def _list_extend(vm: Any, frame: Frame, arg: Any) -> None:
+    if not _is_iterable(frame.stack[-1]):
+        raise TypeError(f"Value after * must be an iterable, not {_class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1])
     frame.stack.pop()
     frame.stack[-arg].extend(values)
+
+
+def _is_iterable(value: Any) -> bool:
+    kind = type(value)
+    return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+
+
+def _class_name(vm: Any, value: Any) -> str:
+    return vm.class_of(value).__name__
 
 
 @opcode("SET_UPDATE")
@@ -517,9 +539,15 @@ def _set_update(vm: Any, frame: Frame, arg: Any) -> None:
     vm.keyed(set.update, frame.stack[-arg], values)
 
 
+def _mapping(vm: Any, value: Any, message: str) -> Any:
+    if attributes.load_default(vm, value, "keys", MISSING) is MISSING:
+        raise TypeError(message.format(_class_name(vm, value)))
+    return mapping(vm, value)
+
+
 @opcode("DICT_UPDATE")
 def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
-    values = mapping(vm, frame.stack[-1])
+    values = _mapping(vm, frame.stack[-1], "{!r} object is not a mapping")
     frame.stack.pop()
     if calls_back(vm.kinds, values.keys()):
         vm.native(dict.update, (frame.stack[-arg], values))
@@ -529,18 +557,19 @@ def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("DICT_MERGE")
 def _dict_merge(vm: Any, frame: Frame, arg: Any) -> None:
-    values = mapping(vm, frame.stack[-1])
-    frame.stack.pop()
-    target = frame.stack[-arg]
+    called = function_text(frame.stack[-arg - 3])
+    values = _mapping(vm, frame.stack[-1], f"{called} argument after ** must be a mapping, not {{}}")
+    target = frame.stack[-arg - 1]
     for key in values:
         if key in target:
-            raise TypeError(f"got multiple values for keyword argument {key!r}")
+            raise TypeError(f"{called} got multiple values for keyword argument '{key}'")
     target.update(values)
+    frame.stack.pop()
 
 
 @opcode("UNPACK_SEQUENCE")
 def _unpack_sequence(vm: Any, frame: Frame, arg: Any) -> None:
-    values = vm.elements(frame.stack[-1], limit=arg + 1)
+    values = _unpacked(vm, frame.stack[-1], limit=arg + 1)
     if len(values) != arg:
         raise ValueError(
             f"too many values to unpack (expected {arg})"
@@ -553,7 +582,7 @@ def _unpack_sequence(vm: Any, frame: Frame, arg: Any) -> None:
 @opcode("UNPACK_EX")
 def _unpack_ex(vm: Any, frame: Frame, arg: Any) -> None:
     before, after = arg & 0xFF, arg >> 8
-    values = list(vm.elements(frame.stack[-1]))
+    values = list(_unpacked(vm, frame.stack[-1]))
     if len(values) < before + after:
         raise ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(values)})"
@@ -562,17 +591,21 @@ def _unpack_ex(vm: Any, frame: Frame, arg: Any) -> None:
     frame.stack[-1:] = reversed([*values[:before], values[before:end], *values[end:]])
 
 
+def _unpacked(vm: Any, value: Any, limit: int | None = None) -> Any:
+    if not _is_iterable(value):
+        raise TypeError(f"cannot unpack non-iterable {_class_name(vm, value)} object")
+    return vm.elements(value, limit=limit)
+
+
 @opcode("FORMAT_VALUE")
 def _format_value(vm: Any, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     has_spec = bool(arg & 4)
     value, spec = (stack[-2], stack[-1]) if has_spec else (stack[-1], "")
-    if type(value) is FakeTensor:
-        raise Unsupported(Reason(DATA_DEPENDENT, "a tensor is formatted as text"))
     convert = (None, str, repr, ascii)[arg & 3]
     if convert is not None:
-        value = vm.call(convert, (value,), {})
-    text = vm.call(format, (value, spec), {}) if type(value) is not str or spec else value
+        value = texts.convert(vm, convert, value)
+    text = texts.formatted(vm, value, spec) if type(value) is not str or spec else value
     stack[-1 - has_spec :] = (text,)
 
 
@@ -647,7 +680,8 @@ def _call(vm: Any, frame: Frame, arg: Any) -> None:
         frame.kwnames = ()
     else:
         kwargs = {}
-    result = vm.call(fn, args, kwargs)
+    vm.tail = frame
+    result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
 
 
@@ -656,9 +690,14 @@ def _call_function_ex(vm: Any, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     at = len(stack) - 3 - (arg & 1)  # NULL, function, positional, [keyword]
     fn, positional = stack[at + 1 : at + 3]
-    kwargs = dict(mapping(vm, stack[-1])) if arg & 1 else {}
+    if not _is_iterable(positional):
+        kind = _class_name(vm, positional)
+        raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
+    after = "{} argument after ** must be a mapping, not {{}}"
+    kwargs = dict(_mapping(vm, stack[-1], after.format(function_text(fn)))) if arg & 1 else {}
     args = positional if type(positional) is tuple else tuple(vm.elements(positional))
-    stack[at:] = (vm.call(fn, args, kwargs),)
+    vm.tail = frame
+    stack[at:] = (call(vm, fn, args, kwargs),)
 
 
 @opcode("RETURN_VALUE")
@@ -678,6 +717,7 @@ def _return_generator(vm: Any, frame: Frame, arg: Any) -> bool:
     if frame.code.flags & (COROUTINE | ASYNC_GENERATOR):
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, "asynchronous functions"))
     frame.result = Generator(vm, frame)
+    frame.direct = False
     return True
 
 
@@ -715,7 +755,7 @@ def _end_send(vm: Any, frame: Frame, arg: Any) -> None:
 def _cleanup_throw(vm: Any, frame: Frame, arg: Any) -> None:
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
-        raise error
+        vm.raise_again(error)
     frame.stack[-3:] = (None, error.value)
 
 
@@ -736,34 +776,39 @@ def _pop_except(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("CHECK_EXC_MATCH")
 def _check_exc_match(vm: Any, frame: Frame, arg: Any) -> None:
-    classes = frame.stack.pop()
-    frame.stack.append(issubclass(type(frame.stack[-1]), classes))
+    classes = raising.check_classes(frame.stack[-1])
+    frame.stack[-1] = raising.matches(frame.stack[-2], classes)
 
 
 @opcode("CHECK_EG_MATCH")
 def _check_eg_match(vm: Any, frame: Frame, arg: Any) -> None:
-    raise Unsupported(Reason(UNSUPPORTED_OPCODE, "except*"))
+    match, rest = raising.split(vm, *frame.stack[-2:])
+    frame.stack[-2:] = (rest, match)
+    if match is not None:
+        frame.handled = match
+
+
+@opcode("PREP_RERAISE_STAR")
+def _prep_reraise_star(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack[-2:] = (raising.after_clauses(vm, *frame.stack[-2:]),)
 
 
 @opcode("RERAISE")
 def _reraise(vm: Any, frame: Frame, arg: Any) -> None:
-    raise frame.stack.pop()
+    vm.raise_again(frame.stack[-1])
 
 
 @opcode("RAISE_VARARGS")
 def _raise_varargs(vm: Any, frame: Frame, arg: Any) -> None:
-    if arg == 0:
-        error = vm.handled_exception()
-        raise error if error is not None else RuntimeError("No active exception to reraise")
-    error = frame.stack[-arg]
-    if isinstance(error, type):
-        error = vm.call(error, (), {})
-    if arg == 2:
-        cause = frame.stack[-1]
-        error.__cause__ = vm.call(cause, (), {}) if isinstance(cause, type) else cause
     handled = vm.handled_exception()
-    if handled is not None and handled is not error:
-        error.__context__ = handled
+    if arg == 0 and handled is not None:
+        vm.raise_again(handled)
+    if arg == 0:
+        raise RuntimeError("No active exception to reraise")
+    error = raising.made(vm, frame.stack[-arg])
+    if arg == 2:
+        raising.set_cause(vm, error, frame.stack[-1])
+    vm.raising = None  # also one that was raised before gets its context anew
     raise error
 
 
@@ -775,7 +820,12 @@ def _load_assertion_error(vm: Any, frame: Frame, arg: Any) -> None:
 @opcode("BEFORE_WITH")
 def _before_with(vm: Any, frame: Frame, arg: Any) -> None:
     manager = frame.stack[-1]
-    leave = attributes.load_attr(vm, manager, "__exit__")
+    enter = attributes.load_special(vm, manager, "__enter__")
+    leave = attributes.load_special(vm, manager, "__exit__")
+    if enter is MISSING or leave is MISSING:
+        missed = "" if enter is MISSING else " (missed __exit__ method)"
+        name = vm.class_of(manager).__name__
+        raise TypeError(f"{name!r} object does not support the context manager protocol{missed}")
     entered = vm.enter(manager)
     frame.stack[-1:] = (leave, entered)
 
@@ -865,6 +915,8 @@ def _call_intrinsic_1(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("CALL_INTRINSIC_2")
 def _call_intrinsic_2(vm: Any, frame: Frame, arg: Any) -> None:
+    if arg == intrinsics.PREP_RERAISE_STAR:
+        return _prep_reraise_star(vm, frame, arg)
     handler = intrinsics.BINARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_2 {arg}"))

@@ -91,6 +91,11 @@ def _set_cell(e: fx.SetCell) -> Iterable[Store]:
         yield Store("{}.cell_contents = {}", (e.target, e.value))
 
 
+def _call(e: fx.Call) -> Iterable[Store]:
+    plain = ["{}"] * (len(e.args) - len(e.names))
+    yield Store(f"{{}}({', '.join([*plain, *(f'{n}={{}}' for n in e.names)])})", (e.target, *e.args))
+
+
 STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetAttr: _set_attribute,
     fx.DelAttr: _delete_attribute,
@@ -99,6 +104,9 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.ReplaceContents: _replace_contents,
     fx.Extend: _extend,
     fx.SetCell: _set_cell,
+    fx.Call: _call,
+    fx.Enter: lambda e: (Store("{}.__enter__()", (e.target,)),),
+    fx.Leave: lambda e: (Store("{}.__exit__(None, None, None)", (e.target,)),),
 }
 
 

@@ -14,25 +14,30 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 import smelt.capture.builtins
 import smelt.capture.containers
-import smelt.capture.library  # noqa: F401
-from smelt.capture import attributes, calls, operators, transforms, windows
+import smelt.capture.library
+import smelt.capture.output
+import smelt.capture.suspended  # noqa: F401
+from smelt.capture import attributes, breaks, calls, effects, gradients, operators, raising, transforms, windows
 from smelt.capture.attributes import TypeInfo
 from smelt.capture.code import Code, decode
-from smelt.capture.effects import Effect
+from smelt.capture.effects import Call, Effect, Enter, Leave
 from smelt.capture.emit import collect_fakes
+from smelt.capture.endings import Break, Ending, Return
 from smelt.capture.frames import Frame, Generator, VMCallable
-from smelt.capture.natives import is_native_module, runs_natively
+from smelt.capture.natives import REFUSED, is_native_module, runs_natively
 from smelt.capture.objects import Outside
 from smelt.capture.opcodes import HANDLERS, unknown
+from smelt.capture.resume import Originals
 from smelt.capture.tables import BUILTINS, FUNCTIONS, METHODS, TENSOR_METHODS
-from smelt.capture.values import MISSING, NULL, FunctionType, MethodType
+from smelt.capture.texts import Text
+from smelt.capture.values import LEAF_TYPES, MISSING, NULL, BuiltinType, FunctionType, MethodType, instance_dict
 from smelt.config import Config
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -40,9 +45,11 @@ from smelt.guards import state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.graph import state as trace_state
 from smelt.trace.fake import FakeTensor, hashed
 from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
+from smelt.trace.symbols import PLAIN_TYPE
 
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
 _RECURSION_LIMIT = 20_000
@@ -67,6 +74,10 @@ class UserException(Exception):
         self.line = line
 
 
+class Stopped(BaseException):
+    """Raised where capture is to stop; the frames stay as they are."""
+
+
 class VM:
     """One capture."""
 
@@ -80,18 +91,29 @@ class VM:
         self.trace.on_unknown = self._unknown_tensor
         self.outside = Outside(self.trace, self.where)
         self.frame: Frame | None = None
+        self.tail: Frame | None = None  # the frame whose CALL is being carried out, while what is called gives its result
+        self.stop: tuple[int, ...] = ()  # where to stop: the tick of each frame from the root on
+        self.stopped: list[Frame] = []  # the frames at the stop, outermost first
         self.root: Frame | None = None  # the captured frame, once it runs
         self.context_values: dict[int, Any] = {}
         self.context_tokens: list[tuple[Any, Any]] = []
         self._types: dict[type, TypeInfo] = {}
         self._globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, Any] = {}
-        self._entered: list[Any] = []  # context managers entered natively
+        self.raising: BaseException | None = None  # on its way through frames: it has its context
+        self.traceback: Any = MISSING  # of an exception that is raised again
+        self._places: dict[int, tuple[FunctionType, int]] = {}  # outside cells in closures that the trace made
+        # Context managers entered natively, with what they were before; and those from outside that were left.
+        self._entered: list[tuple[Any, dict[str, Any]]] = []
+        self._left: list[Any] = []
+        self.module_callers: list[Frame | None] = []  # frames that are calling a module's `forward` without `__call__`
         self._levels = transforms.levels()
         self.failure: Unsupported | None = (
             None  # why capture must end, whatever native code makes of the error
         )
         self.kinds = windows.new_kinds()
+        self.hooked: list[tuple[FakeTensor, Any]] = []  # tensors that a hook was registered on, with their `grad_fn`
+        self.held_cells: list[tuple[Any, Any]] = []  # cells of functions that the graph holds, with their contents
         self.making_classes: list[tuple[str, tuple[type, ...]]] = []  # names and bases of classes that C code makes
 
     # ---- where
@@ -123,6 +145,15 @@ class VM:
             frame = frame.parent
         return frame
 
+    def calls_module(self, frame: Frame | None) -> bool:
+        """Whether `frame` is calling a module, whose `__call__` has no frame here."""
+        return any(f is frame for f in self.module_callers)
+
+    def raise_again(self, error: BaseException) -> NoReturn:
+        """Raises `error` as it was: with its context and, in this frame, its traceback."""
+        self.raising, self.traceback = error, error.__traceback__
+        raise error
+
     def handled_exception(self) -> BaseException | None:
         frame = self.frame
         while frame is not None:
@@ -136,7 +167,7 @@ class VM:
     def run(self, frame: Frame, error: BaseException | None = None) -> Any:
         """Runs `frame` until it returns or yields. With `error`, it is raised where the frame stands."""
         frame.parent, self.frame = self.frame, frame
-        instructions = frame.instructions
+        instructions, stop = frame.instructions, frame.stop
         try:
             while True:
                 try:
@@ -146,17 +177,28 @@ class VM:
                     while True:
                         pc = frame.pc
                         frame.pc = pc + 1
+                        frame.ticks = ticks = frame.ticks + 1
+                        if ticks == stop:
+                            self.check_stop(frame)
                         handler, arg = instructions[pc]
                         if handler(self, frame, arg):
                             return frame.result
                 except Unsupported as e:
                     self.locate(e)
                     raise
+                except Stopped:
+                    raise
                 except BaseException as e:
                     if self.failure is not None:
                         raise self.failure from e
+                    if e is not self.raising:
+                        raising.chain(e, self.handled_exception())
+                    elif self.traceback is not MISSING:
+                        e.__traceback__ = self.traceback
+                    self.raising, self.traceback = e, MISSING
                     if not frame.unwind(e):
                         raise
+                    self.raising = None
         finally:
             self.frame = frame.parent
 
@@ -167,6 +209,38 @@ class VM:
             error.reason = replace(reason, line=self.where() or reason.line, stack=self.stack())
             error.args = (str(error.reason),)
             self.failure = error
+            error.path = tuple(f.ticks for f in self._resumable_frames())
+
+    # ---- stops
+
+    def _resumable_frames(self) -> list[Frame]:
+        """The frames, from the root on, that can be left in the middle: each waits at a CALL for the next one's result."""
+        frames: list[Frame] = []
+        frame = self.frame
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.parent
+        frames.reverse()
+        if not frames or frames[0] is not self.root:
+            return []
+        count = next((i for i, f in enumerate(frames) if i and not f.direct), len(frames))
+        return frames[:count]
+
+    def direct(self, frame: Frame) -> Frame:
+        """`frame`, made for the call of the CALL that is being carried out."""
+        caller, self.tail = self.tail, None
+        if caller is not None and caller is self.frame:
+            frame.direct = True
+            depth = len(self.stopped)
+            if caller.ticks == caller.stop and depth and self.stopped[-1] is caller:
+                frame.stop = self.stop[depth]
+        return frame
+
+    def check_stop(self, frame: Frame) -> None:
+        """`frame` is about to begin the instruction at which capture is to stop in it, or in what it calls."""
+        self.stopped.append(frame)
+        if len(self.stopped) == len(self.stop):
+            raise Stopped
 
     def run_class_body(self, body: FunctionType, namespace: Any) -> Any:
         code = self.decode(body.__code__)
@@ -175,6 +249,7 @@ class VM:
         return self.run(frame)
 
     decode = staticmethod(decoded)
+    originals = Originals(decoded)
 
     # ---- calls
 
@@ -187,6 +262,8 @@ class VM:
 
     def native_callable(self, fn: Any) -> Any:
         """`fn` as native code may call it."""
+        if type(fn) is BuiltinType:
+            return VMCallable(self, fn) if calls.has_effects(fn) else fn
         return VMCallable(self, fn) if self._is_python(fn) else fn
 
     def native_argument(self, value: Any) -> Any:
@@ -195,6 +272,8 @@ class VM:
         kind = type(value)
         if kind in (FunctionType, MethodType):
             return VMCallable(self, value) if self._is_python(value) else value
+        if kind is BuiltinType and calls.has_effects(value):
+            return VMCallable(self, value)
         if id(value) in self.outside.origins and calls.is_opaque(value):
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
         return value
@@ -202,7 +281,7 @@ class VM:
     def _is_python(self, fn: Any) -> bool:
         kind = type(fn)
         if kind is FunctionType:
-            return not is_native_module(fn.__globals__.get("__name__"))
+            return fn in FUNCTIONS or fn in REFUSED or not is_native_module(fn.__globals__.get("__name__"))
         if kind is MethodType:
             return self._is_python(fn.__func__)
         if isinstance(fn, type):
@@ -218,13 +297,15 @@ class VM:
         how, found, _ = self.type_info(type(manager)).find("__enter__")
         native = how is not attributes.FUNCTION or runs_natively(found)
         self.outside.check_readable(manager)
-        entered = self.call(attributes.load_attr(self, manager, "__enter__"), (), {})
+        entered = self.call(attributes.load_special(self, manager, "__enter__"), (), {})
         if native:
             self._entered.append(manager)
         return entered
 
     def left(self, manager: Any) -> None:
         """`manager.__exit__` is about to run."""
+        if isinstance(manager, torch.autocast):
+            self.trace.leave_autocast()
         if self._entered and self._entered[-1] is manager:
             self._entered.pop()
 
@@ -267,24 +348,58 @@ class VM:
             value = self._cells[id(cell)] = self.outside.wrap(cell.cell_contents, origin)
         return value
 
+    def holds_value(self, cell: Any) -> bool:
+        """Whether a cell from outside that a resume function was given is not empty, guarded."""
+        empty = effects.cell_value(cell) is MISSING
+        if empty:
+            raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an empty cell from outside"))
+        return True
+
+    def read_held_cell(self, cell: Any) -> Any:
+        """The contents of a cell that is itself a value from outside."""
+        value = self._cells.get(id(cell), MISSING)
+        if value is MISSING:
+            origin = self.outside.origins[id(cell)].child("member", "cell_contents")
+            value = self._cells[id(cell)] = self.outside.wrap(cell.cell_contents, origin)
+        return value
+
     def cell_written(self, cell: Any) -> bool:
         return id(cell) in self.outside.log._cells
 
     def touch_cell(self, function: FunctionType, cell: Any, at: int) -> None:
         log = self.outside.log
         log.touch_cell(cell)
-        self.outside._register(cell, self.outside.const(function).child("cell", at))
+        self._register_cell(function, cell, at)
+
+    def _register_cell(self, function: FunctionType, cell: Any, at: int) -> None:
+        self.outside._register(cell, self.outside.const(function).child("member", "__closure__").child("item", at))
+
+    def register_cells(self, frame: Frame) -> None:
+        """The cells of a function from outside are outside objects."""
+        if id(frame.function) in self.outside.origins:
+            for at, cell in enumerate(frame.function.__closure__ or ()):
+                self._register_cell(frame.function, cell, at)
 
     def made_function(self, frame: Frame, made: FunctionType) -> None:
-        """A function made by the trace. Its closure may hold cells from outside: reads of them must stay guarded."""
+        """A function made by the trace. Its closure may hold cells from outside, which it reads and writes as such."""
         self.outside.made_function(made)
         own = {id(c) for c in made.__closure__ or ()}
         if not own or id(frame.function) not in self.outside.origins:
             return
         first = frame.code.nlocals - frame.code.nfree
         for at, cell in enumerate(frame.locals[first:]):
-            if id(cell) in own and not self.cell_written(cell):
-                self.read_cell(frame.function, cell, at)
+            if id(cell) in own:
+                self._places[id(cell)] = (frame.function, at)
+                self._register_cell(frame.function, cell, at)
+
+    def cell_place(self, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
+        """The function from outside whose closure holds a cell, and where; None for a cell that the trace made."""
+        first = frame.code.nlocals - frame.code.nfree
+        if arg < first:
+            return None
+        if id(frame.function) in self.outside.origins:
+            return frame.function, arg - first
+        return self._places.get(id(frame.locals[arg]))
 
     def local_names(self, frame: Frame | None) -> dict[str, Any]:
         """`locals()`."""
@@ -310,6 +425,10 @@ class VM:
             info = self._types[cls] = TypeInfo(cls)
         return info
 
+    def has_looked_up(self, owner: type, name: str) -> bool:
+        """Whether the trace has looked for `name` on a class that inherits from `owner`."""
+        return any(name in info.found for cls, info in self._types.items() if owner in cls.__mro__)
+
     def forget_type(self, owner: Any) -> None:
         if isinstance(owner, type):
             self.kinds = windows.new_kinds()
@@ -324,7 +443,9 @@ class VM:
             return types.GeneratorType
         if kind is VMCallable:
             return type(obj.function)
-        return kind
+        if kind is Text:
+            return str
+        return PLAIN_TYPE.get(kind, kind)
 
     # ---- operations
 
@@ -359,10 +480,19 @@ class VM:
             variable.reset(token)
         self.context_tokens.clear()
         while self._entered:
-            self._entered.pop().__exit__(None, None, None)
+            manager, before = self._entered.pop()
+            manager.__exit__(None, None, None)
+            own = instance_dict(manager)
+            if own is not None:
+                own.clear()
+                own.update(before)
+        while self._left:
+            self._left.pop().__enter__()
         transforms.restore(self._levels)
 
 
+# Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing.
+_REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast)
 _STDLIB = types.__file__.rsplit("/", 1)[0] + "/"
 _TORCH = torch.__file__.rsplit("/", 1)[0] + "/"
 
@@ -371,17 +501,17 @@ def is_library(filename: str) -> bool:
     """Files of the standard library and of torch: not the user's."""
     if filename.startswith(_STDLIB) and "site-packages" not in filename:
         return True
-    return filename.startswith((_TORCH, "<frozen", "<string>")) or "/smelt/capture/polyfills" in filename
+    return filename.startswith((_TORCH, "<frozen", "<string>", "<smelt")) or "/smelt/capture/polyfills" in filename
 
 
 @dataclass
 class CapturedFrame:
-    """What a capture gives. `result` and the values in `effects` are real objects in which tensors are fakes."""
+    """What a capture gives. The values in `ending` and `effects` are real objects in which tensors are fakes."""
 
     traced: Traced
     input_origins: tuple[Origin, ...]
     guards: tuple[Guard, ...]
-    result: Any
+    ending: Ending
     origin_of: Callable[[object], Origin | None]
     effects: tuple[Effect, ...]
     code: types.CodeType
@@ -389,6 +519,12 @@ class CapturedFrame:
     filename: str
     first_line: int
     outside: Outside
+
+    @property
+    def result(self) -> Any:
+        """What the frame returned."""
+        assert isinstance(self.ending, Return)
+        return self.ending.result
 
 
 @contextmanager
@@ -406,26 +542,51 @@ def _quiet() -> Iterator[None]:
             gc.enable()
 
 
-def capture_frame(fn: FunctionType, slots: Sequence[object], config: Config, *, name: str) -> CapturedFrame:
-    """Captures a call of `fn` whose frame has these argument slots.
+@dataclass(frozen=True)
+class Stop:
+    """Before which instruction to end capture, and why: `path` counts the instructions begun by each frame, outermost first."""
+
+    path: tuple[int, ...]
+    reason: Reason
+
+
+def capture_frame(
+    fn: FunctionType,
+    slots: Sequence[object],
+    config: Config,
+    *,
+    name: str,
+    stop: Stop | None = None,
+    dynamic: frozenset[tuple[Any, ...]] = frozenset(),
+) -> CapturedFrame:
+    """Captures a call of `fn` whose frame has these argument slots, to its end or up to `stop`. Numbers at the origins
+    with a path in `dynamic` are symbolic; where that makes the program raise, they are not.
 
     Raises:
-        Unsupported: with the user's line and stack.
+        Unsupported: with the user's line and stack, and the `path` of a stop before the instruction that raised it.
         UserException: the user's code raised.
     """
     vm = VM()
+    vm.stop = stop.path if stop else ()
+    vm.outside.dynamic = dynamic
     with _quiet():
         try:
-            return _capture(vm, fn, slots, name)
+            return _capture(vm, fn, slots, name, stop)
         except Unsupported as e:
             vm.locate(e)
             raise
+        except Exception:
+            if vm.trace.symbols is None:
+                raise
         finally:
             vm.leave_contexts()
             vm.outside.log.roll_back()
+    return capture_frame(fn, slots, config, name=name, stop=stop)
 
 
-def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> CapturedFrame:
+def _capture(
+    vm: VM, fn: FunctionType, slots: Sequence[object], name: str, stop: Stop | None
+) -> CapturedFrame:
     outside, trace = vm.outside, vm.trace
     snapshot = state.snapshot()
     outside.guard("global_state", None, snapshot)
@@ -438,17 +599,19 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
         for i, value in enumerate(slots):
             frame.locals[i] = outside.wrap(value, Origin("arg", code.local_names[i], None, i))
         try:
-            result = _run_root(vm, frame)
-            _check_left(vm)
+            ending = _run_root(vm, frame, stop)
+            _check_left(vm, ending)
+            settings = _settings(vm)
         finally:
             vm.leave_contexts()  # while the modes of the trace are on, as they were when the contexts were entered
-        effects = outside.log.effects()
+        effects = (*outside.log.effects(), *settings)
         outside.guard_distinct()
+        outside.guard_changed_classes()
         _guard_hashed(vm)
         _guard_offsets(vm)
-        _check_inputs(vm)
+        gradients.check_end(vm)
         outside.log.roll_back()
-        traced = trace.finish(_fakes(vm, result, effects))
+        traced = trace.finish(_fakes(vm, ending, effects))
     if state.snapshot() != snapshot:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
@@ -457,7 +620,7 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
         traced=traced,
         input_origins=tuple(outside.origins[id(f)] for f in traced.inputs),
         guards=(*outside.guards, *_overlap_guards(vm, traced)),
-        result=result,
+        ending=ending,
         origin_of=lambda obj: outside.origins.get(id(obj)),
         effects=effects,
         code=fn.__code__,
@@ -468,31 +631,61 @@ def _capture(vm: VM, fn: FunctionType, slots: Sequence[object], name: str) -> Ca
     )
 
 
-def _run_root(vm: VM, frame: Frame) -> Any:
+def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
     vm.root = frame
+    frame.stop = vm.stop[0] if vm.stop else 0
     try:
-        return vm.run(frame)
+        result = vm.run(frame)
+    except Stopped:
+        assert stop is not None
+        return _plan_break(vm, stop)
     except Unsupported:
         raise
     except Exception as e:
         if vm.failure is not None:
             raise vm.failure from e
         raise UserException(e, vm.where()) from e
+    if stop is not None:
+        raise RuntimeError("capture did not come by the instruction at which it was to stop")
+    return Return(result)
 
 
-def _check_left(vm: VM) -> None:
+def _plan_break(vm: VM, stop: Stop) -> Break:
+    frames = vm.stopped
+    for frame in frames:
+        frame.pc -= 1
+        vm.register_cells(frame)
+    return breaks.plan(vm.originals, frames, stop.reason)
+
+
+def _settings(vm: VM) -> list[Effect]:
+    """The context managers that are entered or left for good, and the settings that are different now."""
+    found: list[Effect] = [Leave(manager) for manager in vm._left]
+    found += [Enter(manager) for manager, _ in vm._entered]
+    before, now = vm.trace.first_state, trace_state.read()
+    if before != now:
+        if found:
+            now = (now[0], before[1], *now[2:])  # inference mode is left to its manager
+        found += [Call(function, args) for function, args in trace_state.difference(before, now)]
+        with vm.trace.paused():
+            for function, args in trace_state.difference(now, before):
+                function(*args)
+    return found
+
+
+def _check_left(vm: VM, ending: Ending) -> None:
     if vm.failure is not None:  # swallowed by native code
         raise vm.failure
-    if vm._entered:
+    if vm._entered and isinstance(ending, Return):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
     if vm.context_tokens:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
 
 
-def _fakes(vm: VM, result: Any, effects: Sequence[Effect]) -> list[FakeTensor]:
-    """The tensors that the frame's result and stores need."""
+def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
+    """The tensors that the frame's end and stores need."""
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
-    return collect_fakes(result, operands, lambda obj: vm.outside.origins.get(id(obj)))
+    return collect_fakes([*ending.roots, *operands], lambda obj: vm.outside.origins.get(id(obj)))
 
 
 def _guard_hashed(vm: VM) -> None:
@@ -510,13 +703,6 @@ def _guard_offsets(vm: VM) -> None:
         if fake.elem.untyped_storage()._cdata in storages:
             origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
             vm.outside.guard("eq", origin, fake.elem.storage_offset())
-
-
-def _check_inputs(vm: VM) -> None:
-    for fake in vm.trace.inputs:
-        real = vm.trace.real(fake)
-        if real is not None and fake.is_leaf and fake.requires_grad != real.requires_grad:
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "requires_grad of a tensor from outside is changed"))
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:

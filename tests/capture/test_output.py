@@ -1,0 +1,211 @@
+"""Output that a test of the catalogue cannot see: warnings with their places, logging's own capture, what is said twice."""
+
+# ruff: noqa: B028 (warnings without a stack level are what is tested)
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.report.inspect import entries, reasons
+
+log = logging.getLogger(__name__)
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(2)
+
+
+def shown(fn: Callable[..., Any], action: Any, *calls: tuple[Any, ...]) -> list[tuple[str, str, str, int]]:
+    """The warnings that calls of `fn` give: text, class, file, line."""
+    globals().get("__warningregistry__", {}).clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter(action)
+        for arguments in calls:
+            fn(*arguments)
+    return [(str(w.message), w.category.__name__, w.filename, w.lineno) for w in seen]
+
+
+def agree(fn: Callable[..., Any], action: Any, *calls: tuple[Any, ...], captured: bool = True) -> list[Any]:
+    smelt.reset()
+    compiled = smelt.compile(fn)
+    want, got = [shown(f, action, *calls) for f in (fn, compiled)]
+    assert got == want
+    assert not captured or not reasons(compiled)
+    return want
+
+
+def warns(x: torch.Tensor, n: int = 1) -> torch.Tensor:
+    warnings.warn("first", stacklevel=1)
+    y = x + n
+    warnings.warn(f"sum {y.sum()}", RuntimeWarning)
+    warnings.warn(DeprecationWarning("an object"))
+    return y
+
+
+def test_warnings_that_are_always_shown() -> None:
+    assert len(agree(warns, "always", (ones(),), (ones(),), (ones() * 2,))) == 9
+
+
+def test_warnings_that_are_shown_once_for_a_place_and_text() -> None:
+    seen = agree(warns, "default", (ones(),), (ones(),), (ones() * 2,), (ones(), 5))
+    assert [w[0] for w in seen] == ["first", "sum 4.0", "an object", "sum 6.0", "sum 12.0"]
+
+
+def test_ignored_warnings_leave_nothing_to_do() -> None:
+    smelt.reset()
+    compiled = smelt.compile(warns)
+    assert shown(compiled, "ignore", (ones(),), (ones(),)) == []
+    assert "warn(" not in entries(compiled)[0].source
+    assert len(shown(compiled, "always", (ones(),))) == 3  # the filters are guarded
+
+
+def test_a_warning_that_is_an_error_is_raised_where_it_is_given() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        try:
+            warnings.warn("an error")
+        except UserWarning as e:
+            return x - 1, str(e)
+        return x + 1
+
+    compiled = smelt.compile(fn)
+    with warnings.catch_warnings():
+        for action in ("ignore", "error", "error", "ignore", "error"):
+            warnings.simplefilter(action)
+            assert type(compiled(ones())) is type(fn(ones()))
+
+
+def test_the_place_of_a_warning_with_a_stack_level() -> None:
+    def deprecated(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("deprecated() is old", DeprecationWarning, stacklevel=2)
+        return x + 1
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = deprecated(x)
+        warnings.warn("the caller of the compiled function", FutureWarning, 2)
+        warnings.warn("and its caller", FutureWarning, stacklevel=3)
+        return deprecated(
+            y,
+        )
+
+    seen = agree(fn, "always", (ones(),), (ones(),))
+    assert len({w[3] for w in seen}) == 4
+
+
+class Warner(torch.nn.Module):
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.level = level
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("from forward", stacklevel=self.level)
+        log.warning("from %s", type(self).__name__, stacklevel=self.level)
+        return x + 1
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_the_place_above_a_module(level: int) -> None:
+    """Torch has two frames between a module's caller and its `forward`."""
+    inner, model = Warner(level), Warner(level)
+    compiled = smelt.compile(model)
+    agree(lambda x: inner(inner(x)), "always", (ones(),), (ones(),), captured=level < 4)
+    want, got = [shown(lambda: m(ones()), "always", (), ()) for m in (model, compiled)]  # noqa: B023
+    assert got == want
+
+
+def test_records_of_logging(caplog: pytest.LogCaptureFixture) -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        log.warning("from %s, level %d", "inner", 2, stacklevel=2)
+        return x * 2
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        log.info("not seen")
+        log.warning("x is %s", x)
+        logging.error("to the root: %.1f", x.sum())
+        return inner(x)
+
+    def records(call: Callable[..., Any]) -> list[Any]:
+        caplog.clear()
+        call(ones())
+        call(ones() * 2)
+        return [
+            (r.name, r.levelno, r.getMessage(), r.pathname, r.lineno, r.funcName, r.module)
+            for r in caplog.records
+        ]
+
+    compiled = smelt.compile(fn)
+    assert records(compiled) == records(fn)
+    assert len(records(compiled)) == 6 and not reasons(compiled)
+
+
+def test_the_record_above_the_compiled_function(caplog: pytest.LogCaptureFixture) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        log.warning("above", stacklevel=2)
+        log.warning("far above", stacklevel=1000)
+        return x + 1
+
+    compiled = smelt.compile(fn)
+    for call in (compiled, fn, compiled):
+        call(ones())
+    places = [(r.pathname, r.lineno, r.funcName) for r in caplog.records]
+    assert places[0:2] == places[2:4] == places[4:6]
+
+
+def test_a_level_that_changes(caplog: pytest.LogCaptureFixture) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        log.debug("debug %s", x)
+        return x + 1 if log.isEnabledFor(logging.DEBUG) else x - 1
+
+    compiled = smelt.compile(fn)
+    for level, count in ((logging.INFO, 0), (logging.DEBUG, 1), (logging.INFO, 0), (logging.DEBUG, 1)):
+        caplog.clear()
+        with caplog.at_level(level, log.name):
+            assert torch.equal(compiled(ones()), fn(ones()))
+        assert len(caplog.records) == 2 * count
+    assert len(entries(compiled)) == 2
+
+
+def test_output_before_an_exception_appears_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        print("before", n)
+        if n:
+            raise ValueError(f"{n}")
+        return x + n
+
+    compiled = smelt.compile(fn)
+    for n in (0, 1, 1, 0, 2):
+        try:
+            compiled(ones(), n)
+        except ValueError as e:
+            assert str(e) == str(n)
+    assert capsys.readouterr().out.splitlines() == [f"before {n}" for n in (0, 1, 1, 0, 2)]
+
+
+def test_nothing_is_printed_by_capture_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        print("once")
+        list(map(print, ["mapped"]))
+        return x + x.sum().item()
+
+    smelt.compile(fn)(ones())
+    assert capsys.readouterr().out == "once\nmapped\n"
+
+
+def test_the_compiled_frame_reads_as_python() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        print("shape", x.shape)
+        y = x + 1
+        print(f"sum {y.sum():.2f}")
+        return y
+
+    compiled = smelt.compile(fn)
+    compiled(ones())
+    (entry,) = entries(compiled)
+    assert "    print('shape torch.Size([2])')\n" in entry.source
+    assert "    print(joined('sum ', format(t1, '.2f')))\n" in entry.source

@@ -1,0 +1,70 @@
+"""Runs a generated program eager and compiled, and says where they differ."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from typing import Any
+
+import torch
+
+import smelt
+from smelt.report import inspect
+from tests.catalogue.harness import _world as observe_world
+from tests.catalogue.snapshot import difference
+from tests.programs.generate import Options
+
+
+def _tensor(rows: int, low: int) -> torch.Tensor:
+    return (torch.arange(rows * 3.0) * 7 + low).remainder(11).sub(4).reshape(rows, 3)
+
+
+def _arguments(rows: int, n: int, grad: bool) -> tuple[Any, ...]:
+    x = _tensor(rows, n).requires_grad_(grad)
+    items = [_tensor(rows, n + i) for i in range(2)]
+    return x, n, items, {"a": _tensor(rows, n + 5), "b": _tensor(rows, n + 6)}
+
+
+def world(source: str, grad: bool) -> Any:
+    """A factory for the catalogue's harness: the function, three calls with each of two inputs, what it changes outside."""
+    name = f"<program {abs(hash(source)):x}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = {"__name__": "generated"}
+    exec(compile(source, name, "exec"), namespace)
+
+    def state() -> Any:
+        return namespace["LOG"], namespace["COUNT"], namespace["STATE"]
+
+    calls = [_arguments(*a, grad) for a in [(2, 1), (4, 2)] * 3]
+    return namespace["program"], calls, state
+
+
+def difference_of(source: str, options: Options, backend: str = "eager") -> str | None:
+    """The first difference between eager and compiled; None if there is none."""
+    smelt.reset()
+    compiled: list[Any] = []
+
+    def compile(fn: Any) -> Any:
+        compiled.append(smelt.compile(fn, backend=backend))
+        return compiled[0]
+
+    make = lambda: world(source, options.grad)  # noqa: E731
+    with warnings.catch_warnings(), torch.set_grad_enabled(options.grad):
+        warnings.simplefilter("ignore")
+        want = list(observe_world(make, lambda fn: fn))
+        for number, (got, wanted) in enumerate(zip(observe_world(make, compile), want)):
+            problem = difference(got.facts, wanted.facts, 1e-5, 1e-5)
+            if problem is not None:
+                return f"call {number}: {problem}"
+    for reason in inspect.reasons(compiled[0]):
+        if reason.kind.id in ("internal-error", "backend-failed"):
+            return str(reason)
+    return None
+
+
+def outcome(source: str, options: Options, backend: str = "eager") -> str | None:
+    """`difference_of`, with an exception of the harness or of smelt itself as a difference too."""
+    try:
+        return difference_of(source, options, backend)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
