@@ -440,8 +440,12 @@ def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
     outside = vm.outside
     origin = outside.origins.get(id(function))
     value = getattr(function, name)
-    if origin is None or name == "__dict__" or outside.log.touches(function, name):
+    if origin is None or outside.log.touches(function, name):
         return value
+    if name == "__dict__":
+        return outside.own_dict(function, value)
+    if name in ("__kwdefaults__", "__annotations__", "__closure__"):
+        return outside.wrap(value, outside.const(function).child("member", name))
     if name in function.__dict__:
         return outside.wrap(value, outside.const(function).child("attr", name))
     outside.use_function(function)

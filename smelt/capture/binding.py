@@ -35,7 +35,7 @@ def _bind_keywords(
 ) -> None:
     for name, value in kwargs.items():
         if not isinstance(name, str):
-            raise TypeError(f"{fn.__qualname__}() keywords must be strings")
+            raise TypeError("keywords must be strings")
         at = code.parameters.get(name)
         if at is not None and at >= code.posonly:
             if slots[at] is not NULL:

@@ -99,6 +99,7 @@ class Code:
     parameters: dict[str, int]  # name -> slot, positional and keyword-only
     line_objects: dict[int, Line]
     original: Original | None = None  # of a resume function
+    live: list[frozenset[int]] | None = None  # see capture.liveness; made when a graph break asks for it
 
     def line(self, pc: int) -> Line:
         number = self.lines[pc]

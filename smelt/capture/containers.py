@@ -233,7 +233,17 @@ def mapping_or_pairs(vm: Any, obj: Any) -> Any:
         return mapping(vm, obj)
     if python_method(vm, obj, "keys") is not None:
         return mapping(vm, obj)
-    return [tuple(vm.iterable(pair)) if not isinstance(pair, tuple) else pair for pair in vm.elements(obj)]
+    return [_pair(vm, i, pair) for i, pair in enumerate(_each(vm, obj))]
+
+
+def _pair(vm: Any, number: int, pair: Any) -> Any:
+    if not isinstance(pair, tuple):
+        if not hasattr(type(pair), "__iter__") and not hasattr(type(pair), "__getitem__"):
+            raise TypeError(f"cannot convert dictionary update sequence element #{number} to a sequence")
+        pair = tuple(vm.elements(pair))
+    if len(pair) != 2:
+        raise ValueError(f"dictionary update sequence element #{number} has length {len(pair)}; 2 is required")
+    return pair
 
 
 def mapping(vm: Any, obj: Any) -> Any:

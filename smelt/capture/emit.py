@@ -25,8 +25,12 @@ from typing import Any
 
 import torch
 
+from smelt.capture.endings import Ending
 from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
+from smelt.capture.resume import Resumes
 from smelt.capture.stores import Store
+from smelt.graph import numbers
+from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
 
@@ -94,25 +98,24 @@ class Reach:
         return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
 
 
-def reach(result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
-    """Everything that a frame's result and the operands of its stores lead to.
+def reach(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
+    """Everything that a frame's end and the operands of its stores lead to.
 
     Raises Unsupported for an object that a compiled frame cannot rebuild.
     """
     found = Reach(origin_of)
-    found.visit(result)
-    for operand in operands:
-        found.visit(operand)
+    for root in roots:
+        found.visit(root)
     return found
 
 
 def collect_fakes(
-    result: object, operands: Iterable[object], origin_of: Callable[[object], Origin | None]
+    roots: Iterable[object], origin_of: Callable[[object], Origin | None]
 ) -> list[FakeTensor]:
-    """The fakes that the graph must return: those reachable from a frame's result and from the operands of its effects
+    """The fakes that the graph must return: those reachable from a frame's end and from the operands of its effects
     that are not inputs (inputs have an origin), in order of first use. Raises Unsupported as `reach`.
     """
-    return [fake for fake in reach(result, operands, origin_of).fakes if origin_of(fake) is None]
+    return [fake for fake in reach(roots, origin_of).fakes if origin_of(fake) is None]
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -125,11 +128,12 @@ class Writer:
         self.found = found
         self.slots = slots
         self.collect = list(collect)
+        self.head: list[str] = []  # before the graph is called
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {}
         self._names: dict[int, str] = {}  # object -> the local or global name that holds it
         self._taken = set(slots) | set(NAMES) | {"inputs", "graph"}
-        self._collected: dict[Origin, str] = {}
+        self._collected = {origin: f"inputs[{i}]" for i, origin in enumerate(collect)}
         self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
 
@@ -181,6 +185,23 @@ class Writer:
             self.lines.append(f"{name} = inputs[{len(self.collect)}]  # {origin.source}")
             self.collect.append(origin)
         self.bind(x, name)
+        return name
+
+    def number(self, x: Any) -> str:
+        return self.expression(x.node.expression)
+
+    def expression(self, expression: Expression) -> str:
+        """Python that computes a number that changes from call to call."""
+        return numbers.text(expression, self._leaf)
+
+    def _leaf(self, origin: Origin) -> str:
+        if origin.kind == "arg":
+            return self.slots[origin.index]
+        name = self._collected.get(origin)
+        if name is None:
+            name = self._collected[origin] = self.fresh_name(_short_name(origin))
+            self.head.append(f"{name} = inputs[{len(self.collect)}]  # {origin.source}")
+            self.collect.append(origin)
         return name
 
     def finish(self) -> None:
@@ -266,18 +287,22 @@ def _parameter(name: str, index: int) -> str:
 def emit(
     code: CodeType,
     found: Reach,
-    result: object,
+    ending: Ending,
     stores: Sequence[Store],
     inputs: Sequence[tuple[FakeTensor, Origin]],
     outputs: Sequence[FakeTensor],
     graph: Callable[[tuple[Any, ...]], Sequence[Any]] | None,
+    resumes: Resumes,
+    symbols: Sequence[Expression] = (),
 ) -> CompiledFrame:
     """Writes and compiles the function that replaces a frame of `code`.
 
     Args:
-        found: `reach(result, operands of stores)`.
+        found: `reach` of the ending's roots and the operands of stores.
         inputs: the graph's inputs and where each is found.
         outputs: the fakes that `graph` returns; None for `graph` leaves out the call.
+        resumes: makes the functions in which a frame goes on after a graph break.
+        symbols: the numbers that `graph` takes after the tensors.
     """
     slots = slot_names(code)
     writer = Writer(found, slots, [origin for _, origin in inputs])
@@ -285,24 +310,38 @@ def emit(
         writer.bind(fake, slots[origin.index] if origin.kind == "arg" else f"inputs[{i}]")
     for i, fake in enumerate(outputs):
         writer.bind(fake, writer.fresh_name(f"t{i}"))
-    returned = writer(result)
+    targets = [writer(fake) for fake in outputs]
+    _bind_parameters(writer, outputs)
+    last = ending.write(writer, resumes)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
-    body = _graph_call(writer, outputs, len(inputs), graph is not None)
+    call = _graph_call(writer, targets, len(inputs), symbols) if graph is not None else []
+    body = [*writer.head, *call]
     body += writer.lines
     body += statements
-    body.append(f"return {returned}")
+    body += last
     return _compiled(code, slots, body, {**writer.scope, "graph": graph}, tuple(writer.collect))
 
 
-def _graph_call(writer: Writer, outputs: Sequence[FakeTensor], n_inputs: int, called: bool) -> list[str]:
-    if not called:
-        return []
+def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
+    """What left the graph as a tensor and is an nn.Parameter of the user's."""
+    for fake in outputs:
+        if getattr(fake, "_is_param", False):
+            given, name = writer(fake), writer.fresh_name("parameter")
+            writer.lines.append(f"{name} = Parameter({given}, {fake.requires_grad})")
+            writer.bind(fake, name)
+
+
+def _graph_call(
+    writer: Writer, targets: Sequence[str], n_inputs: int, symbols: Sequence[Expression]
+) -> list[str]:
+    given = [writer.expression(e) for e in symbols]
     argument = "inputs" if len(writer.collect) == n_inputs else f"inputs[:{n_inputs}]"
-    if not outputs:
+    if given:
+        argument = f"({', '.join([f'*{argument}'] * (n_inputs > 0) + given)},)"
+    if not targets:
         return [f"graph({argument})"]
-    targets = ", ".join(map(writer, outputs)) + ("," if len(outputs) == 1 else "")
-    return [f"{targets} = graph({argument})"]
+    return [f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = graph({argument})"]
 
 
 def _compiled(

@@ -24,13 +24,14 @@ import torch
 
 from smelt import _native, events
 from smelt.capture.emit import CompiledFrame, emit, reach
+from smelt.capture.resume import Resumes
 from smelt.capture.stores import stores_of
-from smelt.capture.vm import CapturedFrame, UserException, capture_frame
+from smelt.capture.vm import CapturedFrame, Stop, UserException, capture_frame, decoded
 from smelt.config import Config
 from smelt.errors import BackendError, SmeltError, Unsupported, VerificationError
 from smelt.graph.ir import Line
 from smelt.guards import build
-from smelt.guards.evaluate import first_failing, format_guard, format_guards
+from smelt.guards.evaluate import changed_numbers, first_failing, format_guard, format_guards
 from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
 from smelt.reasons import BACKEND_FAILED, INTERNAL, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
@@ -93,7 +94,9 @@ class Record:
 
     entries: list[Entry] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
+    breaks: list[Reason] = field(default_factory=list)  # why entries end in a resume function
     failures: int = 0  # captures that ended in an exception of the user's code
+    dynamic: set[tuple[Any, ...]] = field(default_factory=set)  # paths of origins whose number has changed
 
     @property
     def eager(self) -> int:
@@ -114,6 +117,7 @@ def wrap(fn: FunctionType, compiler: FrameCompiler) -> Any:
     """
     wrapped = _native.wrap(fn, compiler)
     compiler.target = weakref.ref(wrapped)
+    compiler.name = fn.__qualname__
     _compilers[id(fn.__code__)] = compiler
     return wrapped
 
@@ -125,9 +129,20 @@ def entries_of(code: CodeType) -> list[Entry]:
 
 
 def reasons_of(code: CodeType) -> tuple[Reason, ...]:
-    """Why calls of the function whose code object this is ran eagerly, oldest first."""
+    """Why the function whose code object this is, is not one graph: calls that ran eagerly, then graph breaks, each oldest
+    first; then the same for its resume functions."""
+    records = [record for _, record in records_of(code)]
+    return tuple(dict.fromkeys(r for record in records for r in (*record.reasons, *record.breaks)))
+
+
+def records_of(code: CodeType) -> list[tuple[str, Record]]:
+    """Name and record of the function whose code object this is, and of its resume functions in order of creation."""
     compiler = _compilers.get(id(code))
-    return () if compiler is None else tuple(compiler.record.reasons)
+    if compiler is None:
+        return []
+    resumes = [(c.__wrapped__.__qualname__, c.__wrapped__.__code__) for c in compiler.resumes.callables]
+    found = [(name, _compilers.get(id(c))) for name, c in resumes]
+    return [(compiler.name, compiler.record), *((n, c.record) for n, c in found if c is not None)]
 
 
 def reset() -> None:
@@ -143,11 +158,19 @@ class FrameCompiler:
         backend: compiles a traced graph; gets (traced, config), returns a callable on a tuple of tensors.
         fullgraph: raise Unsupported or BackendError instead of running eagerly.
         dynamic: only None and False (every shape is compiled by itself).
+        resumes: of the function that this one is a resume function of.
     """
 
     def __init__(
-        self, backend: Backend, config: Config, fullgraph: bool = False, dynamic: bool | None = None
+        self,
+        backend: Backend,
+        config: Config,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        resumes: Resumes | None = None,
     ) -> None:
+        self.name = ""
+        self.resumes = Resumes(self._wrap_resume, decoded) if resumes is None else resumes
         self.backend = backend
         self.config = config
         self.fullgraph = fullgraph
@@ -177,6 +200,14 @@ class FrameCompiler:
         if target is not None:
             _native.clear(target)
         self.record = Record()
+        self.resumes.clear()
+
+    def _wrap_resume(self, fn: FunctionType) -> Any:
+        """The callable of a resume function, which shares all resume functions with this one."""
+        compiler = FrameCompiler(self.backend, self.config, False, self.dynamic, self.resumes)
+        wrapped = wrap(fn, compiler)
+        wrapped._smelt_original = fn
+        return wrapped
 
     def _table(self, fn: FunctionType) -> Any:
         """What natively holds the entries: the callable that `wrap` made, else the code object."""
@@ -193,9 +224,9 @@ class FrameCompiler:
                 raise Unsupported(_limit_reason(record, self.config, why, fn.__code__))
             with _collector_off():
                 try:
-                    self._add_entry(fn, slots, why)
+                    self._add_whole_or_broken(fn, slots, why)
                 except VerificationError:  # once more: another thread, or an import of the backend's, changed the world
-                    self._add_entry(fn, slots, why)
+                    self._add_whole_or_broken(fn, slots, why)
         except UserException as e:
             detail = f"{type(e.error).__name__}: {e.error}"
             self._remember(fn.__qualname__, Reason(USER_EXCEPTION, detail, e.line), logging.DEBUG)
@@ -215,15 +246,43 @@ class FrameCompiler:
             return self._give_up(fn, Reason(INTERNAL, _summary(e)), e)
         return True
 
-    def _add_entry(self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None) -> None:
+    def _add_whole_or_broken(self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None) -> None:
+        """An entry for the whole frame, or for what comes before the instruction that cannot be captured."""
+        try:
+            self._add_entry(fn, slots, why)
+        except Unsupported as error:
+            if self.fullgraph or not self._add_broken(fn, slots, why, error):
+                raise
+
+    def _add_broken(
+        self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None, error: Unsupported
+    ) -> bool:
+        """Breaks in the frame that failed; where that cannot be, in the nearest caller that can, which then calls for real."""
+        for depth in range(len(error.path), 0, -1):
+            try:
+                self._add_entry(fn, slots, why, Stop(error.path[:depth], error.reason))
+            except Unsupported as e:
+                log.debug("smelt: no graph break %d calls deep in %s: %s", depth - 1, fn.__qualname__, e.reason)
+                continue
+            events.emit("graph-break", fn.__qualname__, reason=error.reason)
+            if error.reason not in self.record.breaks:
+                self.record.breaks.append(error.reason)
+                log.info("smelt: graph break in %s: %s", fn.__qualname__, error.reason)
+            return True
+        return False
+
+    def _add_entry(
+        self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None, stop: Stop | None = None
+    ) -> None:
         """The pipeline of one frame."""
         start = time.perf_counter()
         name = fn.__qualname__
         events.emit("capture-start", name)
-        captured = capture_frame(fn, slots, self.config, name=name)
+        dynamic = frozenset(self.record.dynamic)
+        captured = capture_frame(fn, slots, self.config, name=name, dynamic=dynamic, stop=stop)
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         graph = self._compiled_graph(name, captured)
-        frame = _emitted(fn.__code__, captured, graph) if graph is not None else None
+        frame = _emitted(fn.__code__, captured, graph, self.resumes) if graph is not None else None
         with _stage("guards", name):
             spec = build.build(captured.guards, frame.collect if frame else ())
             tree = _native.GuardTree(spec.native)
@@ -274,6 +333,7 @@ class FrameCompiler:
                     f"entry {number} of {entry.name} refused a call that its guards accept"
                 )
             failure = _explain(entry, slots)
+            record.dynamic |= changed_numbers(entry.facts, slots)
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure
 
@@ -310,19 +370,21 @@ class FrameCompiler:
 # ------------------------------------------------------------------------------------------------- the steps
 
 
-def _emitted(code: CodeType, captured: CapturedFrame, graph: Graph) -> CompiledFrame:
+def _emitted(code: CodeType, captured: CapturedFrame, graph: Graph, resumes: Resumes) -> CompiledFrame:
     traced = captured.traced
     with _stage("emit", code.co_qualname):
         stores = stores_of(captured.effects)
         operands = [operand for store in stores for operand in store.operands]
-        found = reach(captured.result, operands, captured.origin_of)
+        found = reach([*captured.ending.roots, *operands], captured.origin_of)
         inputs = list(zip(traced.inputs, captured.input_origins, strict=True))
         called = graph if _does_something(traced) else None
-        return emit(code, found, captured.result, stores, inputs, traced.outputs, called)
+        symbols = [n.symbol.expression for n in traced.numbers]
+        return emit(code, found, captured.ending, stores, inputs, traced.outputs, called, resumes, symbols)
 
 
 def _does_something(traced: Traced) -> bool:
-    return any(node.op.startswith("call") for node in traced.aten_graph) or bool(traced.outputs)
+    called = any(node.op.startswith("call") for node in traced.aten_graph)
+    return called or bool(traced.outputs) or traced.needs_grad
 
 
 def _verify_accepts(tree: Any, spec: build.TreeSpec, slots: tuple[object, ...]) -> None:

@@ -48,6 +48,7 @@ UNARY: dict[int, Callable[..., Any]] = {
     6: lambda scope, value: tuple(value),
     **_table(1, range(7, 12)),  # a TypeVar, ParamSpec, TypeVarTuple; Generic[...]; a type alias
 }
+PREP_RERAISE_STAR = 1  # of CALL_INTRINSIC_2: 3.11 has an instruction for it
 BINARY: dict[int, Callable[..., Any]] = _table(
     2, range(2, 5)
 )  # a bound and a constrained TypeVar; __type_params__

@@ -42,7 +42,7 @@ from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
-from smelt.trace.symbols import Symbols
+from smelt.trace.symbols import NUMBERS, Symbols, plain
 
 UNGUARDABLE: frozenset[type] = frozenset(
     {
@@ -202,7 +202,7 @@ class Outside:
             if kind is torch.Size:
                 self._register(value, origin)  # equal ones are made everywhere, and `is` tells them apart
             return value
-        if kind is FakeTensor:
+        if kind is FakeTensor or kind in NUMBERS:
             return value
         if isinstance(value, torch.Tensor):
             return self._wrap_tensor(value, origin)
@@ -339,13 +339,13 @@ class Outside:
             for key, _ in before:
                 self._check_key(key)
             self.guard("keys", origin, tuple(k for k, _ in before))
-            wrapped = [self.item(container, k, v) for k, v in before]
+            wrapped = [plain(self.item(container, k, v)) for k, v in before]
             return any(w is not v for w, (_, v) in zip(wrapped, before))
         if isinstance(container, set):
             self._guard_elements(origin, before)
             return False
         self.guard("len", origin, len(before))
-        wrapped = [self.wrap(v, origin.child("item", i)) for i, v in enumerate(before)]
+        wrapped = [plain(self.wrap(v, origin.child("item", i))) for i, v in enumerate(before)]
         return any(w is not v for w, v in zip(wrapped, before))
 
     def _guard_elements(self, origin: Origin, elements: Sequence[Any]) -> None:

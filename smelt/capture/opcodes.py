@@ -7,12 +7,11 @@ the operation has succeeded. `HANDLERS` is the table of the running CPython vers
 from __future__ import annotations
 
 import builtins
-import collections.abc
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture import attributes, intrinsics, raising, texts
+from smelt.capture import attributes, intrinsics, patterns, raising, texts
 from smelt.capture.attributes import python_method
 from smelt.capture.binding import function_text
 from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE, call
@@ -841,55 +840,23 @@ def _with_except_start(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("MATCH_SEQUENCE")
 def _match_sequence(vm: Any, frame: Frame, arg: Any) -> None:
-    value = frame.stack[-1]
-    is_sequence = isinstance(value, collections.abc.Sequence) and not isinstance(
-        value, (str, bytes, bytearray)
-    )
-    frame.stack.append(is_sequence)
+    frame.stack.append(patterns.is_sequence(frame.stack[-1]))
 
 
 @opcode("MATCH_MAPPING")
 def _match_mapping(vm: Any, frame: Frame, arg: Any) -> None:
-    frame.stack.append(isinstance(frame.stack[-1], collections.abc.Mapping))
+    frame.stack.append(patterns.is_mapping(frame.stack[-1]))
 
 
 @opcode("MATCH_KEYS")
 def _match_keys(vm: Any, frame: Frame, arg: Any) -> None:
-    subject, keys = frame.stack[-2:]
-    get = attributes.load_attr(vm, subject, "get")
-    found = [vm.call(get, (k, MISSING), {}) for k in keys]
-    frame.stack.append(None if any(v is MISSING for v in found) else tuple(found))
+    frame.stack.append(patterns.keys(vm, *frame.stack[-2:]))
 
 
 @opcode("MATCH_CLASS")
 def _match_class(vm: Any, frame: Frame, arg: Any) -> None:
     subject, cls, names = frame.stack[-3:]
-    frame.stack[-3:] = (_class_pattern(vm, subject, cls, arg, names),)
-
-
-_MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
-
-
-def _class_pattern(
-    vm: Any, subject: Any, cls: type, count: int, names: tuple[str, ...]
-) -> tuple[Any, ...] | None:
-    if not vm.call(isinstance, (subject, cls), {}):
-        return None
-    found: list[Any] = []
-    if count:
-        positional = attributes.load_default(vm, cls, "__match_args__", MISSING)
-        if positional is MISSING and cls in _MATCH_SELF and count == 1:
-            found.append(subject)
-            positional = ()
-        elif positional is MISSING or len(positional) < count:
-            raise TypeError(f"{cls.__name__}() accepts fewer than {count} positional sub-patterns")
-        names = (*positional[:count], *names)
-    for name in names:
-        value = attributes.load_default(vm, subject, name, MISSING)
-        if value is MISSING:
-            return None
-        found.append(value)
-    return tuple(found)
+    frame.stack[-3:] = (patterns.class_parts(vm, subject, cls, arg, names),)
 
 
 @opcode("LOAD_BUILD_CLASS")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -21,26 +21,3 @@ def iterate_sequence(obj: Any) -> Iterator[Any]:
             return
         yield value
         i += 1
-
-
-class FunctionContext:
-    """`ctx` of a torch.autograd.Function when no gradient will be asked."""
-
-    def __init__(self) -> None:
-        self.needs_input_grad: tuple[bool, ...] = ()
-        self.saved_tensors: tuple[Any, ...] = ()
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        self.saved_tensors = tensors
-
-    def save_for_forward(self, *tensors: Any) -> None: ...
-
-    def mark_dirty(self, *tensors: Any) -> None: ...
-
-    def mark_non_differentiable(self, *tensors: Any) -> None: ...
-
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
-def apply_function(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return forward(FunctionContext(), *args, **kwargs)

@@ -263,6 +263,7 @@ KINDS: dict[type, Kind] = {
     ),
     **{type(getattr(kind(), how)()): _view_kind(how) for kind in (dict, collections.OrderedDict) for how in _VIEWS},
     torch.Size: Kind(tuple, lambda x, text: f"torch.Size({_list_text(x, text)})"),
+    bytearray: Kind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
     types.FunctionType: Kind(
         _function_needs, _function_text, _function_text, _function_fill, _function_holds, named=True
     ),
@@ -384,7 +385,7 @@ def _exception_fields(x: BaseException) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for cls in _native_bases(x):
         for name, field in cls.__dict__.items():
-            if type(field) in _FIELDS and name not in _EVERY_EXCEPTION:
+            if type(field) in _FIELDS and name not in _EVERY_EXCEPTION and cls is not object:
                 try:
                     found[name] = field.__get__(x)
                 except (AttributeError, TypeError):  # not set

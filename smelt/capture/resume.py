@@ -55,10 +55,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Going:
-    """A point and the values that its resume function takes."""
+    """A point and the values that its resume function takes. `returns`: all that is left is to return the last of them."""
 
     point: Point
     values: tuple[Any, ...]
+    returns: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,6 @@ class Originals:
 
     def __init__(self, decode: Callable[[types.CodeType], Code]) -> None:
         self._decode = decode
-        self._live: dict[int, list[frozenset[int]]] = {}
 
     def of(self, frame: Frame) -> tuple[types.CodeType, Code]:
         original = frame.code.original
@@ -85,10 +85,9 @@ class Originals:
         return source, frame.code if original is None else self._decode(source)
 
     def live(self, source: types.CodeType, code: Code) -> list[frozenset[int]]:
-        found = self._live.get(id(source))
-        if found is None:
-            found = self._live[id(source)] = live_slots(code, source)
-        return found
+        if code.live is None:
+            code.live = live_slots(code, source)
+        return code.live
 
 
 def going_on(originals: Originals, frame: Frame, at: int, stack: Sequence[Any]) -> Going:
@@ -105,7 +104,7 @@ def going_on(originals: Originals, frame: Frame, at: int, stack: Sequence[Any]) 
             values.append(value)
     layout, pushed = _layout(frame, stack, len(slots), original)
     point = Point(source, at, tuple(slots), layout, frame.globals, _class_cell(frame))
-    return Going(point, (*values, *pushed))
+    return Going(point, (*values, *pushed), code.names[at] == "RETURN_VALUE")
 
 
 def _free(code: Code) -> range:
@@ -141,6 +140,20 @@ def _layout(
     return tuple(pushes), values
 
 
+def resume_function(decode: Callable[[types.CodeType], Code], point: Point) -> types.FunctionType:
+    """The function that goes on at `point`, given its live locals and what is on its stack. Of a generator's point, it is a
+    generator function."""
+    source, code = point.source, decode(point.source)
+    extra = [_extra_name(code, p, i) for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))]
+    name = f"resume_in_{source.co_name.strip('<>')}_at_{code.lines[point.at]}"
+    made, prologue = resumed(source, code, point.at, point.slots, point.layout, extra, name)
+    note_original(made, Original(source, prologue, _places(made, code, point, len(extra))))
+    closure = None if not made.co_freevars else (point.cell,)
+    function = types.FunctionType(made, point.scope, name, None, closure)  # type: ignore[arg-type]
+    function.__qualname__ = name
+    return function
+
+
 class Resumes:
     """The resume functions and chains of one compiled function. `wrap(function)` makes the callable that compiles it."""
 
@@ -151,6 +164,10 @@ class Resumes:
 
     def __len__(self) -> int:
         return len(self._made)
+
+    def clear(self) -> None:
+        """Forgets them all; those in use stay alive."""
+        self._made.clear()
 
     @property
     def callables(self) -> list[Any]:
@@ -165,15 +182,7 @@ class Resumes:
         return found[0]
 
     def _resume_function(self, point: Point) -> types.FunctionType:
-        source, code = point.source, self._decode(point.source)
-        extra = [_extra_name(code, p, i) for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))]
-        name = f"resume_in_{source.co_name.strip('<>')}_at_{code.lines[point.at]}"
-        made, prologue = resumed(source, code, point.at, point.slots, point.layout, extra, name)
-        note_original(made, Original(source, prologue, _places(made, code, point, len(extra))))
-        closure = None if not made.co_freevars else (point.cell,)
-        function = types.FunctionType(made, point.scope, name, None, closure)  # type: ignore[arg-type]
-        function.__qualname__ = name
-        return function
+        return resume_function(self._decode, point)
 
     def chain(self, levels: Sequence[Level]) -> tuple[Any, tuple[Any, ...]]:
         """A callable for the rest of all frames, innermost first, and the values that it takes."""
@@ -212,6 +221,7 @@ class _ChainText:
     def __init__(self, resumes: Resumes, levels: Sequence[Level]) -> None:
         self.resumes = resumes
         self.values: list[Any] = []
+        self._names: dict[int, str] = {}  # id of a value -> its parameter
         self.scope: dict[str, Any] = {}
         self.key: list[Any] = []
         self.name = f"rest_of_{levels[-1].normal.point.source.co_name.strip('<>')}"
@@ -235,17 +245,18 @@ class _ChainText:
         return [*done, *pending[:-1], f"return {expression}"]
 
     def _call(self, going: Going, known: dict[int, str]) -> str:
-        self.key.append((going.point.key, tuple(known.get(id(v)) for v in going.values)))
         name = f"resume_{len(self.scope)}_in_{going.point.source.co_name.strip('<>')}"
         self.scope[name] = self.resumes.function(going.point)
-        arguments = []
-        for value in going.values:
-            text = known.get(id(value))
-            if text is None:
-                text = f"a{len(self.values)}"
-                self.values.append(value)
-            arguments.append(text)
+        arguments = [known.get(id(v)) or self._parameter(v) for v in going.values]
+        self.key.append((going.point.key, *arguments))
         return f"{name}({', '.join(arguments)})"
+
+    def _parameter(self, value: Any) -> str:
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"a{len(self.values)}"
+            self.values.append(value)
+        return name
 
     def compiled(self) -> types.FunctionType:
         parameters = ", ".join(f"a{i}" for i in range(len(self.values)))

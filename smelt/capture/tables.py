@@ -18,6 +18,7 @@ BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
+TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 
 
 def _in(table: dict[Any, Handler], *keys: Any) -> Callable[[Handler], Handler]:

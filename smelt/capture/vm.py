@@ -112,6 +112,7 @@ class VM:
             None  # why capture must end, whatever native code makes of the error
         )
         self.kinds = windows.new_kinds()
+        self.running_natively: Any = None  # a function with a handler, which runs for real
         self.hooked: list[tuple[FakeTensor, Any]] = []  # tensors that a hook was registered on, with their `grad_fn`
         self.held_cells: list[tuple[Any, Any]] = []  # cells of functions that the graph holds, with their contents
         self.making_classes: list[tuple[str, tuple[type, ...]]] = []  # names and bases of classes that C code makes

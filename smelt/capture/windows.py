@@ -228,7 +228,7 @@ def called_back(vm: Any, fn: FunctionType, *slots: Any) -> Any:
         return _native.NATIVELY
     if vm.failure is not None:
         raise vm.failure
-    if fn not in vm.functions and fn not in REFUSED and runs_natively(fn):
+    if fn is vm.running_natively or (fn not in vm.functions and fn not in REFUSED and runs_natively(fn)):
         return _native.NATIVELY
     if vm.making_classes:
         _note_new_class(vm, slots)

@@ -207,6 +207,7 @@ struct Match {
 };
 
 PyObject* empty_tuple;
+extern PyTypeObject wrapped_type;
 
 bool find_in_table(EntryTable& table, const Slots& slots, Match* match) {
     Py_ssize_t count = table.count();
@@ -297,7 +298,15 @@ PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyOb
 
 constexpr int kNotCaptured = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
 
-PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
+// What a compiled frame returns to have another function called in its place: the stack does not grow.
+struct Tail {
+    PyObject_HEAD PyObject* target;  // both owned, never null
+    PyObject* arguments;             // a tuple
+};
+extern PyTypeObject tail_type;
+
+// One call, whose answer may be a Tail.
+PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
     auto* self = reinterpret_cast<Wrapped*>(callable);
     if (UNLIKELY(low_on_stack())) return raise_depth();
     // In a window the hook hands the function to the VM.
@@ -322,6 +331,67 @@ PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf,
     }
     Py_DECREF(code);
     return eager ? call_eagerly(self, args, nargsf, names, after) : result;
+}
+
+// The result of a tail (owned), which may be a Tail again.
+PyObject* follow(Tail* tail) {
+    PyObject* target = Py_NewRef(tail->target);
+    PyObject* arguments = std::exchange(tail->arguments, Py_NewRef(empty_tuple));
+    Py_DECREF(tail);
+    PyObject* const* items = &PyTuple_GET_ITEM(arguments, 0);
+    size_t count = PyTuple_GET_SIZE(arguments);
+    PyObject* result = Py_IS_TYPE(target, &wrapped_type) ? call_once(target, items, count, nullptr)
+                                                         : PyObject_Vectorcall(target, items, count, nullptr);
+    Py_DECREF(arguments);
+    Py_DECREF(target);
+    return result;
+}
+
+PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
+    PyObject* result = call_once(callable, args, nargsf, names);
+    while (UNLIKELY(result && Py_IS_TYPE(result, &tail_type)))
+        result = follow(reinterpret_cast<Tail*>(result));
+    return result;
+}
+
+int traverse_tail(PyObject* self, visitproc visit, void* arg) {
+    auto* tail = reinterpret_cast<Tail*>(self);
+    Py_VISIT(tail->target);
+    Py_VISIT(tail->arguments);
+    return 0;
+}
+
+void dealloc_tail(PyObject* self) {
+    auto* tail = reinterpret_cast<Tail*>(self);
+    PyObject_GC_UnTrack(self);
+    Py_DECREF(tail->target);
+    Py_DECREF(tail->arguments);
+    PyObject_GC_Del(self);
+}
+
+PyTypeObject tail_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.Tail", sizeof(Tail)};
+
+int ready_tail_type() {
+    tail_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    tail_type.tp_traverse = traverse_tail;
+    tail_type.tp_dealloc = dealloc_tail;
+    return PyType_Ready(&tail_type);
+}
+
+PyObject* py_tail(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    if (count < 1 || !PyCallable_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "tail: the first argument must be callable");
+    PyObject* arguments = PyTuple_New(count - 1);
+    auto* tail = arguments ? PyObject_GC_New(Tail, &tail_type) : nullptr;
+    if (!tail) {
+        Py_XDECREF(arguments);
+        return nullptr;
+    }
+    for (Py_ssize_t i = 1; i < count; i++) PyTuple_SET_ITEM(arguments, i - 1, Py_NewRef(args[i]));
+    tail->target = Py_NewRef(args[0]);
+    tail->arguments = arguments;
+    PyObject_GC_Track(tail);
+    return object(tail);
 }
 
 PyObject* bind_wrapper(PyObject* self, PyObject* instance, PyObject*) {
@@ -646,6 +716,8 @@ PyMethodDef functions[] = {
      "replaced by vm(function, *slots). kwargs may be None. The VM may answer NATIVELY: the function then "
      "runs as it is,\n"
      "in the same window unless it is marked by `skip`."},
+    {"tail", reinterpret_cast<PyCFunction>(py_tail), METH_FASTCALL,
+     "tail(target, *args): what a compiled frame returns so that target(*args) is called in its place."},
     {"last_refused", py_last_refused, METH_NOARGS,
      "last_refused(): the code object of this thread's last call that no entry accepted although the "
      "callback had\n"
@@ -657,7 +729,7 @@ PyMethodDef functions[] = {
 
 int init_hook(PyObject* module) {
     interpreter = PyInterpreterState_Get();
-    if (ready_wrapped_type() < 0 || !(empty_tuple = PyTuple_New(0))) return -1;
+    if (ready_wrapped_type() < 0 || ready_tail_type() < 0 || !(empty_tuple = PyTuple_New(0))) return -1;
     extra_index = request_code_extra(release_code_state);
     if (extra_index < 0 || !code_extra_layout_known(extra_index, new CodeState)) {
         PyErr_SetString(PyExc_ImportError, "smelt: cannot attach data to code objects of this interpreter");

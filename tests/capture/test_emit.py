@@ -13,6 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from smelt.capture.endings import Return
+from smelt.capture.resume import Resumes
+from smelt.capture.vm import decoded
 from smelt.capture.emit import CompiledFrame, emit, reach
 from smelt.capture.stores import Store
 from smelt.errors import Unsupported
@@ -41,14 +44,14 @@ class Frame:
     def emit(self, result: object, *stores: Store) -> CompiledFrame:
         def f(x: Any, obj: Any) -> None: ...
 
-        found = reach(result, [o for s in stores for o in s.operands], lambda o: self.origins.get(id(o)))
+        found = reach([result, *(o for s in stores for o in s.operands)], lambda o: self.origins.get(id(o)))
         outputs = [t for t in found.fakes if t is not self.fx]
 
         def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             return tuple(inputs[0] * 2 ** (i + 1) for i in range(len(outputs)))
 
         inputs = [(self.fx, self.origins[id(self.fx)])]
-        return emit(f.__code__, found, result, stores, inputs, outputs, graph if outputs else None)
+        return emit(f.__code__, found, Return(result), stores, inputs, outputs, graph if outputs else None, Resumes(id, decoded))
 
     def run(self, result: object, *stores: Store, extra: tuple[object, ...] = ()) -> Any:
         return self.emit(result, *stores).function(self.x, self.obj, (self.x, *extra))

@@ -423,7 +423,6 @@ def test_what_cannot_be_captured_below_native_code_ends_the_capture(name: str) -
     (reason,) = reasons_of(c.__code__)
     assert reason.kind is SIDE_EFFECT_IO and "print" in reason.detail and reason.line is not None
     assert reason.line.filename == __file__
-    assert len(entries_of(c.__code__)) == 0
 
 
 class FunctionMode(TorchFunctionMode):
@@ -471,7 +470,8 @@ def test_an_iterator_from_outside_is_not_advanced_by_capture(make: Callable[[], 
 
     c = compiled(f, fullgraph=False)
     torch.testing.assert_close(c(X, make()), f(X, make()))
-    assert len(entries_of(c.__code__)) == 0
+    (reason,) = reasons_of(c.__code__)
+    assert "outside" in reason.detail
 
 
 def test_an_exception_goes_through_native_code() -> None:

@@ -37,7 +37,7 @@ def refused(fn: Callable[..., Any], *arguments: Any) -> str:
     compiled = smelt.compile(fn)
     with torch.no_grad():
         compiled(*arguments)
-    assert not entries(compiled) and reasons(compiled)
+    assert reasons(compiled)
     assert reasons(compiled)[0].kind.id != "internal-error", reasons(compiled)
     return reasons(compiled)[0].kind.id
 
@@ -73,8 +73,10 @@ def test_requires_grad_of_an_outside_tensor():
         w.requires_grad_()
         return x * 2
 
-    assert refused(f, torch.ones(3)) == "unsupported-effect"
-    assert w.requires_grad
+    compiled = smelt.compile(f, fullgraph=True)
+    for _ in range(2):
+        assert not compiled(torch.ones(3)).requires_grad
+        assert w.requires_grad
     w = torch.ones(3)
     agree(lambda x: w.requires_grad_(False) * x, (torch.ones(3),))
 

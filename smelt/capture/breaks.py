@@ -1,0 +1,518 @@
+"""Graph breaks: one row per instruction that can be carried out for real by the compiled frame.
+
+When capture stops before an instruction, the compiled frame runs the graph so far, replays the effects, performs the
+instruction as Python source (`Step`), and goes on in a resume function for each way that it can go. `plan` makes a `Break` of
+the VM's frames at the stop; `Break.write` gives the statements.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from smelt import _native
+from smelt.capture.code import BINARY_OPERATORS, COMPARISONS, PY312
+from smelt.capture.frames import Frame, LastInstruction
+from smelt.capture.liveness import handler_at
+from smelt.capture.rebuild import NAMES
+from smelt.capture.resume import Going, Level, Originals, Placeholder, Resumes, going_on
+from smelt.capture.values import NULL, Sentinel
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OPCODE, Reason
+
+
+class Writer(Protocol):
+    """What `emit.Writer` offers here."""
+
+    def __call__(self, x: object) -> str: ...
+    def bind(self, x: object, expression: str) -> None: ...
+    def fresh_name(self, hint: str) -> str: ...
+    def constant(self, x: object, hint: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way for the frame to go on after the instruction: at `at`, with `stack`."""
+
+    at: int
+    stack: list[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction as source. `text.format(*expressions of operands)` is a statement (of several lines, perhaps), or, where
+    there are two ways, `condition` is an expression that says whether to take the second."""
+
+    operands: tuple[Any, ...]
+    ways: tuple[Way, ...]
+    text: str = ""
+    condition: str = ""
+
+
+Row = Callable[[Frame, Any], Step]
+ROWS: dict[str, Row] = {}
+
+
+def row(*names: str) -> Callable[[Row], Row]:
+    def add(made: Row) -> Row:
+        ROWS.update(dict.fromkeys(names, made))
+        return made
+
+    return add
+
+
+def _next(frame: Frame, pops: int, *pushed: Any) -> tuple[Way, ...]:
+    """On to the next instruction, with `pushed` in place of the topmost `pops` values."""
+    stack = frame.stack
+    return (Way(frame.pc + 1, [*stack[: len(stack) - pops], *pushed]),)
+
+
+def _expression(frame: Frame, template: str, operands: Sequence[Any], pops: int, name: str = "result") -> Step:
+    result = Placeholder(name)
+    return Step((result, *operands), _next(frame, pops, result), "{} = " + template)
+
+
+def _statement(frame: Frame, template: str, operands: Sequence[Any], pops: int) -> Step:
+    return Step(tuple(operands), _next(frame, pops), template)
+
+
+# ------------------------------------------------------------------------------------------------------- calls
+
+
+@row("CALL")
+def _call(frame: Frame, arg: Any) -> Step:
+    stack = frame.stack
+    at = len(stack) - arg - 2
+    first = at + 1 if stack[at] is NULL else at
+    fn, arguments, names = stack[first], stack[first + 1 :], frame.kwnames
+    keywords = ["{}"] * (len(arguments) - len(names)) + [f"{_keyword(n)}={{}}" for n in names]
+    return _expression(frame, f"{{}}({', '.join(keywords)})", (fn, *arguments), arg + 2)
+
+
+def _keyword(name: str) -> str:
+    if not name.isidentifier():
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a keyword argument named {name!r}"))
+    return name
+
+
+@row("CALL_FUNCTION_EX")
+def _call_function_ex(frame: Frame, arg: Any) -> Step:
+    count = 3 + (arg & 1)
+    _, *operands = frame.stack[-count:]
+    return _expression(frame, "{}(*{}, **{})" if arg & 1 else "{}(*{})", operands, count)
+
+
+@row("WITH_EXCEPT_START")
+def _with_except_start(frame: Frame, arg: Any) -> Step:
+    error, leave = frame.stack[-1], frame.stack[-4]
+    return _expression(frame, "{}(type({}), {}, {}.__traceback__)", (leave, error, error, error), 0)
+
+
+@row("BEFORE_WITH")
+def _before_with(frame: Frame, arg: Any) -> Step:
+    leave, entered = Placeholder("leave"), Placeholder("entered")
+    return Step((leave, entered, frame.stack[-1]), _next(frame, 1, leave, entered), "{}, {} = enter_context({})")
+
+
+@row("IMPORT_NAME")
+def _import_name(frame: Frame, arg: Any) -> Step:
+    level, names = frame.stack[-2:]
+    text = f"__import__({arg!r}, {{}}, None, {{}}, {{}})"
+    return _expression(frame, text, (frame.globals, names, level), 2, "module")
+
+
+# --------------------------------------------------------------------------------------------------- operators
+
+_SYMBOLS = {
+    operator.add: "+", operator.and_: "&", operator.floordiv: "//", operator.lshift: "<<", operator.matmul: "@",
+    operator.mul: "*", operator.mod: "%", operator.or_: "|", operator.pow: "**", operator.rshift: ">>", operator.sub: "-",
+    operator.truediv: "/", operator.xor: "^", operator.lt: "<", operator.le: "<=", operator.eq: "==", operator.ne: "!=",
+    operator.gt: ">", operator.ge: ">=",
+}  # fmt: skip
+_IN_PLACE = dict(zip(BINARY_OPERATORS[13:], BINARY_OPERATORS[:13], strict=True))
+assert _SYMBOLS.keys() == {*BINARY_OPERATORS[:13], *COMPARISONS}
+
+
+@row("BINARY_OP", "COMPARE_OP")
+def _binary(frame: Frame, arg: Any) -> Step:
+    left, right = frame.stack[-2:]
+    if arg not in _IN_PLACE:
+        return _expression(frame, f"{{}} {_SYMBOLS[arg]} {{}}", (left, right), 2)
+    result = Placeholder("result")
+    text = f"{{}} = {{}}\n{{}} {_SYMBOLS[_IN_PLACE[arg]]}= {{}}"
+    return Step((result, left, result, right), _next(frame, 2, result), text)
+
+
+@row("IS_OP")
+def _is(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, f"{{}} {'is not' if arg else 'is'} {{}}", frame.stack[-2:], 2)
+
+
+@row("CONTAINS_OP")
+def _contains(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, f"{{}} {'not in' if arg else 'in'} {{}}", frame.stack[-2:], 2)
+
+
+def _unary(template: str) -> Row:
+    return lambda frame, arg: _expression(frame, template, frame.stack[-1:], 1)
+
+
+ROWS.update(
+    UNARY_NOT=_unary("not {}"),
+    UNARY_NEGATIVE=_unary("-{}"),
+    UNARY_POSITIVE=_unary("+{}"),
+    UNARY_INVERT=_unary("~{}"),
+    GET_ITER=_unary("iter({})"),
+    GET_YIELD_FROM_ITER=_unary("iter({})"),
+    LIST_TO_TUPLE=_unary("tuple({})"),
+)
+
+
+@row("GET_LEN")
+def _get_len(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, "len({})", frame.stack[-1:], 0)
+
+
+@row("FORMAT_VALUE")
+def _format_value(frame: Frame, arg: Any) -> Step:
+    count = 2 if arg & 4 else 1
+    value, *spec = frame.stack[-count:]
+    converted = ("{}", "str({})", "repr({})", "ascii({})")[arg & 3]
+    return _expression(frame, f"format({converted}, {{}})" if spec else f"format({converted})", (value, *spec), count, "text")
+
+
+# ------------------------------------------------------------------------------------------ attributes and items
+
+
+def _attribute(name: str) -> str:
+    return f"{{}}.{name}" if name.isidentifier() else f"getattr({{}}, {name!r})"
+
+
+@row("LOAD_ATTR")
+def _load_attr(frame: Frame, arg: Any) -> Step:
+    name, is_method = arg
+    result = Placeholder(name)
+    pushed = (NULL, result) if is_method else (result,)
+    return Step((result, frame.stack[-1]), _next(frame, 1, *pushed), "{} = " + _attribute(name))
+
+
+@row("LOAD_METHOD")
+def _load_method(frame: Frame, arg: Any) -> Step:
+    return _load_attr(frame, (arg, True))
+
+
+@row("IMPORT_FROM")
+def _import_from(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, _attribute(arg), frame.stack[-1:], 0)
+
+
+@row("STORE_ATTR")
+def _store_attr(frame: Frame, arg: Any) -> Step:
+    value, obj = frame.stack[-2:]
+    return _statement(frame, f"{_attribute(arg)} = {{}}", (obj, value), 2)
+
+
+@row("DELETE_ATTR")
+def _delete_attr(frame: Frame, arg: Any) -> Step:
+    return _statement(frame, f"del {_attribute(arg)}", frame.stack[-1:], 1)
+
+
+@row("BINARY_SUBSCR")
+def _binary_subscr(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, "{}[{}]", frame.stack[-2:], 2, "item")
+
+
+@row("BINARY_SLICE")
+def _binary_slice(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, "{}[{}:{}]", frame.stack[-3:], 3, "item")
+
+
+@row("STORE_SUBSCR")
+def _store_subscr(frame: Frame, arg: Any) -> Step:
+    value, obj, key = frame.stack[-3:]
+    return _statement(frame, "{}[{}] = {}", (obj, key, value), 3)
+
+
+@row("STORE_SLICE")
+def _store_slice(frame: Frame, arg: Any) -> Step:
+    value, obj, start, stop = frame.stack[-4:]
+    return _statement(frame, "{}[{}:{}] = {}", (obj, start, stop, value), 4)
+
+
+@row("DELETE_SUBSCR")
+def _delete_subscr(frame: Frame, arg: Any) -> Step:
+    return _statement(frame, "del {}[{}]", frame.stack[-2:], 2)
+
+
+@row("LOAD_GLOBAL")
+def _load_global(frame: Frame, arg: Any) -> Step:
+    name, push_null = arg
+    result = Placeholder(name)
+    pushed = (NULL, result) if push_null else (result,)
+    return Step((result, frame.globals), _next(frame, 0, *pushed), f"{{}} = read_global({{}}, {name!r})")
+
+
+# -------------------------------------------------------------------------------------- iteration and unpacking
+
+
+@row("FOR_ITER")
+def _for_iter(frame: Frame, arg: Any) -> Step:
+    stack, value = frame.stack, Placeholder("item")
+    ways = (Way(frame.pc + 1, [*stack, value]), Way(arg + PY312, stack[:-1]))  # 3.12 jumps over END_FOR
+    return Step((value, stack[-1], value), ways, "{} = next({}, exhausted)", "{} is exhausted")
+
+
+@row("UNPACK_SEQUENCE")
+def _unpack_sequence(frame: Frame, arg: Any) -> Step:
+    items = [Placeholder(f"item{i}") for i in range(arg)]
+    targets = ", ".join(["{}"] * arg)
+    return Step((*items, frame.stack[-1]), _next(frame, 1, *reversed(items)), f"[{targets}] = {{}}")
+
+
+@row("UNPACK_EX")
+def _unpack_ex(frame: Frame, arg: Any) -> Step:
+    before, after = arg & 0xFF, arg >> 8
+    items = [Placeholder(f"item{i}") for i in range(before + 1 + after)]
+    targets = ["{}"] * len(items)
+    targets[before] = "*{}"
+    return Step((*items, frame.stack[-1]), _next(frame, 1, *reversed(items)), f"[{', '.join(targets)}] = {{}}")
+
+
+def _into(method: str) -> Row:
+    """`target.method(value)` of a container that stays on the stack."""
+
+    def step(frame: Frame, arg: Any) -> Step:
+        value, target = frame.stack[-1], frame.stack[-1 - arg]
+        return _statement(frame, f"{method}({{}}, {{}})", (target, value), 1)
+
+    return step
+
+
+ROWS.update(
+    LIST_EXTEND=_into("list.extend"),
+    SET_UPDATE=_into("set.update"),
+    SET_ADD=_into("set.add"),
+    DICT_UPDATE=_into("dict.update"),
+)
+
+
+@row("DICT_MERGE")
+def _dict_merge(frame: Frame, arg: Any) -> Step:
+    value, target = frame.stack[-1], frame.stack[-1 - arg]
+    return _statement(frame, "merge_keywords({}, {})", (target, value), 1)
+
+
+@row("MAP_ADD")
+def _map_add(frame: Frame, arg: Any) -> Step:
+    key, value = frame.stack[-2:]
+    return _statement(frame, "{}[{}] = {}", (frame.stack[-2 - arg], key, value), 2)
+
+
+@row("BUILD_SET")
+def _build_set(frame: Frame, arg: Any) -> Step:
+    items = frame.stack[len(frame.stack) - arg :]
+    return _expression(frame, "{{" + ", ".join(["{}"] * arg) + "}}", items, arg)
+
+
+@row("BUILD_MAP")
+def _build_map(frame: Frame, arg: Any) -> Step:
+    items = frame.stack[len(frame.stack) - 2 * arg :]
+    return _expression(frame, "{{" + ", ".join(["{}: {}"] * arg) + "}}", items, 2 * arg)
+
+
+# ------------------------------------------------------------------------------------------------------- jumps
+
+
+def _jump_if(condition: str) -> Row:
+    return lambda frame, arg: Step(
+        (frame.stack[-1],), (*_next(frame, 1), Way(arg, frame.stack[:-1])), condition=condition
+    )
+
+
+def _jump_or_pop(condition: str) -> Row:
+    return lambda frame, arg: Step(
+        (frame.stack[-1],), (*_next(frame, 1), Way(arg, list(frame.stack))), condition=condition
+    )
+
+
+for _direction in ("", "FORWARD_", "BACKWARD_"):
+    ROWS[f"POP_JUMP_{_direction}IF_TRUE"] = _jump_if("{}")
+    ROWS[f"POP_JUMP_{_direction}IF_FALSE"] = _jump_if("not {}")
+ROWS["JUMP_IF_TRUE_OR_POP"] = _jump_or_pop("{}")
+ROWS["JUMP_IF_FALSE_OR_POP"] = _jump_or_pop("not {}")
+
+_CALLS = {"CALL": lambda arg: arg + 2, "CALL_FUNCTION_EX": lambda arg: 3 + (arg & 1)}
+
+
+# -------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True)
+class Break:
+    """What a compiled frame does in place of returning. `ways`: the levels, innermost first, for each of the step's ways;
+    `handling`: those for an exception of the step, if some frame handles it (`error` stands for it)."""
+
+    reason: Reason
+    step: Step
+    ways: tuple[tuple[Level, ...], ...]
+    handling: tuple[Level, ...] | None
+    error: Placeholder
+
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        """The objects that the compiled frame needs for it."""
+        found = list(self.step.operands)
+        for levels in (*self.ways, *([self.handling] if self.handling else [])):
+            seen: set[int] = set()
+            for value in (v for level in levels for v in _values(level)):
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    found.append(value)
+        return tuple(v for v in found if type(v) is not Placeholder)
+
+    def write(self, writer: Writer, resumes: Resumes) -> list[str]:
+        """The statements."""
+        for value in (*self.step.operands, self.error):
+            if type(value) is Placeholder:
+                writer.bind(value, writer.fresh_name(value.name))
+        lines = [f"# graph break: {_comment(self.reason)}"]
+        text = self.step.text
+        count = text.replace("{{", "").replace("}}", "").count("{}")
+        operands = [writer(v) for v in self.step.operands]
+        body = text.format(*operands[:count]).splitlines()
+        condition = self.step.condition.format(*operands[count:])
+        if self.handling is None:
+            lines += body
+        else:
+            if condition and not body:
+                name = writer.fresh_name("condition")
+                body, condition = [f"{name} = bool({condition})"], name
+            lines += ["try:", *(f"    {line}" for line in body), f"except BaseException as {writer(self.error)}:"]
+            lines.append(f"    {_tail(writer, resumes, self.handling)}")
+        first = _tail(writer, resumes, self.ways[0])
+        if condition:
+            lines += [f"if {condition}:", f"    {_tail(writer, resumes, self.ways[1])}"]
+        return [*lines, first]
+
+
+def _values(level: Level) -> Iterator[Any]:
+    yield from level.normal.values
+    if level.handler is not None:
+        yield from level.handler.values
+
+
+def _comment(reason: Reason) -> str:
+    at = f" at {reason.line}" if reason.line else ""
+    return f"{reason.kind.id}{at}" + (f" ({reason.detail})" if reason.detail else "").replace("\n", " ")
+
+
+def _tail(writer: Writer, resumes: Resumes, levels: Sequence[Level]) -> str:
+    levels = list(levels)
+    while levels[0].normal.returns:
+        value = levels.pop(0).normal.values[-1]
+        if not levels:
+            return f"return {writer(value)}"
+        levels[0] = _answered(levels[0], value)
+    target, values = resumes.chain(levels)
+    name = writer.constant(target, target.__name__)
+    return f"return tail({', '.join([name, *map(writer, values)])})"
+
+
+def _answered(level: Level, value: Any) -> Level:
+    """The level whose callee has returned `value`."""
+    going = level.normal
+    values = tuple(value if v is level.result else v for v in going.values)
+    return Level(Going(going.point, values, going.returns), None)
+
+
+def plan(originals: Originals, frames: Sequence[Frame], reason: Reason) -> Break:
+    """The break before the instruction at which `frames` (outermost first) stand: `pc` of each is the instruction's own.
+
+    Raises Unsupported for an instruction that has no row.
+    """
+    innermost = frames[-1]
+    name, arg = innermost.code.names[innermost.pc], innermost.instructions[innermost.pc][1]
+    if name not in ROWS:
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a graph break at {name}"))
+    step = ROWS[name](innermost, arg)
+    callers = _callers(originals, frames[:-1])
+    ways = tuple((Level(going_on(originals, innermost, w.at, w.stack), None), *callers) for w in step.ways)
+    error = Placeholder("error")
+    return Break(reason, step, ways, _handling(originals, frames, error), error)
+
+
+def _callers(originals: Originals, frames: Sequence[Frame]) -> tuple[Level, ...]:
+    """The levels of frames that wait for a callee, innermost first, without those that only hand on its result."""
+    levels = (_level(originals, frame) for frame in reversed(frames))
+    return tuple(level for level in levels if level.handler or not level.normal.returns)
+
+
+def _level(originals: Originals, frame: Frame) -> Level:
+    name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
+    result, error = Placeholder("result"), Placeholder("error")
+    stack = [*frame.stack[: len(frame.stack) - _CALLS[name](arg)], result]
+    normal = going_on(originals, frame, frame.pc + 1, stack)
+    return Level(normal, result, _to_handler(originals, frame, error), error)
+
+
+def _to_handler(originals: Originals, frame: Frame, error: Placeholder) -> Going | None:
+    """Where `frame` goes on if the instruction at which it stands raises `error`."""
+    handler = handler_at(frame.code, frame.pc)
+    if handler is None:
+        return None
+    target, depth, push_at = handler
+    stack = [*frame.stack[:depth], *([LastInstruction(frame.pc)] if push_at else []), error]
+    return going_on(originals, frame, target, stack)
+
+
+def _handling(originals: Originals, frames: Sequence[Frame], error: Placeholder) -> tuple[Level, ...] | None:
+    for i in range(len(frames) - 1, -1, -1):
+        going = _to_handler(originals, frames[i], error)
+        if going is not None:
+            return Level(going, None), *_callers(originals, frames[:i])
+    return None
+
+
+# ------------------------------------------------------------------------- what compiled frames call for steps
+
+
+def enter_context(manager: Any) -> tuple[Any, Any]:
+    """The two values that BEFORE_WITH pushes: `__exit__`, bound, and what `__enter__` returned."""
+    cls = type(manager)
+    try:
+        enter, leave = cls.__enter__, cls.__exit__
+    except AttributeError:
+        raise TypeError(f"{cls.__name__!r} object does not support the context manager protocol") from None
+    bound = leave.__get__(manager, cls)
+    return bound, enter.__get__(manager, cls)()
+
+
+def read_global(scope: dict[str, Any], name: str) -> Any:
+    """The global or builtin `name`."""
+    if name in scope:
+        return scope[name]
+    found = scope.get("__builtins__", builtins)
+    found = found if isinstance(found, dict) else vars(found)
+    if name not in found:
+        raise NameError(f"name {name!r} is not defined", name=name)
+    return found[name]
+
+
+def merge_keywords(target: dict[str, Any], more: Any) -> None:
+    """`f(**target, **more)`. Raises TypeError for a name that comes twice."""
+    for key in more:
+        if key in target:
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
+        target[key] = more[key]
+
+
+NAMES.update(
+    tail=_native.tail,
+    exhausted=Sentinel("exhausted"),
+    enter_context=enter_context,
+    read_global=read_global,
+    merge_keywords=merge_keywords,
+)

@@ -1,0 +1,339 @@
+"""What autograd keeps with tensors and does through Python: custom functions, checkpoints, hooks, `.grad`.
+
+At the torch level a custom `autograd.Function` and a checkpoint are one opaque call each: the compiled graph calls the
+user's code for real, so that its forward and backward are autograd's own. The trace runs that code on fakes, so that what
+it reads is guarded. It may change nothing outside: an effect is replayed after the graph, when the call has happened.
+
+Hooks act when gradients flow, so registering one is an effect that is replayed after the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from smelt.capture import attributes, windows
+from smelt.capture.effects import Call
+from smelt.capture.rebuild import KINDS, Kind
+from smelt.capture.rebuild import unsupported as cannot_rebuild
+from smelt.capture.tables import TENSOR_METHODS, TENSOR_SETTERS, Handler, function, unsupported
+from smelt.capture.values import LEAF_TYPES, FunctionType, MethodType, is_identity
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+
+_Function = torch.autograd.Function
+
+# ------------------------------------------------------------------------------------------- opaque calls
+
+
+def _opaque(vm: Any, target: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+    """One torch-level call of `target`; `run` does on fakes what it does."""
+    if vm.context_tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
+        raise unsupported(f"{_name(target)} after a change of an outside object", UNSUPPORTED_EFFECT)
+    for value in (*args, *kwargs.values()):
+        _hold(vm, value)
+    before = vm.outside.log.changed
+    out = vm.trace.opaque(target, args, kwargs, run)
+    if vm.outside.log.changed != before:
+        raise unsupported(f"{_name(target)} changes an outside object", UNSUPPORTED_EFFECT)
+    return out
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__qualname__", type(target).__qualname__))
+
+
+def _hold(vm: Any, value: Any) -> None:
+    """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for what
+    the trace made, unless it is made anew at each call."""
+    kind = type(value)
+    if kind is FakeTensor or kind in LEAF_TYPES:
+        return
+    if kind in (list, tuple):
+        for v in value:
+            _hold(vm, v)
+    elif kind is dict:
+        for k, v in value.items():
+            _hold(vm, k), _hold(vm, v)
+    elif id(value) in vm.outside.origins or is_identity(value):
+        _hold_outside(vm, value)
+    elif kind is MethodType:
+        _hold(vm, value.__func__), _hold(vm, value.__self__)
+    elif kind is functools.partial:
+        _hold(vm, value.func), _hold(vm, tuple(value.args)), _hold(vm, dict(value.keywords))
+        _refuse_fakes(value.args), _refuse_fakes(tuple(value.keywords.values()))
+    else:
+        raise unsupported(
+            f"a {kind.__qualname__} made inside the function is held by a graph", UNSUPPORTED_OBJECT
+        )
+
+
+def _hold_outside(vm: Any, value: Any) -> None:
+    if type(value) is FunctionType and id(value) not in vm.outside.origins:
+        _hold_closure(vm, value)
+    elif isinstance(value, type) and vm.outside.is_fresh_class(value):
+        raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
+    else:
+        vm.outside.use_identity(value)
+
+
+def _hold_closure(vm: Any, made: FunctionType) -> None:
+    """A function that the trace made is called for real only if nothing it refers to is fake or changes later."""
+    for cell in made.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            raise unsupported(
+                "a function with an empty cell is held by a graph", UNSUPPORTED_OBJECT
+            ) from None
+        _refuse_fakes((held,))
+        _hold(vm, held)
+        vm.held_cells.append((cell, held))
+    for part in (made.__defaults__ or (), tuple((made.__kwdefaults__ or {}).values())):
+        _refuse_fakes(part)
+        _hold(vm, part)
+
+
+def _refuse_fakes(values: Sequence[Any]) -> None:
+    for value in values:
+        if type(value) is FakeTensor:
+            raise unsupported(
+                "a function that refers to a computed tensor is held by a graph", UNSUPPORTED_OBJECT
+            )
+        if type(value) in (list, tuple):
+            _refuse_fakes(value)
+        elif type(value) is dict:
+            _refuse_fakes(tuple(value.values()))
+
+
+# ----------------------------------------------------------------------------------------- autograd.Function
+
+
+@function(vars(_Function)["apply"].__func__)
+def _apply(vm: Any, args: Any, kwargs: Any) -> Any:
+    """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
+    cls, *rest = args
+    vm.outside.use_class(cls)
+    if torch._C._are_functorch_transforms_active():
+        raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
+    if torch.autograd.function._is_setup_context_defined(cls.setup_context):
+        forward = attributes.load_attr(vm, cls, "forward")
+        bound = inspect.signature(forward).bind(*rest, **kwargs)
+        bound.apply_defaults()
+        rest, kwargs = list(bound.args), bound.kwargs
+    if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
+        return _run_apply(vm, cls, rest, kwargs)
+    if vm.outside.is_fresh_class(cls):
+        raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
+    return _opaque(vm, cls.apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
+
+
+def _requires_grad(value: Any) -> bool:
+    return type(value) is FakeTensor and value.requires_grad
+
+
+def _run_apply(vm: Any, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    apply = super(_Function, cls).apply
+    args = [vm.outside.view(a) for a in args]
+    return vm.outside.fake(
+        windows.in_window(vm, apply, args, {k: vm.outside.view(v) for k, v in kwargs.items()})
+    )
+
+
+# ----------------------------------------------------------------------------------------------- checkpoints
+
+_CHECKPOINT = torch.utils.checkpoint.checkpoint
+
+
+class _Reentrant(_Function):
+    """What a reentrant checkpoint is to autograd, on fakes."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[], Any], *args: Any) -> Any:  # type: ignore[override]
+        return run()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a backward through a reentrant checkpoint"))
+
+
+@function(_CHECKPOINT)
+def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
+    call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    target, reentrant, more = given["function"], given["use_reentrant"], dict(given["kwargs"])
+    more.pop("preserve_rng_state", None)
+    if (
+        reentrant is None
+        or given["debug"]
+        or given["context_fn"] is not torch.utils.checkpoint.noop_context_fn
+    ):
+        raise unsupported("torch.utils.checkpoint with these options")
+    if reentrant and more:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(more))
+    inputs = given["args"]
+    if not torch.is_grad_enabled():
+        return vm.call(target, inputs, more)
+    _hold(vm, target)
+
+    def run() -> Any:
+        return vm.call(target, inputs, more)
+
+    if not reentrant:
+        return _opaque(vm, _CHECKPOINT, args, kwargs, run)
+    return _opaque(vm, _CHECKPOINT, args, kwargs, lambda: _Reentrant.apply(run, *inputs))  # type: ignore[no-untyped-call]
+
+
+# ---------------------------------------------------------------------------------------------------- grad
+
+
+@function(torch.autograd.grad)
+def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients of what the trace computed, whose operators are recorded."""
+    if kwargs.get("is_grads_batched") or torch._C._are_functorch_transforms_active():
+        raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
+    if any(call.target in _REGISTER.values() for call in vm.outside.log.calls):
+        raise unsupported("torch.autograd.grad after a hook was registered")
+    for fake in list(vm.trace.inputs):
+        if fake.requires_grad:
+            _check_leaf(vm, fake)
+    args = [vm.outside.view(a) for a in args]
+    kwargs = {k: vm.outside.view(v) for k, v in kwargs.items()}
+    before, vm.running_natively = vm.running_natively, torch.autograd.grad
+    try:
+        return windows.in_window(vm, torch.autograd.grad, args, kwargs)
+    finally:
+        vm.running_natively = before
+
+
+def _check_leaf(vm: Any, fake: FakeTensor) -> None:
+    """Gradients must not lead out of the trace: to what another function computed, or to hooks."""
+    real = vm.trace.real(fake)
+    if fake.device.type != "cpu" or not real.is_leaf or real._backward_hooks:
+        raise unsupported("torch.autograd.grad through a tensor computed outside, or one with hooks")
+    for name in ("is_leaf", "_backward_hooks"):
+        attributes.tensor_member(vm, fake, real, name)
+
+
+# --------------------------------------------------------------------------------------------------- hooks
+
+
+class HookHandle:
+    """What registering a hook gives during capture: `remove` forgets the effect."""
+
+    __slots__ = ("_calls", "_registered")
+
+    def __init__(self, calls: list[Call], registered: Call) -> None:
+        self._calls = calls
+        self._registered = registered
+
+    def remove(self) -> None:
+        self._calls[:] = [c for c in self._calls if c is not self._registered]
+
+    def __getattr__(self, name: str) -> Any:
+        raise unsupported(f"{name} of the handle of a hook")
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+def _cannot_leave(x: Any) -> Any:
+    raise cannot_rebuild(x, "the handle of a hook")
+
+
+KINDS[HookHandle] = Kind(_cannot_leave, lambda x, text: _cannot_leave(x))
+_REGISTER: dict[str, Any] = {
+    "register_hook": torch.Tensor.register_hook,
+    "register_post_accumulate_grad_hook": torch.Tensor.register_post_accumulate_grad_hook,
+}
+
+
+def _register(name: str) -> Handler:
+    method = _REGISTER[name]
+
+    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+        call = inspect.signature(method).bind(*args, **kwargs)
+        tensor, hook = call.args
+        if not tensor.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if name != "register_hook" and tensor.grad_fn is not None:
+            raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+        registered = Call(method, (tensor, hook))
+        vm.outside.log.call(registered)
+        vm.hooked.append((tensor, tensor.grad_fn))
+        return HookHandle(vm.outside.log.calls, registered)
+
+    return handler
+
+
+for _hook_name, _hook_method in _REGISTER.items():
+    function(_hook_method)(_register(_hook_name))
+
+
+# --------------------------------------------------------------------------------------------- state of tensors
+
+
+def set_requires_grad(vm: Any, tensor: FakeTensor, requires_grad: Any = True) -> FakeTensor:
+    """`tensor.requires_grad_(requires_grad)`, which the torch-level graph repeats."""
+    wanted = vm.truth(requires_grad)
+    if vm.trace.is_input(tensor) and wanted == tensor.requires_grad:
+        return tensor
+    return tensor.requires_grad_(wanted)
+
+
+TENSOR_METHODS["requires_grad_"] = set_requires_grad
+
+
+def set_grad(vm: Any, tensor: FakeTensor, value: Any) -> None:
+    """`tensor.grad = value` of a tensor from outside: an effect, since nothing that is captured reads it but reads of
+    the attribute."""
+    if not vm.trace.is_input(tensor):
+        raise unsupported("the grad of a computed tensor is set", UNSUPPORTED_EFFECT)
+    if value is not None and type(value) is not FakeTensor:
+        raise TypeError(
+            f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__!r}"
+        )
+    with vm.trace.paused(), torch._C._DisableTorchDispatch():
+        tensor.grad = value
+    vm.outside.log.set_tensor_attribute(tensor, "grad", value)
+
+
+def set_data(vm: Any, tensor: FakeTensor, value: Any) -> None:
+    raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
+
+
+def set_flag(vm: Any, tensor: FakeTensor, value: Any) -> None:
+    set_requires_grad(vm, tensor, value)
+
+
+TENSOR_SETTERS.update(grad=set_grad, data=set_data, requires_grad=set_flag)
+
+
+def check_end(vm: Any) -> None:
+    """Raises Unsupported where something changed after it was to stay: what a hook is on, what a held function refers to."""
+    for tensor, grad_fn in vm.hooked:
+        if tensor.grad_fn is not grad_fn:
+            raise unsupported("a tensor is written in place after a hook was registered", UNSUPPORTED_EFFECT)
+    for cell, held in vm.held_cells:
+        if _contents(cell) is not held:
+            raise unsupported(
+                "a variable of a function that a graph holds is changed later", UNSUPPORTED_EFFECT
+            )
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
