@@ -17,6 +17,7 @@ from smelt.codegen.cost import prefers_native
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
+from smelt.graph.ir import TensorSpec
 from smelt.loops.lower import lower
 from smelt.loops.lowering.table import LOWERINGS
 from smelt.ops import decompositions
@@ -68,7 +69,10 @@ def _compile(traced: Traced, config: Config) -> Compiled:
 def _devices(traced: Traced) -> set[torch.device]:
     specs = (node.spec for node in traced.aten_graph)
     return {
-        s.device for spec in specs for s in (spec if isinstance(spec, tuple) else (spec,)) if s is not None
+        s.device
+        for spec in specs
+        for s in (spec if isinstance(spec, tuple) else (spec,))
+        if isinstance(s, TensorSpec)
     }
 
 

@@ -287,9 +287,33 @@ def _no_attribute(vm: Any, obj: Any, name: str, own: dict[str, Any] | None) -> A
 
 
 def _load_property(vm: Any, obj: Any, name: str, found: Any) -> Any:
+    return load_property(vm, obj, found)
+
+
+def load_property(vm: Any, obj: Any, found: property) -> Any:
     if found.fget is None:
         return property.__get__(found, obj)  # raises
     return vm.call(found.fget, (obj,), {})
+
+
+def store_property(vm: Any, obj: Any, found: property, value: Any) -> None:
+    if found.fset is None:
+        property.__set__(found, obj, value)  # raises
+    vm.call(found.fset, (obj, value), {})
+
+
+def delete_property(vm: Any, obj: Any, found: property) -> None:
+    if found.fdel is None:
+        property.__delete__(found, obj)  # raises
+    vm.call(found.fdel, (obj,), {})
+
+
+def read_slot(obj: Any, name: str) -> Any:
+    """The slot `name` of an instance, without its class's code; MISSING where it is empty."""
+    try:
+        return object.__getattribute__(obj, name)
+    except AttributeError:
+        return MISSING
 
 
 def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
@@ -367,11 +391,24 @@ def load_module_attr(vm: Any, module: types.ModuleType, name: str) -> Any:
         if name in own:
             value = outside.wrap(own[name], outside.origin(module).child("attr", name))
         else:
-            value = getattr(module, name)
+            value = _missing_in_module(vm, module, name)
             if name in own:  # a lazily loaded submodule
                 value = outside.wrap(value, outside.origin(module).child("attr", name))
         memo[name] = value
     return value
+
+
+def _missing_in_module(vm: Any, module: types.ModuleType, name: str) -> Any:
+    """`__getattr__` of a module; that the name is not simply there is guarded."""
+    outside, own = vm.outside, module.__dict__
+    own_getattr = own.get("__getattr__")
+    try:
+        if type(own_getattr) is FunctionType and not is_native_module(module.__name__):
+            return vm.call(load_module_attr(vm, module, "__getattr__"), (name,), {})
+        return getattr(module, name)
+    finally:
+        if name not in own:
+            outside.guard("not_in_dict", outside.origin(module), name, key=name)
 
 
 def load_class_attr(vm: Any, cls: type, name: str) -> Any:
@@ -439,6 +476,8 @@ def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
 def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
     outside = vm.outside
     origin = outside.origins.get(id(function))
+    if origin is not None and not hasattr(function, name) and not outside.log.touches(function, name):
+        outside.guard("not_in_dict", outside.const(function), name, key=name)
     value = getattr(function, name)
     if origin is None or outside.log.touches(function, name):
         return value
@@ -449,7 +488,12 @@ def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
     if name in function.__dict__:
         return outside.wrap(value, outside.const(function).child("attr", name))
     outside.use_function(function)
+    if name in _FUNCTION_PARTS:
+        return outside.wrap(value, outside.const(function).child("member", name), decided=name != "__annotations__")
     return outside.fake(value)
+
+
+_FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
 
 
 def load_bound_attr(vm: Any, method: MethodType, name: str) -> Any:
@@ -648,7 +692,9 @@ def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
     vm.outside.use_class(cls)
-    if info.setattr is not None and info.setattr is not _module_setattr:
+    if type(info.setattr) is types.WrapperDescriptorType:
+        _store_natively(vm, obj, name, value, info.setattr)
+    elif info.setattr is not None and info.setattr is not _module_setattr:
         vm.call(info.setattr, (obj, name, value), {})
     elif info.is_module and info.setattr is _module_setattr:
         _store_in_module(vm, obj, name, value)
@@ -656,13 +702,20 @@ def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
         store_generic(vm, obj, name, value)
 
 
+def _store_natively(vm: Any, obj: Any, name: str, value: Any, store: Any) -> None:
+    """By the `__setattr__` of a C class, which stores in the instance (SimpleNamespace, exceptions, partial)."""
+    if id(obj) in vm.outside.origins and instance_dict(obj) is None:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set"))
+    vm.outside.touch(obj)
+    vm.outside.attributes.pop(id(obj), None)
+    store(obj, name, value)
+
+
 def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
     """`object.__setattr__`."""
     how, found, _ = vm.type_info(type(obj)).find(name)
     if how is PROPERTY:
-        if found.fset is None:
-            property.__set__(found, obj, value)  # raises
-        vm.call(found.fset, (obj, value), {})
+        store_property(vm, obj, found, value)
     elif how is PYTHON_DATA:
         vm.call_function(_type_find(type(found), "__set__"), (found, obj, value))
     else:
@@ -776,10 +829,7 @@ def delete_attr(vm: Any, obj: Any, name: str) -> None:
         return _delete_named(vm, obj, name)
     how, found, _ = info.find(name)
     if how is PROPERTY:
-        if found.fdel is None:
-            property.__delete__(found, obj)  # raises
-        vm.call(found.fdel, (obj,), {})
-        return
+        return delete_property(vm, obj, found)
     if how is PYTHON_DATA:
         vm.call_function(_type_find(type(found), "__delete__"), (found, obj))
         return

@@ -68,9 +68,10 @@ def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> No
 
 
 def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
-    if type(value) in LEAF_TYPES or id(fn) not in vm.outside.origins:
+    decided = kind == "default"  # by the guard on the function; keyword defaults are a dictionary
+    if id(fn) not in vm.outside.origins or (decided and type(value) in LEAF_TYPES):
         return value
-    return vm.outside.wrap(value, vm.outside.const(fn).child(kind, key), decided=kind == "default")
+    return vm.outside.wrap(value, vm.outside.const(fn).child(kind, key), decided=decided)
 
 
 # ----------------------------------------------------------------------------------------------------- messages

@@ -251,11 +251,6 @@ def _vars(vm: Any, args: Any, kwargs: Any) -> Any:
     return attributes.load_attr(vm, args[0], "__dict__")
 
 
-@builtin(locals)
-def _locals(vm: Any, args: Any, kwargs: Any) -> Any:
-    return vm.local_names(vm.frame)
-
-
 @builtin(dir)
 def _dir(vm: Any, args: Any, kwargs: Any) -> Any:
     if not args:
@@ -284,7 +279,7 @@ def _unary_protocol(fn: Any, name: str, fallbacks: tuple[str, ...] = ()) -> None
                 return vm.call_function(found, tuple(args), kwargs)
         if args and _tells_identity(fn, args[0]):
             vm.outside.use_identity(args[0])
-        return vm.native(fn, [vm.outside.view(a) for a in args], kwargs)
+        return vm.native(fn, [vm.native_argument(vm.outside.view(a)) for a in args], kwargs)
 
     BUILTINS[fn] = handler
 

@@ -10,6 +10,7 @@ import enum
 import functools
 import io
 import operator
+import re
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,12 +20,13 @@ import torch
 from torch import nn
 
 from smelt.capture import attributes, numbers, reads, windows
+from smelt.capture.arity import accepts
 from smelt.capture.attributes import FUNCTION
 from smelt.capture.binding import bind
 from smelt.capture.effects import Call
 from smelt.capture.frames import Frame, VMCallable
 from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively, setting
-from smelt.capture.tables import BUILTINS
+from smelt.capture.tables import BUILTINS, CODES
 from smelt.capture.values import (
     CONTAINER_BASES,
     LEAF_TYPES,
@@ -45,6 +47,7 @@ from smelt.reasons import (
     Reason,
 )
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import plain
 
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200
 _Args = Sequence[Any]
@@ -120,6 +123,9 @@ def interpret(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
     """A Python function of torch or the standard library, run for real."""
     vm.tail = None
+    handler = CODES.get(fn.__code__)
+    if handler is not None:
+        return handler(vm, fn, args, kwargs)
     refused = setting(fn)
     if refused is not None:
         raise Unsupported(Reason(*refused))
@@ -128,7 +134,25 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
         vm.left(args[0])
     if fn.__name__ == "__enter__" and args:
         windows.check_mode(vm, args[0])
+    if fn.__globals__.get("__name__") in _INTROSPECTION:
+        return _introspect(vm, fn, args, kwargs)
     return _run_native(vm, fn, args, kwargs)
+
+
+# Modules whose functions look at functions and classes, or keep them: they are given the user's own.
+_INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "enum", "abc", "dataclasses"))
+
+
+def _introspect(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    for value in (*args, *kwargs.values()):
+        if type(value) is FunctionType and id(value) in vm.outside.origins:
+            reads.use_signature(vm.outside, value)
+    own = [v if type(v) in (FunctionType, MethodType) else vm.native_argument(vm.outside.view(v)) for v in args]
+    named = {
+        k: v if type(v) in (FunctionType, MethodType) else vm.native_argument(vm.outside.view(v))
+        for k, v in kwargs.items()
+    }
+    return vm.outside.fake(vm.native(fn, own, named))
 
 
 def _run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -149,7 +173,7 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     vm.tail = None
     handler = vm.builtins.get(fn) if fn.__hash__ is not None else None
     if handler is not None:
-        return handler(vm, args, kwargs)
+        return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else _misused(vm, fn, args, kwargs)
     owner = fn.__self__
     if owner is None or isinstance(owner, (types.ModuleType, type)) or _is_binding(owner):
         refused = REFUSED.get(fn) or refusal(fn)
@@ -180,6 +204,12 @@ def _is_constant_owner(owner: Any) -> bool:
     return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
 
 
+def _misused(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    """A builtin raises its own error for arguments that it does not take."""
+    fn(*args, **kwargs)
+    raise unsupported_call(f"{fn.__name__} with {len(args)} arguments")
+
+
 def _is_binding(owner: Any) -> bool:
     """pybind11 functions are builtins whose `__self__` is their record."""
     return type(owner).__name__.startswith("pybind11_detail_function_record")
@@ -199,6 +229,8 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
         args = (numbers.plain_parts(args[0]), *args[1:])
     handler = vm.methods.get((_base_type(kind), name))
     if handler is not None:
+        if not accepts(getattr(_base_type(kind), name), (owner, *args), kwargs):
+            return _misused(vm, fn, args, kwargs)
         return handler(vm, owner, *args, **kwargs)
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported_call(f"{name} of a node of autograd")
@@ -300,6 +332,7 @@ def call_lru_cached(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     handler = vm.functions.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
+    args, kwargs = [plain(a) for a in args], {k: plain(v) for k, v in kwargs.items()}
     if id(fn) not in vm.outside.origins:  # made by the trace, and so is what it holds
         return vm.native(fn, args, kwargs)
     if all(_is_key(a) for a in (*args, *kwargs.values())) and not _makes_tensors(fn.__wrapped__):
@@ -451,7 +484,7 @@ def construct(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     vm.tail = None
     handler = vm.builtins.get(cls)
     if handler is not None:
-        return handler(vm, args, kwargs)
+        return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else _misused(vm, cls, args, kwargs)
     meta = type(cls)
     if meta is not type:
         how, found, _ = vm.type_info(meta).find("__call__")
@@ -536,6 +569,7 @@ CALLERS: dict[type, Callable[..., Any]] = {
     types.WrapperDescriptorType: call_descriptor,
     types.ClassMethodDescriptorType: call_descriptor,
     types.MethodWrapperType: call_method_wrapper,
+    type(re.compile("").match): call_builtin,
     functools.partial: call_partial,
     _lru_cache: call_lru_cached,
     type: construct,

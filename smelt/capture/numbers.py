@@ -90,8 +90,11 @@ _FUNCTIONAL = frozenset({F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold})
 
 # Methods of containers that look their first argument up, or hash it.
 LOOKUPS = frozenset(
-    "get pop setdefault __getitem__ __setitem__ __delitem__ __contains__ insert index count remove add discard rotate".split()
-)
+    (
+        "get", "pop", "setdefault", "__getitem__", "__setitem__", "__delitem__", "__contains__", "insert", "index",
+        "count", "remove", "add", "discard", "rotate",
+    )
+)  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
 _HOLDING = frozenset({sorted, len, bool, iter, next})
 

@@ -39,7 +39,7 @@ from smelt.guards import state
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
 from smelt.trace.symbols import NUMBERS, Symbols, plain
@@ -91,6 +91,7 @@ class Outside:
         self.attributes: dict[int, dict[Any, Any]] = {}  # what attribute and item reads of an object gave
         self._guards: dict[Any, Guard] = {}
         self._keep: list[Any] = []
+        self.fixed: set[int] = set()  # outside objects that must not be changed
         self._objects: dict[
             int, Any
         ] = {}  # outside objects other than constants, tensors and what identity says all of
@@ -416,8 +417,13 @@ class Outside:
 
     # ---- writing
 
+    def check_changeable(self, obj: Any) -> None:
+        if id(obj) in self.fixed:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
+
     def touch(self, obj: Any) -> None:
         """Before an outside object changes."""
+        self.check_changeable(obj)
         owner = self._owners.get(id(obj))
         if owner is not None:
             self._touch_one(owner)

@@ -17,13 +17,11 @@ from smelt.capture.binding import function_text
 from smelt.capture.calls import ASYNC_GENERATOR, COROUTINE, call
 from smelt.capture.code import PY312, Handler
 from smelt.capture.containers import mapping
-from smelt.capture.effects import cell_value
 from smelt.capture.frames import Frame, Generator, Handled
 from smelt.capture.values import MISSING, NULL, CellType, FunctionType
 from smelt.capture.windows import calls_back
 from smelt.errors import Unsupported
-from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OPCODE, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 from smelt.trace.symbols import plain_parts
 
 HANDLERS: dict[str, Handler] = {}
@@ -128,14 +126,7 @@ def _load_closure(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 def _load_cell(vm: Any, frame: Frame, arg: int) -> Any:
-    cell = frame.locals[arg]
-    place = vm.cell_place(frame, arg)
-    if not vm.cell_written(cell):
-        if place is not None:
-            return vm.read_cell(place[0], cell, place[1])
-        if id(cell) in vm.outside.origins and vm.holds_value(cell):
-            return vm.read_held_cell(cell)
-    value = cell_value(cell)
+    value = vm.cell_contents(frame, arg)
     if value is MISSING:
         raise _unbound_cell(frame, arg)
     return value
@@ -494,23 +485,33 @@ def _list_to_tuple(vm: Any, frame: Frame, arg: Any) -> None:
     frame.stack[-1] = tuple(frame.stack[-1])
 
 
+def _opened(vm: Any, target: Any) -> Any:
+    """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
+    if id(target) in vm.outside.origins:
+        vm.outside.open(target)
+        vm.outside.touch(target)
+    return target
+
+
 @opcode("LIST_APPEND")
 def _list_append(vm: Any, frame: Frame, arg: Any) -> None:
+    vm.outside.touch(frame.stack[-1 - arg])  # after a graph break it comes from outside
     value = frame.stack.pop()
     frame.stack[-arg].append(value)
 
 
 @opcode("SET_ADD")
 def _set_add(vm: Any, frame: Frame, arg: Any) -> None:
-    value = frame.stack.pop()
-    vm.keyed(set.add, frame.stack[-arg], value)
+    value, target = frame.stack[-1], _opened(vm, frame.stack[-1 - arg])
+    vm.keyed(set.add, target, value)
+    frame.stack.pop()
 
 
 @opcode("MAP_ADD")
 def _map_add(vm: Any, frame: Frame, arg: Any) -> None:
     key, value = frame.stack[-2:]
+    vm.keyed(dict.__setitem__, _opened(vm, frame.stack[-2 - arg]), key, value)
     del frame.stack[-2:]
-    vm.keyed(dict.__setitem__, frame.stack[-arg], key, value)
 
 
 @opcode("LIST_EXTEND")
@@ -518,6 +519,7 @@ def _list_extend(vm: Any, frame: Frame, arg: Any) -> None:
     if not _is_iterable(frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {_class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1])
+    vm.outside.touch(frame.stack[-1 - arg])
     frame.stack.pop()
     frame.stack[-arg].extend(values)
 
@@ -534,8 +536,8 @@ def _class_name(vm: Any, value: Any) -> str:
 @opcode("SET_UPDATE")
 def _set_update(vm: Any, frame: Frame, arg: Any) -> None:
     values = vm.elements(frame.stack[-1])
+    vm.keyed(set.update, _opened(vm, frame.stack[-1 - arg]), values)
     frame.stack.pop()
-    vm.keyed(set.update, frame.stack[-arg], values)
 
 
 def _mapping(vm: Any, value: Any, message: str) -> Any:
@@ -547,18 +549,19 @@ def _mapping(vm: Any, value: Any, message: str) -> Any:
 @opcode("DICT_UPDATE")
 def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
     values = _mapping(vm, frame.stack[-1], "{!r} object is not a mapping")
-    frame.stack.pop()
+    target = _opened(vm, frame.stack[-1 - arg])
     if calls_back(vm.kinds, values.keys()):
-        vm.native(dict.update, (frame.stack[-arg], values))
+        vm.native(dict.update, (target, values))
     else:
-        frame.stack[-arg].update(values)
+        target.update(values)
+    frame.stack.pop()
 
 
 @opcode("DICT_MERGE")
 def _dict_merge(vm: Any, frame: Frame, arg: Any) -> None:
     called = function_text(frame.stack[-arg - 3])
     values = _mapping(vm, frame.stack[-1], f"{called} argument after ** must be a mapping, not {{}}")
-    target = frame.stack[-arg - 1]
+    target = _opened(vm, frame.stack[-arg - 1])
     for key in values:
         if key in target:
             raise TypeError(f"{called} got multiple values for keyword argument '{key}'")

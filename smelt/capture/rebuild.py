@@ -262,6 +262,7 @@ KINDS: dict[type, Kind] = {
         lambda x: _pairs(vars(x)),
     ),
     **{type(getattr(kind(), how)()): _view_kind(how) for kind in (dict, collections.OrderedDict) for how in _VIEWS},
+    bytearray: Kind(lambda x: (), lambda x, text: repr(x)),
     torch.Size: Kind(tuple, lambda x, text: f"torch.Size({_list_text(x, text)})"),
     bytearray: Kind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
     types.FunctionType: Kind(

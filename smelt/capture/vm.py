@@ -21,6 +21,9 @@ from torch import nn
 
 import smelt.capture.builtins
 import smelt.capture.containers
+import smelt.capture.evaluation
+import smelt.capture.copying
+import smelt.capture.descriptors
 import smelt.capture.library
 import smelt.capture.output
 import smelt.capture.suspended  # noqa: F401
@@ -100,6 +103,7 @@ class VM:
         self._types: dict[type, TypeInfo] = {}
         self._globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, Any] = {}
+        self._own_scopes: dict[int, dict[str, Any]] = {}  # dictionaries made by the trace that hold globals
         self.raising: BaseException | None = None  # on its way through frames: it has its context
         self.traceback: Any = MISSING  # of an exception that is raised again
         self._places: dict[int, tuple[FunctionType, int]] = {}  # outside cells in closures that the trace made
@@ -316,11 +320,30 @@ class VM:
         key = (id(namespace), name)
         value = self._globals.get(key, MISSING)
         if value is MISSING:
-            value = self._globals[key] = self._read_global(namespace, name)
+            value = self._read_global(namespace, name)
+            if id(namespace) not in self._own_scopes:
+                self._globals[key] = value
         return value
+
+    def own_scope(self, scope: dict[str, Any]) -> None:
+        """`scope`, made by the trace, is to hold the globals of code that runs."""
+        self._own_scopes[id(scope)] = scope
+        if "__builtins__" not in scope:
+            self.outside.const(_BUILTINS)
+            scope["__builtins__"] = _BUILTINS
+
+    def expose(self, namespace: dict[str, Any]) -> dict[str, Any]:
+        """`globals()`: from now on it is an object like any other, which stays as it is."""
+        if self.outside.log.touches_any(namespace):
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
+        self.outside.const(namespace)
+        self.outside.fixed.add(id(namespace))
+        return namespace
 
     def _read_global(self, namespace: dict[str, Any], name: str) -> Any:
         outside = self.outside
+        if id(namespace) in self._own_scopes and name in namespace:
+            return namespace[name]
         if name in namespace:
             return outside.wrap(namespace[name], outside.const(namespace).child("item", name))
         found = namespace.get("__builtins__", _BUILTINS)
@@ -332,13 +355,19 @@ class VM:
         return outside.wrap(found[name], outside.const(found).child("item", name))
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        if id(namespace) in self._own_scopes:
+            namespace[name] = value
+            return
         self.outside.const(namespace)
+        self.outside.check_changeable(namespace)
         self.outside.log.touch_global(namespace, name)
         namespace[name] = value
         self._globals[id(namespace), name] = value
 
     def delete_global(self, namespace: dict[str, Any], name: str) -> None:
-        self.outside.log.touch_global(namespace, name)
+        if id(namespace) not in self._own_scopes:
+            self.outside.check_changeable(namespace)
+            self.outside.log.touch_global(namespace, name)
         del namespace[name]
         self._globals.pop((id(namespace), name), None)
 
@@ -402,20 +431,31 @@ class VM:
             return frame.function, arg - first
         return self._places.get(id(frame.locals[arg]))
 
+    def cell_contents(self, frame: Frame, at: int) -> Any:
+        """What the cell in a slot holds; MISSING if it is empty."""
+        cell = frame.locals[at]
+        if not self.cell_written(cell):
+            place = self.cell_place(frame, at)
+            if place is not None and self.holds_value(cell):
+                return self.read_cell(place[0], cell, place[1])
+            if id(cell) in self.outside.origins and self.holds_value(cell):
+                return self.read_held_cell(cell)
+        return effects.cell_value(cell)
+
     def local_names(self, frame: Frame | None) -> dict[str, Any]:
-        """`locals()`."""
+        """`locals()`: for a function always the same dictionary, brought up to date."""
         assert frame is not None
         if frame.namespace is not None:
             return frame.namespace
-        found = {}
-        for name, value in zip(frame.code.local_names, frame.locals):
+        found = frame.names = {} if frame.names is None else frame.names
+        for at, name in enumerate(frame.code.local_names):
+            value = frame.locals[at]
             if type(value) is types.CellType:
-                try:
-                    value = value.cell_contents
-                except ValueError:
-                    continue
-            if value is not NULL:
+                value = self.cell_contents(frame, at)
+            if value is not NULL and value is not MISSING:
                 found[name] = value
+            else:
+                found.pop(name, None)
         return found
 
     # ---- types
@@ -582,6 +622,8 @@ def capture_frame(
         finally:
             vm.leave_contexts()
             vm.outside.log.roll_back()
+            if vm.trace.symbols is not None:
+                vm.trace.symbols.release()
     return capture_frame(fn, slots, config, name=name, stop=stop)
 
 

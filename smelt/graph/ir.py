@@ -32,6 +32,20 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class NumberSpec:
+    """A placeholder for a Python number (`type`: int or float) that changes from call to call."""
+
+    type: type
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.type is float else torch.int64
+
+    def __str__(self) -> str:
+        return self.type.__name__
+
+
+@dataclass(frozen=True)
 class Line:
     """The user's source line that caused a node."""
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.graph.sizes import Size
+from smelt.ops.layouts import on_metas
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
 _RESULTS: dict[Any, Any] = {}
@@ -57,7 +58,7 @@ def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if found is None:
         device = _device_of(args) or _device_of(kwargs) or torch.device("cpu")
         with torch.no_grad():
-            found = _RESULTS[key] = _specs(op(*_meta(args), **_meta(kwargs)), device)
+            found = _RESULTS[key] = _specs(on_metas(op, _meta(args), _meta(kwargs), device.type == "cpu"), device)
     return found
 
 
@@ -73,7 +74,7 @@ def _key(value: Any) -> Any:
 
 def _device_of(value: Any) -> torch.device | None:
     if isinstance(value, Node):
-        return value.spec.device
+        return getattr(value.spec, "device", None)
     if isinstance(value, torch.device):
         return value
     values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -82,7 +83,7 @@ def _device_of(value: Any) -> torch.device | None:
 
 def _meta(value: Any) -> Any:
     if isinstance(value, Node):
-        return empty_like_spec(value.spec, _META)
+        return value.spec.type(1) if isinstance(value.spec, NumberSpec) else empty_like_spec(value.spec, _META)
     if isinstance(value, (list, tuple)):
         return [_meta(v) for v in value]
     if isinstance(value, dict):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from smelt.graph import numbers
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
 
@@ -27,6 +28,7 @@ RANK = {
             "type",
             "id",
             "eq",
+            "number",
             "len",
             "tensor",
             "function",
@@ -39,10 +41,11 @@ RANK = {
             "alias",
             "distinct",
             "no_overlap",
+            "expression",
         )
     )
 }
-_SEVERAL = ("alias", "distinct", "no_overlap")
+_SEVERAL = ("alias", "distinct", "no_overlap", "expression")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def _origins(guard: Guard) -> tuple[Origin, ...]:
     """The origins that must have been read before `guard` is checked."""
     if guard.kind == "alias":
         return guard.origin, guard.value  # type: ignore[return-value]
+    if guard.kind == "expression":
+        return numbers.leaves(guard.value[0])
     if guard.kind in _SEVERAL:
         return tuple(guard.value)
     return () if guard.origin is None else (guard.origin,)
@@ -151,6 +156,9 @@ def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> Any
     if guard.kind == "alias":
         a, b = places[guard.origin].index, places[guard.value].index  # type: ignore[index]
         return b if a == at.index else a
+    if guard.kind == "expression":
+        expression, expected = guard.value
+        return numbers.program(expression, lambda origin: places[origin].index), expected
     if guard.kind in _SEVERAL:
         return tuple(places[o].index for o in guard.value)
     return guard.value

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.graph import numbers
 from smelt.guards import state
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
@@ -84,7 +85,7 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "dict": lambda base, key: instance_dict(base),
     "call": lambda base, key: base(),
 }
-_FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError)
+_FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
 class Reader:
@@ -191,6 +192,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "type": lambda x, value: type(x) is value,
     "id": lambda x, value: x is value,
     "eq": same_leaf,
+    "number": lambda x, value: type(x) is value and (value is float or -(1 << 63) <= x < 1 << 63),
     "tensor": lambda x, value: issubclass(type(x), torch.Tensor) and tensor_facts(x) == value,
     "len": lambda x, value: _length(x) == value,
     "keys": lambda x, value: same_leaf(_keys(x), value),
@@ -201,6 +203,11 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "type_version": lambda x, value: state.type_version(x) == value,
     "function": _function,
 }
+
+
+def _expression_holds(expression: numbers.Expression, expected: Any, read: Callable[[Origin], Any]) -> bool:
+    found = numbers.evaluate(expression, read)
+    return type(found) is expected if isinstance(expected, type) else found is expected
 
 
 def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
@@ -214,6 +221,8 @@ def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
         if guard.kind == "no_overlap":
             storages = [_storage(read(o)) for o in guard.value]
             return len(set(storages)) == len(storages)
+        if guard.kind == "expression":
+            return _expression_holds(*guard.value, read)
         assert guard.origin is not None
         x = read(guard.origin)
         return x is read(guard.value) if guard.kind == "alias" else CHECKS[guard.kind](x, guard.value)
@@ -225,6 +234,21 @@ def first_failing(guards: Iterable[Guard], slots: Sequence[object]) -> Guard | N
     """The first of `guards` that does not hold for a call with these argument slots."""
     read = Reader(slots)
     return next((g for g in guards if not holds(g, read)), None)
+
+
+def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[Any, ...]]:
+    """Paths of the origins that must hold a certain int or float, but hold another one of the same type."""
+    read = Reader(slots)
+    found = set()
+    for guard in guards:
+        if guard.kind == "eq" and type(guard.value) in (int, float) and guard.origin is not None:
+            try:
+                now = read(guard.origin)
+            except Missing:
+                continue
+            if type(now) is type(guard.value) and not same_leaf(now, guard.value):
+                found.add(guard.origin.path)
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- text
@@ -255,10 +279,20 @@ def _sources(origins: Iterable[Origin]) -> str:
     return ", ".join(o.source for o in origins)
 
 
+def _expression_text(x: str, value: tuple[numbers.Expression, Any]) -> str:
+    text = numbers.text(value[0], lambda origin: str(origin.source))
+    if isinstance(value[1], type):
+        return f"type({text}) is {value[1].__name__}"
+    bare = text[1:-1] if text.startswith("(") else text
+    return bare if value[1] else f"not {text}"
+
+
 TEXTS: dict[str, Callable[[str, Any], str]] = {
     "type": lambda x, v: f"type({x}) is {_name(v)}",
     "id": lambda x, v: f"{x} is {_name(v)}" if v is not None else f"{x} is None",
     "eq": lambda x, v: f"{x} == {v!r}",
+    "number": lambda x, v: f"type({x}) is {v.__name__}",
+    "expression": _expression_text,
     "tensor": _tensor_text,
     "len": lambda x, v: f"len({x}) == {v}",
     "keys": lambda x, v: f"tuple({x}) == {v!r}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,8 +10,20 @@ from typing import Any
 import torch
 
 from smelt.guards import state
-from smelt.guards.evaluate import Missing, Reader, first_failing, format_guard, instance_dict, tensor_facts
+from smelt.guards.evaluate import (
+    _HOOKS,
+    Missing,
+    Reader,
+    _length,
+    _storage,
+    first_failing,
+    format_guard,
+    instance_dict,
+    tensor_facts,
+)
+from smelt.guards.evaluate import _keys as _keys_of
 from smelt.guards.guard import Guard, TensorFacts
+from smelt.guards.origin import Origin
 
 
 @dataclass(frozen=True)
@@ -37,15 +50,43 @@ def explain_guard(guard: Guard, slots: Sequence[object]) -> Failure:
     """Explains `guard`, which is known to fail for these argument slots."""
     if guard.kind == "global_state":
         return Failure(guard, "global state", *state.difference(guard.value, state.snapshot()))
-    if guard.origin is None or guard.kind in ("distinct", "no_overlap", "alias", "expression"):
+    read = Reader(slots)
+    several = _SEVERAL.get(guard.kind)
+    if several is not None:
+        return several(guard, read)
+    if guard.origin is None or guard.kind == "expression":
         return Failure(guard, format_guard(guard), "this to hold", "that it does not")
     try:
-        x = Reader(slots)(guard.origin)
+        x = read(guard.origin)
     except Missing:
         return Failure(guard, guard.origin.source, format_guard(guard), "nothing there")
     suffix, expected, found = _DETAILS.get(guard.kind, _other)(x, guard)
     return Failure(guard, guard.origin.source + suffix, expected, found)
 
+
+def _alias(guard: Guard, read: Reader) -> Failure:
+    assert guard.origin is not None
+    return Failure(guard, guard.origin.source, f"the same object as {guard.value.source}", "another")
+
+
+def _colliding(guard: Guard, read: Reader, what: Callable[[Any], int], expected: str, found: str) -> Failure:
+    """The first two of the guard's origins of which `what` gives the same; all of them if an object is missing."""
+    seen: dict[int, Origin] = {}
+    try:
+        for origin in guard.value:
+            first = seen.setdefault(what(read(origin)), origin)
+            if first is not origin:
+                return Failure(guard, f"{first.source} and {origin.source}", expected, found)
+    except (Missing, AttributeError, RuntimeError):
+        pass
+    return Failure(guard, format_guard(guard), expected, found)
+
+
+_SEVERAL: dict[str, Callable[[Guard, Reader], Failure]] = {
+    "alias": _alias,
+    "distinct": lambda guard, read: _colliding(guard, read, id, "two objects", "one"),
+    "no_overlap": lambda guard, read: _colliding(guard, read, _storage, "no shared memory", "that they share it"),
+}
 
 Detail = tuple[str, str, str]
 
@@ -75,15 +116,27 @@ def _eq(x: Any, guard: Guard) -> Detail:
 
 
 def _id(x: Any, guard: Guard) -> Detail:
+    if isinstance(guard.value, _NAMED):
+        return "", _named(guard.value), _named(x)
     return "", f"the same {type(guard.value).__name__} as before", _short(x)
 
 
+_NAMED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
+
+
+def _named(x: Any) -> str:
+    if not isinstance(x, _NAMED):
+        return _short(x)
+    kind = "class" if isinstance(x, type) else type(x).__name__.replace("builtin_function_or_method", "function")
+    return f"{kind} {getattr(x, '__qualname__', None) or x.__name__}"
+
+
 def _len(x: Any, guard: Guard) -> Detail:
-    return "", f"length {guard.value}", f"length {len(x)}"
+    return "", f"length {guard.value}", f"length {_length(x)}"
 
 
 def _keys(x: Any, guard: Guard) -> Detail:
-    return "", f"keys {guard.value!r}", f"keys {tuple(x)!r}"
+    return "", f"keys {guard.value!r}", f"keys {_keys_of(x)!r}"
 
 
 def _contains(x: Any, guard: Guard) -> Detail:
@@ -105,11 +158,25 @@ def _class(x: Any, guard: Guard) -> Detail:
 
 
 def _function(x: Any, guard: Guard) -> Detail:
-    return "", f"code of {guard.value[0].co_qualname} and its defaults as they were", "others"
+    for name, want in zip(("__code__", "__defaults__", "__kwdefaults__"), guard.value):
+        have = getattr(x, name, None)
+        if have is not want:
+            return f".{name}", _code_or_value(want), _code_or_value(have)
+    return "", "a function", _short(x)
+
+
+def _code_or_value(x: Any) -> str:
+    if isinstance(x, types.CodeType):
+        return f"that of {x.co_qualname} (line {x.co_firstlineno})"
+    if type(x) is dict:
+        return "{" + ", ".join(f"{name!r}: {_short(value)}" for name, value in x.items()) + "}"
+    return _short(x)
 
 
 def _hooks(x: Any, guard: Guard) -> Detail:
-    return "", "no hooks", "a forward or backward hook"
+    own = instance_dict(x)
+    name = next((n for n in _HOOKS if own.get(n)), "")
+    return f".{name}", "no hooks", f"{len(own.get(name, ()))}"
 
 
 def _other(x: Any, guard: Guard) -> Detail:
@@ -137,9 +204,14 @@ def _qualified(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
+_LEAVES = (
+    type(None), int, float, bool, str, bytes, complex, slice, range, torch.dtype, torch.device, torch.Size, torch.layout,
+)  # fmt: skip
+
+
 def _short(x: object) -> str:
     """A value's text without running user code: leaves print, other objects are named by their class."""
-    if x is None or type(x) in (int, float, bool, str, bytes, complex, tuple):
+    if type(x) in _LEAVES or (type(x) is tuple and all(type(v) in _LEAVES for v in x)):
         text = repr(x)
         return text if len(text) <= 60 else text[:57] + "..."
     return f"{_qualified(type(x))} object"

@@ -12,6 +12,8 @@ GuardKind = Literal[
     "type",         # type(x) is value
     "id",           # x is value (kept alive by weakref where possible, else strongly)
     "eq",           # same type, x == value (NaN equals itself; -0.0 is not 0.0; sets in order); leaf constants
+    "number",       # type(x) is value (int or float); an int fits 64 bits
+    "expression",   # value[0], a graph.numbers.Expression over origins, gives value[1]: True, False, or of that type
     "tensor",       # x is a tensor with exactly `value`: guards.guard.TensorFacts
     "len",          # len(x) == value (list, tuple, dict, set, deque)
     "keys",         # tuple(x) == value: the keys of a dictionary, the elements of a set, in order

@@ -45,6 +45,13 @@ class Origin:
         return found
 
     @property
+    def path(self) -> tuple[Any, ...]:
+        """Tells the same place in another capture: equal for equal paths from the same root."""
+        if self.base is None:
+            return (self.kind, self.index if self.kind == "arg" else id(self.value))
+        return (*self.base.path, self.kind, type(self.key), self.key)
+
+    @property
     def source(self) -> str:
         """Python source for the object, as a person would write it."""
         if self.base is None:

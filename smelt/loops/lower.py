@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from smelt.config import Config
-from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.loops.lowering import LOWERINGS, Builder
+from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec
+from smelt.loops.lowering import LOWERINGS, TAKE_NUMBERS, Builder
 from smelt.loops.lowering.dtypes import LOWERABLE
-from smelt.loops.tensor import CopyBack, Extern, Program, Stored, Tensor
+from smelt.loops.tensor import CopyBack, Extern, Number, Program, Stored, Tensor
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ class _Lowerer:
     def run(self) -> Program:
         for node in self.graph:
             if node.op == "placeholder":
-                self.program.inputs.append(self.stored(node))
+                self.program.inputs.append(self.input(node))
             elif node.op == "get_attr":
                 tensor = self.stored(node)
                 self.program.constants.append((tensor, self.graph.constants[node.target]))
@@ -76,6 +76,13 @@ class _Lowerer:
             elif self.uses[node] or has_effect(node.target):
                 self.values[node] = self.call(node)
         return self.program
+
+    def input(self, node: Node) -> Tensor:
+        if not isinstance(node.spec, NumberSpec):
+            return self.stored(node)
+        spec = TensorSpec((), (), node.spec.dtype, torch.device("cpu"))
+        number = self.values[node] = Number(node.name, spec, Stored(), node.line, self.next())
+        return number
 
     def stored(self, node: Node) -> Tensor:
         tensor = self.values[node] = Tensor(node.name, node.spec, Stored(), node.line, self.next())
@@ -93,7 +100,7 @@ class _Lowerer:
         if node.target is aten.copy_.default:
             return self.copy_back(node, *args[:2])
         entry = LOWERINGS.get(node.target)
-        if entry is not None and _lowerable(node, args, kwargs):
+        if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
@@ -222,6 +229,22 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
     if any(isinstance(x, complex) for x in leaves([args, kwargs], complex)):
         return False
     return all(s.dtype in LOWERABLE and s.device == first.device for s in specs[:1] + tensors)
+
+
+def _takes_numbers(node: Node, args: Any, kwargs: Any) -> bool:
+    """Whether a lowering may be given the numbers among its arguments that are not known yet. Where a number may not fit
+    the dtype it is converted to, ATen computes, which checks that."""
+    numbers = list(leaves([args, kwargs], Number))
+    if not numbers:
+        return True
+    if node.target not in TAKE_NUMBERS or _device(node.spec).type != "cpu":
+        return False
+    dtypes = {t.dtype for t in leaves([args, kwargs], Tensor)} | {node.spec.dtype}
+    truncates = node.spec.dtype is torch.int64 and any(n.type is float for n in numbers)
+    return dtypes.isdisjoint(_NARROW) and not truncates
+
+
+_NARROW = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 
 
 def _device(spec: Any) -> torch.device:

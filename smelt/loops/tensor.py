@@ -105,6 +105,15 @@ class Tensor:
 
 
 @dataclass(eq=False)
+class Number(Tensor):
+    """A Python number that a call brings: in memory as a 0-d tensor, but promoted as the number it is."""
+
+    @property
+    def type(self) -> type:
+        return float if self.spec.dtype.is_floating_point else int
+
+
+@dataclass(eq=False)
 class Extern:
     """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor."""
 

@@ -5,6 +5,7 @@
 #include "global_state.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>
@@ -23,18 +24,29 @@ struct Check {
     int guard = -1;  // its number among the guards the tree was built from
     virtual ~Check() = default;
     virtual bool holds(PyObject* x, Pass& pass) = 0;
+    // Takes the stamps under which what was just found of `x` holds again; `same`: for this very object, or else for
+    // any at its address. False: there are none.
+    virtual bool stamp(PyObject* /*x*/, Stamps&, bool /*same*/) { return false; }
+    // The other nodes of a fact that only says which objects are the same: it holds again while all nodes read the same.
+    virtual const std::vector<int>* about() const { return nullptr; }
+    // Whether it has shown that the object has the layout of the one that stamps were taken of.
+    virtual bool proves_layout() const { return false; }
 };
 
 struct TypeIs : Check {
     PyTypeObject* type;
     explicit TypeIs(PyTypeObject* type) : type(type) {}
     bool holds(PyObject* x, Pass&) override { return Py_TYPE(x) == type; }
+    bool stamp(PyObject* x, Stamps& stamps, bool same) override { return same && stamps.take_type(x); }
+    bool proves_layout() const override { return true; }
 };
 
 struct ObjectIs : Check {
     PyObject* value;
     explicit ObjectIs(PyObject* value) : value(value) {}
     bool holds(PyObject* x, Pass&) override { return x == value; }
+    bool stamp(PyObject*, Stamps&, bool same) override { return same; }
+    bool proves_layout() const override { return true; }
 };
 
 struct WeakObjectIs : Check {
@@ -42,6 +54,8 @@ struct WeakObjectIs : Check {
     PyObject* reference;
     WeakObjectIs(PyObject* value, PyObject* reference) : address(value), reference(reference) {}
     bool holds(PyObject* x, Pass&) override { return x == address && PyWeakref_GET_OBJECT(reference) == x; }
+    bool stamp(PyObject*, Stamps&, bool same) override { return same; }
+    bool proves_layout() const override { return true; }
 };
 
 inline bool same_double(double a, double b) {
@@ -99,10 +113,72 @@ struct Equals : Check {
     PyObject* value;
     explicit Equals(PyObject* value) : value(value) {}
     bool holds(PyObject* x, Pass&) override { return same_leaf(x, value); }
+    bool stamp(PyObject*, Stamps&, bool same) override { return same; }
+};
+
+// An int of 64 bits, or a float.
+struct NumberIs : Check {
+    bool is_float;
+    explicit NumberIs(bool is_float) : is_float(is_float) {}
+    bool holds(PyObject* x, Pass&) override {
+        if (is_float) return PyFloat_CheckExact(x);
+        if (!PyLong_CheckExact(x)) return false;
+        int overflow;
+        PyLong_AsLongLongAndOverflow(x, &overflow);
+        return overflow == 0;
+    }
+};
+
+// What arithmetic on numbers gives: postfix over functions of C, which exact ints and floats keep from running
+// user code. What raises is a mismatch.
+struct ExpressionGives : Check {
+    struct Step {
+        int node = -1;               // >= 0: push the number of that node
+        PyObject* object = nullptr;  // the constant to push, or the function to call
+        int operands = -1;           // of the function
+    };
+    std::vector<Step> steps;
+    PyObject* expected;  // True, False, or the exact type of the value
+
+    using Stack = c10::SmallVector<PyObject*, 16>;  // of owned references
+
+    bool holds(PyObject*, Pass& pass) override {
+        Stack stack;
+        bool held = run(pass, stack) && agrees(stack.back());
+        for (PyObject* x : stack) Py_DECREF(x);
+        return held;
+    }
+
+    bool agrees(PyObject* x) const {
+        return PyType_Check(expected) ? reinterpret_cast<PyObject*>(Py_TYPE(x)) == expected : x == expected;
+    }
+
+    bool run(Pass& pass, Stack& stack) const {
+        for (const Step& step : steps) {
+            if (step.operands < 0) {
+                PyObject* x = step.node < 0 ? step.object : pass.values[step.node];
+                if (!PyLong_CheckExact(x) && !PyFloat_CheckExact(x) && !PyBool_Check(x)) return false;
+                stack.push_back(Py_NewRef(x));
+                continue;
+            }
+            PyObject** first = stack.data() + stack.size() - step.operands;
+            PyObject* x = PyObject_Vectorcall(step.object, first, step.operands, nullptr);
+            for (int i = 0; i < step.operands; i++) {
+                Py_DECREF(stack.back());
+                stack.pop_back();
+            }
+            if (!x) {
+                PyErr_Clear();
+                return false;
+            }
+            stack.push_back(x);
+        }
+        return true;
+    }
 };
 
 // The metadata that a trace depends on; guards/guard.py: TensorFacts.
-struct TensorIs : Check {
+struct TensorIs final : Check {
     PyTypeObject* type = nullptr;
     at::ScalarType dtype{};
     at::Device device{at::kCPU};
@@ -151,6 +227,11 @@ struct LengthIs : Check {
     Py_ssize_t value;
     explicit LengthIs(Py_ssize_t value) : value(value) {}
     bool holds(PyObject* x, Pass&) override { return length(x) == value; }
+    bool stamp(PyObject* x, Stamps& stamps, bool) override {
+        if (PyDict_Check(x)) return stamps.take_dict(x);
+        if (PyAnySet_Check(x)) return stamps.take(&reinterpret_cast<PySetObject*>(x)->used);
+        return (PyList_Check(x) || PyTuple_Check(x)) && stamps.take_size(x);
+    }
 };
 
 struct KeysAre : Check {
@@ -169,6 +250,10 @@ struct KeysAre : Check {
             if (!same_leaf(key, PyTuple_GET_ITEM(value, i))) return false;
         version = dict_version(x);
         return true;
+    }
+
+    bool stamp(PyObject* x, Stamps& stamps, bool) override {
+        return PyDict_Check(x) && !PyODict_Check(x) && stamps.take_dict(x);
     }
 
     bool elements(PyObject* set) const {
@@ -203,6 +288,7 @@ struct Contains : Check {
         if (!PyAnySet_Check(x)) return false;
         return set_contains(x, membership.key, membership.hash) == membership.wanted;
     }
+    bool stamp(PyObject* x, Stamps& stamps, bool) override { return PyDict_Check(x) && stamps.take_dict(x); }
 };
 
 struct NotInDict : Check {
@@ -213,6 +299,7 @@ struct NotInDict : Check {
         PyObject* dict = PyType_Check(x) ? type_dict(x) : instance_attributes(x).dict;
         return dict ? absent.holds(dict) : !name.in_instance(x);
     }
+    bool stamp(PyObject* x, Stamps& stamps, bool) override { return stamps.take_attributes(x); }
 };
 
 struct NoAttribute : Check {
@@ -232,6 +319,15 @@ struct NoAttribute : Check {
         }
         return true;
     }
+
+    bool stamp(PyObject* x, Stamps& stamps, bool same) override {
+        if (!own.stamp(x, stamps, same)) return false;
+        for (Name& name : dicts) {
+            PyObject* dict = name.in_instance(x);
+            if (dict && PyDict_Check(dict) && !stamps.take_dict(dict)) return false;
+        }
+        return true;
+    }
 };
 
 struct NoHooks : Check {
@@ -242,6 +338,13 @@ struct NoHooks : Check {
             PyObject* dict = name.in_instance(x);
             if (!dict || !PyDict_Check(dict) || PyDict_GET_SIZE(dict)) return false;
         }
+        return true;
+    }
+
+    bool stamp(PyObject* x, Stamps& stamps, bool) override {
+        if (!stamps.take_instance(x)) return false;
+        for (Name& name : hooks)
+            if (!stamps.take(&reinterpret_cast<PyDictObject*>(name.in_instance(x))->ma_used)) return false;
         return true;
     }
 };
@@ -265,18 +368,26 @@ struct FunctionIs : Check {
         return PyFunction_GET_CODE(x) == code && PyFunction_GET_DEFAULTS(x) == defaults &&
                PyFunction_GET_KW_DEFAULTS(x) == keyword_defaults;
     }
+    bool stamp(PyObject* x, Stamps& stamps, bool) override {  // the tree holds all three
+        auto* function = reinterpret_cast<PyFunctionObject*>(x);
+        return stamps.take(&function->func_code) && stamps.take(&function->func_defaults) &&
+               stamps.take(&function->func_kwdefaults);
+    }
 };
 
 struct SameAs : Check {
     int node;
-    explicit SameAs(int node) : node(node) {}
+    std::vector<int> nodes;
+    explicit SameAs(int node) : node(node), nodes{node} {}
     bool holds(PyObject* x, Pass& pass) override { return x == pass.values[node]; }
+    const std::vector<int>* about() const override { return &nodes; }
 };
 
 struct AllDistinct : Check {
     std::vector<int> nodes;
     std::vector<PyObject*> known, now, sorted;  // known: addresses that were found to be distinct
     explicit AllDistinct(std::vector<int> nodes) : nodes(std::move(nodes)) {}
+    const std::vector<int>* about() const override { return &nodes; }
 
     bool holds(PyObject*, Pass& pass) override {
         now.clear();
@@ -494,6 +605,48 @@ inline CheckPtr make_about_nodes(PyObject* value, Building& b) {
     return std::make_unique<Kind>(std::move(nodes));
 }
 
+inline CheckPtr make_number(PyObject* value, Building&) {
+    auto* type = reinterpret_cast<PyTypeObject*>(value);
+    if (type != &PyLong_Type && type != &PyFloat_Type) return wrong_value("number", "int or float", value);
+    return std::make_unique<NumberIs>(type == &PyFloat_Type);
+}
+
+// One of ("leaf", node), ("const", number), (function, number of operands); `depth` is that of the stack.
+inline bool to_step(PyObject* item, Building& b, Py_ssize_t* depth, ExpressionGives::Step* step) {
+    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 2) return false;
+    PyObject *kind = PyTuple_GET_ITEM(item, 0), *value = PyTuple_GET_ITEM(item, 1);
+    if (PyUnicode_Check(kind)) {
+        ++*depth;
+        if (PyUnicode_CompareWithASCIIString(kind, "leaf") == 0) return to_node(value, b, &step->node);
+        step->object = hold(b.held, value);
+        return true;
+    }
+    step->operands = static_cast<int>(PyLong_AsLong(value));
+    step->object = hold(b.held, kind);
+    *depth += 1 - step->operands;
+    bool is_native = PyCFunction_Check(kind) || (PyType_Check(kind) && !PyType_HasFeature(
+        reinterpret_cast<PyTypeObject*>(kind), Py_TPFLAGS_HEAPTYPE));
+    return is_native && step->operands > 0 && *depth > 0;
+}
+
+inline CheckPtr make_expression(PyObject* value, Building& b) {
+    const char* expected = "(program, True, False or a type)";
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2 || !PyTuple_Check(PyTuple_GET_ITEM(value, 0)))
+        return wrong_value("expression", expected, value);
+    PyObject *program = PyTuple_GET_ITEM(value, 0), *wanted = PyTuple_GET_ITEM(value, 1);
+    auto check = std::make_unique<ExpressionGives>();
+    Py_ssize_t depth = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(program); i++) {
+        ExpressionGives::Step step;
+        if (!to_step(PyTuple_GET_ITEM(program, i), b, &depth, &step))
+            return wrong_value("expression", expected, value);
+        check->steps.push_back(step);
+    }
+    if (depth != 1) return wrong_value("expression", expected, value);
+    check->expected = hold(b.held, wanted);
+    return check;
+}
+
 inline CheckPtr make_global_state(PyObject* value, Building&) {
     auto check = std::make_unique<GlobalStateIs>();
     return check->state.parse(value) ? std::move(check) : nullptr;
@@ -506,6 +659,8 @@ constexpr struct {
     {"type", make_type},
     {"id", make_id},
     {"eq", make_eq},
+    {"number", make_number},
+    {"expression", make_expression},
     {"tensor", make_tensor},
     {"len", make_len},
     {"keys", make_keys},

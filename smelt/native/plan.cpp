@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
@@ -19,6 +20,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/python_numbers.h>
 
 #include <memory>
 #include <mutex>
@@ -66,6 +68,11 @@ struct Launch {
     int64_t extent, grain;
 };
 
+struct NumberArgument {  // a register that holds a number, where the operator takes no tensor
+    size_t position;
+    Reg reg;
+};
+
 struct ListArgument {
     size_t position;
     std::vector<Reg> regs;
@@ -77,6 +84,7 @@ struct Aten {
     std::vector<c10::IValue> args;                // None where a register goes
     std::vector<std::pair<size_t, Reg>> tensors;  // position, register
     std::vector<ListArgument> lists;
+    std::vector<NumberArgument> numbers;
     std::vector<Reg> outs;
     std::vector<std::optional<Layout>> expect;  // per out: what kernels that take its pointer rely on
     bool user_visible;
@@ -268,6 +276,7 @@ class Run {
         stack.assign(a.args.begin(), a.args.end());
         for (const auto& [position, reg] : a.tensors) stack[position] = f_.tensors[reg];
         for (const ListArgument& l : a.lists) stack[l.position] = list(l);
+        for (const NumberArgument& n : a.numbers) stack[n.position] = number(f_.tensors[n.reg]);
         if (a.user_visible) {
             c10::impl::ForceDispatchKeyGuard guard(caller_);
             a.op.callBoxed(stack);
@@ -276,6 +285,11 @@ class Run {
         }
         take_results(a, stack);
         stack.clear();
+    }
+
+    static c10::IValue number(const at::Tensor& t) {
+        if (t.scalar_type() == at::kDouble) return *t.const_data_ptr<double>();
+        return *t.const_data_ptr<int64_t>();
     }
 
     c10::IValue list(const ListArgument& l) const {
@@ -407,9 +421,25 @@ class Borrowed {
     std::unique_ptr<Frame> frame_;
 };
 
+// A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion.
+at::Tensor number_tensor(PyObject* item) {
+    at::Tensor t = at::detail::empty_cpu({}, PyFloat_CheckExact(item) ? at::kDouble : at::kLong);
+    if (PyFloat_CheckExact(item))
+        *t.mutable_data_ptr<double>() = PyFloat_AS_DOUBLE(item);
+    else
+        *t.mutable_data_ptr<int64_t>() = THPUtils_unpackLong(item);
+    t.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return t;
+}
+
 bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
     for (size_t i = 0; i < p.n_inputs; ++i) {
         PyObject* item = PyTuple_GET_ITEM(inputs, i);
+        if (PyFloat_CheckExact(item) || PyLong_CheckExact(item)) {
+            f.tensors[i] = number_tensor(item);
+            f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
+            continue;
+        }
         if (!THPVariable_Check(item)) {
             PyErr_Format(PyExc_TypeError, "Plan: input %zu must be a Tensor, got %s", i,
                          Py_TYPE(item)->tp_name);
@@ -589,6 +619,7 @@ class Reader {
                {},
                {},
                {},
+               {},
                false,
                false};
         const auto& arguments = a.op.schema().arguments();
@@ -608,10 +639,18 @@ class Reader {
         return a;
     }
 
+    static bool takes_tensor(const c10::Type& type) {
+        if (type.kind() == c10::TypeKind::OptionalType)
+            return takes_tensor(*type.expectRef<c10::OptionalType>().getElementType());
+        return type.kind() == c10::TypeKind::TensorType;
+    }
+
     void argument(Aten& a, size_t i, const c10::Argument& argument, const py::tuple& arg) {
         const auto kind = arg[0].cast<std::string>();
         a.args.emplace_back();
-        if (kind == "reg") {
+        if (kind == "reg" && !takes_tensor(*argument.type())) {
+            a.numbers.push_back({i, arg[1].cast<Reg>()});
+        } else if (kind == "reg") {
             a.tensors.emplace_back(i, arg[1].cast<Reg>());
         } else if (kind == "list") {
             auto element = argument.type()->kind() == c10::TypeKind::OptionalType
@@ -642,6 +681,7 @@ class Reader {
         for (const Aten& a : p_.atens) {
             for (const auto& [position, reg] : a.tensors) p_.needs_tensor[reg] = 1;
             for (const ListArgument& l : a.lists) mark(p_.needs_tensor, l.regs);
+            for (const NumberArgument& n : a.numbers) p_.needs_tensor[n.reg] = 1;
         }
         for (size_t i = p_.views.size(); i-- > 0;) {  // a view of a view stands after it
             const View& v = p_.views[i];

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.graph.ir import Graph, Line, Node, map_nodes
+from smelt.errors import SmeltError
+from smelt.graph.ir import Graph, Line, Node, NumberSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.ops.kinds import effects
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
+from smelt.trace.symbols import NumberInput, Symbols, has_symbols
 
 _MAX_ROUNDS = 8
 
@@ -26,10 +28,14 @@ def decompose(graph: Graph, table: Mapping[OpOverload, Callable[..., Any]]) -> G
     if any(effects(n.target).random for n in graph.nodes if type(n.target) is OpOverload):
         return graph
     for _ in range(_MAX_ROUNDS):  # what a decomposition calls may be in the table, too
-        if not any(n.target in table for n in graph.nodes if n.op == "call_function"):
+        if not any(n.target in table and not _takes_number(n) for n in graph.nodes):
             break
         graph = _Decomposer(graph, table).run()
     return graph
+
+
+def _takes_number(node: Node) -> bool:
+    return any(isinstance(n.spec, NumberSpec) for n in argument_nodes(node))
 
 
 class _Decomposer:
@@ -44,6 +50,9 @@ class _Decomposer:
         out = Graph("aten")
         with torch.no_grad(), torch._C._DisableAutocast():
             for node in self.graph.placeholders:
+                if isinstance(node.spec, NumberSpec):
+                    self.values[node] = self._number(node)
+                    continue
                 real = empty_like_spec(node.spec, node.spec.device)
                 self.values[node] = self.trace.fake(real, node.name)
             with self.trace:
@@ -55,10 +64,20 @@ class _Decomposer:
         out.constants = recorded.constants
         out.nodes = [
             *inputs,
+            *(node for node in self.graph.placeholders if isinstance(node.spec, NumberSpec)),
             *recorded.nodes,
             Node("output", "output", (results,), {}, "output", self.graph.output.spec),
         ]
         return out
+
+    def _number(self, node: Node) -> Any:
+        """A symbolic number that is that placeholder. Operators that are given it are not taken apart, so nothing is
+        computed with it, or asked of it."""
+        if self.trace.symbols is None:
+            self.trace.symbols = Symbols(_refuse, _refuse)
+        number = self.trace.symbols.leaf(node, node.spec.type())
+        self.trace.numbers[number.node.expression] = NumberInput(number.node, {"aten": node})
+        return number
 
     def _node(self, node: Node) -> Node:
         fake = self.values[node]
@@ -75,7 +94,7 @@ class _Decomposer:
         else:
             args = map_nodes(node.args, self.values.__getitem__)
             kwargs = map_nodes(node.kwargs, self.values.__getitem__)
-            function = self.table.get(node.target, node.target)
+            function = node.target if has_symbols((args, kwargs)) else self.table.get(node.target, node.target)
             self.values[node] = self._checked(node, function(*args, **kwargs))
         for new in self.trace.aten.graph.nodes[start:]:
             new.source = node.source
@@ -87,6 +106,10 @@ class _Decomposer:
         if isinstance(value, (tuple, list)):
             return tuple(_laid_out(v, spec) for v, spec in zip(value, node.spec))
         return _laid_out(value, node.spec)
+
+
+def _refuse(*asked: Any) -> None:
+    raise SmeltError("a decomposition depends on a number that changes from call to call")
 
 
 def _laid_out(value: Any, spec: Any) -> Any:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.graph import passes
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor
 from smelt.trace.functionalize import functionalize
+from smelt.trace.symbols import NumberInput
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace
@@ -62,11 +63,13 @@ class Traced:
     outputs: tuple[FakeTensor, ...]
     needs_grad: bool
     _examples: tuple[weakref.ref[torch.Tensor], ...] = ()
+    numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
 
-    def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the trace saw, where they still exist, else empty ones like them."""
+    def example_inputs(self) -> tuple[Any, ...]:
+        """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
         found = zip((ref() for ref in self._examples), self.inputs)
-        return tuple(_empty_like(fake) if real is None else real for real, fake in found)
+        tensors = [_empty_like(fake) if real is None else real for real, fake in found]
+        return (*tensors, *(n.symbol.value for n in self.numbers))
 
 
 def _empty_like(fake: FakeTensor) -> torch.Tensor:
@@ -77,6 +80,7 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
     _note_gradients(trace)
     impure = _impure_calls(trace)
     torch_graph, aten_graph = trace.torch.graph, trace.aten.graph
+    _fold_pinned(trace)
     aten_graph, aten_outputs, written = functionalize(trace, outputs)
     _end(torch_graph, [fake.torch_node for fake in outputs])
     _end(aten_graph, aten_outputs)
@@ -86,8 +90,10 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
     passes.eliminate_common(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
     inputs = tuple(f for f in trace.inputs if f.aten_node in used or f.torch_node in used)
-    _begin(torch_graph, [f.torch_node or trace._placeholder(f, trace.torch) for f in inputs])
-    _begin(aten_graph, [f.aten_node or trace._placeholder(f, trace.aten) for f in inputs])
+    numbers = tuple(n for n in trace.numbers.values() if not used.isdisjoint(n.nodes.values()))
+    given = [n.node(trace.torch) for n in numbers], [n.node(trace.aten) for n in numbers]
+    _begin(torch_graph, [*(f.torch_node or trace._placeholder(f, trace.torch) for f in inputs), *given[0]])
+    _begin(aten_graph, [*(f.aten_node or trace._placeholder(f, trace.aten) for f in inputs), *given[1]])
     return Traced(
         torch_graph=torch_graph,
         aten_graph=aten_graph,
@@ -96,7 +102,18 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
         outputs=tuple(outputs),
         needs_grad=_needs_grad(trace, outputs),
         _examples=tuple(weakref.ref(trace.real(f)) for f in inputs),  # type: ignore[arg-type]
+        numbers=numbers,
     )
+
+
+def _fold_pinned(trace: Trace) -> None:
+    """Numbers that turned out to be the same at every call are constants of the graphs."""
+    folded = {node: n.symbol.value for n in trace.numbers.values() if n.is_pinned for node in n.nodes.values()}
+    if not folded:
+        return
+    for node in (*trace.torch.graph, *trace.aten.graph):
+        node.args = map_nodes(node.args, lambda n: folded.get(n, n))
+        node.kwargs = map_nodes(node.kwargs, lambda n: folded.get(n, n))
 
 
 def _end(graph: Graph, outputs: Sequence[Node | None]) -> None:
@@ -131,7 +148,14 @@ def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor]) -> bool:
         trace.needs_autograd
         or any(f.requires_grad or f.is_inference() is not inference for f in computed)
         or any(_has_other_history(trace, f) for f in trace.inputs)
+        or (trace.first_state[0] and _detaches(trace, computed))
     )
+
+
+def _detaches(trace: Trace, computed: Sequence[FakeTensor]) -> bool:
+    """Whether a result is a view of an input that requires grad, and does not: autograd knows how it was taken."""
+    sources = {f.elem.untyped_storage()._cdata for f in trace.inputs if f.requires_grad}
+    return any(f.elem.untyped_storage()._cdata in sources for f in computed)
 
 
 def _has_other_history(trace: Trace, fake: FakeTensor) -> bool:

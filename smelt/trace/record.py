@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smelt.errors import Unsupported
 from smelt.graph import state
 from smelt.graph.ir import Line, Node
+from smelt.graph.numbers import Expression
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
 from smelt.trace import known, sequences, shapes, special
@@ -33,6 +34,16 @@ from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.graphs import Record, Traced, build
 from smelt.trace.opaque import OpaqueCall
+from smelt.trace.symbols import (
+    PLAIN_TYPE,
+    SYMBOLIC,
+    NumberInput,
+    Symbols,
+    has_symbols,
+    hint,
+    number_arguments,
+    plain_parts,
+)
 from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, target_of
 
 _DisableDispatch = torch._C._DisableTorchDispatch
@@ -77,6 +88,14 @@ def _require_grad(fake: FakeTensor) -> None:
     fake.requires_grad_(True)
     if allowed is False:
         functorch.set_inplace_requires_grad_allowed(False)
+
+
+def _pop_saved_tensor_hooks() -> Iterator[tuple[Any, Any]]:
+    """The caller's hooks, innermost first, which are the user's code and must not see fakes."""
+    autograd: Any = torch._C._autograd
+    while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        autograd._pop_saved_tensors_default_hooks()
+        yield hooks
 
 
 _LARGE = 10_000_000  # elements
@@ -139,6 +158,8 @@ class Trace:
         self._left_autocast = False  # since the latest node
         self._state = self.first_state = state.read()
         self._modes = (_DispatchMode(self), _FunctionMode(self))
+        self.symbols: Symbols | None = None  # of the symbolic numbers, where there are any
+        self.numbers: dict[Expression, NumberInput] = {}  # those that an operator was given
         self._paused = 0
 
     # ---- context
@@ -146,6 +167,7 @@ class Trace:
     def __enter__(self) -> Trace:
         shapes.trim()
         self._state = self.first_state = state.read()
+        self._saved_tensor_hooks = list(_pop_saved_tensor_hooks())
         for mode in self._modes:
             mode.__enter__()
         return self
@@ -153,6 +175,8 @@ class Trace:
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, tb)
+        for hooks in reversed(self._saved_tensor_hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -268,6 +292,9 @@ class Trace:
             body = sequences.BODIES.get(func)
             out = func(*args, **kwargs) if body is None or kwargs else body(self, func, args)
         except BaseException as error:
+            if self._only_symbols_failed(error, args, kwargs):
+                self._source = None
+                return self._call(func, *plain_parts((args, kwargs)))
             if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
                 raise self.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
             if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
@@ -286,6 +313,33 @@ class Trace:
                 self.needs_autograd = True
         return out
 
+    def _only_symbols_failed(self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call is to be made again with plain numbers: for what does not take others, and for its text."""
+        if self.symbols is None or self._changed or isinstance(error, Unsupported):
+            return False
+        return has_symbols((args, kwargs))
+
+    # ---- symbolic numbers
+
+    def _number(self, value: Any, builder: Builder) -> Any:
+        """The placeholder of a symbolic number; the number itself where nothing in it may change."""
+        symbol = value.node
+        if symbol.symbols.is_pinned(symbol.expression):
+            return symbol.value
+        found = self.numbers.get(symbol.expression)
+        if found is None:
+            found = self.numbers[symbol.expression] = NumberInput(symbol)
+        return found.node(builder)
+
+    def _pin_unusual(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """An operator's arguments, symbolic only where a number may differ without changing the result's metadata."""
+        names = [] if self._opaque else number_arguments(func)
+        arguments = func._schema.arguments
+        return (
+            tuple(v if a.name in names else plain_parts(v) for v, a in zip(args, arguments)),
+            {k: v if k in names else plain_parts(v) for k, v in kwargs.items()},
+        )
+
     def _call_inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch-level call of the user's code inside an opaque call."""
         try:
@@ -302,6 +356,8 @@ class Trace:
         graph."""
         if self._source is not None or self._paused:
             return run()
+        if self.symbols is not None:
+            raise self.unsupported(UNSUPPORTED_OBJECT, "a number that changes from call to call in such a call")
         target = OpaqueCall(function, args, kwargs)
         nodes = tuple(self._torch_argument(t) for t in target.tensors)
         target.tensors = []
@@ -342,6 +398,8 @@ class Trace:
             return value.torch_node or self._placeholder(value, self.torch)
         if kind in _LEAVES:
             return value
+        if kind in SYMBOLIC:
+            return self._number(value, self.torch)
         if isinstance(value, torch.Tensor):
             if _is_wrapped(value):  # by a transform that is over
                 raise special.Unnameable("a tensor of a transform")
@@ -434,6 +492,8 @@ class Trace:
         return out
 
     def _run_operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.symbols is not None:
+            args, kwargs = self._pin_unusual(func, args, kwargs)
         rule = special.RULES.get(func)
         if rule is not None:
             out = rule(self, func, args, kwargs)
@@ -460,6 +520,8 @@ class Trace:
             key.append(name)
             node_kwargs[name] = self._aten_argument(a, key)
         info = effects(func)
+        if self.symbols is not None:
+            args, kwargs = tuple(map(hint, args)), {k: hint(v) for k, v in kwargs.items()}
         out, spec = shapes.infer(self, func, info, tuple(key), args, kwargs)
         node = self.aten.make(
             "call_function",
@@ -511,6 +573,9 @@ class Trace:
         if kind in _LEAVES:
             key.append(value)
             return value
+        if kind in SYMBOLIC:
+            key.append((PLAIN_TYPE[kind], "symbolic"))
+            return self._number(value, self.aten)
         if isinstance(value, torch.Tensor):
             return self._aten_argument(self._unknown(value), key)
         try:

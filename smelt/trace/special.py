@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace import known, shapes
 from smelt.trace.fake import FakeTensor, wrap
+from smelt.trace.symbols import SYMBOLIC, plain
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace
@@ -52,6 +53,8 @@ def _device(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[
 
 
 def _read_value(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if type(args[0]) in SYMBOLIC:
+        return plain(args[0])
     value = known.evaluate(trace, args[0])
     if value is None:
         raise trace.refuse_value("item(), bool(), int() or float() of a tensor")

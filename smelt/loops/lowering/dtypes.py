@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from smelt.loops.tensor import Number
+
 LOWERABLE = {
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -49,6 +51,8 @@ def _rank(x: Any) -> tuple[int, torch.dtype]:
         return 2, torch.int64
     if isinstance(x, float):
         return 2, torch.get_default_dtype()
+    if isinstance(x, Number):
+        return _rank(x.type())
     return (0 if x.shape else 1), x.dtype
 
 

@@ -10,7 +10,7 @@ import torch
 
 from smelt.loops.ir import Value
 from smelt.loops.lowering.dtypes import floating, opmath, result_type
-from smelt.loops.lowering.table import LOWERINGS, Builder, Operand, lowers
+from smelt.loops.lowering.table import LOWERINGS, TAKE_NUMBERS, Builder, Operand, lowers
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import (
     COSTS,
@@ -146,21 +146,25 @@ _register_binary()
 def add(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     if result_type([x, y]) is torch.bool:
         return b.pointwise(lambda u, v: call("logical_or", u, v) if alpha else u, [x, y])
-    return b.pointwise(lambda u, v: u + _scaled(v, alpha), [x, y])
+    return b.pointwise(lambda u, v, *a: u + _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
-    return b.pointwise(lambda u, v: u - _scaled(v, alpha), [x, y])
+    return b.pointwise(lambda u, v, *a: u - _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
-    return b.pointwise(lambda u, v: v - _scaled(u, alpha), [x, y])
+    return b.pointwise(lambda u, v, *a: v - _scaled(u, *a), [x, y], scalars=_unless_one(alpha))
 
 
-def _scaled(v: Value, alpha: float) -> Value:
-    return v if alpha == 1 else v * const(alpha, v.dtype)
+def _unless_one(alpha: Operand) -> tuple[Operand, ...]:
+    return () if not isinstance(alpha, Tensor) and alpha == 1 else (alpha,)
+
+
+def _scaled(v: Value, alpha: Value | None = None) -> Value:
+    return v if alpha is None else v * alpha
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
@@ -232,12 +236,16 @@ def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
 
 @lowers(aten.addcmul.default)
 def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
-    return b.pointwise(lambda u, v, w: u + _scaled(v, value) * w, [x, y, z], cost=3)
+    return b.pointwise(
+        lambda u, v, w, *a: u + _scaled(v, *a) * w, [x, y, z], cost=3, scalars=_unless_one(value)
+    )
 
 
 @lowers(aten.addcdiv.default)
 def addcdiv(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
-    return b.pointwise(lambda u, v, w: u + _scaled(v, value) / w, [x, y, z], cost=DIVISION + 2)
+    return b.pointwise(
+        lambda u, v, w, *a: u + _scaled(v, *a) / w, [x, y, z], cost=DIVISION + 2, scalars=_unless_one(value)
+    )
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
@@ -330,6 +338,15 @@ def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor:
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor:
     return clamp(b, x, None, max)
+
+
+# Those whose numbers are operands or scalars of `Builder.pointwise`, whatever their value.
+TAKE_NUMBERS.update(
+    overload
+    for name in (*COMPARISONS, "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod",
+                 "addcmul", "addcdiv", "lerp", "where", "masked_fill", "clamp", "clamp_min", "clamp_max")
+    for overload in _overloads(name, *getattr(aten, name).overloads())
+)  # fmt: skip
 
 
 # ---- activations

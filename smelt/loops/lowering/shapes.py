@@ -9,7 +9,7 @@ import torch
 
 from smelt.graph.sizes import Size
 from smelt.loops.ir import Value
-from smelt.loops.lowering.table import Builder, Operand, lowers
+from smelt.loops.lowering.table import TAKE_NUMBERS, Builder, Operand, lowers
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
@@ -21,6 +21,8 @@ aten = torch.ops.aten
 def full(b: Builder, first: Any, value: Any, second: Any = None, **options: Any) -> Tensor:
     """full(size, value), full_like(x, value), fill(x, value), new_full(x, size, value)."""
     number = value if second is None else second
+    if isinstance(number, Tensor):
+        return b.pointwise(lambda v: v, [number], b.spec.dtype)
     return b.constant(lambda index: const(number, b.spec.dtype))
 
 
@@ -41,7 +43,12 @@ def ones(b: Builder, *args: Any, **options: Any) -> Tensor:
 
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(b: Builder, value: float, **options: Any) -> Tensor:
-    return b.constant(lambda index: const(value, b.spec.dtype))
+    return full(b, (), value)
+
+
+TAKE_NUMBERS.update(
+    (aten.full.default, aten.new_full.default, aten.full_like.default, aten.fill.Scalar, aten.scalar_tensor.default)
+)
 
 
 @lowers(aten.arange.default)

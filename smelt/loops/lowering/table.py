@@ -33,6 +33,8 @@ Operand = Tensor | int | float | bool
 Lowering = Callable[..., Any]
 
 LOWERINGS: dict[Any, Lowering] = {}
+# Those that may be given a `Number` (whose value a call brings) where they take a number.
+TAKE_NUMBERS: set[Any] = set()
 
 
 def lowers(*operators: Any) -> Callable[[Lowering], Lowering]:
@@ -107,9 +109,11 @@ class Builder:
         out: torch.dtype | None = None,
         cost: float = 1.0,
         shape: Sequence[Size] | None = None,
+        scalars: Sequence[Operand] = (),
     ) -> Tensor:
         """`f` over broadcast operands converted to `compute` (one for all or one each; default: the dtype ATen
-        promotes to, and from there to what it computes in), converted to `out` (default: the node's dtype)."""
+        promotes to, and from there to what it computes in), converted to `out` (default: the node's dtype). `scalars`
+        (`alpha`) do not take part in promotion: they come last, in the dtype of the first operand's computation."""
         promoted = None
         if compute is None:
             promoted = result_type(operands)
@@ -118,11 +122,12 @@ class Builder:
         out = out or self.spec.dtype
         shape = self.spec.shape if shape is None else tuple(shape)
         readers = [_reader(operand, len(shape), promoted, dtype) for operand, dtype in zip(operands, each)]
+        readers += [_reader(scalar, len(shape), None, each[0]) for scalar in scalars]
 
         def body(load: Load, index: Index) -> Value:
             return cast(f(*[read(load, index) for read in readers]), out)
 
-        inputs = tuple(operand for operand in operands if isinstance(operand, Tensor))
+        inputs = tuple(operand for operand in (*operands, *scalars) if isinstance(operand, Tensor))
         return self.tensor(shape, out, Map(inputs, body, cost))
 
     def constant(self, value: Callable[[Index], Value]) -> Tensor:
