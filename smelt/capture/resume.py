@@ -160,7 +160,7 @@ class Resumes:
     def __init__(self, wrap: Callable[[types.FunctionType], Any], decode: Callable[[types.CodeType], Code]) -> None:
         self._wrap = wrap
         self._decode = decode
-        self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # key -> (callable, what the key's ids belong to)
+        self._made: dict[tuple[Any, ...], tuple[Any, list[Point]]] = {}  # key -> (callable, what its ids belong to)
 
     def __len__(self) -> int:
         return len(self._made)
@@ -178,7 +178,7 @@ class Resumes:
         """The resume function of `point`."""
         found = self._made.get(point.key)
         if found is None:
-            found = self._made[point.key] = self._wrap(self._resume_function(point)), point
+            found = self._made[point.key] = self._wrap(self._resume_function(point)), [point]
         return found[0]
 
     def _resume_function(self, point: Point) -> types.FunctionType:
@@ -192,7 +192,7 @@ class Resumes:
         key = ("chain", *text.key)
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = self._wrap(text.compiled()), levels
+            found = self._made[key] = self._wrap(text.compiled()), text.points
         return found[0], tuple(text.values)
 
 
@@ -224,6 +224,7 @@ class _ChainText:
         self._names: dict[int, str] = {}  # id of a value -> its parameter
         self.scope: dict[str, Any] = {}
         self.key: list[Any] = []
+        self.points: list[Point] = []
         self.name = f"rest_of_{levels[-1].normal.point.source.co_name.strip('<>')}"
         self.lines = self._lines(levels)
 
@@ -249,6 +250,7 @@ class _ChainText:
         self.scope[name] = self.resumes.function(going.point)
         arguments = [known.get(id(v)) or self._parameter(v) for v in going.values]
         self.key.append((going.point.key, *arguments))
+        self.points.append(going.point)
         return f"{name}({', '.join(arguments)})"
 
     def _parameter(self, value: Any) -> str:
