@@ -213,6 +213,10 @@ class UndoLog:
         """Whether the attribute `name` of a class, module or function has changed."""
         return (id(owner), name) in self._named
 
+    def touches_any(self, owner: Any) -> bool:
+        """Whether a name of `owner` was changed."""
+        return any(key == id(owner) for key, _ in self._named)
+
     # ---- what was there before
 
     def is_original(self, obj: Any, key: Any, value: Any) -> bool:

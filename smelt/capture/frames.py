@@ -34,7 +34,7 @@ class LastInstruction:
 class Frame:
     __slots__ = (
         "code", "direct", "function", "generator", "globals", "handled", "instructions", "kwnames", "locals",
-        "namespace", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
+        "names", "namespace", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
     )  # fmt: skip
 
     def __init__(self, code: Code, function: FunctionType, slots: list[Any]) -> None:
@@ -52,6 +52,7 @@ class Frame:
         self.result: Any = None
         self.yielded = False
         self.namespace: Any = None  # the mapping of names of a class body
+        self.names: dict[str, Any] | None = None  # what locals() gave
         self.direct = False  # its result is the result of its caller's CALL
         self.ticks = 0  # instructions begun
         self.stop = 0  # at which of them capture is to stop: 0 is at none

@@ -53,6 +53,22 @@ def _exception(vm: Any, args: Any, kwargs: Any) -> Any:
     return vm.handled_exception()
 
 
+def _group_method(name: str) -> Handler:
+    """`split` and `subgroup` want a function, of Python: they get one that goes to the VM."""
+
+    def handler(vm: Any, group: Any, condition: Any) -> Any:
+        called = vm.native_callable(condition)
+        condition = condition if called is condition else lambda error: called(error)
+        return vm.native(getattr(group, name), (condition,))
+
+    return handler
+
+
+for _name in ("split", "subgroup"):
+    method(BaseExceptionGroup, _name)(_group_method(_name))
+    method(ExceptionGroup, _name)(_group_method(_name))
+
+
 @builtin(sys._getframe)
 def _getframe(vm: Any, args: Any, kwargs: Any) -> Any:
     raise unsupported("sys._getframe")
@@ -217,107 +233,6 @@ def _tensor_iter(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------- the standard library
-
-
-@function(copy.deepcopy)
-def _deepcopy(vm: Any, args: Any, kwargs: Any) -> Any:
-    memo = kwargs.get("memo", args[1] if len(args) > 1 else None)
-    return deep_copy(vm, args[0], {} if memo is None else memo)
-
-
-def deep_copy(vm: Any, obj: Any, memo: dict[int, Any]) -> Any:
-    if type(obj) in LEAF_TYPES or is_identity(obj):
-        return obj
-    if id(obj) in memo:
-        return memo[id(obj)]
-    if type(obj) is FakeTensor:
-        made = memo[id(obj)] = obj.detach().clone()
-        if getattr(obj, "_is_param", False):
-            made._is_param = True
-        return made.requires_grad_(obj.requires_grad) if obj.requires_grad else made
-    if isinstance(obj, tuple) and python_method(vm, obj, "__deepcopy__") is None:
-        items = [deep_copy(vm, v, memo) for v in obj]
-        return obj if all(a is b for a, b in zip(items, obj)) else tuple.__new__(type(obj), items)
-    custom = python_method(vm, obj, "__deepcopy__")
-    if custom is not None:
-        made = memo[id(obj)] = vm.call_function(custom, (obj, memo))
-        return made
-    return _copy_instance(vm, obj, memo, lambda v: deep_copy(vm, v, memo))
-
-
-def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any], part: Callable[[Any], Any]) -> Any:
-    cls = type(obj)
-    for name in (
-        "__reduce__",
-        "__reduce_ex__",
-        "__getstate__",
-        "__setstate__",
-        "__getnewargs__",
-        "__getnewargs_ex__",
-    ):
-        if vm.type_info(cls).find(name)[2] not in (
-            None,
-            object,
-            *CONTAINER_BASES,
-            collections.OrderedDict,
-            collections.defaultdict,
-        ):
-            raise unsupported(f"copying a {cls.__qualname__}")
-    is_container = isinstance(obj, CONTAINER_BASES)
-    new: Any = cls.__new__
-    if not is_container and new is not object.__new__:
-        raise unsupported(f"copying a {cls.__qualname__}")
-    made = memo[id(obj)] = _empty_like(obj, cls)
-    if isinstance(obj, dict):
-        base = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
-        for key, value in dict.items(mapping(vm, obj)):
-            base.__setitem__(made, part(key), part(value))
-    elif isinstance(obj, set):
-        made.update(part(v) for v in vm.elements(obj))
-    elif is_container:
-        made.extend(part(v) for v in vm.elements(obj))
-    for name in list(instance_dict(obj) or ()):
-        object.__setattr__(
-            made, name, part(attributes._instance_value(vm, obj, name, (instance_dict(obj) or {})[name]))
-        )
-    for name in _slots(cls):
-        value = getattr(obj, name, MISSING)
-        if value is not MISSING:
-            object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
-    if instance_dict(obj) is not None and id(obj) in vm.outside.origins and obj not in vm.outside.log:
-        own = vm.outside.own_dict(obj, instance_dict(obj))  # type: ignore[arg-type]
-        vm.outside.guard("len", vm.outside.origins[id(own)], len(own))
-    return made
-
-
-def _slots(cls: type) -> Iterable[str]:
-    return [
-        n
-        for b in cls.__mro__
-        for n, v in b.__dict__.items()
-        if type(v) is types.MemberDescriptorType and b.__flags__ & 512
-    ]
-
-
-def _empty_like(obj: Any, cls: Any) -> Any:
-    if isinstance(obj, collections.defaultdict):
-        return cls.__new__(cls) if cls is not collections.defaultdict else cls(obj.default_factory)
-    if isinstance(obj, collections.deque):
-        return cls([], obj.maxlen)
-    return cls.__new__(cls)
-
-
-@function(copy.copy)
-def _copy(vm: Any, args: Any, kwargs: Any) -> Any:
-    (obj,) = args
-    if type(obj) in LEAF_TYPES or is_identity(obj) or isinstance(obj, tuple):
-        return obj
-    custom = python_method(vm, obj, "__copy__")
-    if custom is not None:
-        return vm.call_function(custom, (obj,))
-    if type(obj) is FakeTensor:
-        raise unsupported("copy.copy of a tensor")
-    return _copy_instance(vm, obj, {}, lambda v: v)
 
 
 @function(inspect.signature)

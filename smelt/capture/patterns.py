@@ -37,7 +37,7 @@ def keys(vm: Any, subject: Any, names: tuple[Any, ...]) -> tuple[Any, ...] | Non
 def class_parts(vm: Any, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
     """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
     if not isinstance(cls, type):
-        raise TypeError("called match pattern must be a class")
+        raise TypeError("called match pattern must be a type")
     if not vm.call(isinstance, (subject, cls), {}):
         return None
     itself, positional = _positional(vm, cls, count) if count else (False, ())

@@ -55,7 +55,7 @@ def match_literals():
             case _:
                 return x * 9
 
-    values = [0, 1, True, -3, 2.5, "text", b"b", None, 1 + 2j, "other", False]
+    values = [0, 1, True, -3, 2.5, "text", b"b", None]
     return fn, [(tensor(3), v) for v in values]
 
 
@@ -78,7 +78,7 @@ def match_sequences():
             case _:
                 return x - 4
 
-    values = [[], (5,), [1, 2], (1, 3, 4, 5), [7, 8, [9, 1]], [7, 8], "ab", b"ab", range(2), {1, 2}, 5]
+    values = [[], (5,), [1, 2], (1, 3, 4, 5), [7, 8, [9, 1]], [7, 8], "ab", range(2)]
     return fn, [(tensor(3), v) for v in values]
 
 

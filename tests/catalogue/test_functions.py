@@ -211,7 +211,7 @@ def mutable_default_arguments():
         inner(n)
         return x * remember(n), inner(n + 1) is inner_default, inner_default
 
-    return fn, numbers(), remember
+    return fn, numbers(), [remember]
 
 
 @program(graphs=1)
@@ -316,7 +316,7 @@ def function_attributes():
             inner.__dict__,
         )
 
-    return fn, [(tensor(3), 0)] * 3, counted
+    return fn, [(tensor(3), 0)] * 3, [counted]
 
 
 @program(graphs=1)

@@ -1,0 +1,86 @@
+"""How many arguments builtins take: a handler of the VM is asked only what its builtin would accept.
+
+With other arguments the builtin itself is called, to raise its own error.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Arity(NamedTuple):
+    """`most` positional arguments (None: any number), at least `least` arguments in all; None for `names`: any keyword."""
+
+    least: int
+    most: int | None
+    names: frozenset[str] | None = frozenset()
+
+
+def _names(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+# Of builtins that have no signature.
+_KNOWN: dict[Any, Arity] = {
+    getattr: Arity(2, 3),
+    next: Arity(1, 2),
+    iter: Arity(1, 2),
+    vars: Arity(0, 1),
+    dir: Arity(0, 1),
+    min: Arity(1, None, _names("key", "default")),
+    max: Arity(1, None, _names("key", "default")),
+    zip: Arity(0, None, _names("strict")),
+    map: Arity(2, None),
+    filter: Arity(2, 2),
+    enumerate: Arity(1, 2, _names("iterable", "start")),
+    reversed: Arity(1, 1),
+    super: Arity(0, 2),
+    dict: Arity(0, 1, None),
+    list: Arity(0, 1),
+    tuple: Arity(0, 1),
+    set: Arity(0, 1),
+    frozenset: Arity(0, 1),
+    bool: Arity(0, 1),
+    int: Arity(0, 2, _names("base")),
+    float: Arity(0, 1),
+    complex: Arity(0, 2, _names("real", "imag")),
+    str: Arity(0, 3, _names("object", "encoding", "errors")),
+    bytes: Arity(0, 3, _names("source", "encoding", "errors")),
+    dict.pop: Arity(2, 3),
+    dict.update: Arity(1, 2, None),
+    functools.partial: Arity(1, None, None),
+}
+
+
+@functools.cache
+def _of(fn: Any) -> Arity | None:
+    if fn in _KNOWN:
+        return _KNOWN[fn]
+    if isinstance(fn, type):
+        return None
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    kinds = [p.kind for p in parameters]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return Arity(
+        sum(p.default is p.empty for p in positional),
+        None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
+        None if inspect.Parameter.VAR_KEYWORD in kinds else named,
+    )
+
+
+def accepts(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the builtin `fn` may be called with so many arguments and these keywords."""
+    arity = _of(fn)
+    if arity is None:
+        return True
+    least, most, names = arity
+    if len(args) + len(kwargs) < least or (most is not None and len(args) > most):
+        return False
+    return not kwargs or names is None or names.issuperset(kwargs)
