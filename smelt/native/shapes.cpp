@@ -9,7 +9,7 @@
 #include <ATen/MetaFunctions.h>
 #include <ATen/Operators.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_like_native.h>
 #include <ATen/ops/result_type.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -101,9 +101,13 @@ at::Tensor& unary_inplace(at::Tensor& self) {
     return self;
 }
 
+// Not `at::empty_like`, over which there is a Python function.
+at::Tensor like(const at::Tensor& self, std::optional<at::ScalarType> dtype = {}) {
+    return at::native::empty_like(self, dtype, {}, {}, {}, {});
+}
+
 at::Tensor abs(const at::Tensor& self) {
-    if (!self.is_complex()) return unary(self);
-    return at::empty_like(self, self.options().dtype(c10::toRealValueType(self.scalar_type())));
+    return self.is_complex() ? like(self, c10::toRealValueType(self.scalar_type())) : unary(self);
 }
 
 at::Tensor where(const at::Tensor& condition, const at::Tensor& self, const at::Tensor& other) {
@@ -134,15 +138,9 @@ at::Tensor logical_not(const at::Tensor& self) {
         .output();
 }
 
-at::Tensor hardtanh(const at::Tensor& self, const at::Scalar& low, const at::Scalar& high) {
-    TORCH_CHECK(self.scalar_type() != at::kBool, "Bool inputs not supported for hardtanh");
-    return at::meta::clamp(self, low, high);
-}
+at::Tensor hardtanh(const at::Tensor& self, const at::Scalar&, const at::Scalar&) { return like(self); }
 
-at::Tensor& hardtanh_(at::Tensor& self, const at::Scalar& low, const at::Scalar& high) {
-    smelt::hardtanh(self, low, high);
-    return self;
-}
+at::Tensor& hardtanh_(at::Tensor& self, const at::Scalar&, const at::Scalar&) { return self; }
 
 py::object shape_function(const std::string& name, const std::string& overload) {
     auto found = torch::jit::findOperatorFor({"smelt_shape::" + name, overload});

@@ -17,6 +17,7 @@ from smelt.graph import specs
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.ops.kinds import Effects, Result
+from smelt.ops.layouts import on_metas, tried
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -161,24 +162,6 @@ _CORRECTED: dict[Any, Any] = {
 }
 
 
-def _try(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Layouts of what `func` gives on real tensors of zeros, as meta tensors."""
-    out = func(*map(_zeros, args), **{k: _zeros(v) for k, v in kwargs.items()})
-    return _to_meta(out)
-
-
-def _zeros(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype).zero_()
-    return value
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
-    return tuple(_to_meta(v) for v in value)
-
-
 def _compute(
     trace: Trace, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
@@ -194,9 +177,9 @@ def _compute(
     if meta_kwargs.get("layout") not in (None, torch.strided):
         raise trace.unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
     if func in _TRIED and device.type == "cpu":
-        out = _try(func, metas, meta_kwargs)
+        out = tried(func, metas, meta_kwargs)
     else:
-        out = _run(trace, func, info, metas, meta_kwargs)
+        out = _run(trace, func, info, metas, meta_kwargs, device.type == "cpu")
     if func in _CORRECTED and device.type == "cpu":
         out = _CORRECTED[func](out, metas)
     wrapped, answer = _wrap_results(trace, func, info, out, device, args, kwargs)
@@ -209,12 +192,14 @@ def _compute(
 _NO_FAKE = "There was no fake impl registered"  # how torch reports a user's operator without a shape function
 
 
-def _run(trace: Trace, func: OpOverload, info: Effects, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _run(
+    trace: Trace, func: OpOverload, info: Effects, args: list[Any], kwargs: dict[str, Any], cpu: bool
+) -> Any:
     """The operator on meta tensors, its refusals translated."""
     if info.data_dependent:
         raise trace.unsupported(DATA_DEPENDENT, str(func))
     try:
-        return func(*args, **kwargs)
+        return on_metas(func, args, kwargs, cpu)
     except (NotImplementedError, RuntimeError) as error:
         if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
             raise trace.unsupported(DATA_DEPENDENT_SHAPE, str(func)) from error
