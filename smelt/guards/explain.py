@@ -128,7 +128,8 @@ def _named(x: Any) -> str:
     if not isinstance(x, _NAMED):
         return _short(x)
     kind = "class" if isinstance(x, type) else type(x).__name__.replace("builtin_function_or_method", "function")
-    return f"{kind} {getattr(x, '__qualname__', None) or x.__name__}"
+    name = x.__name__ if isinstance(x, (types.ModuleType, types.BuiltinFunctionType)) else x.__qualname__
+    return f"{kind} {name}"
 
 
 def _len(x: Any, guard: Guard) -> Detail:

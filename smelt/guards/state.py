@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from smelt import _native
 
 Snapshot = tuple[int, ...]
@@ -39,6 +41,12 @@ def describe(state: Snapshot) -> str:
     return ", ".join(f"{name}={bool(fields[name])}" for name in _MAIN if name in fields) + ", ..."
 
 
+# c10::ScalarType by number.
+_DTYPES = {
+    5: torch.float16, 6: torch.float32, 7: torch.float64, 9: torch.complex64, 10: torch.complex128, 15: torch.bfloat16,
+}  # fmt: skip
+
+
 def difference(expected: Snapshot, found: Snapshot) -> tuple[str, str]:
     """What differs between two snapshots, as texts of the two sides."""
     a, b = decode(expected), decode(found)
@@ -47,4 +55,10 @@ def difference(expected: Snapshot, found: Snapshot) -> tuple[str, str]:
 
 
 def _fields(state: dict[str, Any], names: list[str]) -> str:
-    return ", ".join(f"{name}={state[name]}" for name in names) or "the same"
+    return ", ".join(f"{name}={_readable(name, state[name])}" for name in names) or "the same"
+
+
+def _readable(name: str, value: int) -> object:
+    if name.endswith("_dtype"):
+        return _DTYPES.get(value, value)
+    return bool(value) if name in _MAIN else value

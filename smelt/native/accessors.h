@@ -4,6 +4,8 @@
 #pragma once
 #include "cpython.h"
 
+#include "stamps.h"
+
 #include <memory>
 #include <vector>
 
@@ -159,6 +161,9 @@ inline bool init_deque_type() {
 struct Accessor {
     virtual ~Accessor() = default;
     virtual PyObject* read(PyObject* base, Pass& pass) = 0;
+    // Takes the stamps under which the object just read from `base` would be read again; `same`: from this very object,
+    // or else from any at its address. False: there are none.
+    virtual bool stamp(PyObject* /*base*/, Stamps&, bool /*same*/) { return false; }
 };
 
 struct Argument : Accessor {
@@ -173,6 +178,7 @@ struct Constant : Accessor {
     PyObject* value;
     explicit Constant(PyObject* value) : value(value) {}
     PyObject* read(PyObject*, Pass&) override { return value; }
+    bool stamp(PyObject*, Stamps&, bool) override { return true; }
 };
 
 struct Attribute : Accessor {
@@ -183,6 +189,7 @@ struct Attribute : Accessor {
         PyObject* dict = type_dict(base);
         return dict ? name.in_dict(dict) : nullptr;
     }
+    bool stamp(PyObject* base, Stamps& stamps, bool) override { return stamps.take_attributes(base); }
 };
 
 // Whether reading an attribute that the class `type` resolves to `found` would run Python code.
@@ -243,6 +250,17 @@ struct ModuleParameter : Accessor {
         which = 0;
         return nullptr;
     }
+
+    bool stamp(PyObject* base, Stamps& stamps, bool) override {
+        PyObject* all = instance_attributes(base).dict;
+        if (!all || !stamps.take_instance(base)) return false;
+        if (own.in_dict(all)) return true;
+        for (int i = 0; i <= which; i++) {
+            PyObject* dict = dicts[i].in_dict(all);
+            if (!dict || !PyDict_Check(dict) || !stamps.take_dict(dict)) return false;
+        }
+        return true;
+    }
 };
 
 inline PyObject* at_index(PyObject* const* items, Py_ssize_t size, Py_ssize_t index) {
@@ -283,6 +301,10 @@ struct Item : Accessor {
         return pass.keep(PyObject_GetItem(base, key));
     }
 
+    bool stamp(PyObject* base, Stamps& stamps, bool same) override {
+        return PyDict_Check(base) ? stamps.take_dict(base) : same && is_index && PyTuple_Check(base);
+    }
+
     PyObject* deque_item(PyObject* base) const {
         return deque_type->tp_as_sequence->sq_item(base, index < 0 ? index + Py_SIZE(base) : index);
     }
@@ -318,6 +340,10 @@ struct KeywordDefault : Accessor {
         PyObject* defaults = PyFunction_Check(base) ? PyFunction_GET_KW_DEFAULTS(base) : nullptr;
         return defaults ? name.in_dict(defaults) : nullptr;
     }
+    bool stamp(PyObject* base, Stamps& stamps, bool) override {
+        auto* function = reinterpret_cast<PyFunctionObject*>(base);
+        return stamps.take(&function->func_kwdefaults) && stamps.take_dict(function->func_kwdefaults);
+    }
 };
 
 struct TypeOf : Accessor {
@@ -328,6 +354,7 @@ struct DictOf : Accessor {
     PyObject* read(PyObject* base, Pass&) override {
         return PyType_Check(base) ? type_dict(base) : instance_dict(base);
     }
+    bool stamp(PyObject* base, Stamps& stamps, bool) override { return stamps.take_attributes(base); }
 };
 
 struct CallOf : Accessor {

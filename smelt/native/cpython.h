@@ -105,6 +105,19 @@ inline bool runs_for_interpreter(PyThreadState* thread) {
     return thread->tracing || thread->interp->gc.collecting;
 }
 
+// No garbage is collected for the life of the object: allocation runs no finalizers.
+class CollectorOff {
+  public:
+    CollectorOff() : gc_(PyThreadState_Get()->interp->gc), was_(gc_.enabled) { gc_.enabled = 0; }
+    ~CollectorOff() { gc_.enabled = was_; }
+    CollectorOff(const CollectorOff&) = delete;
+    CollectorOff& operator=(const CollectorOff&) = delete;
+
+  private:
+    struct _gc_runtime_state& gc_;
+    int was_;
+};
+
 // ------------------------------------------------------------------------------------- data of a code object
 
 struct CodeExtra {  // as in Objects/codeobject.c; `code_extra_layout_known` checks it

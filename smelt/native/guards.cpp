@@ -16,6 +16,7 @@
 #include "accessors.h"
 #include "checks.h"
 #include "guards.h"
+#include "memo.h"
 #include "module.h"
 
 #include <algorithm>
@@ -35,17 +36,11 @@ const Row* find_row(const Row (&table)[size], PyObject* name, const char* what) 
 
 // --------------------------------------------------------------------------------------------- the tree
 
-struct Node {
-    int parent;
-    int collect;
-    AccessorPtr accessor;
-    std::vector<CheckPtr> checks;
-};
-
 struct Tree {
     std::vector<Node> nodes;
-    int n_collect = 0;
+    std::vector<int> collected;  // nodes, in the order of the tuple
     Held held;
+    Memo memo;
 
     // Whether all guards hold. If not, *failed is the number of the first that does not.
     bool run(Pass& pass, int* failed) {
@@ -102,14 +97,34 @@ void with_pass(Tree* tree, PyObject* const* slots, Py_ssize_t count, Use use) {
 }
 
 PyObject* collect(const Tree& tree, const Pass& pass) {
-    PyObject* out = PyTuple_New(tree.n_collect);
-    if (!out) {
-        PyErr_Clear();
-        return nullptr;
+    auto count = static_cast<Py_ssize_t>(tree.collected.size());
+    PyObject* out = PyTuple_New(count);
+    if (!out) PyErr_Clear();
+    for (Py_ssize_t i = 0; out && i < count; i++)
+        PyTuple_SET_ITEM(out, i, Py_NewRef(pass.values[tree.collected[i]]));
+    return out;
+}
+
+// One pass: over the memo if it knows the answer, else over all nodes. What torch throws is a mismatch.
+PyObject* check(Tree& tree, PyObject* const* slots, Py_ssize_t count) {
+    CollectorOff off;
+    if (tree.memo.ready()) {
+        Pass pass(slots, count, tree.memo.values());
+        Answer answer = Answer::Fails;
+        try {
+            answer = tree.memo.run(tree.nodes, pass);
+        } catch (...) {
+            PyErr_Clear();
+        }
+        if (answer != Answer::Unknown) return answer == Answer::Holds ? collect(tree, pass) : nullptr;
     }
-    for (size_t i = 0; i < tree.nodes.size(); i++)
-        if (tree.nodes[i].collect >= 0)
-            PyTuple_SET_ITEM(out, tree.nodes[i].collect, Py_NewRef(pass.values[i]));
+    PyObject* out = nullptr;
+    with_pass(&tree, slots, count, [&](Pass& pass) {
+        int failed;
+        if (!tree.run(pass, &failed)) return;
+        out = collect(tree, pass);
+        if (tree.memo.is_due()) tree.memo.make(tree.nodes, pass.values);
+    });
     return out;
 }
 
@@ -130,7 +145,7 @@ bool add_check(PyObject* spec, Tree& tree, Node& node) {
 }
 
 // One (parent_index, accessor_kind, accessor_key, checks, collect_index).
-bool add_node(PyObject* spec, Tree& tree, std::vector<bool>& collected) {
+bool add_node(PyObject* spec, Tree& tree) {
     PyObject *kind, *key, *checks;
     Node node{};
     if (!PyTuple_Check(spec) ||
@@ -147,13 +162,13 @@ bool add_node(PyObject* spec, Tree& tree, std::vector<bool>& collected) {
                      node.parent);
         return false;
     }
-    if (node.collect < -1 || node.collect >= tree.n_collect ||
-        (node.collect >= 0 && collected[node.collect])) {
+    if (node.collect < -1 || node.collect >= static_cast<int>(tree.collected.size()) ||
+        (node.collect >= 0 && tree.collected[node.collect] >= 0)) {
         PyErr_Format(PyExc_ValueError, "GuardTree: node %zu has collect index %d", tree.nodes.size(),
                      node.collect);
         return false;
     }
-    if (node.collect >= 0) collected[node.collect] = true;
+    if (node.collect >= 0) tree.collected[node.collect] = static_cast<int>(tree.nodes.size());
     if (!(node.accessor = row->make(key, tree.held))) return false;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(checks); i++) {
         PyObject* check = PyTuple_GET_ITEM(checks, i);
@@ -169,18 +184,19 @@ bool add_node(PyObject* spec, Tree& tree, std::vector<bool>& collected) {
 
 bool build(PyObject* spec, Tree& tree) {
     PyObject* nodes;
+    int n_collect;
     if (!PyTuple_Check(spec)) {
         PyErr_SetString(PyExc_TypeError, "GuardTree: expected (nodes, n_collect)");
         return false;
     }
     if (!PyArg_ParseTuple(spec, "O!i;GuardTree: expected (nodes, n_collect)", &PyTuple_Type, &nodes,
-                          &tree.n_collect))
+                          &n_collect))
         return false;
-    std::vector<bool> collected(std::max(tree.n_collect, 0), false);
+    tree.collected.assign(std::max(n_collect, 0), -1);
     tree.nodes.reserve(PyTuple_GET_SIZE(nodes));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(nodes); i++)
-        if (!add_node(PyTuple_GET_ITEM(nodes, i), tree, collected)) return false;
-    if (std::find(collected.begin(), collected.end(), false) == collected.end()) return true;
+        if (!add_node(PyTuple_GET_ITEM(nodes, i), tree)) return false;
+    if (std::find(tree.collected.begin(), tree.collected.end(), -1) == tree.collected.end()) return true;
     PyErr_SetString(PyExc_ValueError, "GuardTree: a collect index is missing");
     return false;
 }
@@ -228,6 +244,7 @@ PyObject* py_explain(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
     if (!tree) return PyLong_FromLong(-1);
     int failed = -1;
     bool held = false;
+    CollectorOff off;
     with_pass(tree, slots, count, [&](Pass& pass) { held = tree->run(pass, &failed); });
     return held ? Py_NewRef(Py_None) : PyLong_FromLong(failed);
 }
@@ -286,13 +303,7 @@ bool is_guard_tree(PyObject* object) {
 
 PyObject* check_guard_tree(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
     Tree* tree = tree_of(self);
-    PyObject* out = nullptr;
-    if (!tree) return nullptr;
-    with_pass(tree, slots, count, [&](Pass& pass) {
-        int failed;
-        if (tree->run(pass, &failed)) out = collect(*tree, pass);
-    });
-    return out;
+    return tree ? check(*tree, slots, count) : nullptr;
 }
 
 int init_guards(PyObject* module) {

@@ -217,7 +217,7 @@ def module_attribute():
     return (lambda x: x * math.pi), (X,), putting(math, "pi", 3.0)
 
 
-@row("sqrt")
+@row("sqrt: expected function sqrt, found function module_function.<locals>.<lambda>")
 def module_function():
     return (lambda x: x * math.sqrt(4.0)), (X,), putting(math, "sqrt", lambda v: v)
 
@@ -256,18 +256,18 @@ def helper(x: Any, by: float = 2.0, *, plus: float = 1.0) -> Any:
     return x * by + plus
 
 
-@row("code of helper and its defaults")
+@row("helper.__code__: expected that of helper (line ")
 def code():
     other = (lambda x, by=0, *, plus=0: x - by).__code__
     return (lambda x: helper(x)), (X,), putting(helper, "__code__", other)
 
 
-@row("code of helper and its defaults")
+@row("helper.__defaults__: expected (2.0,), found (9.0,)")
 def defaults():
     return (lambda x: helper(x)), (X,), putting(helper, "__defaults__", (9.0,))
 
 
-@row("code of helper and its defaults")
+@row("helper.__kwdefaults__: expected {'plus': 1.0}, found {'plus': 7.0}")
 def keyword_defaults():
     return (lambda x: helper(x)), (X,), putting(helper, "__kwdefaults__", {"plus": 7.0})
 
@@ -351,7 +351,7 @@ def cached_property():
     return (lambda x: x * lazy._cached), (X,), lambda undo: (lazy._cached, put(undo, lazy, "_cached", 11.0))
 
 
-@row("code of")
+@row("f.__defaults__: expected (2.0,), found (5.0,)")
 def signature():
     def f(a: float, b: float = 2.0) -> float:
         return a + b
@@ -832,7 +832,7 @@ def nan_stays_nan():
 # ------------------------------------------------------------------------------------------- modules
 
 
-@row("no hooks")
+@row("_forward_hooks: expected no hooks, found 1")
 def forward_hook():
     m = net()
 
@@ -1078,7 +1078,7 @@ def parameters_tied():
 # ------------------------------------------------------------------------------------------- library Python
 
 
-@row("gelu")
+@row("gelu: expected function gelu, found function relu")
 def function_of_torch():
     return (lambda x: F.gelu(x)), (X,), putting(F, "gelu", torch.relu)
 
@@ -1093,7 +1093,7 @@ def function_that_a_functional_calls():
     return (lambda x: F.softmax(x)), (X,), putting(F, "_get_softmax_dim", lambda *a: 0)
 
 
-@row("code of")
+@row("leaky_relu.__code__")
 def code_of_a_functional():
     def fake(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
         return input - 7
@@ -1101,7 +1101,7 @@ def code_of_a_functional():
     return (lambda x: F.leaky_relu(x)), (X,), putting(F.leaky_relu, "__code__", fake.__code__)
 
 
-@row("code of")
+@row("leaky_relu.__defaults__: expected (0.01, False), found (0.5, False)")
 def defaults_of_a_functional():
     return (lambda x: F.leaky_relu(x)), (X,), putting(F.leaky_relu, "__defaults__", (0.5, False))
 
@@ -1210,11 +1210,11 @@ _argument(
     "a sparse tensor", ".layout", lambda: [ones(3, 3)], lambda: [ones(3, 3).to_sparse()], lambda x: x.shape[0]
 )
 _argument(
-    "the same tensor twice", "",
+    "the same tensor twice", "L['x'] and L['y']: expected two objects, found one",
     lambda: [ones(3), ones(3)], lambda: [t := ones(3), t], lambda x, y: (x * 2, x is y),
 )  # fmt: skip
 _argument(
-    "arguments that overlap, one written", "no_shared_storage",
+    "arguments that overlap, one written", "L['x'] and L['y']: expected no shared memory, found that they share it",
     lambda: [ones(3), ones(3)], lambda: [(t := ones(4))[:3], t[1:]], lambda x, y: (x.add_(1), x + y)[1],
 )  # fmt: skip
 _argument(
@@ -1242,11 +1242,11 @@ def everything(x: Any) -> Any:
 
 
 STATES: dict[str, tuple[Callable[[], Any], str]] = {
-    "grad mode": (torch.enable_grad, "grad_mode="),
+    "grad mode": (torch.enable_grad, "grad_mode=False, found grad_mode=True"),
     "inference mode": (torch.inference_mode, "inference_mode="),
     "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), "autocast_cpu="),
     "default dtype": (
-        lambda: _set_to(torch.get_default_dtype, torch.set_default_dtype, torch.float64), "default_dtype=",
+        lambda: _set_to(torch.get_default_dtype, torch.set_default_dtype, torch.float64), "default_dtype=torch.float32, found default_dtype=torch.float64",
     ),
     "number of threads": (
         lambda: _set_to(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1), "num_threads=",

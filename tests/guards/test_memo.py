@@ -1,0 +1,302 @@
+"""A guard tree remembers its last pass and does not walk what has not changed: it still answers as a complete pass would.
+
+A world of modules, functions, cells, classes and containers changes at random; between changes the tree is asked often
+enough to remember. Objects are also dropped and made again, so that new ones lie where old ones were.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import random
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from smelt import _native
+from smelt.guards.build import build
+from smelt.guards.evaluate import first_failing, format_guard, tensor_facts
+from smelt.guards.guard import Guard
+from smelt.guards.origin import Origin
+from smelt.guards.state import snapshot, type_version
+
+
+class Config:
+    def __init__(self) -> None:
+        self.size, self.scale, self.table = 4, 0.5, {"x": 1, "y": (2, 3.0)}
+
+
+class Inline:
+    def __init__(self) -> None:
+        self.a, self.b = 1.5, (1, 2)
+
+
+class Layer(nn.Module):
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.act = nn.ReLU()
+        self.config = Config()
+        self.register_buffer("count", torch.zeros(1))
+
+
+class Derived(Layer):
+    pass
+
+
+GLOBALS: dict[str, Any] = {"__name__": "world", "LIMIT": 10, "TABLE": {"k": 1.0}, "MODEL": None}
+
+
+class World:
+    """Slots: x (tensor), net (module), box (object without a dictionary), parts (tuple), more (dictionary), f (function)."""
+
+    names = ("x", "net", "box", "parts", "more", "f", "queue")
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Everything anew, after what was there is gone."""
+        self.slots: list[Any] = []
+        GLOBALS["MODEL"] = None
+        net = nn.Sequential(Layer(), Layer(), nn.Linear(2, 2))
+        cell_value = [1.0]
+
+        def f(a: int = 1, *, b: int = 2) -> Any:
+            return cell_value
+
+        GLOBALS.update(LIMIT=10, TABLE={"k": 1.0}, MODEL=nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+        self.cell = cell_value
+        queue = collections.deque([1, Config()])
+        self.slots = [torch.ones(2), net, Inline(), (1, Config()), {"k": Config(), "n": 3}, f, queue]
+
+    def call(self) -> list[Any]:
+        """The slots of a call: what the interpreter gathers is made anew, as in real calls."""
+        x, net, box, parts, more, f, queue = self.slots
+        return [x, net, box, tuple(list(parts)), dict(more), f, queue]
+
+    @property
+    def guards(self) -> list[Guard]:
+        made = [Guard("global_state", None, snapshot())]
+        for i, (name, value) in enumerate(zip(self.names, self.slots)):
+            made += facts(value, Origin("arg", name, index=i))
+        namespace = Origin("const", "world.__dict__", value=GLOBALS)
+        for name in ("LIMIT", "TABLE", "MODEL"):
+            made += facts(GLOBALS[name], namespace.child("item", name))
+        made.append(Guard("contains", namespace, ("max", False)))
+        for cls in (Layer, Config, nn.Linear):
+            made.append(Guard("type_version", Origin("const", cls.__name__, value=cls), type_version(cls)))
+        net = Origin("arg", "net", index=1)
+        first, second = net.child("param", "0"), net.child("param", "1")
+        made.append(Guard("distinct", first, (first, second)))
+        made.append(Guard("eq", Origin("const", "Layer", value=Layer).child("attr", "factor"), Layer.factor))
+        weights = tuple(m.child("param", "inner").child("param", "weight") for m in (first, second))
+        made.append(Guard("no_overlap", weights[0], weights))
+        shared = Origin("arg", "net", index=1).child("attr", "_modules").child("item", "0")
+        made.append(Guard("alias", shared, first))
+        return made
+
+
+def facts(x: Any, origin: Origin) -> Iterator[Guard]:
+    """Everything about `x`."""
+    if isinstance(x, torch.Tensor):
+        yield Guard("tensor", origin, tensor_facts(x))
+    elif isinstance(x, types.FunctionType):
+        yield Guard("id", origin, x)
+        yield Guard("function", origin, (x.__code__, x.__defaults__, x.__kwdefaults__))
+        yield Guard("eq", origin.child("kwdefault", "b"), 2)
+        yield from facts(x.__closure__[0].cell_contents, origin.child("cell", 0))  # type: ignore[index]
+    elif isinstance(x, (int, float, str, bool, type(None))):
+        yield Guard("eq", origin, x)
+    elif isinstance(x, (list, tuple, collections.deque)):
+        yield Guard("type", origin, type(x))
+        yield Guard("len", origin, len(x))
+        for i, v in enumerate(x):
+            yield from facts(v, origin.child("item", i))
+    elif isinstance(x, dict):
+        yield Guard("type", origin, type(x))
+        yield Guard("keys", origin, tuple(x))
+        yield Guard("contains", origin, ("z", False))
+        for key, v in x.items():
+            yield from facts(v, origin.child("item", key))
+    else:
+        yield from _instance(x, origin)
+
+
+def _instance(x: Any, origin: Origin) -> Iterator[Guard]:
+    yield Guard("type", origin, type(x))
+    yield Guard("not_in_dict", origin, "forward")
+    if not isinstance(x, nn.Module):
+        for name, v in sorted(vars(x).items() if not isinstance(x, Inline) else (("a", x.a), ("b", x.b))):
+            yield from facts(v, origin.child("attr", name))
+        return
+    yield Guard("no_hooks", origin, None)
+    yield Guard("no_attr", origin, "gamma")
+    yield Guard("eq", origin.child("attr", "training"), x.training)
+    for part in (x._parameters, x._buffers, x._modules):
+        for name, v in part.items():
+            yield from facts(v, origin.child("param", name))
+    if isinstance(x, Layer):
+        yield from facts(x.config, origin.child("attr", "config"))
+
+
+# ------------------------------------------------------------------------------------------------- changes
+
+Undo = Callable[[], Any]
+
+
+def _attribute(owner: Any, name: str, value: Any) -> Undo:
+    old = owner.__dict__.get(name, Undo)
+    object.__setattr__(owner, name, value)
+    return lambda: object.__delattr__(owner, name) if old is Undo else object.__setattr__(owner, name, old)
+
+
+def _entry(owner: dict[str, Any], name: str, value: Any) -> Undo:
+    old = owner.get(name, Undo)
+    owner[name] = value
+    return lambda: owner.pop(name) if old is Undo else owner.__setitem__(name, old)
+
+
+def _reordered(table: dict[str, Any]) -> Undo:
+    before = list(table.items())
+    table["x"] = table.pop("x")
+    return lambda: (table.clear(), table.update(before))
+
+
+def _class_attribute(cls: type, name: str, value: Any) -> Undo:
+    old = cls.__dict__.get(name, Undo)
+    setattr(cls, name, value)
+    return lambda: delattr(cls, name) if old is Undo else setattr(cls, name, old)
+
+
+def _hook(module: nn.Module) -> Undo:
+    return module.register_forward_hook(lambda *a: None).remove
+
+
+def _class(x: Any, cls: type) -> Undo:
+    old, x.__class__ = type(x), cls
+    return lambda: setattr(x, "__class__", old)
+
+
+def _own_dict(x: Any) -> Undo:
+    old, x.__dict__ = x.__dict__, dict(x.__dict__)
+    return lambda: setattr(x, "__dict__", old)
+
+
+def _code(f: Any, other: Any) -> Undo:
+    old, f.__code__ = f.__code__, other.__code__.replace(co_freevars=f.__code__.co_freevars)
+    return lambda: setattr(f, "__code__", old)
+
+
+def _slot(w: World, i: int, value: Any) -> Undo:
+    old, w.slots[i] = w.slots[i], value
+    return lambda: w.slots.__setitem__(i, old)
+
+
+def _values(rng: random.Random) -> Any:
+    return rng.choice((1, True, 1.0, 4, 0.5, -0.0, "a", None, (2, 3.0), 10, 10.0, torch.ones(2)))
+
+
+CHANGES: tuple[Callable[[World, random.Random], Undo], ...] = (
+    lambda w, r: _attribute(w.slots[1][0].config, "size", _values(r)),
+    lambda w, r: _entry(w.slots[1][1].config.table, r.choice("xyz"), _values(r)),
+    lambda w, r: _reordered(w.slots[1][1].config.table),
+    lambda w, r: _attribute(w.slots[1][0], r.choice(("forward", "gamma", "training", "weight", "unread")), _values(r)),
+    lambda w, r: _entry(w.slots[1][1].inner._parameters, r.choice(("weight", "gamma")), nn.Parameter(torch.ones(r.choice((2, 3)), 2))),
+    lambda w, r: _entry(w.slots[1]._modules, r.choice("012"), r.choice((Layer, Derived, nn.ReLU))()),
+    lambda w, r: _entry(w.slots[1]._modules, "1", w.slots[1][0]),
+    lambda w, r: _entry(w.slots[1][0]._buffers, "count", torch.zeros(r.choice((1, 2)))),
+    lambda w, r: _hook(w.slots[1][r.randrange(3)]),
+    lambda w, r: _class(w.slots[1][0], r.choice((Derived, Layer))),
+    lambda w, r: _own_dict(w.slots[1][r.randrange(2)]),
+    lambda w, r: _class_attribute(Layer, r.choice(("factor", "forward")), 5.0),
+    lambda w, r: _class_attribute(Config, "extra", 5.0),
+    lambda w, r: _entry(GLOBALS, r.choice(("LIMIT", "unread", "max")), _values(r)),
+    lambda w, r: _entry(GLOBALS, "MODEL", nn.Sequential(nn.Linear(2, 2), r.choice((nn.Tanh, nn.ReLU))())),
+    lambda w, r: _entry(GLOBALS["TABLE"], "k", _values(r)),
+    lambda w, r: _attribute(GLOBALS["MODEL"][1], "training", not GLOBALS["MODEL"][1].training),
+    lambda w, r: _slot(w, 0, torch.ones(r.choice((2, 3)))),
+    lambda w, r: _slot(w, 2, Inline()),
+    lambda w, r: _slot(w, 4, {"k": Config(), "n": _values(r)}),
+    lambda w, r: _slot(w, 3, (1, r.choice((Config, Inline))())),
+    lambda w, r: (w.cell.append(2.0), w.cell.pop)[1] if r.random() < 0.5 else (w.cell.__setitem__(0, 2.0), lambda: w.cell.__setitem__(0, 1.0))[1],
+    lambda w, r: _entry(w.slots[5].__kwdefaults__, "b", r.choice((2, 2.0, 3))),
+    lambda w, r: (setattr(w.slots[5], "__defaults__", (7,)), lambda: setattr(w.slots[5], "__defaults__", (1,)))[1],
+    lambda w, r: (w.slots[6].append(1), w.slots[6].pop)[1],
+    lambda w, r: _attribute(w.slots[6][1], "scale", _values(r)),
+    lambda w, r: (setattr(w.slots[2], "a", 2.5), lambda: setattr(w.slots[2], "a", 1.5))[1],
+    lambda w, r: (torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True))[1],
+    lambda w, r: (w.slots[1].to(torch.float64), lambda: w.slots[1].to(torch.float32))[1],
+)  # fmt: skip
+
+
+def agree(tree: Any, guards: list[Guard], world: World, step: object) -> bool:
+    slots = world.call()
+    failing = first_failing(guards, slots)
+    text = "all hold" if failing is None else format_guard(failing)
+    assert (tree.check(*slots) is not None) == (failing is None), (step, text)
+    return failing is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_that_remembers_agrees_with_one_that_does_not(seed: int) -> None:
+    rng, world = random.Random(seed), World()
+    guards = world.guards
+    tree = _native.GuardTree(build(guards, []).native)
+    accepted = 0
+    for step in range(120):
+        for _ in range(rng.choice((1, 3, 12))):
+            accepted += agree(tree, guards, world, step)
+        number = rng.randrange(len(CHANGES))
+        undo = CHANGES[number](world, rng)
+        for _ in range(rng.choice((1, 2, 4))):
+            accepted += agree(tree, guards, world, (step, number))
+        undo()
+        if not agree(
+            tree, guards, world, (step, number, "undone")
+        ):  # the version of a class does not come back
+            guards = world.guards
+            tree = _native.GuardTree(build(guards, []).native)
+    assert accepted > 400
+
+
+def test_new_objects_where_old_ones_were() -> None:
+    """The whole world is dropped and made again, at addresses that were used before."""
+    rng, world = random.Random(0), World()
+    kept = [Guard("type", Origin("arg", "net", index=1), nn.Sequential)]
+    net = Origin("arg", "net", index=1)
+    layer = net.child("param", "0")
+    kept.append(Guard("eq", layer.child("attr", "config").child("attr", "size"), 4))
+    kept.append(Guard("eq", Origin("arg", "parts", index=3).child("item", 1).child("attr", "size"), 4))
+    tree = _native.GuardTree(build(kept, []).native)
+    for step in range(300):
+        for _ in range(3):
+            agree(tree, kept, world, step)
+        undo = None
+        world.slots.clear()
+        gc.collect(0)
+        world.renew()
+        if rng.random() < 0.5:
+            world.slots[1][0].config.size = rng.choice((4, 4.0, True, 5))
+        if rng.random() < 0.3:
+            world.slots[3][1].size = 5
+        agree(tree, kept, world, (step, undo))
+
+
+def test_cost_does_not_grow_with_what_is_not_read() -> None:
+    """An attribute that changes in every call and is not guarded: the tree goes on accepting."""
+    world = World()
+    guards = world.guards
+    tree = _native.GuardTree(build(guards, [Origin("arg", "x", index=0)]).native)
+    for i in range(50):
+        world.slots[1][0].__dict__["calls"] = i
+        GLOBALS["unread"] = i
+        collected = tree.check(*world.call())
+        assert collected is not None and collected[0] is world.slots[0]
+    del GLOBALS["unread"]
