@@ -21,6 +21,7 @@ import types
 import typing
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -73,13 +74,27 @@ def is_native_module(name: str | None) -> bool:
 
 def runs_natively(function: types.FunctionType) -> bool:
     name = function.__globals__.get("__name__")
-    return is_native_module(name) and function not in INTERPRETED
+    return is_native_module(name) and function.__code__ not in _interpreted_codes()
+
+
+def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """`code` and that of the functions and classes written inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested_codes(constant)
+
+
+@functools.cache
+def _interpreted_codes() -> frozenset[types.CodeType]:
+    return frozenset(c for f in INTERPRETED for c in nested_codes(f.__code__))
 
 
 # Python functions that call the user's code back, in modules that otherwise run natively.
 INTERPRETED: set[Any] = {
     f for f in (
-        functools.wraps, functools.partialmethod.__get__, functools.singledispatch, functools.lru_cache, functools.cache,
+        functools.wraps, functools.partialmethod.__get__, functools.partialmethod._make_unbound_method,
+        functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
         dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
@@ -152,6 +167,7 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.Tensor._make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
     torch.Tensor.backward: (UNSUPPORTED_CALL, "Tensor.backward"),
     torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
+    torch.autograd.graph.saved_tensors_hooks.__exit__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.allow_mutation_on_saved_tensors: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.register_multi_grad_hook: (UNSUPPORTED_CALL, "register_multi_grad_hook"),
     torch.autograd.graph.get_gradient_edge: (UNSUPPORTED_CALL, "get_gradient_edge"),
