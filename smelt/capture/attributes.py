@@ -84,6 +84,8 @@ def _classify(found: Any, owner: type) -> Found:
             how = VALUE
         elif _type_find(kind, "__set__") is MISSING and _type_find(kind, "__delete__") is MISSING:
             how = NON_DATA
+        elif get is property.__get__:
+            how = PROPERTY
         else:
             how = PYTHON_DATA if type(get) is FunctionType else NATIVE_DATA
     return how, found, owner
@@ -651,7 +653,17 @@ def _load_native(vm: Any, obj: Any, name: str) -> Any:
 
 
 def _load_generator(vm: Any, obj: Generator, name: str) -> Any:
-    return getattr(obj, name)
+    if name in ("send", "throw", "close", "__next__", "__iter__"):
+        return getattr(obj, name)
+    if name in ("__name__", "__qualname__"):
+        return getattr(obj.frame.function, name)
+    if name == "__class__":
+        return types.GeneratorType
+    if name in ("gi_running", "gi_suspended", "gi_yieldfrom"):
+        return getattr(obj, name[3:])
+    if any(name in cls.__dict__ for cls in types.GeneratorType.__mro__):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{name} of a generator"))
+    raise AttributeError(f"'generator' object has no attribute {name!r}", name=name, obj=obj)
 
 
 LOADERS: dict[type, Callable[[Any, Any, str], Any]] = {

@@ -19,13 +19,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import attributes, numbers, reads, windows
+from smelt.capture import attributes, managers, numbers, reads, windows
 from smelt.capture.arity import accepts
 from smelt.capture.attributes import FUNCTION
 from smelt.capture.binding import bind
 from smelt.capture.effects import Call
 from smelt.capture.frames import Frame, VMCallable
-from smelt.capture.natives import PURE_METHODS, PURE_TYPES, REFUSED, refusal, runs_natively, setting
+from smelt.capture.natives import (
+    PURE_METHODS,
+    PURE_TYPES,
+    REFUSED,
+    is_never_entered,
+    refusal,
+    runs_natively,
+    setting,
+)
 from smelt.capture.tables import BUILTINS, CODES
 from smelt.capture.values import (
     CONTAINER_BASES,
@@ -42,6 +50,7 @@ from smelt.reasons import (
     DISABLED,
     GRAPH_BREAK_REQUESTED,
     OUTPUT,
+    SIDE_EFFECT_IO,
     TENSOR_SUBCLASS,
     UNSUPPORTED_CALL,
     Reason,
@@ -95,6 +104,8 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
             return True
     if runs_natively(fn):
         return call_native_python(vm, fn, args, kwargs)
+    if is_never_entered(fn):
+        raise Unsupported(Reason(SIDE_EFFECT_IO, f"{fn.__module__}.{fn.__qualname__}"))
     return interpret(vm, fn, args, kwargs)
 
 
@@ -134,6 +145,7 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
         vm.left(args[0])
     if fn.__name__ == "__enter__" and args:
         windows.check_mode(vm, args[0])
+        managers.use_state(vm, args[0])
     if fn.__globals__.get("__name__") in _INTROSPECTION:
         return _introspect(vm, fn, args, kwargs)
     return _run_native(vm, fn, args, kwargs)
@@ -147,12 +159,14 @@ def _introspect(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     for value in (*args, *kwargs.values()):
         if type(value) is FunctionType and id(value) in vm.outside.origins:
             reads.use_signature(vm.outside, value)
-    own = [v if type(v) in (FunctionType, MethodType) else vm.native_argument(vm.outside.view(v)) for v in args]
-    named = {
-        k: v if type(v) in (FunctionType, MethodType) else vm.native_argument(vm.outside.view(v))
-        for k, v in kwargs.items()
-    }
-    return vm.outside.fake(vm.native(fn, own, named))
+
+    def given(value: Any) -> Any:
+        return value if type(value) in _SHOWN else vm.native_argument(vm.outside.view(value))
+
+    return vm.outside.fake(vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()}))
+
+
+_SHOWN = (FunctionType, MethodType, types.BuiltinFunctionType)
 
 
 def _run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:

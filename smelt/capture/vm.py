@@ -21,13 +21,23 @@ from torch import nn
 
 import smelt.capture.builtins
 import smelt.capture.containers
-import smelt.capture.evaluation
 import smelt.capture.copying
 import smelt.capture.descriptors
+import smelt.capture.evaluation
 import smelt.capture.library
 import smelt.capture.output
 import smelt.capture.suspended  # noqa: F401
-from smelt.capture import attributes, breaks, calls, effects, gradients, operators, raising, transforms, windows
+from smelt.capture import (
+    attributes,
+    breaks,
+    calls,
+    effects,
+    gradients,
+    operators,
+    raising,
+    transforms,
+    windows,
+)
 from smelt.capture.attributes import TypeInfo
 from smelt.capture.code import Code, decode
 from smelt.capture.effects import Call, Effect, Enter, Leave
@@ -40,15 +50,23 @@ from smelt.capture.opcodes import HANDLERS, unknown
 from smelt.capture.resume import Originals
 from smelt.capture.tables import BUILTINS, FUNCTIONS, METHODS, TENSOR_METHODS
 from smelt.capture.texts import Text
-from smelt.capture.values import LEAF_TYPES, MISSING, NULL, BuiltinType, FunctionType, MethodType, instance_dict
+from smelt.capture.values import (
+    LEAF_TYPES,
+    MISSING,
+    NULL,
+    BuiltinType,
+    FunctionType,
+    MethodType,
+    instance_dict,
+)
 from smelt.config import Config
 from smelt.errors import Unsupported
+from smelt.graph import state as trace_state
 from smelt.graph.ir import Line
 from smelt.guards import state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
-from smelt.graph import state as trace_state
 from smelt.trace.fake import FakeTensor, hashed
 from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
@@ -104,12 +122,14 @@ class VM:
         self._globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, Any] = {}
         self._own_scopes: dict[int, dict[str, Any]] = {}  # dictionaries made by the trace that hold globals
+        self.generators = False  # whether the trace has made any
+        self.running = False  # the user's code runs: what it drops is finalized
         self.raising: BaseException | None = None  # on its way through frames: it has its context
         self.traceback: Any = MISSING  # of an exception that is raised again
         self._places: dict[int, tuple[FunctionType, int]] = {}  # outside cells in closures that the trace made
         # Context managers entered natively, with what they were before; and those from outside that were left.
         self._entered: list[tuple[Any, dict[str, Any]]] = []
-        self._left: list[Any] = []
+        self._left: list[tuple[Any, dict[str, Any]]] = []
         self.module_callers: list[Frame | None] = []  # frames that are calling a module's `forward` without `__call__`
         self._levels = transforms.levels()
         self.failure: Unsupported | None = (
@@ -154,6 +174,25 @@ class VM:
         """Whether `frame` is calling a module, whose `__call__` has no frame here."""
         return any(f is frame for f in self.module_callers)
 
+    def ended(self, frame: Frame) -> Any:
+        """The result of a frame that has returned or yielded; what it held and nobody else does is dropped."""
+        result, frame.result = frame.result, None
+        if not frame.yielded and type(result) is not Generator:
+            frame.clear()
+        return result
+
+    def drop(self, generator: Generator) -> None:
+        """A suspended generator that nobody holds any more."""
+        raising, traceback = self.raising, self.traceback
+        try:
+            generator.close()
+        except Unsupported:
+            pass  # noted
+        except BaseException as e:
+            self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, f"a generator that is dropped raises {e!r}")))
+        finally:
+            self.raising, self.traceback = raising, traceback
+
     def raise_again(self, error: BaseException) -> NoReturn:
         """Raises `error` as it was: with its context and, in this frame, its traceback."""
         self.raising, self.traceback = error, error.__traceback__
@@ -187,7 +226,7 @@ class VM:
                             self.check_stop(frame)
                         handler, arg = instructions[pc]
                         if handler(self, frame, arg):
-                            return frame.result
+                            return self.ended(frame) if self.generators else frame.result
                 except Unsupported as e:
                     self.locate(e)
                     raise
@@ -302,17 +341,31 @@ class VM:
         how, found, _ = self.type_info(type(manager)).find("__enter__")
         native = how is not attributes.FUNCTION or runs_natively(found)
         self.outside.check_readable(manager)
+        before = dict(instance_dict(manager) or {})
         entered = self.call(attributes.load_special(self, manager, "__enter__"), (), {})
         if native:
-            self._entered.append(manager)
+            self._entered.append((manager, before))
         return entered
 
     def left(self, manager: Any) -> None:
         """`manager.__exit__` is about to run."""
         if isinstance(manager, torch.autocast):
             self.trace.leave_autocast()
-        if self._entered and self._entered[-1] is manager:
+        if self._entered and self._entered[-1][0] is manager:
             self._entered.pop()
+        elif id(manager) in self.outside.origins:
+            self._leave_outside(manager)
+
+    def _leave_outside(self, manager: Any) -> None:
+        """A manager that was entered before a graph break: only those whose effect can be taken back."""
+        if not isinstance(manager, _REVERSIBLE):
+            what = type(manager).__qualname__
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
+        origin = self.outside.origins[id(manager)]
+        for name, value in vars(manager).items():
+            if type(value) in LEAF_TYPES:
+                self.outside.wrap(value, origin.child("attr", name))
+        self._left.append((manager, dict(vars(manager))))
 
     # ---- names
 
@@ -523,12 +576,15 @@ class VM:
         while self._entered:
             manager, before = self._entered.pop()
             manager.__exit__(None, None, None)
-            own = instance_dict(manager)
-            if own is not None:
-                own.clear()
-                own.update(before)
+            _restore_attributes(manager, before)
         while self._left:
-            self._left.pop().__enter__()
+            manager, before = self._left.pop()
+            manager.__enter__()
+            if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made
+                _restore_attributes(manager, before)
+        with self.trace.paused():
+            for function, args in trace_state.difference(trace_state.read(), self.trace.first_state):
+                function(*args)
         transforms.restore(self._levels)
 
 
@@ -631,6 +687,7 @@ def _capture(
     vm: VM, fn: FunctionType, slots: Sequence[object], name: str, stop: Stop | None
 ) -> CapturedFrame:
     outside, trace = vm.outside, vm.trace
+    managers.check_modes()
     snapshot = state.snapshot()
     outside.guard("global_state", None, snapshot)
     outside.const(fn)
@@ -664,7 +721,7 @@ def _capture(
         input_origins=tuple(outside.origins[id(f)] for f in traced.inputs),
         guards=(*outside.guards, *_overlap_guards(vm, traced)),
         ending=ending,
-        origin_of=lambda obj: outside.origins.get(id(obj)),
+        origin_of=outside.origin_of,
         effects=effects,
         code=fn.__code__,
         name=name,
@@ -677,6 +734,7 @@ def _capture(
 def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
     vm.root = frame
     frame.stop = vm.stop[0] if vm.stop else 0
+    vm.running = True
     try:
         result = vm.run(frame)
     except Stopped:
@@ -688,6 +746,8 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
         if vm.failure is not None:
             raise vm.failure from e
         raise UserException(e, vm.where()) from e
+    finally:
+        vm.running = False
     if stop is not None:
         raise RuntimeError("capture did not come by the instruction at which it was to stop")
     return Return(result)
@@ -703,17 +763,21 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 
 def _settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
-    found: list[Effect] = [Leave(manager) for manager in vm._left]
+    found: list[Effect] = [Leave(manager) for manager, _ in vm._left]
     found += [Enter(manager) for manager, _ in vm._entered]
     before, now = vm.trace.first_state, trace_state.read()
     if before != now:
         if found:
             now = (now[0], before[1], *now[2:])  # inference mode is left to its manager
         found += [Call(function, args) for function, args in trace_state.difference(before, now)]
-        with vm.trace.paused():
-            for function, args in trace_state.difference(now, before):
-                function(*args)
     return found
+
+
+def _restore_attributes(manager: Any, before: dict[str, Any]) -> None:
+    own = instance_dict(manager)
+    if own is not None and own != before:
+        own.clear()
+        own.update(before)
 
 
 def _check_left(vm: VM, ending: Ending) -> None:
@@ -728,7 +792,7 @@ def _check_left(vm: VM, ending: Ending) -> None:
 def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's end and stores need."""
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
-    return collect_fakes([*ending.roots, *operands], lambda obj: vm.outside.origins.get(id(obj)))
+    return collect_fakes([*ending.roots, *operands], vm.outside.origin_of)
 
 
 def _guard_hashed(vm: VM) -> None:

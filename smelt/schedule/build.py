@@ -40,7 +40,7 @@ class _Builder:
         self.items: list[Item] = []
         self.specs: list[BufferSpec] = []
         self.ids: dict[Tensor, int] = {}
-        self.views: dict[tuple[int, Layout, bool], int] = {}
+        self.views: dict[tuple[int, Layout, int | None], int] = {}
         self.escaping = {base(t) for t in program.outputs if t is not None}
         self.in_memory = units.required | _read_by_others(groups)
         self.tensors = {t.order: t for t in _all_tensors(program)}
@@ -86,7 +86,7 @@ class _Builder:
         spec = self.specs[src].spec
         if not user_visible and layout == (spec.shape, spec.stride, 0):
             return src
-        key = (src, layout, user_visible)
+        key = (src, layout, tensor.order if user_visible else None)  # equal outputs are different objects
         if key not in self.views:
             shape, stride, offset = layout
             seen = replace(tensor.spec, stride=stride, offset=spec.offset + offset)

@@ -259,6 +259,7 @@ RULES: dict[Any, Rule] = {
     aten.as_strided_copy.default: _as_strided,
     **dict.fromkeys(_SCATTERS, _as_strided),
     aten.equal.default: _dynamic,
+    aten.allclose.default: _dynamic,
     aten.is_set_to.default: _dynamic,
     **dict.fromkeys(
         _overloads("nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive"), _dynamic
