@@ -33,6 +33,7 @@ from smelt.capture import (
     calls,
     effects,
     gradients,
+    managers,
     operators,
     raising,
     transforms,
