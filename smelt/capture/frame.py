@@ -7,6 +7,7 @@ the entries of the function are as they were before, and the call runs eagerly (
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
@@ -35,6 +36,7 @@ from smelt.guards.evaluate import changed_numbers, first_failing, format_guard, 
 from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
 from smelt.reasons import BACKEND_FAILED, INTERNAL, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
+from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.trace.record import Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
@@ -42,7 +44,7 @@ Backend = Callable[[Traced, Config], Graph]
 Answer = bool | Callable[[], None]  # see _native.wrap
 
 log = logging.getLogger("smelt")
-_lock = threading.RLock()  # held while capturing: outside objects may hold fakes meanwhile
+_lock = hold_at_fork(threading.RLock(), CAPTURE)  # held while capturing: outside objects may hold fakes meanwhile
 
 
 class _Thread(threading.local):
@@ -82,6 +84,11 @@ class Entry:
     graph: Graph | None
     tree: Any
     seconds: float
+
+    @property
+    def computes(self) -> bool:
+        """Whether its graph holds an operation."""
+        return any(node.op.startswith("call") for node in self.traced.aten_graph)
 
     @property
     def guards(self) -> str:
@@ -250,26 +257,30 @@ class FrameCompiler:
         """An entry for the whole frame, or for what comes before the instruction that cannot be captured."""
         try:
             self._add_entry(fn, slots, why)
-        except Unsupported as error:
-            if self.fullgraph or not self._add_broken(fn, slots, why, error):
+            return
+        except Unsupported as e:
+            if self.fullgraph:
                 raise
+            error = e  # outside of this block exceptions of the user's code do not get it as their context
+        if not self._add_broken(fn, slots, why, error):
+            raise error
 
     def _add_broken(
         self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None, error: Unsupported
     ) -> bool:
         """Breaks in the frame that failed; where that cannot be, in the nearest caller that can, which then calls for real."""
         for depth in range(len(error.path), 0, -1):
-            try:
+            with contextlib.suppress(Unsupported):
                 self._add_entry(fn, slots, why, Stop(error.path[:depth], error.reason))
-            except Unsupported as e:
-                log.debug("smelt: no graph break %d calls deep in %s: %s", depth - 1, fn.__qualname__, e.reason)
-                continue
-            events.emit("graph-break", fn.__qualname__, reason=error.reason)
-            if error.reason not in self.record.breaks:
-                self.record.breaks.append(error.reason)
-                log.info("smelt: graph break in %s: %s", fn.__qualname__, error.reason)
-            return True
+                self._note_break(fn.__qualname__, error.reason)
+                return True
         return False
+
+    def _note_break(self, name: str, reason: Reason) -> None:
+        events.emit("graph-break", name, reason=reason)
+        if reason not in self.record.breaks:
+            self.record.breaks.append(reason)
+            log.info("smelt: graph break in %s: %s", name, reason)
 
     def _add_entry(
         self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None, stop: Stop | None = None

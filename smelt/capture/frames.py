@@ -33,7 +33,7 @@ class LastInstruction:
 
 class Frame:
     __slots__ = (
-        "code", "direct", "function", "generator", "globals", "handled", "instructions", "kwnames", "locals",
+        "code", "direct", "function", "globals", "handled", "instructions", "kwnames", "locals",
         "names", "namespace", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
     )  # fmt: skip
 
@@ -48,7 +48,6 @@ class Frame:
         self.kwnames: tuple[str, ...] = ()
         self.parent: Frame | None = None
         self.handled: BaseException | None = None  # what a bare `raise` raises again
-        self.generator: Generator | None = None
         self.result: Any = None
         self.yielded = False
         self.namespace: Any = None  # the mapping of names of a class body
@@ -76,6 +75,13 @@ class Frame:
                 return True
         return False
 
+    def clear(self) -> None:
+        """The frame has ended: what it alone held is dropped, in order."""
+        slots = self.locals
+        for at in range(len(slots)):
+            slots[at] = None
+        self.stack.clear()
+
 
 CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))
 
@@ -89,7 +95,7 @@ class Generator:
         self.vm = vm
         self.frame = frame
         self.state = CREATED
-        frame.generator = self
+        vm.generators = True
 
     def __iter__(self) -> Generator:
         return self
@@ -125,6 +131,19 @@ class Generator:
         self.frame.stack.append(None)
         return self._resume(error)
 
+    @property
+    def running(self) -> bool:
+        return self.state is RUNNING
+
+    @property
+    def suspended(self) -> bool:
+        return self.state is SUSPENDED
+
+    @property
+    def yieldfrom(self) -> Any:
+        """What it delegates to, or None."""
+        return self._delegate()
+
     def _delegate(self) -> Any:
         """The iterator of the `yield from` at which the generator is suspended, or None."""
         frame = self.frame
@@ -156,6 +175,11 @@ class Generator:
             frame.stack[-1] = value
         frame.pc = target
         return self._resume(None)
+
+    def __del__(self) -> None:
+        """Dropped by the user's code: its `finally` blocks run now."""
+        if self.state is SUSPENDED and self.vm.running:
+            self.vm.drop(self)
 
     def close(self) -> None:
         if self.state is SUSPENDED:
@@ -198,3 +222,6 @@ class VMCallable:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.vm.call(self.function, args, kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self.function)

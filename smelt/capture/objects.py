@@ -103,6 +103,7 @@ class Outside:
         self._changed_classes: dict[type, set[str]] = {}  # the names that were stored before they were read
         self._tuples: dict[int, Any] = {}  # id of an outside tuple -> what stands for it: fakes in place of tensors
         self._functions: set[int] = set()  # guarded already, or made by the trace
+        self._made: set[int] = set()  # functions made by the trace
         self.dynamic: frozenset[tuple[Any, ...]] = frozenset()  # paths of origins whose numbers change between calls
         self._numbers: dict[Origin, Any] = {}  # the symbolic number at each of them
         self.natives: set[int] = set()  # functions that run natively, with what they read (`reads.use_native`)
@@ -156,6 +157,7 @@ class Outside:
 
     def made_function(self, function: FunctionType) -> None:
         """`function` was made by the trace."""
+        self._made.add(id(function))
         self._functions.add(id(function))
         self._keep.append(function)
 
@@ -178,6 +180,13 @@ class Outside:
     def origin(self, value: Any) -> Origin:
         """Where `value` was found; an object that was never read from anywhere is known by identity."""
         return self.origins.get(id(value)) or self.const(value)
+
+    def origin_of(self, value: Any) -> Origin | None:
+        """Where `value` was found; None for an object that the trace made."""
+        found = self.origins.get(id(value))
+        if found is None and type(value) is FunctionType and id(value) not in self._made:
+            return self.const(value)  # of a class, never read by itself
+        return found
 
     def forget_class(self, cls: type) -> None:
         """`cls` was made by the trace."""

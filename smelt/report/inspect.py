@@ -26,5 +26,20 @@ def entries(compiled: Callable[..., Any]) -> list[frame.Entry]:
 
 
 def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
-    """Why calls of `compiled` ran eagerly, oldest first; empty when all were captured."""
+    """Why `compiled` is not one graph: calls that ran eagerly, then graph breaks; empty when all was captured whole."""
     return frame.reasons_of(_code(compiled))
+
+
+def records(compiled: Callable[..., Any]) -> list[tuple[str, frame.Record]]:
+    """Name and record (entries, reasons, breaks) of the function and of each of its resume functions."""
+    return frame.records_of(_code(compiled))
+
+
+def graph_count(compiled: Callable[..., Any]) -> int:
+    """How many graphs were compiled for `compiled` and its resume functions; entries that compute nothing do not count."""
+    return sum(entry.computes for _, record in records(compiled) for entry in record.entries)
+
+
+def source(compiled: Callable[..., Any]) -> str:
+    """All compiled frames as Python source: the function's, then those of its resume functions."""
+    return "\n".join(entry.source for _, record in records(compiled) for entry in record.entries)

@@ -1,0 +1,112 @@
+"""Graph breaks: how many graphs and resume functions there are, and how they read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.errors import Unsupported
+from smelt.report import inspect
+
+
+def toy(a: Any, b: Any) -> Any:
+    x = a / (torch.abs(a) + 1)
+    if b.sum() < 0:
+        b = b * -1
+    return x * b
+
+
+def test_the_example_of_every_tutorial() -> None:
+    c = smelt.compile(toy, backend="eager")
+    a, b = torch.randn(4, requires_grad=True), torch.ones(4)
+    for _ in range(3):
+        for sign in (1, -1):
+            got, want = c(a, b * sign), toy(a, b * sign)
+            assert torch.equal(got, want)
+            (one,), (two,) = torch.autograd.grad(got.sum(), a), torch.autograd.grad(want.sum(), a)
+            assert torch.equal(one, two)
+    assert inspect.graph_count(c) == 3
+    source = re.sub(r"# graph break.*|  #.*", "# ...", inspect.source(c))
+    source = re.sub(r"_at_\d+", "_at_N", source)
+    assert source.startswith(
+        "def compiled_toy(a, b, inputs):# ...\n"
+        "    t0, t1 = graph(inputs)\n"
+        "    # ...\n"
+        "    if not t0:\n"
+        "        return tail(resume_in_toy_at_N, b, t1)\n"
+        "    return tail(resume_in_toy_at_N, b, t1)\n"
+    )
+
+
+def deep(depth: int, x: Any) -> Any:
+    if depth == 0:
+        return x + x.sum().item()
+    y = x.sin()
+    return deep(depth - 1, y + depth) * y
+
+
+def test_a_break_five_calls_deep_gives_two_graphs() -> None:
+    c = smelt.compile(lambda x: deep(5, x) + 1, backend="eager")
+    x = torch.randn(3)
+    for _ in range(3):
+        assert torch.equal(c(x), deep(5, x) + 1)
+    # The first call has the sum as a number of its own; once it is known to change, it is an input.
+    assert inspect.graph_count(c) == 2
+    c(x + 1)
+    c(x + 2)
+    assert inspect.graph_count(c) <= 3
+
+
+def test_a_loop_with_a_break_has_a_bounded_number_of_graphs() -> None:
+    def f(x: Any) -> Any:
+        for i in range(1000):
+            x = x + i
+            if x.sum() < 0:
+                x = -x
+        return x
+
+    c = smelt.compile(f, backend="eager")
+    x = torch.zeros(2)
+    assert torch.equal(c(x), f(x))
+    count = inspect.graph_count(c)
+    assert count <= 6
+    assert torch.equal(c(x), f(x)) and inspect.graph_count(c) == count
+
+
+def test_ten_thousand_iterations_do_not_grow_the_stack() -> None:
+    def f(x: Any) -> Any:
+        n = 0
+        while x < 10_000:
+            x = x + 1
+            n += 1
+        return n
+
+    c = smelt.compile(f, backend="eager")
+    assert c(torch.zeros(())) == 10_000
+
+
+def test_fullgraph_raises_the_reason_once_and_changes_nothing() -> None:
+    log: list[int] = []
+
+    def f(x: Any) -> Any:
+        log.append(1)
+        return x * x.sum().item()
+
+    c = smelt.compile(f, fullgraph=True)
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=r"data-dependent-value.*test_breaks.py:\d+ in "):
+            c(torch.ones(2))
+    assert log == [] and inspect.entries(c) == []
+
+
+def test_reset_forgets_resume_functions() -> None:
+    c = smelt.compile(toy, backend="eager")
+    c(torch.ones(2), torch.ones(2))
+    assert len(inspect.records(c)) > 1
+    smelt.reset()
+    assert len(inspect.records(c)) == 1 and inspect.graph_count(c) == 0
+    assert torch.equal(c(torch.ones(2), torch.ones(2)), toy(torch.ones(2), torch.ones(2)))

@@ -1,0 +1,717 @@
+"""Programs with graph breaks: at any instruction, at any depth, with anything alive."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import nn
+
+import smelt
+from tests.catalogue.harness import program
+
+
+def calls(*shapes):
+    torch.manual_seed(1)
+    return [(torch.randn(*shape),) for shape in shapes]
+
+
+THREE = ((3, 4), (3, 4), (3, 4))
+
+
+@program()
+def tensor_condition():
+    def fn(x):
+        y = x + 1
+        if y.sum() > 0:
+            return y * 2
+        return y - 2
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
+
+
+@program()
+def condition_in_a_loop():
+    def fn(x):
+        steps = 0
+        while x.sum() < 100:
+            x = x * 2 + 1
+            steps += 1
+        return x, steps
+
+    return fn, [(torch.ones(3),), (torch.zeros(3),), (torch.ones(3) * 50,)]
+
+
+@program()
+def break_and_continue():
+    def fn(x):
+        out = []
+        for i in range(10):
+            if i % 3 == 1:
+                continue
+            x = x + i
+            if x.sum() > 40:
+                break
+            out.append(x * 2)
+        else:
+            out.append("whole")
+        return x, out
+
+    return fn, [(torch.ones(3),), (torch.ones(3) * -100,), (torch.ones(3),)]
+
+
+@program()
+def nested_loops():
+    def fn(x):
+        for i in range(3):
+            for j in range(3):
+                x = x + i * j
+                if x.max() > 6:
+                    break
+            x = x - 1
+        return x
+
+    return fn, calls(*THREE)
+
+
+@program()
+def item_and_arithmetic():
+    def fn(x):
+        a = x.sum().item()
+        b = (x * 2).sum().item()
+        return x * a + b, a - b
+
+    return fn, calls(*THREE)
+
+
+@program()
+def tolist():
+    def fn(x):
+        values = x.tolist()
+        return x + len(values), [v[0] for v in values]
+
+    return fn, calls(*THREE)
+
+
+def deep(depth, x):
+    if depth == 0:
+        v = x.sum().item()
+        return x + v
+    y = x.sin()
+    r = deep(depth - 1, y + depth)
+    return r * y
+
+
+@program()
+def five_calls_deep():
+    def fn(x):
+        return deep(5, x) + 1
+
+    return fn, calls(*THREE)
+
+
+@program()
+def values_on_the_stack():
+    def fn(x):
+        return x.sin() + (x * x.sum().item()) * (x - x.max().item()) - [x, x.min().item()][1]
+
+    return fn, calls(*THREE)
+
+
+@program()
+def keyword_arguments():
+    def scale(x, *, by, and_then=0.0):
+        smelt.graph_break()
+        return x * by + and_then
+
+    def fn(x):
+        return scale(x, by=x.sum(), and_then=2.0) + scale(by=2, x=x, **{"and_then": 1.0})
+
+    return fn, calls(*THREE)
+
+
+@program()
+def break_inside_try():
+    def fn(x):
+        try:
+            y = x + 1
+            if y.sum() > 0:
+                raise ValueError("positive")
+            return y
+        except ValueError as e:
+            return x - 1, str(e)
+        finally:
+            x.add_(1)
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
+
+
+@program()
+def the_break_raises():
+    def fn(x, d):
+        try:
+            y = x + 1
+            n = int(y.sum().item())
+            z = [1, 2, 3][n]
+        except IndexError as e:
+            return x - 1, str(e)
+        return y * z
+
+    return fn, [(torch.zeros(1), 0), (torch.ones(1) * 7, 0), (torch.zeros(1), 0)]
+
+
+@program()
+def the_break_raises_in_a_callee():
+    @smelt.disable
+    def fails(n):
+        raise KeyError(n)
+
+    def inner(x, n):
+        y = x * 2
+        return fails(n) + y
+
+    def middle(x, n):
+        try:
+            return inner(x + 1, n)
+        except KeyError as e:
+            return x * 10, e.args
+
+    def fn(x, n):
+        return middle(x - 1, n), x
+
+    return fn, [(torch.ones(3), 1), (torch.ones(3), 2), (torch.ones(3), 1)]
+
+
+@program()
+def an_exception_leaves_after_a_break():
+    log = []
+
+    def fn(x):
+        log.append(float(x.sum()))
+        y = x + 1
+        if y.sum() > 0:
+            log.append("raises")
+            raise RuntimeError(f"sum {y.shape}")
+        return y
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)], log
+
+
+@program()
+def inside_a_handler():
+    def fn(x):
+        try:
+            raise ValueError("first")
+        except ValueError as e:
+            y = x * 2
+            if y.sum() > 0:
+                y = y + len(str(e))
+            try:
+                raise
+            except ValueError as again:
+                return y, again is e, str(again)
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
+
+
+@program()
+def raise_again_after_a_break():
+    def fn(x):
+        try:
+            try:
+                raise ValueError("first")
+            finally:
+                x = x + x.sum().item()
+        except ValueError as e:
+            return x, e.args, e.__context__
+
+    return fn, calls(*THREE)
+
+
+@program()
+def inside_no_grad():
+    def fn(x):
+        with torch.no_grad():
+            y = x * 2
+            v = y.sum().item()
+            z = y + v
+        w = x * 3
+        return z, w, torch.is_grad_enabled()
+
+    return fn, [(torch.ones(3, requires_grad=True),) for _ in range(3)]
+
+
+@program()
+def grad_mode_left_switched_off_by_a_break():
+    def fn(x):
+        torch.set_grad_enabled(False)
+        v = x.sum().item()
+        inside = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        return x * v, inside
+
+    return fn, [(torch.ones(3, requires_grad=True),) for _ in range(3)]
+
+
+@program()
+def inside_autocast():
+    def fn(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ w
+            v = y.sum().item()
+            z = y @ w
+        return z, v, x @ w
+
+    return fn, [(torch.ones(4, 4), torch.ones(4, 4)) for _ in range(3)]
+
+
+@contextlib.contextmanager
+def managed(log, x):
+    log.append("enter")
+    try:
+        yield x * 2
+    finally:
+        log.append("exit")
+
+
+@program()
+def inside_a_generator_manager():
+    log = []
+
+    def fn(x):
+        with managed(log, x) as y:
+            v = y.sum().item()
+            z = y + v
+        return z
+
+    return fn, calls(*THREE), log
+
+
+class Manager:
+    def __init__(self):
+        self.events = []
+
+    def __enter__(self):
+        self.events.append("enter")
+        return self
+
+    def __exit__(self, kind, error, tb):
+        self.events.append(("exit", kind.__name__ if kind else None))
+        return kind is ValueError
+
+
+@program()
+def inside_a_manager_that_suppresses():
+    manager = Manager()
+
+    def fn(x):
+        with manager as m:
+            if x.sum() > 0:
+                m.events.append("raises")
+                raise ValueError
+            x = x + 1
+        return x * 2
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)], manager
+
+
+@program()
+def closures_and_cells():
+    def fn(x):
+        count = 0
+
+        def bump(y):
+            nonlocal count
+            count += 1
+            return y * count
+
+        a = bump(x)
+        v = a.sum().item()
+        b = bump(x + v)
+        return a, b, count, bump
+
+    def whole(x):
+        a, b, count, bump = fn(x)
+        return a, b, count, bump(x)
+
+    return whole, calls(*THREE)
+
+
+@program()
+def outer_cells():
+    total = 0.0
+
+    def fn(x):
+        nonlocal total
+        total = total + 1.0
+        v = x.sum().item()
+        total = total + v
+        return x * 2
+
+    def state():
+        return total
+
+    return fn, calls(*THREE), state
+
+
+@program()
+def generator_across_a_break():
+    def steps(x):
+        got = 0
+        while True:
+            x = x + 1
+            got = (yield x * got) or got + 1
+
+    def fn(x):
+        g = steps(x)
+        a = next(g)
+        b = next(g)
+        v = b.sum().item()
+        c = g.send(5)
+        g.close()
+        return a, b, c + v
+
+    return fn, calls(*THREE)
+
+
+@program()
+def generator_with_try_across_a_break():
+    def numbers(log):
+        try:
+            yield 1
+            yield 2
+            yield 3
+        except ValueError as e:
+            log.append(str(e))
+            yield 10
+        finally:
+            log.append("done")
+
+    def fn(x):
+        log = []
+        g = numbers(log)
+        a = next(g)
+        v = x.sum().item()
+        b = g.throw(ValueError("thrown"))
+        rest = list(g)
+        return x * a + b + v, rest, log
+
+    return fn, calls(*THREE)
+
+
+@program()
+def break_in_a_generator():
+    def numbers(x):
+        for i in range(3):
+            yield x + i
+            if x.sum() > 0:
+                yield x * i
+
+    def fn(x):
+        return [y * 2 for y in numbers(x)]
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
+
+
+@program()
+def comprehensions():
+    def fn(x):
+        a = [x + i * (x.sum().item() > 0) for i in range(3)]
+        b = {i: v.sum().item() for i, v in enumerate(a)}
+        c = {round(v) for v in b.values()}
+        return a, b, c
+
+    return fn, calls(*THREE)
+
+
+@program()
+def half_consumed_iterators():
+    def fn(x):
+        pairs = zip(enumerate([x, x + 1, x + 2]), "abc")
+        first = next(pairs)
+        mapped = map(lambda t: t * 2, [x, x + 1, x + 2])
+        head = next(mapped)
+        keys = iter({"p": 1, "q": 2})
+        key = next(keys)
+        v = x.sum().item()
+        return first, head + v, list(pairs), list(mapped), key, list(keys)
+
+    return fn, calls(*THREE)
+
+
+@program()
+def class_made_inside():
+    def fn(x):
+        class Box:
+            def __init__(self, v):
+                self.v = v
+
+            def get(self):
+                return self.v * 2
+
+        box = Box(x)
+        n = x.sum().item()
+        return box.get() + n
+
+    return fn, calls(*THREE)
+
+
+class Pair:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+@program()
+def objects_with_aliases_and_cycles():
+    def fn(x):
+        p = Pair(x, [x])
+        p.me = p
+        q = [p, p.b]
+        n = x.sum().item()
+        q[1].append(n)
+        return p.b is q[1], p.me is p, p.b, q[0] is p
+
+    return fn, calls(*THREE)
+
+
+@program()
+def effects_before_and_after():
+    state = {"n": 0, "log": []}
+
+    def fn(x):
+        state["n"] += 1
+        state["log"].append(x.shape[0])
+        if x.sum() > 0:
+            state["log"].append("positive")
+        state["n"] += 10
+        return x * state["n"]
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)], state
+
+
+@program()
+def argument_mutated_around_a_break():
+    def fn(x, box):
+        x.add_(1)
+        box.append(x * 2)
+        v = x.sum().item()
+        x.mul_(2)
+        box.append(v)
+        return x
+
+    return fn, [(torch.ones(3), []) for _ in range(3)]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        self.seen += 1
+        if h.sum() > 3:
+            h = h * 0.5
+        return self.b(h)
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.nets = nn.ModuleList([Net() for _ in range(3)])
+
+    def forward(self, x):
+        for net in self.nets:
+            x = x + net(x)
+        return x
+
+
+@program()
+def module_with_a_break():
+    net = Net()
+    return net, calls(*THREE), net
+
+
+@program()
+def modules_with_breaks_in_a_loop():
+    net = Outer()
+    return net, calls(*THREE), net
+
+
+@program()
+def gradients_across_a_break():
+    def fn(x):
+        y = x * 2
+        v = y.sum().item()
+        return (y * v).sin()
+
+    return fn, [(torch.ones(3, requires_grad=True),) for _ in range(3)]
+
+
+@program()
+def super_after_a_break():
+    class Base:
+        def f(self, x):
+            return x + 1
+
+    class Derived(Base):
+        def f(self, x):
+            y = x * 2
+            v = y.sum().item()
+            return super().f(y) + v
+
+    obj = Derived()
+
+    def fn(x):
+        return obj.f(x)
+
+    return fn, calls(*THREE)
+
+
+@program()
+def disabled_function():
+    seen = []
+
+    @smelt.disable
+    def look(x):
+        seen.append(float(x.sum()))
+        return x.sum()
+
+    def fn(x):
+        return look(x + 1) * x
+
+    return fn, calls(*THREE), seen
+
+
+@program()
+def callback_with_a_break():
+    def fn(x):
+        return sorted([x, x * -1, x + 1], key=lambda t: t.sum().item())
+
+    return fn, calls(*THREE)
+
+
+@program()
+def property_with_a_break():
+    class Box:
+        def __init__(self, v):
+            self.v = v
+
+        @property
+        def total(self):
+            return self.v.sum().item()
+
+    def fn(x):
+        return Box(x + 1).total * x
+
+    return fn, calls(*THREE)
+
+
+@program()
+def operators_with_breaks():
+    class Meter:
+        def __init__(self, v):
+            self.v = v
+
+        def __add__(self, other):
+            return Meter(self.v + other.sum().item())
+
+        def __bool__(self):
+            return bool(self.v > 0)
+
+    def fn(x):
+        m = Meter(1) + x
+        return x * 2 if m else x * 3
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
+
+
+@program()
+def data_dependent_shape():
+    def fn(x):
+        y = x[x > 0]
+        z = torch.nonzero(x)
+        return y * 2, z.shape, y.sum()
+
+    return fn, calls(*THREE)
+
+
+@program()
+def tensor_in_control_of_a_range():
+    def fn(x, n):
+        for i in range(int(n)):
+            x = x + i
+        return x
+
+    return fn, [(torch.ones(3), torch.tensor(k)) for k in (2, 3, 2)]
+
+
+@program()
+def assertion_on_values():
+    def fn(x):
+        assert (x > -100).all(), "too small"
+        return x + 1
+
+    return fn, [(torch.ones(3),), (-torch.ones(3) * 400,), (torch.ones(3),)]
+
+
+@program()
+def star_expressions():
+    def fn(x):
+        head, *rest = x.tolist()
+        return [*rest, head], {**{"a": x}, "b": x.sum().item()}, x
+
+    return fn, calls((4,), (4,), (4,))
+
+
+@program()
+def subscripts_and_attributes():
+    class Box:
+        pass
+
+    def fn(x):
+        box, table = Box(), {}
+        box.value = x.sum().item()
+        table[int(x.numel())] = x.mean().item()
+        del table[x.numel()]
+        table["k"] = x.max().item()
+        return box.value, table, x[int(x.argmax().item()) % 3]
+
+    return fn, calls(*THREE)
+
+
+@program()
+def walrus_and_chained_comparison():
+    def fn(x):
+        if (n := x.sum().item()) > 0 and -100 < x.max() < 100:
+            return x * n
+        return x - n
+
+    return fn, calls(*THREE)
+
+
+@program()
+def match_on_a_value():
+    def fn(x):
+        match int(x.sum().item()) % 3:
+            case 0:
+                return x
+            case 1:
+                return x + 1
+            case n:
+                return x * n
+
+    return fn, [(torch.ones(k),) for k in (3, 4, 5)]
+
+
+@program()
+def bounded_graphs_for_a_thousand_iterations():
+    def fn(x):
+        for i in range(1000):
+            x = x * 1.01 + i
+            if x.sum() > 1e9:
+                x = x / 2
+        return x
+
+    return fn, [(torch.ones(3, dtype=torch.float64),) for _ in range(3)]
