@@ -784,7 +784,6 @@ def _store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> No
 
 def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
     """An attribute of a class, module or function."""
-    outside = vm.outside
     meta_setattr = vm.type_info(type(owner)).setattr
     if type(meta_setattr) is FunctionType and not is_native_module(meta_setattr.__globals__.get("__name__")):
         return vm.call_function(meta_setattr, (owner, name, value))

@@ -71,6 +71,8 @@ _REAL_GENERATOR = (_ for _ in ())
 def _type(vm: Any, args: Any, kwargs: Any) -> Any:
     if len(args) == 1 and not kwargs:
         return vm.class_of(args[0])
+    if len(args) != 3:
+        raise TypeError("type() takes 1 or 3 arguments")
     return _made_by(vm, type, *args, kwargs)
 
 

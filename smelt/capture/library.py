@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import collections
 import contextvars
-import copy
 import functools
 import inspect
+import os
 import sys
-import types
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from smelt.capture import attributes, calls, reads
-from smelt.capture.attributes import python_method
-from smelt.capture.containers import mapping
 from smelt.capture.frames import VMCallable
 from smelt.capture.tables import (
     BUILTINS,
@@ -30,11 +25,7 @@ from smelt.capture.tables import (
     unsupported,
 )
 from smelt.capture.values import (
-    CONTAINER_BASES,
-    LEAF_TYPES,
     MISSING,
-    instance_dict,
-    is_identity,
 )
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
@@ -233,6 +224,12 @@ def _tensor_iter(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------- the standard library
+
+
+@builtin(os.fspath)
+def _fspath(vm: Any, args: Any, kwargs: Any) -> Any:
+    found = attributes.python_method(vm, args[0], "__fspath__") if args else None
+    return os.fspath(*args, **kwargs) if found is None else vm.call_function(found, tuple(args))
 
 
 @function(inspect.signature)

@@ -12,6 +12,7 @@ import collections
 import contextvars
 import dataclasses
 import datetime
+import decimal
 import functools
 import itertools
 import logging
@@ -114,7 +115,7 @@ PURE_C_MODULES = frozenset(
         "_sre", "re", "_struct", "_json", "_weakref", "weakref", "_contextvars", "copyreg", "_typing",
         "typing", "_string",
         "unicodedata", "_bisect", "_heapq", "heapq", "bisect", "binascii", "_codecs", "_warnings", "types",
-        "_statistics", "_decimal",
+        "_statistics", "_decimal", "decimal",
         "_datetime", "datetime", "_imp", "_ast", "_hashlib", "_md5", "_sha1", "_sha2",
         "fractions", "zlib", "_opcode", "_symtable",
     }
@@ -135,6 +136,20 @@ PURE_SYS = frozenset(
         "is_finalizing",
     }
 )
+
+# Python modules of the standard library around locks, random states, processes and files: called as a whole or not at all.
+_NEVER_ENTERED = frozenset(
+    (
+        "queue", "threading", "random", "uuid", "tempfile", "shutil", "subprocess", "socket", "multiprocessing",
+        "concurrent", "asyncio", "selectors", "pickle", "shelve", "zipfile", "tarfile", "urllib", "http", "secrets", "sched",
+    )
+)  # fmt: skip
+
+
+def is_never_entered(function: types.FunctionType) -> bool:
+    name = function.__globals__.get("__name__")
+    return type(name) is str and name.partition(".")[0] in _NEVER_ENTERED
+
 
 # Calls that would change the process, or answer differently next time.
 REFUSED: dict[Any, tuple[ReasonKind, str]] = {
@@ -182,6 +197,9 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     logging.Logger.handle: (SIDE_EFFECT_IO, "Logger.handle"),
     warnings.simplefilter: (UNSUPPORTED_EFFECT, "warnings.simplefilter"),
     warnings.filterwarnings: (UNSUPPORTED_EFFECT, "warnings.filterwarnings"),
+    decimal.getcontext: (UNSUPPORTED_EFFECT, "decimal.getcontext"),
+    decimal.setcontext: (UNSUPPORTED_EFFECT, "decimal.setcontext"),
+    decimal.localcontext: (UNSUPPORTED_EFFECT, "decimal.localcontext"),
     datetime.datetime.now: (SIDE_EFFECT_IO, "datetime.now"),
     datetime.datetime.utcnow: (SIDE_EFFECT_IO, "datetime.utcnow"),
     datetime.datetime.today: (SIDE_EFFECT_IO, "datetime.today"),

@@ -17,6 +17,7 @@ Handler = Callable[..., Any]
 BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
+CODES: dict[Any, Handler] = {}  # `(vm, function, args, kwargs)`, by code: functions that library functions make
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 

@@ -613,7 +613,7 @@ def global_deleted():
     return fn, [(tensor(3),)] * 3, lambda: "TEMPORARY" in globals()
 
 
-@program(graphs=1)
+@program()
 def globals_function():
     def fn(x):
         return x + len(globals()["__name__"]) + globals()["COUNTER"] * 0
@@ -1041,7 +1041,7 @@ def counter_from_outside():
     return fn, [(tensor(3),)] * 3, lambda: repr(ids)
 
 
-@program(graphs=1)
+@program(graphs=0)
 def escaping_containers():
     def fn(x):
         return (
@@ -1065,7 +1065,7 @@ def escaping_containers():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=0)
 def escaping_views():
     def fn(x):
         d = {"a": x, "b": 2}

@@ -120,7 +120,7 @@ def lru_cache_made_inside():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program()
 def lru_cache_with_tensor():
     @functools.lru_cache
     def f(t, k):
@@ -931,10 +931,8 @@ def system_reads():
             sys.platform,
             sys.byteorder,
             "torch" in sys.modules,
-            sys.getsizeof(1) > 0,
             sys.float_info.epsilon,
             sys.intern("abc"),
-            sys.getrecursionlimit() > 10,
             sys.version_info[0],
         )
 
