@@ -15,7 +15,7 @@ from typing import Any
 
 from smelt.capture.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable
 from smelt.capture.rebuild import KINDS, NAMES, Kind, Text, unsupported
-from smelt.capture.resume import Going, resume_function, going_on
+from smelt.capture.resume import Going, going_on, resume_function
 
 _KEEPING: tuple[type, ...] = (
     *map(type, (iter([]), iter(()), iter(""), iter("\u0100"), iter(b""), iter(range(0)), iter(range(1 << 70)), reversed([]))),
@@ -85,10 +85,10 @@ def _generator_parts(g: Generator) -> Iterable[object]:
 
 def _generator_text(g: Generator, text: Text) -> str:
     if g.state is FINISHED:
-        return "finished_generator()"
+        return f"finished_generator({g.frame.function.__name__!r}, {g.frame.function.__qualname__!r})"
     going = _going(g)
     function = resume_function(g.vm.decode, going.point)
-    function.__name__ = function.__qualname__ = g.frame.function.__qualname__
+    function.__name__, function.__qualname__ = g.frame.function.__name__, g.frame.function.__qualname__
     call = f"{text.constant(function, function.__name__)}({', '.join(map(text, going.values))})"
     return call if g.state is CREATED else f"advanced({call})"
 
@@ -99,8 +99,9 @@ def advanced(generator: types.GeneratorType[Any, Any, Any]) -> types.GeneratorTy
     return generator
 
 
-def finished_generator() -> types.GeneratorType[Any, Any, Any]:
+def finished_generator(name: str, qualname: str) -> types.GeneratorType[Any, Any, Any]:
     made = (x for x in ())
+    made.__name__, made.__qualname__ = name, qualname
     made.close()
     return made  # type: ignore[return-value]
 

@@ -382,7 +382,7 @@ def builtin_exceptions_with_fields_are_returned():
         out.append(KeyError("a", 1))
         out.append(UnicodeDecodeError("utf8", b"a", 0, 1, "why"))
         out.append(ImportError("i", name="n", path="p"))
-        return x, out
+        return x + 1, out
 
     return fn, numbers()
 

@@ -744,7 +744,7 @@ def generator_in_a_with_block():
 
     def gen(x):
         with Manager():
-            yield x
+            yield x * 2
             yield x + 1
 
     def fn(x, n):
