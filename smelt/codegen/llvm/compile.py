@@ -13,6 +13,7 @@ from smelt.codegen.llvm.module import Code, assemble
 from smelt.codegen.llvm.target import Target, host
 from smelt.config import Config
 from smelt.loops.ir import Kernel
+from smelt.runtime.forks import KERNELS, hold_at_fork
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class _Entry:
 
 
 _CACHE: WeakValueDictionary[tuple[Kernel, Target], _Entry] = WeakValueDictionary()
-_LOCK = threading.Lock()
+_LOCK = hold_at_fork(threading.RLock(), KERNELS)
 
 
 def compile_kernels(

@@ -20,6 +20,7 @@ import torch
 
 from smelt.codegen.llvm.module import Code, assemble
 from smelt.codegen.llvm.target import host
+from smelt.runtime.forks import LIBRARY, hold_at_fork
 
 A_BYTES = (
     384 * 1024
@@ -668,7 +669,7 @@ _PIECES: dict[str, Callable[[Tile], str]] = {
 }
 _ALWAYS = ("block", "driver", "pack_panel_any", "pack_rows_any")  # called by others, or tiny
 _codes: dict[str, Code] = {}  # symbol -> owner of its code; grows only, lives as long as the process
-_lock = threading.Lock()
+_lock = hold_at_fork(threading.RLock(), LIBRARY)
 
 
 def provide(tile: Tile, names: Iterable[str]) -> dict[str, int]:
