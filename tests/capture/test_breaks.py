@@ -30,10 +30,10 @@ def test_the_example_of_every_tutorial() -> None:
             (one,), (two,) = torch.autograd.grad(got.sum(), a), torch.autograd.grad(want.sum(), a)
             assert torch.equal(one, two)
     assert inspect.graph_count(c) == 3
-    source = re.sub(r"# graph break.*|  #.*", "# ...", inspect.source(c))
+    source = re.sub(r"#.*", "# ...", inspect.source(c))
     source = re.sub(r"_at_\d+", "_at_N", source)
     assert source.startswith(
-        "def compiled_toy(a, b, inputs):# ...\n"
+        "def compiled_toy(a, b, inputs):  # ...\n"
         "    t0, t1 = graph(inputs)\n"
         "    # ...\n"
         "    if not t0:\n"
