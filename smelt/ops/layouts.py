@@ -78,7 +78,7 @@ def _accepts(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> b
     no kernel for the dtypes."""
     for fill in (0, 1):  # neither a division by zero nor an index out of range counts
         try:
-            func(*_cut(args, fill), **{k: _cut(v, fill) for k, v in kwargs.items()})
+            func(*(_cut(a, fill) for a in args), **{k: _cut(v, fill) for k, v in kwargs.items()})
             return True
         except NotImplementedError as error:
             raise RuntimeError(*error.args) from error
@@ -108,7 +108,9 @@ def _of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
 
 def _may_be_tried(info: Effects) -> bool:
-    return not (info.random or info.view or info.data_dependent or info.dynamic_shape or info.changes_metadata)
+    return not (
+        info.random or info.view or info.data_dependent or info.dynamic_shape or info.changes_metadata
+    )
 
 
 def _size(values: Any) -> int:
@@ -198,7 +200,9 @@ def _convolution(
     )
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:])]
     if transposed:
-        sizes = [(m - 1) * s - 2 * p + r + e for m, s, p, r, e in zip(x.shape[2:], stride, padding, reach, extra)]
+        sizes = [
+            (m - 1) * s - 2 * p + r + e for m, s, p, r, e in zip(x.shape[2:], stride, padding, reach, extra)
+        ]
     else:
         sizes = [(m + 2 * p - r) // s + 1 for m, s, p, r in zip(x.shape[2:], stride, padding, reach)]
     if min(sizes) <= 0:
@@ -207,7 +211,10 @@ def _convolution(
     if n > 1:
         memory_format = torch._C._conv_determine_backend_memory_format(real, real_weight, backend)
         return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=memory_format)
-    flat, flat_weight = real.contiguous().unsqueeze(2), real_weight.unsqueeze(2)  # as the operator itself does
+    flat, flat_weight = (
+        real.contiguous().unsqueeze(2),
+        real_weight.unsqueeze(2),
+    )  # as the operator itself does
     memory_format = torch._C._conv_determine_backend_memory_format(flat, flat_weight, backend)
     shape.insert(2, 1)
     return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=memory_format).squeeze(2)
@@ -291,7 +298,7 @@ def _masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
         return NotImplemented
     if isinstance(value, torch.Tensor) and (value.dim() or not torch.can_cast(value.dtype, x.dtype)):
         return NotImplemented
-    return _fresh(torch.broadcast_shapes(x.shape, mask.shape), x.dtype)
+    return _fresh(torch.broadcast_tensors(x, mask)[0].shape, x.dtype)
 
 
 def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:

@@ -1,0 +1,323 @@
+"""Shape functions against the operators themselves, on a CPU: dtypes, shapes and strides."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from smelt.ops import layouts
+from smelt.ops.kinds import effects
+
+aten = torch.ops.aten
+
+
+def on_meta(value):
+    """`value`, a meta tensor laid out as it if it is a tensor."""
+    if not isinstance(value, torch.Tensor):
+        return torch.device("meta") if isinstance(value, torch.device) else value
+    storage = torch.UntypedStorage(value.untyped_storage().nbytes(), device="meta")
+    empty = torch.empty(0, dtype=value.dtype, device="meta")
+    return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
+
+
+def layout(value):
+    return [(t.shape, t.stride(), t.dtype) for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def is_plain(t):
+    return t.layout is torch.strided and not (t.is_conj() or t.is_neg() or t.is_quantized)
+
+
+class Compare(TorchDispatchMode):
+    """Asks for the layouts of each operator that runs beneath, and compares."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        want = func(*args, **kwargs)
+        info = effects(func)
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if info.view or info.writes or not all(map(is_plain, tensors)):
+            return want
+        metas, meta_kwargs = tree_map(on_meta, (args, kwargs))
+        for ask in (layouts._of_cpp, layouts._of_table):
+            got = ask(func, metas, meta_kwargs)
+            if got is not NotImplemented:
+                self.asked += 1
+                assert layout(got) == layout(want), f"{func} of {layout((args, kwargs))}"
+                break
+        return want
+
+
+def transposed(value):
+    """The same numbers with the last two dimensions exchanged in memory."""
+    if isinstance(value, torch.Tensor) and value.dim() >= 2:
+        return value.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return value
+
+
+def with_gaps(value):
+    if isinstance(value, torch.Tensor) and value.dim():
+        return torch.stack([value, value], -1)[..., 0]
+    return value
+
+
+NAMES = """
+    abs add addmm all amax argmax avg_pool2d baddbmm bitwise_and bmm cat clamp clone cos cumsum div eq erf exp
+    floor fmod full_like gather gelu gt heaviside hypot index_add isin isnan layer_norm lerp log log_softmax logical_not
+    masked_fill max mean min mm mul ne nn.functional.avg_pool2d nn.functional.batch_norm
+    nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose2d nn.functional.embedding
+    nn.functional.gelu nn.functional.glu nn.functional.hardswish nn.functional.hardtanh nn.functional.interpolate
+    nn.functional.layer_norm nn.functional.leaky_relu nn.functional.max_pool2d nn.functional.mse_loss nn.functional.pad
+    nn.functional.relu nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.softmax
+    nn.functional.softplus ones_like pow prod remainder roll round scatter scatter_add sigmoid sign softmax sort sub sum
+    tanh topk tril where zeros_like
+""".split()
+OPERATORS = {
+    f"{op.name}.{op.variant_test_name}".strip("."): op
+    for op in op_db
+    if op.name in NAMES
+    and op.variant_test_name not in ("jagged", "area", "constant", "circular", "padding", "padding_inverted")
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_operator_database(name, dtype):
+    op = OPERATORS[name]
+    if dtype not in op.supported_dtypes("cpu"):
+        pytest.skip("no such dtype")
+    compare = Compare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in list(op.sample_inputs("cpu", dtype))[:6]:
+            for changed in (sample, sample.transform(transposed), sample.transform(with_gaps)):
+                with compare:
+                    op(changed.input, *changed.args, **changed.kwargs)
+    assert compare.asked
+
+
+# ---- random layouts
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+UNARY = [
+    torch.exp,
+    torch.sqrt,
+    torch.neg,
+    torch.relu,
+    torch.abs,
+    torch.sigmoid,
+    torch.isnan,
+    torch.clone,
+    torch.sign,
+]
+BINARY = [
+    torch.add,
+    torch.mul,
+    torch.sub,
+    torch.div,
+    torch.maximum,
+    torch.lt,
+    torch.eq,
+    torch.pow,
+    torch.remainder,
+]
+
+
+@st.composite
+def tensors(draw, shape):
+    """A tensor of `shape`: its dimensions permuted in memory, some with gaps, some expanded; some sizes are 1."""
+    order = draw(st.permutations(range(len(shape))))
+    sizes = [draw(st.sampled_from([n, n, n, 1])) for n in shape]
+    gap = [draw(st.sampled_from([1, 1, 1, 2])) for _ in shape]
+    dense = torch.ones([sizes[d] * gap[d] for d in order], dtype=draw(st.sampled_from(DTYPES)))
+    result = dense.permute([order.index(d) for d in range(len(shape))])
+    result = result[tuple(slice(None, None, g) for g in gap)]
+    if draw(st.booleans()):
+        result = result.expand(shape)
+    return result
+
+
+@st.composite
+def operands(draw, count):
+    shape = draw(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4))
+    values = [draw(tensors(shape[draw(st.integers(0, len(shape))) :])) for _ in range(count)]
+    if count == 2 and draw(st.booleans()):
+        values[draw(st.integers(0, 1))] = draw(st.sampled_from([2, -1.5, True]))
+    return values
+
+
+def check(function, values):
+    compare = Compare()
+    try:
+        function(*values)
+    except (RuntimeError, TypeError):  # not of these dtypes
+        return
+    with compare:
+        function(*values)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(UNARY), operands(1))
+def test_unary(function, values):
+    check(function, values)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from(BINARY), operands(2))
+def test_binary(function, values):
+    check(function, values)
+
+
+@settings(max_examples=300, deadline=None)
+@given(operands(2), st.data())
+def test_where(values, data):
+    shape = next((v.shape for v in values if isinstance(v, torch.Tensor)), ())
+    check(torch.where, [data.draw(tensors(list(shape))) != 0, *values])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([torch.sum, torch.amax, torch.mean, torch.softmax, torch.cumsum]),
+    st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=4).flatmap(tensors),
+    st.integers(-1, 0),
+)
+def test_along_a_dimension(function, value, dim):
+    check(function, [value, dim])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    n=st.sampled_from([1, 2, 3]),
+    batch=st.integers(1, 2),
+    channels=st.sampled_from([1, 2, 4]),
+    groups=st.sampled_from([1, 2]),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 1),
+    dilation=st.integers(1, 2),
+    last=st.booleans(),
+    is_transposed=st.booleans(),
+)
+def test_convolution(n, batch, channels, groups, kernel, stride, padding, dilation, last, is_transposed):
+    x = torch.ones(batch, channels * groups, *[6] * n)
+    weight = torch.ones(4 * groups, channels, *[kernel] * n)
+    if is_transposed:
+        weight = torch.ones(channels * groups, 4, *[kernel] * n)
+    if last:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    options = [[stride] * n, [padding] * n, [dilation] * n, is_transposed, [0] * n, groups]
+    compare = Compare()
+    with compare:
+        aten.convolution.default(x, weight, None, *options)
+    assert compare.asked
+
+
+# ---- dtypes
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    "func, args",
+    [
+        (aten.bitwise_and.Tensor, [meta(3), meta(3)]),
+        (aten.ceil.default, [meta(2, 3, dtype=torch.bool)]),
+        (aten.bmm.default, [meta(2, 3, 4), meta(2, 4, 3, dtype=torch.int64)]),
+        (aten.leaky_relu.default, [meta(4, dtype=torch.int64)]),
+    ],
+    ids=lambda v: str(v) if isinstance(v, torch._ops.OpOverload) else "",
+)
+def test_what_has_no_kernel_raises(func, args):
+    with pytest.raises(RuntimeError, match="not implemented for|expected scalar type"):
+        layouts.on_metas(func, args, {}, cpu=True)
+
+
+def test_zeros_and_indices_are_no_reason_to_refuse():
+    whole = meta(4, dtype=torch.int64)
+    assert layouts.on_metas(aten.remainder.Tensor, [whole, whole], {}, cpu=True).shape == (4,)
+    assert layouts.on_metas(
+        aten.gather.default, [meta(2, 3), 1, meta(2, 5, dtype=torch.int64)], {}, cpu=True
+    ).shape == (2, 5)
+
+
+def test_random_numbers_are_not_drawn():
+    before = torch.get_rng_state()
+    layouts.on_metas(aten.randn_like.default, [meta(3)], {}, cpu=True)
+    layouts.on_metas(aten.bernoulli.p, [meta(3), 0.5], {}, cpu=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_few_elements_are_tried():
+    """An operator in no table: asked of the operator itself when it is small."""
+    x = torch.ones(4, 6).t()
+    assert layouts._of_cpp(aten.addr.default, [on_meta(x)], {}) is NotImplemented
+    got = layouts._of_zeros(aten.addr.default, [on_meta(x), meta(6), meta(4)], {})
+    assert layout(got) == layout(torch.addr(x, torch.ones(6), torch.ones(4)))
+    assert layouts._of_zeros(aten.eye.default, [1 << 20], {"device": torch.device("meta")}) is NotImplemented
+
+
+# ---- imports
+
+PROGRAM = """
+import sys
+import torch
+import smelt
+from torch import nn
+
+class A(nn.Module):
+    def forward(self, x):
+        return torch.exp(2 * x)
+
+def example(x, mod):
+    return torch.log(mod(x))
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(10, 16), nn.LayerNorm(16)
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 10)
+
+    def forward(self, tokens):
+        h = self.embed(tokens)
+        q, k, v = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in self.qkv(self.norm(h)).chunk(3, -1))
+        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + a.transpose(1, 2).flatten(2)
+        return torch.cat([self.out(h).softmax(-1), torch.zeros_like(h).masked_fill(h > 0, 1.0)], -1)
+
+image = nn.Sequential(
+    nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1),
+    nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5), nn.GELU(),
+)
+before = set(sys.modules)
+with torch.no_grad():
+    for fn, args in (
+        (example, (torch.randn(5, 5, 5), A())),
+        (Attention().eval(), (torch.randint(10, (2, 7)),)),
+        (image.eval(), (torch.randn(2, 3, 32, 32),)),
+    ):
+        assert (smelt.compile(fn, fullgraph=True)(*args) - fn(*args)).abs().max() < 1e-5
+heavy = ("sympy", "mpmath", "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes")
+print(sorted(m for m in set(sys.modules) - before if m in heavy))
+"""
+
+
+def test_a_first_call_imports_no_compiler_of_torch():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
