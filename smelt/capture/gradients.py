@@ -9,6 +9,7 @@ Hooks act when gradients flow, so registering one is an effect that is replayed 
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -23,26 +24,28 @@ from smelt.capture.effects import Call
 from smelt.capture.rebuild import KINDS, Kind
 from smelt.capture.rebuild import unsupported as cannot_rebuild
 from smelt.capture.tables import TENSOR_METHODS, TENSOR_SETTERS, Handler, function, unsupported
-from smelt.capture.values import LEAF_TYPES, FunctionType, MethodType, is_identity
+from smelt.capture.values import LEAF_TYPES, NULL, FunctionType, MethodType, is_identity
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.opaque import OpaqueCall
 
 _Function = torch.autograd.Function
 
 # ------------------------------------------------------------------------------------------- opaque calls
 
 
-def _opaque(vm: Any, target: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-    """One torch-level call of `target`; `run` does on fakes what it does."""
+def _opaque(vm: Any, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+    """One torch-level call of `function`; `run` does on fakes what it does."""
     if vm.context_tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
-        raise unsupported(f"{_name(target)} after a change of an outside object", UNSUPPORTED_EFFECT)
+        raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
+    target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     before = vm.outside.log.changed
-    out = vm.trace.opaque(target, args, kwargs, run)
+    out = vm.trace.opaque(target, run)
     if vm.outside.log.changed != before:
-        raise unsupported(f"{_name(target)} changes an outside object", UNSUPPORTED_EFFECT)
+        raise unsupported(f"{_name(function)} changes an outside object", UNSUPPORTED_EFFECT)
     return out
 
 
@@ -50,67 +53,71 @@ def _name(target: Any) -> str:
     return str(getattr(target, "__qualname__", type(target).__qualname__))
 
 
-def _hold(vm: Any, value: Any) -> None:
+def _is_fresh(vm: Any, made: FunctionType | types.CellType) -> bool:
+    return id(made) not in vm.outside.origins
+
+
+def _hold(vm: Any, value: Any, depth: int = 0) -> None:
     """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for what
     the trace made, unless it is made anew at each call."""
     kind = type(value)
     if kind is FakeTensor or kind in LEAF_TYPES:
         return
-    if kind in (list, tuple):
-        for v in value:
-            _hold(vm, v)
-    elif kind is dict:
-        for k, v in value.items():
-            _hold(vm, k), _hold(vm, v)
-    elif id(value) in vm.outside.origins or is_identity(value):
-        _hold_outside(vm, value)
-    elif kind is MethodType:
-        _hold(vm, value.__func__), _hold(vm, value.__self__)
-    elif kind is functools.partial:
-        _hold(vm, value.func), _hold(vm, tuple(value.args)), _hold(vm, dict(value.keywords))
-        _refuse_fakes(value.args), _refuse_fakes(tuple(value.keywords.values()))
+    if kind is FunctionType and _is_fresh(vm, value):
+        _hold_function(vm, value, depth)
+    elif id(value) in vm.outside.origins and kind not in (list, tuple, dict):
+        vm.outside.use_identity(value)
+    elif is_identity(value):
+        if isinstance(value, type) and vm.outside.is_fresh_class(value):
+            raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
+    elif kind in _PARTS:
+        for part in _PARTS[kind](value):
+            _hold(vm, part, depth)
     else:
         raise unsupported(
             f"a {kind.__qualname__} made inside the function is held by a graph", UNSUPPORTED_OBJECT
         )
 
 
-def _hold_outside(vm: Any, value: Any) -> None:
-    if type(value) is FunctionType and id(value) not in vm.outside.origins:
-        _hold_closure(vm, value)
-    elif isinstance(value, type) and vm.outside.is_fresh_class(value):
-        raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
-    else:
-        vm.outside.use_identity(value)
+_PARTS: dict[type, Callable[[Any], Sequence[Any]]] = {
+    list: lambda x: x,
+    tuple: lambda x: x,
+    dict: lambda x: (*x, *x.values()),
+    functools.partial: lambda x: (x.func, *x.args, *x.keywords.values()),
+    MethodType: lambda x: (x.__func__, x.__self__),
+}
 
 
-def _hold_closure(vm: Any, made: FunctionType) -> None:
-    """A function that the trace made is called for real only if nothing it refers to is fake or changes later."""
+def _hold_function(vm: Any, made: FunctionType, depth: int) -> None:
+    """A function that the trace made. Its variables must stay as they are now."""
+    written = {
+        i.argval for i in dis.get_instructions(made.__code__) if i.opname in ("STORE_DEREF", "DELETE_DEREF")
+    }
+    if depth > _DEPTH or not written.isdisjoint(made.__code__.co_freevars):
+        raise unsupported(
+            "a function that a graph holds refers to itself or sets a variable", UNSUPPORTED_OBJECT
+        )
     for cell in made.__closure__ or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:
-            raise unsupported(
-                "a function with an empty cell is held by a graph", UNSUPPORTED_OBJECT
-            ) from None
-        _refuse_fakes((held,))
-        _hold(vm, held)
+        if not _is_fresh(vm, cell) and not vm.cell_written(cell) and vm.holds_value(cell):
+            _hold(vm, vm.read_held_cell(cell), depth + 1)
+            continue
+        held = _contents(cell)
+        if held is NULL:
+            raise unsupported("a function that a graph holds has an empty variable", UNSUPPORTED_OBJECT)
+        _hold(vm, held, depth + 1)
         vm.held_cells.append((cell, held))
-    for part in (made.__defaults__ or (), tuple((made.__kwdefaults__ or {}).values())):
-        _refuse_fakes(part)
-        _hold(vm, part)
+    for part in (*(made.__defaults__ or ()), *(made.__kwdefaults__ or {}).values()):
+        _hold(vm, part, depth + 1)
 
 
-def _refuse_fakes(values: Sequence[Any]) -> None:
-    for value in values:
-        if type(value) is FakeTensor:
-            raise unsupported(
-                "a function that refers to a computed tensor is held by a graph", UNSUPPORTED_OBJECT
-            )
-        if type(value) in (list, tuple):
-            _refuse_fakes(value)
-        elif type(value) is dict:
-            _refuse_fakes(tuple(value.values()))
+_DEPTH = 8  # how deep functions that the trace made may refer to each other
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return NULL
 
 
 # ----------------------------------------------------------------------------------------- autograd.Function
@@ -182,7 +189,6 @@ def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
     inputs = given["args"]
     if not torch.is_grad_enabled():
         return vm.call(target, inputs, more)
-    _hold(vm, target)
 
     def run() -> Any:
         return vm.call(target, inputs, more)
@@ -330,10 +336,3 @@ def check_end(vm: Any) -> None:
             raise unsupported(
                 "a variable of a function that a graph holds is changed later", UNSUPPORTED_EFFECT
             )
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None

@@ -43,6 +43,7 @@ from smelt.trace.symbols import (
     hint,
     number_arguments,
     plain_parts,
+    settled,
 )
 from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, target_of
 
@@ -155,6 +156,7 @@ class Trace:
         self._source: Node | None = None  # the torch-level call that is running
         self._changed = False  # it wrote memory
         self._opaque = False  # it is one whose Python code is the user's
+        self._called_opaque = False
         self._left_autocast = False  # since the latest node
         self._state = self.first_state = state.read()
         self._modes = (_DispatchMode(self), _FunctionMode(self))
@@ -224,6 +226,10 @@ class Trace:
 
     def _placeholder(self, fake: FakeTensor, builder: Builder) -> Node:
         if id(fake) not in self._reals:
+            if self._called_opaque:
+                raise self.unsupported(
+                    UNSUPPORTED_OBJECT, "a tensor made inside a custom function or checkpoint is kept"
+                )
             raise self.unsupported(
                 INTERNAL, "a tensor of this trace was made by a call that was not recorded"
             )
@@ -283,6 +289,8 @@ class Trace:
             return self._call_inside(func, args, kwargs)
         if _functorch_level() is not None:
             return func(*args, **kwargs)
+        if self.symbols is not None:
+            args, kwargs = settled(args), settled(kwargs)
         try:
             source = self._torch_node(func, args, kwargs)
         except special.Unnameable:  # its operators are recorded one by one
@@ -350,17 +358,14 @@ class Trace:
                 self.failed = Reason(UNSUPPORTED_EFFECT, detail, self._line())
             raise
 
-    def opaque(self, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        """`run()`, which does on fakes what `function(*args, **kwargs)` does in eager: at the torch level one call of
-        `function`, whatever torch functions it calls. What `args` and `kwargs` hold besides tensors becomes part of the
-        graph."""
+    def opaque(self, target: OpaqueCall, run: Callable[[], Any]) -> Any:
+        """`run()`, which does on fakes what `target` does: at the torch level one call, whatever torch functions it calls."""
         if self._source is not None or self._paused:
             return run()
         if self.symbols is not None:
             raise self.unsupported(UNSUPPORTED_OBJECT, "a number that changes from call to call in such a call")
-        target = OpaqueCall(function, args, kwargs)
         nodes = tuple(self._torch_argument(t) for t in target.tensors)
-        target.tensors = []
+        target.tensors = []  # the graph outlives the trace
         source = Node("call_function", target, nodes, {}, "")
         self._source, self._changed, self._opaque = source, False, True
         try:
@@ -368,6 +373,7 @@ class Trace:
         finally:
             self._source, self._opaque = None, False
         self.kept.add(source)
+        self._called_opaque = True
         self._record_call(source, target, out)
         return out
 

@@ -12,6 +12,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
+import smelt
 from tests.catalogue.harness import program, tensor
 
 BACKENDS = ("smelt", "eager")
@@ -890,7 +891,7 @@ def test_checkpoint_with_several_arguments():
     return fn, [(leaf(2, 3), tensor(2, 3)), (leaf(2, 3), leaf(2, 3)), (tensor(2, 3), tensor(2, 3))], m
 
 
-@both()
+@both(graphs=1)
 def test_checkpoint_of_a_closure_over_a_tensor():
     m = nn.Linear(3, 3)
 
@@ -899,6 +900,55 @@ def test_checkpoint_of_a_closure_over_a_tensor():
         return checkpoint(lambda y: m(y) * scale, x, use_reentrant=False)
 
     return fn, [(leaf(2, 3), tensor(2, 3)) for _ in range(3)], m
+
+
+@both(graphs=1)
+def test_checkpoint_of_partials_over_tensors():
+    m = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def part(module, x, mask=None, options=()):
+        return module(x) * mask + len(options)
+
+    def fn(x):
+        mask = (x > 0).float()
+        for layer in m:
+            x = checkpoint(
+                functools.partial(part, layer, mask=mask, options=[1, mask]), x, use_reentrant=False
+            )
+        return x
+
+    return fn, [(leaf(2, 3),), (leaf(2, 3),), (tensor(2, 3),)], m
+
+
+@both()
+def test_checkpoint_whose_function_counts():
+    def fn(x):
+        count = 0
+
+        def part(y):
+            nonlocal count
+            count += 1
+            return y * count
+
+        a = checkpoint(part, x, use_reentrant=True)
+        b = checkpoint(part, a, use_reentrant=True)
+        return b, count
+
+    return fn, [(leaf(3),) for _ in range(3)]
+
+
+@both()
+def test_checkpoint_that_keeps_a_tensor():
+    def fn(x):
+        kept = []
+
+        def part(y):
+            kept.append(y.exp())
+            return y * kept[0]
+
+        return checkpoint(part, x, use_reentrant=False), kept
+
+    return fn, [(leaf(3),) for _ in range(3)]
 
 
 @both()
@@ -1079,16 +1129,26 @@ def test_saved_tensor_hooks_inside():
     return fn, [(leaf(3),) for _ in range(3)], packed
 
 
-@both()
-def test_saved_tensor_hooks_outside():
+def test_saved_tensor_hooks_of_the_caller():
     packed = []
-    part = lambda x: x.exp() * x
 
-    class World:
-        def __call__(self, x):
-            return part(x)
+    def pack(t):
+        packed.append(type(t))
+        return t
 
-    return World(), [(leaf(3),) for _ in range(3)], packed
+    def run(fn):
+        x = torch.ones(3, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t * 2):
+            y = fn(x)
+        y.sum().backward()
+        return x.grad
+
+    def fn(x):
+        return x.exp() * x
+
+    want, seen = run(fn), list(packed)
+    packed.clear()
+    assert torch.equal(run(smelt.compile(fn)), want) and packed == seen
 
 
 # --------------------------------------------------------------------------------- grad, backward inside the function
