@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -55,10 +55,19 @@ _KNOWN: dict[Any, Arity] = {
 }
 
 
-@functools.cache
-def _of(fn: Any) -> Arity | None:
-    if fn in _KNOWN:
-        return _KNOWN[fn]
+_of: dict[Any, Arity] = {}
+
+
+def note(callables: Iterable[Any]) -> None:
+    """Notes the arity of builtins, where it can be told. Done when smelt is imported: later the user's code may have
+    replaced a builtin that `inspect` itself uses."""
+    for fn in callables:
+        found = _KNOWN.get(fn) or _signature(fn)
+        if found is not None:
+            _of[fn] = found
+
+
+def _signature(fn: Any) -> Arity | None:
     if isinstance(fn, type):
         return None
     try:
@@ -77,7 +86,7 @@ def _of(fn: Any) -> Arity | None:
 
 def accepts(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether the builtin `fn` may be called with so many arguments and these keywords."""
-    arity = _of(fn)
+    arity = _of.get(fn)
     if arity is None:
         return True
     least, most, names = arity

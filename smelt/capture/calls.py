@@ -243,7 +243,7 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
         args = (numbers.plain_parts(args[0]), *args[1:])
     handler = vm.methods.get((_base_type(kind), name))
     if handler is not None:
-        if not accepts(getattr(_base_type(kind), name), (owner, *args), kwargs):
+        if not accepts(getattr(_base_type(kind), name, None), (owner, *args), kwargs):
             return _misused(vm, fn, args, kwargs)
         return handler(vm, owner, *args, **kwargs)
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):

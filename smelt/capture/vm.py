@@ -28,6 +28,7 @@ import smelt.capture.library
 import smelt.capture.output
 import smelt.capture.suspended  # noqa: F401
 from smelt.capture import (
+    arity,
     attributes,
     breaks,
     calls,
@@ -73,6 +74,7 @@ from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
 from smelt.trace.symbols import PLAIN_TYPE
 
+arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
 _RECURSION_LIMIT = 20_000
 _BUILTINS = vars(builtins)
