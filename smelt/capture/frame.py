@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from smelt import _native, events
+from smelt.capture.again import is_repeatable
 from smelt.capture.emit import CompiledFrame, emit, reach
 from smelt.capture.resume import Resumes
 from smelt.capture.stores import stores_of
@@ -103,6 +104,7 @@ class Record:
     reasons: list[Reason] = field(default_factory=list)
     breaks: list[Reason] = field(default_factory=list)  # why entries end in a resume function
     failures: int = 0  # captures that ended in an exception of the user's code
+    outrun: int = 0  # captures after which the world was another
     dynamic: set[tuple[Any, ...]] = field(default_factory=set)  # paths of origins whose number has changed
 
     @property
@@ -156,6 +158,10 @@ def reset() -> None:
     """Drops the entries and reasons of every compiled function; each compiles again at its next call."""
     for compiler in list(_compilers.values()):
         compiler.clear()
+
+
+class WorldChanged(VerificationError):
+    """What was guarded is no longer as it was when the frame was captured."""
 
 
 class FrameCompiler:
@@ -232,7 +238,7 @@ class FrameCompiler:
             with _collector_off():
                 try:
                     self._add_whole_or_broken(fn, slots, why)
-                except VerificationError:  # once more: another thread, or an import of the backend's, changed the world
+                except WorldChanged:  # once more; an import that the backend makes may have been the cause
                     self._add_whole_or_broken(fn, slots, why)
         except UserException as e:
             detail = f"{type(e.error).__name__}: {e.error}"
@@ -246,12 +252,19 @@ class FrameCompiler:
         except BackendError as e:
             return self._give_up(fn, Reason(BACKEND_FAILED, _summary(e.__cause__ or e)), e)
         except VerificationError as e:
+            if isinstance(e, WorldChanged) and self._outrun():
+                return False
             if self.config.verify:
                 raise
             return self._give_up(fn, Reason(INTERNAL, _summary(e)), e)
         except Exception as e:
             return self._give_up(fn, Reason(INTERNAL, _summary(e)), e)
         return True
+
+    def _outrun(self) -> bool:
+        """Whether other threads may have changed the world during capture: then this call runs eagerly, the next may not."""
+        self.record.outrun += 1
+        return threading.active_count() > 1 and self.record.outrun <= self.config.recompile_limit
 
     def _add_whole_or_broken(self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None) -> None:
         """An entry for the whole frame, or for what comes before the instruction that cannot be captured."""
@@ -293,7 +306,7 @@ class FrameCompiler:
         captured = capture_frame(fn, slots, self.config, name=name, dynamic=dynamic, stop=stop)
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         graph = self._compiled_graph(name, captured)
-        frame = _emitted(fn.__code__, captured, graph, self.resumes) if graph is not None else None
+        frame = _emitted(fn, captured, graph, self.resumes) if graph is not None else None
         with _stage("guards", name):
             spec = build.build(captured.guards, frame.collect if frame else ())
             tree = _native.GuardTree(spec.native)
@@ -381,8 +394,9 @@ class FrameCompiler:
 # ------------------------------------------------------------------------------------------------- the steps
 
 
-def _emitted(code: CodeType, captured: CapturedFrame, graph: Graph, resumes: Resumes) -> CompiledFrame:
+def _emitted(fn: FunctionType, captured: CapturedFrame, graph: Graph, resumes: Resumes) -> CompiledFrame:
     traced = captured.traced
+    code = fn.__code__
     with _stage("emit", code.co_qualname):
         stores = stores_of(captured.effects)
         operands = [operand for store in stores for operand in store.operands]
@@ -390,7 +404,10 @@ def _emitted(code: CodeType, captured: CapturedFrame, graph: Graph, resumes: Res
         inputs = list(zip(traced.inputs, captured.input_origins, strict=True))
         called = graph if _does_something(traced) else None
         symbols = [n.symbol.expression for n in traced.numbers]
-        return emit(code, found, captured.ending, stores, inputs, traced.outputs, called, resumes, symbols)
+        original = fn if is_repeatable(traced.aten_graph) else None
+        return emit(
+            code, found, captured.ending, stores, inputs, traced.outputs, called, resumes, symbols, original
+        )
 
 
 def _does_something(traced: Traced) -> bool:
@@ -399,14 +416,16 @@ def _does_something(traced: Traced) -> bool:
 
 
 def _verify_accepts(tree: Any, spec: build.TreeSpec, slots: tuple[object, ...]) -> None:
-    """A fresh guard must accept the call that it was made from. Raises VerificationError naming the guard."""
+    """A fresh guard must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged where
+    the evaluation in Python refuses the call too."""
     if tree.check(*slots) is not None:
         return
     index = tree.explain(*slots)
     which = format_guard(spec.guards[index]) if index is not None and index >= 0 else "an object is missing"
     failing = first_failing(spec.guards, slots)
     second = "none" if failing is None else format_guard(failing)
-    raise VerificationError(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
+    kind = VerificationError if failing is None else WorldChanged
+    raise kind(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
 
 
 def _checked(frame: CompiledFrame, spec: build.TreeSpec) -> Callable[..., Any]:

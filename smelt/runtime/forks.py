@@ -15,7 +15,7 @@ _locks: dict[int, Any] = {}
 
 
 def hold_at_fork(lock: Any, place: int) -> Any:
-    """Returns `lock` (an RLock), after arranging that a thread which forks holds it meanwhile. `place` is a constant above."""
+    """Returns `lock` (an RLock); a thread that forks will hold it meanwhile. `place` is one of the constants above."""
     _locks[place] = lock
     return lock
 

@@ -79,7 +79,7 @@ class World:
     def call(self) -> list[Any]:
         """The slots of a call: what the interpreter gathers is made anew, as in real calls."""
         x, net, box, parts, more, f, queue = self.slots
-        return [x, net, box, tuple(list(parts)), dict(more), f, queue]
+        return [x, net, box, tuple([*parts]), dict(more), f, queue]
 
     @property
     def guards(self) -> list[Guard]:
@@ -208,7 +208,9 @@ CHANGES: tuple[Callable[[World, random.Random], Undo], ...] = (
     lambda w, r: _entry(w.slots[1][1].config.table, r.choice("xyz"), _values(r)),
     lambda w, r: _reordered(w.slots[1][1].config.table),
     lambda w, r: _attribute(w.slots[1][0], r.choice(("forward", "gamma", "training", "weight", "unread")), _values(r)),
-    lambda w, r: _entry(w.slots[1][1].inner._parameters, r.choice(("weight", "gamma")), nn.Parameter(torch.ones(r.choice((2, 3)), 2))),
+    lambda w, r: _entry(
+        w.slots[1][1].inner._parameters, r.choice(("weight", "gamma")), nn.Parameter(torch.ones(r.choice((2, 3)), 2))
+    ),
     lambda w, r: _entry(w.slots[1]._modules, r.choice("012"), r.choice((Layer, Derived, nn.ReLU))()),
     lambda w, r: _entry(w.slots[1]._modules, "1", w.slots[1][0]),
     lambda w, r: _entry(w.slots[1][0]._buffers, "count", torch.zeros(r.choice((1, 2)))),
@@ -225,7 +227,8 @@ CHANGES: tuple[Callable[[World, random.Random], Undo], ...] = (
     lambda w, r: _slot(w, 2, Inline()),
     lambda w, r: _slot(w, 4, {"k": Config(), "n": _values(r)}),
     lambda w, r: _slot(w, 3, (1, r.choice((Config, Inline))())),
-    lambda w, r: (w.cell.append(2.0), w.cell.pop)[1] if r.random() < 0.5 else (w.cell.__setitem__(0, 2.0), lambda: w.cell.__setitem__(0, 1.0))[1],
+    lambda w, r: (w.cell.append(2.0), w.cell.pop)[1],
+    lambda w, r: (w.cell.__setitem__(0, 2.0), lambda: w.cell.__setitem__(0, 1.0))[1],
     lambda w, r: _entry(w.slots[5].__kwdefaults__, "b", r.choice((2, 2.0, 3))),
     lambda w, r: (setattr(w.slots[5], "__defaults__", (7,)), lambda: setattr(w.slots[5], "__defaults__", (1,)))[1],
     lambda w, r: (w.slots[6].append(1), w.slots[6].pop)[1],

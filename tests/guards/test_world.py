@@ -1246,7 +1246,8 @@ STATES: dict[str, tuple[Callable[[], Any], str]] = {
     "inference mode": (torch.inference_mode, "inference_mode="),
     "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), "autocast_cpu="),
     "default dtype": (
-        lambda: _set_to(torch.get_default_dtype, torch.set_default_dtype, torch.float64), "default_dtype=torch.float32, found default_dtype=torch.float64",
+        lambda: _set_to(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+        "default_dtype=torch.float32, found default_dtype=torch.float64",
     ),
     "number of threads": (
         lambda: _set_to(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1), "num_threads=",

