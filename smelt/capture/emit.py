@@ -12,6 +12,7 @@ the input itself.
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import keyword
 import linecache
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.again import guarded_call, run_again
 from smelt.capture.endings import Ending
 from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
 from smelt.capture.resume import Resumes
@@ -37,6 +39,8 @@ from smelt.trace.fake import FakeTensor
 _NATIVE_HASHES = frozenset(
     {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
 )
+_BUILTINS = vars(builtins)
+_RESERVED = frozenset({*_BUILTINS, "inputs", "graph", "failure", "error", "run_again"})  # besides NAMES, what statements may use
 _serial = itertools.count()
 
 
@@ -132,7 +136,7 @@ class Writer:
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {}
         self._names: dict[int, str] = {}  # object -> the local or global name that holds it
-        self._taken = set(slots) | set(NAMES) | {"inputs", "graph"}
+        self._taken = {*slots, *NAMES, *_RESERVED}
         self._collected = {origin: f"inputs[{i}]" for i, origin in enumerate(collect)}
         self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
@@ -151,7 +155,8 @@ class Writer:
     def constant(self, x: object, hint: str) -> str:
         name = self._names.get(id(x))
         if name is None:
-            name = self._names[id(x)] = self.fresh_name(hint)
+            own = _BUILTINS.get(hint) is x
+            name = self._names[id(x)] = hint if own else self.fresh_name(hint)
             self.scope[name] = x
         return name
 
@@ -275,7 +280,7 @@ def slot_names(code: CodeType) -> tuple[str, ...]:
 
 
 def _parameter(name: str, index: int) -> str:
-    usable = name.isidentifier() and name not in NAMES and name not in ("inputs", "graph")
+    usable = name.isidentifier() and name not in NAMES and name not in _RESERVED
     return (
         name if usable else f"{name.strip('.')}_{index}" if name.strip(".").isidentifier() else f"arg_{index}"
     )
@@ -294,6 +299,7 @@ def emit(
     graph: Callable[[tuple[Any, ...]], Sequence[Any]] | None,
     resumes: Resumes,
     symbols: Sequence[Expression] = (),
+    original: FunctionType | None = None,
 ) -> CompiledFrame:
     """Writes and compiles the function that replaces a frame of `code`.
 
@@ -303,6 +309,7 @@ def emit(
         outputs: the fakes that `graph` returns; None for `graph` leaves out the call.
         resumes: makes the functions in which a frame goes on after a graph break.
         symbols: the numbers that `graph` takes after the tensors.
+        original: runs the call where the graph raises before any store (`again`); None: the exception goes on.
     """
     slots = slot_names(code)
     writer = Writer(found, slots, [origin for _, origin in inputs])
@@ -316,11 +323,13 @@ def emit(
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
     call = _graph_call(writer, targets, len(inputs), symbols) if graph is not None else []
+    if call and statements and original is not None:
+        call = guarded_call(call, code, slots, writer.constant(original, f"original_{original.__name__}"))
     body = [*writer.head, *call]
     body += writer.lines
     body += statements
     body += last
-    return _compiled(code, slots, body, {**writer.scope, "graph": graph}, tuple(writer.collect))
+    return _compiled(code, slots, body, {**writer.scope, "graph": graph, "run_again": run_again}, tuple(writer.collect))
 
 
 def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
