@@ -21,7 +21,7 @@ from smelt.capture.frames import Frame, Generator, Handled
 from smelt.capture.values import MISSING, NULL, CellType, FunctionType
 from smelt.capture.windows import calls_back
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_OPCODE, Reason
+from smelt.reasons import IMPORT, UNSUPPORTED_OPCODE, Reason
 from smelt.trace.symbols import plain_parts
 
 HANDLERS: dict[str, Handler] = {}
@@ -233,6 +233,8 @@ def _delete_global(vm: Any, frame: Frame, arg: Any) -> None:
 def _import_name(vm: Any, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     level, names = stack[-2], stack[-1]
+    if not level and arg not in sys.modules and not vm.outside.log.empty:
+        raise Unsupported(Reason(IMPORT, arg))  # its code runs now, after what the function did before
     with vm.trace.paused():
         module = __import__(arg, frame.globals, None, names, level)
     del stack[-2:]
@@ -540,10 +542,15 @@ def _set_update(vm: Any, frame: Frame, arg: Any) -> None:
     frame.stack.pop()
 
 
-def _mapping(vm: Any, value: Any, message: str) -> Any:
+def _mapping(vm: Any, value: Any, message: str, called: Any = MISSING) -> Any:
+    """`value`, which must be a mapping. `called` is described only where it is not: that may run code of its class."""
     if attributes.load_default(vm, value, "keys", MISSING) is MISSING:
-        raise TypeError(message.format(_class_name(vm, value)))
+        text = "" if called is MISSING else function_text(called)
+        raise TypeError(message.format(_class_name(vm, value), called=text))
     return mapping(vm, value)
+
+
+_NO_MAPPING = "{called} argument after ** must be a mapping, not {}"
 
 
 @opcode("DICT_UPDATE")
@@ -559,12 +566,12 @@ def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
 
 @opcode("DICT_MERGE")
 def _dict_merge(vm: Any, frame: Frame, arg: Any) -> None:
-    called = function_text(frame.stack[-arg - 3])
-    values = _mapping(vm, frame.stack[-1], f"{called} argument after ** must be a mapping, not {{}}")
+    called = frame.stack[-arg - 3]
+    values = _mapping(vm, frame.stack[-1], _NO_MAPPING, called)
     target = _opened(vm, frame.stack[-arg - 1])
     for key in values:
         if key in target:
-            raise TypeError(f"{called} got multiple values for keyword argument '{key}'")
+            raise TypeError(f"{function_text(called)} got multiple values for keyword argument '{key}'")
     target.update(values)
     frame.stack.pop()
 
@@ -695,8 +702,7 @@ def _call_function_ex(vm: Any, frame: Frame, arg: Any) -> None:
     if not _is_iterable(positional):
         kind = _class_name(vm, positional)
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
-    after = "{} argument after ** must be a mapping, not {{}}"
-    kwargs = dict(_mapping(vm, stack[-1], after.format(function_text(fn)))) if arg & 1 else {}
+    kwargs = dict(_mapping(vm, stack[-1], _NO_MAPPING, fn)) if arg & 1 else {}
     args = positional if type(positional) is tuple else tuple(vm.elements(positional))
     vm.tail = frame
     stack[at:] = (call(vm, fn, args, kwargs),)
