@@ -177,6 +177,7 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.compile: (UNSUPPORTED_CALL, "torch.compile"),
     torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
     torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
+    torch.func.linearize: (UNSUPPORTED_CALL, "torch.func.linearize, which traces with torch.fx"),
     torch.autograd.backward: (UNSUPPORTED_CALL, "torch.autograd.backward"),
     torch.Tensor._make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
     torch.Tensor._make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
