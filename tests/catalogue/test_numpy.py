@@ -1,0 +1,375 @@
+"""Programs that use NumPy inside the compiled function."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tests.catalogue.harness import program, tensor
+
+
+def array(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    if np.issubdtype(dtype, np.floating):
+        return np.random.randn(*shape).astype(dtype)
+    return np.random.randint(1, 10, shape).astype(dtype)
+
+
+def three(*shape: int, dtype: type = np.float32) -> list:
+    return [(array(*shape, dtype=dtype),) for _ in range(3)]
+
+
+@program()
+def elementwise_on_arrays():
+    def fn(a, b):
+        return (
+            a * 2 + b,
+            np.sin(a) - np.exp(b),
+            -a / (np.abs(b) + 1),
+            a**2,
+            np.sqrt(np.abs(a)),
+            np.maximum(a, b),
+        )
+
+    return fn, [(array(3, 4), array(3, 4)) for _ in range(3)]
+
+
+@program()
+def reductions_of_arrays():
+    def fn(a):
+        return (
+            np.sum(a), a.sum(axis=0), np.mean(a), a.mean(axis=1, keepdims=True), np.max(a, axis=0), a.min(), np.prod(a),
+            a.std(), a.var(axis=0), np.argmax(a), a.argmin(axis=1), np.any(a > 0), (a > 0).all(axis=0), np.cumsum(a, axis=1),
+        )  # fmt: skip
+
+    return fn, three(3, 4)
+
+
+@program()
+def dtype_rules():
+    def fn(a, i):
+        return (
+            a + 1,
+            a + 1.5,
+            a + i,
+            i / 2,
+            i // 2,
+            i * 1.5,
+            i.sum(),
+            i.mean(),
+            a.astype(np.float64) + a,
+            (i > 2).sum(),
+            i**2,
+        )
+
+    return fn, [
+        (array(3), array(3, dtype=np.int64)),
+        (array(3), array(3, dtype=np.int32)),
+        (array(3), array(3, dtype=np.int64)),
+    ]
+
+
+@program()
+def scalars_of_numpy():
+    def fn(a):
+        s = a.sum()
+        return (
+            s,
+            s * 2,
+            np.float64(2.0) * a,
+            a * np.float32(3),
+            a[0, 0] + 1,
+            type(s) is np.float32,
+            isinstance(s, np.floating),
+        )
+
+    return fn, three(3, 4)
+
+
+@program()
+def indexing_of_arrays():
+    def fn(a):
+        return a[0], a[1:, ::2], a[..., None], a[:, [0, 2]], a[-1, -1], a[a.shape[0] - 1], a[:, np.newaxis, 0]
+
+    return fn, three(3, 4)
+
+
+@program()
+def indexing_by_a_mask():
+    def fn(a):
+        return a[a > 0].sum() + a.size
+
+    return fn, three(3, 4)
+
+
+@program()
+def shapes_of_arrays():
+    def fn(a):
+        return (
+            a.reshape(-1),
+            a.T,
+            a.reshape(2, 6),
+            a.ravel(),
+            a.transpose(1, 0),
+            a.flatten(),
+            np.expand_dims(a, 0),
+            a[None].squeeze(0),
+            a.swapaxes(0, 1),
+        )
+
+    return fn, three(3, 4)
+
+
+@program()
+def facts_of_arrays():
+    def fn(a):
+        return (
+            a * a.shape[0],
+            a.ndim,
+            a.size,
+            a.dtype,
+            a.dtype == np.float32,
+            len(a),
+            isinstance(a, np.ndarray),
+            a.itemsize,
+        )
+
+    return fn, three(3, 4)
+
+
+@program()
+def joining_arrays():
+    def fn(a, b):
+        return (
+            np.concatenate([a, b]),
+            np.stack([a, b], axis=1),
+            np.vstack((a, b)),
+            np.hstack([a, b]),
+            np.where(a > b, a, b),
+            np.split(a, 3),
+        )
+
+    return fn, [(array(3, 4), array(3, 4)) for _ in range(3)]
+
+
+@program()
+def arrays_made_inside():
+    def fn(a):
+        return (
+            a + np.arange(4),
+            a * np.ones(4, dtype=np.float32),
+            np.zeros((3, 4)) + a,
+            np.linspace(0, 1, 4) * a,
+            np.full(4, 2.0),
+            np.eye(3) @ a,
+            np.zeros_like(a) - a,
+        )
+
+    return fn, three(3, 4)
+
+
+@program()
+def products_of_arrays():
+    def fn(a, b):
+        return a @ b, np.dot(a, b), np.matmul(a, b), np.einsum("ij,jk->ik", a, b), np.outer(a[0], b[0])
+
+    return fn, [(array(3, 4), array(4, 2)) for _ in range(3)]
+
+
+@program()
+def a_tensor_becomes_an_array():
+    def fn(x):
+        a = x.numpy()
+        return np.sum(a * 2), a + 1, a.shape
+
+    return fn, [(tensor(3, 4),) for _ in range(3)]
+
+
+@program()
+def an_array_becomes_a_tensor():
+    def fn(a):
+        x = torch.from_numpy(a)
+        return x.relu() + torch.as_tensor(a) * 2, torch.tensor(a), torch.from_numpy(a * 2).sum()
+
+    return fn, three(3, 4)
+
+
+@program()
+def there_and_back():
+    def fn(x):
+        return torch.from_numpy(np.tanh(x.detach().cpu().numpy() * 2)) + x
+
+    return fn, [(tensor(3, 4),) for _ in range(3)]
+
+
+@program()
+def a_tensor_that_requires_grad():
+    def fn(x):
+        try:
+            return x.numpy()
+        except RuntimeError as e:
+            return x.detach().numpy() * 2, str(e)
+
+    return fn, [(tensor(3, requires_grad=True),) for _ in range(3)]
+
+
+@program()
+def an_array_is_written():
+    def fn(a):
+        a[0] = 1.0
+        a += 2
+        return a.sum()
+
+    return fn, three(3, 4)
+
+
+@program()
+def an_array_made_inside_is_written():
+    def fn(a):
+        out = np.zeros(3, dtype=np.float32)
+        out[0] = a.sum()
+        out[1:] = a[0, :2]
+        return out
+
+    return fn, three(3, 4)
+
+
+@program()
+def an_argument_comes_back():
+    def fn(a):
+        return a, a[0], {"a": a}
+
+    return fn, three(3, 4)
+
+
+@program()
+def random_numbers_of_numpy():
+    def fn(a):
+        return a + np.random.rand(4)
+
+    return fn, three(3, 4)
+
+
+@program()
+def a_generator_of_numpy():
+    def fn(a):
+        return a + np.random.default_rng(3).standard_normal(4)
+
+    return fn, three(3, 4)
+
+
+@program()
+def branches_on_values():
+    def fn(a):
+        if a.sum() > 0:
+            return a * 2
+        return a - 1
+
+    return fn, [(np.ones(3),), (-np.ones(3),), (np.ones(3),)]
+
+
+@program()
+def conversions_to_python():
+    def fn(a):
+        return a.tolist(), float(a[0]), int(a[1]), a.item(0), list(a), bool((a > 0).any())
+
+    return fn, three(3)
+
+
+@program()
+def iteration_over_an_array():
+    def fn(a):
+        total = 0
+        for row in a:
+            total = total + row * 2
+        first, *rest = a
+        return total, first, len(rest)
+
+    return fn, three(3, 4)
+
+
+@program()
+def constants_of_numpy():
+    table = np.arange(4, dtype=np.float32)
+
+    def fn(x):
+        return x * torch.from_numpy(table) + np.pi + float(np.float32(0.5)) + np.sqrt(4)
+
+    return fn, [(tensor(3, 4),) for _ in range(3)]
+
+
+@program()
+def array_attributes_of_an_object():
+    class Holder:
+        def __init__(self):
+            self.mean = np.full(4, 0.5, dtype=np.float32)
+
+        def __call__(self, a):
+            return (a - self.mean) / np.float32(2)
+
+    return Holder(), three(3, 4)
+
+
+@program()
+def shapes_of_arrays_change():
+    def fn(a):
+        return np.tanh(a).mean(axis=-1)
+
+    return fn, [(array(3, 4),), (array(3, 4).astype(np.float64),), (array(2, 5),), (array(4, 3).T,)]
+
+
+@program()
+def integers_of_every_width():
+    def fn(a):
+        return a + a, a * 2, a % 3, a & 1, a << 1, ~a, a.astype(np.float32) / 2, np.bitwise_xor(a, 1)
+
+    return fn, [(array(4, dtype=np.int32),), (array(4, dtype=np.uint8),), (array(4, dtype=np.int64),)]
+
+
+@program()
+def clipping_and_rounding():
+    def fn(a):
+        return (
+            np.clip(a, -0.5, 0.5),
+            a.clip(0, None),
+            np.round(a, 1),
+            np.floor(a),
+            np.sign(a),
+            np.isnan(a),
+            np.isfinite(a),
+        )
+
+    return fn, three(3, 4)
+
+
+@program()
+def sorting_arrays():
+    def fn(a):
+        return (
+            np.sort(a, axis=-1),
+            np.argsort(a, axis=0),
+            a.copy(),
+            np.flip(a, 0),
+            np.roll(a, 1),
+            np.tile(a, (2, 1)),
+            np.repeat(a, 2, axis=0),
+        )
+
+    return fn, three(3, 4)
+
+
+@program()
+def what_torch_has_not():
+    def fn(a):
+        return np.unique(a), np.interp(a[0], np.arange(4.0), a[1]), np.percentile(a, 50), a[::-1]
+
+    return fn, three(3, 4)
+
+
+@program()
+def strings_and_structures():
+    names = np.array(["a", "b"])
+
+    def fn(x):
+        return x * len(names), names[0], str(names.dtype)
+
+    return fn, [(tensor(3),) for _ in range(3)]
