@@ -1,8 +1,8 @@
 """Graph breaks: one row per instruction that can be carried out for real by the compiled frame.
 
 When capture stops before an instruction, the compiled frame runs the graph so far, replays the effects, performs the
-instruction as Python source (`Step`), and goes on in a resume function for each way that it can go. `plan` makes a `Break` of
-the VM's frames at the stop; `Break.write` gives the statements.
+instruction as Python source (`Step`), and goes on in a resume function for each way that it can go. `plan` makes a `Break`
+of the VM's frames at the stop; `Break.write` gives the statements.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from smelt import _native
+from smelt.capture.chains import remaining
 from smelt.capture.code import BINARY_OPERATORS, COMPARISONS, PY312
 from smelt.capture.frames import Frame, LastInstruction
 from smelt.capture.liveness import handler_at
+from smelt.capture.points import Going, Level, Placeholder
 from smelt.capture.rebuild import NAMES
-from smelt.capture.resume import Going, Level, Originals, Placeholder, Resumes, going_on
+from smelt.capture.resume import Originals, Resumes, going_on
 from smelt.capture.values import NULL, Sentinel
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
@@ -43,8 +45,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction as source. `text.format(*expressions of operands)` is a statement (of several lines, perhaps), or, where
-    there are two ways, `condition` is an expression that says whether to take the second."""
+    """An instruction as source. `text.format(*expressions of operands)` is a statement (of several lines, perhaps);
+    where there are two ways, `condition` is an expression that says whether to take the second."""
 
     operands: tuple[Any, ...]
     ways: tuple[Way, ...]
@@ -181,7 +183,8 @@ def _format_value(frame: Frame, arg: Any) -> Step:
     count = 2 if arg & 4 else 1
     value, *spec = frame.stack[-count:]
     converted = ("{}", "str({})", "repr({})", "ascii({})")[arg & 3]
-    return _expression(frame, f"format({converted}, {{}})" if spec else f"format({converted})", (value, *spec), count, "text")
+    text = f"format({converted}, {{}})" if spec else f"format({converted})"
+    return _expression(frame, text, (value, *spec), count, "text")
 
 
 # ------------------------------------------------------------------------------------------ attributes and items
@@ -441,12 +444,16 @@ def plan(originals: Originals, frames: Sequence[Frame], reason: Reason) -> Break
     callers = _callers(originals, frames[:-1])
     ways = tuple((Level(going_on(originals, innermost, w.at, w.stack), None), *callers) for w in step.ways)
     error = Placeholder("error")
-    return Break(reason, step, ways, _handling(originals, frames, error), error)
+    own = Level(ways[0][0].normal, None, _to_handler(originals, innermost, error), error)
+    return Break(reason, step, ways, *_handling((own, *callers)))
 
 
 def _callers(originals: Originals, frames: Sequence[Frame]) -> tuple[Level, ...]:
     """The levels of frames that wait for a callee, innermost first, without those that only hand on its result."""
-    levels = (_level(originals, frame) for frame in reversed(frames))
+    levels: list[Level] = []
+    for frame in reversed(frames):
+        left = remaining(frame)
+        levels += [_level(originals, frame)] if left is None else left
     return tuple(level for level in levels if level.handler or not level.normal.returns)
 
 
@@ -468,12 +475,13 @@ def _to_handler(originals: Originals, frame: Frame, error: Placeholder) -> Going
     return going_on(originals, frame, target, stack)
 
 
-def _handling(originals: Originals, frames: Sequence[Frame], error: Placeholder) -> tuple[Level, ...] | None:
-    for i in range(len(frames) - 1, -1, -1):
-        going = _to_handler(originals, frames[i], error)
-        if going is not None:
-            return Level(going, None), *_callers(originals, frames[:i])
-    return None
+def _handling(levels: Sequence[Level]) -> tuple[tuple[Level, ...] | None, Placeholder]:
+    """The levels after an exception of the innermost instruction, and what stands for it; None if nobody handles it."""
+    for i, level in enumerate(levels):
+        if level.handler is not None:
+            assert level.error is not None
+            return (Level(level.handler, None), *levels[i + 1 :]), level.error
+    return None, Placeholder("error")
 
 
 # ------------------------------------------------------------------------- what compiled frames call for steps

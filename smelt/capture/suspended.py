@@ -18,16 +18,16 @@ from smelt.capture.rebuild import KINDS, NAMES, Kind, Text, unsupported
 from smelt.capture.resume import Going, going_on, resume_function
 
 _KEEPING: tuple[type, ...] = (
-    *map(type, (iter([]), iter(()), iter(""), iter("\u0100"), iter(b""), iter(range(0)), iter(range(1 << 70)), reversed([]))),
+    *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
+    type(reversed([])),
     type(iter(int, 1)),
     enumerate, zip, map, filter, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.chain,
     itertools.islice, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
     itertools.compress, itertools.filterfalse, itertools.zip_longest, itertools.product, itertools.permutations,
     itertools.combinations, itertools.combinations_with_replacement,
 )  # fmt: skip
-_COPYING = frozenset(
-    map(type, (iter({}), iter({}.values()), iter({}.items()), iter(set()), reversed({}), reversed({}.values()), reversed({}.items())))
-)  # whose __reduce__ makes a list of what is left
+_VIEWS: tuple[Any, ...] = ({}, {}.values(), {}.items())
+_COPYING = frozenset(map(type, (*map(iter, _VIEWS), *map(reversed, _VIEWS), iter(set()))))  # whose __reduce__ makes a list of what is left
 
 
 def _reduced(x: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
