@@ -53,6 +53,7 @@ bench: $(VENV)/.native $(VENV)/.test
 
 sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_ops
+	$(PY) -m benchmarks.sweep_programs
 
 lint: $(VENV)/.native $(VENV)/.lint
 	$(PY) -m ruff check .

@@ -15,6 +15,7 @@ class Unsupported(SmeltError):
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        self.breaks = True  # whether a graph break is of use; otherwise the frame runs eagerly as a whole
         self.path: tuple[int, ...] = ()  # where in the frames it was raised: see capture.vm.Stop
 
 

@@ -1,7 +1,8 @@
-"""Typed reasons: why a frame was not captured (or, later, why a graph broke), each with an id and what to do.
+"""Typed reasons: why a graph breaks, or a call runs eagerly, each with an id, what to do about it and an example.
 
-A reason is raised inside capture as `Unsupported(reason, detail)`; the frame then runs eagerly and the reason is kept
-with the code object, emitted as an event, and logged once.
+A reason is raised inside capture as `Unsupported(Reason(kind, detail))`. Where a graph can break, the code before and after
+is compiled and what stood in the way runs as it is; elsewhere the call runs eagerly. Reasons are kept with the compiled
+callable, emitted as events, and logged once. docs/graph-breaks.md is printed from this table.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from smelt.graph.ir import Line
 
 @dataclass(frozen=True)
 class ReasonKind:
-    """One row of the table: `id` is stable and documented, `summary` says what, `hint` what to do about it."""
+    """One row of the table: `id` is stable and documented, `summary` says what, `hint` what to do about it, `example` is a
+    line or two of a function that meets it."""
 
     id: str
     summary: str
     hint: str
+    example: str
 
 
 @dataclass(frozen=True)
@@ -33,81 +36,141 @@ class Reason:
         return f"{self.kind.id}: {self.kind.summary}{detail}{at}. {self.kind.hint}"
 
 
-def _kind(id: str, summary: str, hint: str) -> ReasonKind:
-    kind = ReasonKind(id, summary, hint)
-    REASONS[id] = kind
+def _kind(id: str, summary: str, hint: str, example: str) -> ReasonKind:
+    kind = REASONS[id] = ReasonKind(id, summary, hint, example)
     return kind
 
 
 REASONS: dict[str, ReasonKind] = {}
 
+# ----------------------------------------------------------------------------------------- values of tensors
+
+TENSOR_CONDITION = _kind(
+    "data-dependent-condition",
+    "what runs next depends on the value of a tensor",
+    "Compute both sides and choose with torch.where, or decide outside of the compiled function.",
+    "if x.sum() > 0: ...",
+)
 DATA_DEPENDENT = _kind(
     "data-dependent-value",
     "Python read the value of a tensor",
-    "Keep the computation in tensors (torch.where instead of if), or move .item()/bool() out of the compiled function.",
+    "Keep the computation in tensors, or read the value outside of the compiled function.",
+    "scale = x.max().item()",
 )
 DATA_DEPENDENT_SHAPE = _kind(
     "data-dependent-shape",
     "an operator's output size depends on the values of its inputs",
     "Use a fixed-size formulation (masks instead of boolean indexing), or keep it out of the compiled function.",
+    "y = x[x > 0]",
 )
+
+# ----------------------------------------------------------------------------------------- the outside world
+
+OUTPUT = _kind(
+    "output",
+    "something is printed, logged or warned of in a way that cannot wait until the graph has run",
+    "Print to sys.stdout or sys.stderr and log through the standard handlers; or move it out of the compiled function.",
+    'print("step", file=my_stream)',
+)
+SIDE_EFFECT_IO = _kind(
+    "input-output",
+    "the function reads or changes the outside world: files, the network, processes, the clock",
+    "Move it out of the compiled function, and pass in what it gives.",
+    "start = time.time()",
+)
+RANDOM_STATE = _kind(
+    "random-state",
+    "random numbers that torch does not draw, or the state of a generator, are asked for",
+    "Draw them with torch (torch.rand, torch.randint), or outside of the compiled function.",
+    "if random.random() < 0.1: ...",
+)
+DEBUGGER = _kind(
+    "debugger",
+    "a debugger is entered",
+    "Remove the call.",
+    "breakpoint()",
+)
+IMPORT = _kind(
+    "import",
+    "a module is imported for the first time, which runs its code",
+    "Import it at the top of the file.",
+    "def f(x): import helpers; ...",
+)
+
+# ---------------------------------------------------------------------------------------- what is not captured
+
 UNSUPPORTED_OPCODE = _kind(
     "unsupported-opcode",
-    "a bytecode instruction is not captured yet",
+    "a bytecode instruction, or a graph break at it, is not captured yet",
     "Rewrite the line without the construct.",
+    "async with resource: ...",
 )
 UNSUPPORTED_CALL = _kind(
     "unsupported-call",
     "a native function whose effects smelt does not know was called",
     "Move the call out of the compiled function.",
+    "tokens = tokenizer.encode(text)  # a function of C",
 )
 UNSUPPORTED_EFFECT = _kind(
     "unsupported-effect",
     "an object outside the function was changed in a way that is not replayed yet",
     "Return the new value instead of storing it.",
+    "torch.set_default_dtype(torch.float64)",
 )
 UNSUPPORTED_OBJECT = _kind(
     "unsupported-object",
     "an object of this kind cannot be carried through capture yet",
     "Pass tensors, numbers, containers or plain Python objects.",
+    "y = x + torch.from_numpy(array)",
 )
-SIDE_EFFECT_IO = _kind(
-    "input-output",
-    "the function reads or changes the outside world (files, the network, time, random numbers)",
-    "Move it out of the compiled function.",
+TENSOR_SUBCLASS = _kind(
+    "tensor-subclass",
+    "a tensor subclass is not captured yet",
+    "Pass plain tensors.",
+    "class Quantity(torch.Tensor): ...",
 )
-OUTPUT = _kind(
-    "output",
-    "something is printed, logged or warned of in a way that cannot wait until the graph has run",
-    "Print to sys.stdout or sys.stderr and log through the standard handlers, or move it out of the compiled function.",
-)
+
+# --------------------------------------------------------------------------------------------------- asked for
+
 GRAPH_BREAK_REQUESTED = _kind(
     "graph-break-requested",
     "smelt.graph_break() was called",
     "Remove the call to capture the function whole.",
+    "smelt.graph_break()",
 )
 DISABLED = _kind(
-    "disabled-function", "a function marked with disable() was called", "Remove the mark to capture it."
+    "disabled-function",
+    "a function marked with disable() was called",
+    "Remove the mark to capture it.",
+    "@smelt.disable",
 )
+
+# ---------------------------------------------------------------------------------------- the call as a whole
+
 NEEDS_AUTOGRAD = _kind(
     "needs-autograd",
     "gradients are required and this backend compiles inference only so far",
     "Call it under torch.no_grad(), or freeze the parameters with requires_grad_(False).",
+    "loss = compiled(x).sum(); loss.backward()",
 )
-TENSOR_SUBCLASS = _kind("tensor-subclass", "a tensor subclass is not captured yet", "Pass plain tensors.")
 USER_EXCEPTION = _kind(
     "user-exception",
     "the function raised while it was captured, so the call ran eagerly",
     "If eager does not raise it as well, this is a bug in smelt; please report it.",
+    'raise ValueError("empty batch")',
 )
 RECOMPILE_LIMIT = _kind(
     "recompile-limit",
     "the function was recompiled too often",
     "Make what changes from call to call a tensor, or raise options={'recompile_limit': N}.",
+    "for step in range(100): compiled(x, step / 3)",
 )
 BACKEND_FAILED = _kind(
-    "backend-failed", "the backend raised while compiling the graph", "See the chained exception."
+    "backend-failed",
+    "the backend raised while compiling the graph",
+    "See the chained exception.",
+    'smelt.compile(f, backend=my_backend)',
 )
 INTERNAL = _kind(
-    "internal-error", "smelt failed while capturing", "This is a bug in smelt; please report it."
+    "internal-error", "smelt failed while capturing", "This is a bug in smelt; please report it.", ""
 )

@@ -10,6 +10,7 @@ import enum
 import functools
 import io
 import operator
+import random
 import re
 import types
 import weakref
@@ -47,9 +48,11 @@ from smelt.capture.values import (
 )
 from smelt.errors import Unsupported
 from smelt.reasons import (
+    DEBUGGER,
     DISABLED,
     GRAPH_BREAK_REQUESTED,
     OUTPUT,
+    RANDOM_STATE,
     SIDE_EFFECT_IO,
     TENSOR_SUBCLASS,
     UNSUPPORTED_CALL,
@@ -105,7 +108,8 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
     if runs_natively(fn):
         return call_native_python(vm, fn, args, kwargs)
     if is_never_entered(fn):
-        raise Unsupported(Reason(SIDE_EFFECT_IO, f"{fn.__module__}.{fn.__qualname__}"))
+        kind = {"pdb": DEBUGGER, "bdb": DEBUGGER, "random": RANDOM_STATE}.get(fn.__module__, SIDE_EFFECT_IO)
+        raise Unsupported(Reason(kind, f"{fn.__module__}.{fn.__qualname__}"))
     return interpret(vm, fn, args, kwargs)
 
 
@@ -292,6 +296,8 @@ def _check_native_object(vm: Any, name: str, owner: Any) -> None:
         return
     if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):
         return  # `get` of a queue takes something out
+    if isinstance(owner, random.Random):
+        raise Unsupported(Reason(RANDOM_STATE, f"random.{name}"))
     raise unsupported_call(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")
 
 

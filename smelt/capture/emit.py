@@ -337,7 +337,7 @@ def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
     for fake in outputs:
         if getattr(fake, "_is_param", False):
             given, name = writer(fake), writer.fresh_name("parameter")
-            writer.lines.append(f"{name} = Parameter({given}, {fake.requires_grad})")
+            writer.lines.append(f"{name} = as_parameter({given}, {fake.requires_grad})")
             writer.bind(fake, name)
 
 

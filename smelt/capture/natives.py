@@ -27,7 +27,15 @@ from typing import Any
 
 import torch
 
-from smelt.reasons import SIDE_EFFECT_IO, TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, ReasonKind
+from smelt.reasons import (
+    DEBUGGER,
+    RANDOM_STATE,
+    SIDE_EFFECT_IO,
+    TENSOR_SUBCLASS,
+    UNSUPPORTED_CALL,
+    UNSUPPORTED_EFFECT,
+    ReasonKind,
+)
 
 # Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants.
 NATIVE_MODULES = (
@@ -141,7 +149,7 @@ PURE_SYS = frozenset(
 _NEVER_ENTERED = frozenset(
     (
         "queue", "threading", "random", "uuid", "tempfile", "shutil", "subprocess", "socket", "multiprocessing",
-        "concurrent", "asyncio", "selectors", "pickle", "shelve", "zipfile", "tarfile", "urllib", "http", "secrets", "sched",
+        "pdb", "bdb", "concurrent", "asyncio", "selectors", "pickle", "shelve", "zipfile", "tarfile", "urllib", "http", "secrets", "sched",
     )
 )  # fmt: skip
 
@@ -153,20 +161,19 @@ def is_never_entered(function: types.FunctionType) -> bool:
 
 # Calls that would change the process, or answer differently next time.
 REFUSED: dict[Any, tuple[ReasonKind, str]] = {
-    print: (SIDE_EFFECT_IO, "print"),
     input: (SIDE_EFFECT_IO, "input"),
     open: (SIDE_EFFECT_IO, "open"),
     eval: (UNSUPPORTED_CALL, "eval"),
     exec: (UNSUPPORTED_CALL, "exec"),
     compile: (UNSUPPORTED_CALL, "compile"),
     globals: (UNSUPPORTED_CALL, "globals"),
-    breakpoint: (SIDE_EFFECT_IO, "breakpoint"),
-    torch.manual_seed: (UNSUPPORTED_EFFECT, "torch.manual_seed changes the global random state"),
-    torch.seed: (UNSUPPORTED_EFFECT, "torch.seed changes the global random state"),
-    torch.set_rng_state: (UNSUPPORTED_EFFECT, "torch.set_rng_state changes the global random state"),
-    torch.get_rng_state: (UNSUPPORTED_CALL, "torch.get_rng_state"),
-    torch.initial_seed: (UNSUPPORTED_CALL, "torch.initial_seed"),
-    torch.random.fork_rng: (UNSUPPORTED_CALL, "torch.random.fork_rng"),
+    breakpoint: (DEBUGGER, "breakpoint"),
+    torch.manual_seed: (RANDOM_STATE, "torch.manual_seed"),
+    torch.seed: (RANDOM_STATE, "torch.seed"),
+    torch.set_rng_state: (RANDOM_STATE, "torch.set_rng_state"),
+    torch.get_rng_state: (RANDOM_STATE, "torch.get_rng_state"),
+    torch.initial_seed: (RANDOM_STATE, "torch.initial_seed"),
+    torch.random.fork_rng: (RANDOM_STATE, "torch.random.fork_rng"),
     torch.set_default_dtype: (UNSUPPORTED_EFFECT, "torch.set_default_dtype"),
     torch.set_default_device: (UNSUPPORTED_EFFECT, "torch.set_default_device"),
     torch.set_num_threads: (UNSUPPORTED_EFFECT, "torch.set_num_threads"),
@@ -320,11 +327,13 @@ def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
     if module == "torch.library":
         return UNSUPPORTED_EFFECT, f"{text} registers operators"
     if module.startswith(_NUMPY_RANDOM):
-        return UNSUPPORTED_EFFECT, f"{text} uses numpy's random state"
+        return RANDOM_STATE, text
     if module.startswith(_DEVICE_MODULES) and not _DEVICE_QUERIES.match(last):
         return UNSUPPORTED_EFFECT, f"{text} reads or changes the state of a device"
     if last in ("__setattr__", "__delattr__") and module.startswith("torch.backends"):
         return UNSUPPORTED_EFFECT, f"an attribute of {module} is set"
+    if re.search("seed|rng", last):
+        return RANDOM_STATE, text
     if _SETTING.match(last) and last not in _NO_SETTING:
         return UNSUPPORTED_EFFECT, f"{text} changes or reads a setting of the process"
     return None
@@ -361,6 +370,8 @@ def refusal(function: Any) -> tuple[ReasonKind, str] | None:
         return None
     if module == "sys" and name in PURE_SYS:
         return None
+    if module in ("random", "_random"):
+        return RANDOM_STATE, f"random.{name}"
     if module in IO_MODULES:
         return SIDE_EFFECT_IO, f"{module}.{name}"
     return UNSUPPORTED_CALL, f"{module}.{name}"

@@ -287,7 +287,9 @@ def _log(level: int | None, exception: bool = False) -> Handler:
         wanted = level if level is not None else rest.pop(0)
         if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (wanted,), {}):
             if kwargs.get("exc_info", exception):
-                raise unsupported("logging an exception with its traceback", OUTPUT)
+                error = unsupported("logging an exception with its traceback", OUTPUT)
+                error.breaks = False  # the traceback of an exception that was raised in capture is not eager's
+                raise error
             if isinstance(logger, logging.LoggerAdapter):
                 _log_adapted(vm, logger, wanted, rest, kwargs)
             else:

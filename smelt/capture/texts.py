@@ -281,7 +281,7 @@ def percent(vm: Any, pattern: str, values: Any) -> Any:
     if all(type(v) in LEAF_TYPES for v in several):
         return pattern % values
     conversions = [c["kind"] for c in _CONVERSION.finditer(pattern) if c["kind"] != "%"]
-    if isinstance(values, dict) or "*" in pattern or len(conversions) != len(several):
+    if "%(" in pattern or "*" in pattern or len(conversions) != len(several):
         if _holds_text(several):
             raise _unreadable("a tensor is formatted by %")
         return vm.native(operator.mod, (pattern, vm.outside.view(values)))

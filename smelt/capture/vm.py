@@ -256,7 +256,7 @@ class VM:
             error.reason = replace(reason, line=self.where() or reason.line, stack=self.stack())
             error.args = (str(error.reason),)
             self.failure = error
-            error.path = tuple(f.ticks for f in self._resumable_frames())
+            error.path = tuple(f.ticks for f in self._resumable_frames()) if error.breaks else ()
 
     # ---- stops
 

@@ -45,7 +45,7 @@ from smelt.trace.symbols import (
     plain_parts,
     settled,
 )
-from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, target_of
+from smelt.trace.targets import PASSED, REFUSED, STATEFUL, name_of, read_of, target_of
 
 _DisableDispatch = torch._C._DisableTorchDispatch
 _DisableFunction = torch._C.DisableTorchFunction
@@ -305,6 +305,8 @@ class Trace:
                 return self._call(func, *plain_parts((args, kwargs)))
             if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
                 raise self.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
+            if isinstance(error, Unsupported) and error.reason.kind is DATA_DEPENDENT:
+                raise self.unsupported(*read_of(func)) from None
             if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
                 real = None if self._changed else self._error_of_real_tensors(func, args, kwargs)
                 if real is not None:

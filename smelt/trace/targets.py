@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import OpKind
-from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, ReasonKind
+from smelt.reasons import (
+    DATA_DEPENDENT,
+    TENSOR_CONDITION,
+    UNSUPPORTED_EFFECT,
+    UNSUPPORTED_OBJECT,
+    ReasonKind,
+)
 
 T = torch.Tensor
 
@@ -73,6 +79,26 @@ _refuse(UNSUPPORTED_EFFECT, _setters("data grad"), "a tensor's data or grad was 
 _refuse(UNSUPPORTED_EFFECT, _setters("requires_grad"), "requires_grad was assigned")
 _refuse(UNSUPPORTED_EFFECT, [torch.autograd.backward], "torch.autograd.backward")
 _refuse(UNSUPPORTED_OBJECT, _methods("__deepcopy__ __reduce_ex__"), "copying or pickling a traced tensor")
+
+# How a read of a value is called, where torch runs the same operator for several.
+_READS: dict[Any, tuple[ReasonKind, str]] = {
+    T.__bool__: (TENSOR_CONDITION, "bool() of a tensor"),
+    T.__contains__: (TENSOR_CONDITION, "in a tensor"),
+    T.is_nonzero: (TENSOR_CONDITION, "Tensor.is_nonzero"),
+    torch.is_nonzero: (TENSOR_CONDITION, "torch.is_nonzero"),
+    **{f: (DATA_DEPENDENT, f"{f.__name__.strip('_')}() of a tensor") for f in (T.__int__, T.__float__, T.__complex__)},
+    T.__index__: (DATA_DEPENDENT, "a tensor as an index or a count"),
+}
+
+
+def read_of(function: Any) -> tuple[ReasonKind, str]:
+    """The reason that a torch function gives when it reads the value of a tensor."""
+    found = _READS.get(function)
+    if found is not None:
+        return found
+    owner = "Tensor" if getattr(T, getattr(function, "__name__", ""), None) is function else "torch"
+    return DATA_DEPENDENT, f"{owner}.{name_of(function)}"
+
 
 # Special methods that have a function in `operator`, which reads better than a dunder call.
 _OPERATOR_NAMES = (

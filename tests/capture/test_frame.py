@@ -21,11 +21,11 @@ from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
 from smelt.reasons import (
     BACKEND_FAILED,
-    DATA_DEPENDENT,
     NEEDS_AUTOGRAD,
     RECOMPILE_LIMIT,
     USER_EXCEPTION,
     Reason,
+    TENSOR_CONDITION,
 )
 
 
@@ -127,7 +127,7 @@ def test_a_graph_break_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "smelt"):
         for x in (torch.ones(2), -torch.ones(2), torch.ones(2)):
             assert torch.equal(c(x), branches(x))
-    assert reasons(c) == [DATA_DEPENDENT] and len(entries(c)) == 1
+    assert reasons(c) == [TENSOR_CONDITION] and len(entries(c)) == 1
     assert len(caplog.records) == 1 and "x.sum()" not in caplog.text and "in branches" in caplog.text
 
 

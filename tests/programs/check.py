@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import warnings
 from typing import Any
 
@@ -68,3 +69,8 @@ def outcome(source: str, options: Options, backend: str = "eager") -> str | None
         return difference_of(source, options, backend)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+def kind_of(problem: str) -> str:
+    """What two reports of the same difference have in common: their words without names and numbers."""
+    return re.sub(r"[\d_]+|'[^']*'|<[^>]*>", "", problem)[:70]

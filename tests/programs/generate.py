@@ -105,7 +105,7 @@ class Replayed:
         return self.made[-1]
 
 
-def shrink(numbers: list[int], fails: Callable[[list[int]], bool], tries: int = 400) -> list[int]:
+def shrink(numbers: list[int], fails: Callable[[list[int]], bool], tries: int = 150) -> list[int]:
     """A shorter or smaller list for which `fails` still holds."""
     improved = True
     while improved and tries > 0:
@@ -196,9 +196,10 @@ class Program:
         self.depth -= 1
         self.names = known
 
-    def statements(self, most: int = 3) -> None:
+    def statements(self, most: int = 3, stop: int = 4) -> None:
+        """Up to `most` statements; after each it ends once in `stop`."""
         for _ in range(most):
-            if self.left <= 0 or self.pick(4) == 0:
+            if self.left <= 0 or self.pick(stop) == 0:
                 return
             self.statement()
 
@@ -534,7 +535,7 @@ class Program:
         name = self.name("i")
         t = self.full(1)
         text = self.one_of(
-            ["smelt.graph_break()", f"{name} = int({t}.sum().item()) % 3", f"print({t})", f'print(f"{{{t}.sum()}} {{n}}")', f"print(n, len(LOG))",
+            ["smelt.graph_break()", f"{name} = int({t}.sum().item()) % 3", f"print({t})", f"print(f'{{{t}.sum()}} {{n}}')", f"print(n, len(LOG))",
              f"{name} = int({t}.amax()) % 4", f"{name} = len({t}.tolist())", f"LOG.append({t}.sum().item())"]
         )  # fmt: skip
         self.line(text)
@@ -553,8 +554,7 @@ def write_program(choices: Choices, options: Options) -> str:
         p.line("COUNT = (COUNT + 1) % 2")
     if options.grad:
         p.line("x = x * 1")
-    while p.left > 0:
-        p.statement()
+    p.statements(options.statements, stop=20)
     results = [*p.names["full"][-2:], *p.names["row"][-1:], *p.names["scalar"][-1:], *p.names["int"][-2:]]
     results += [*p.names["list"][-2:], *p.names["dict"][-1:], *(f"{b}.value" for b in p.names["box"][-1:])]
     p.line(f"return {', '.join(dict.fromkeys(results))},")
