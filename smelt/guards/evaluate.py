@@ -206,7 +206,13 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _expression_holds(expression: numbers.Expression, expected: Any, read: Callable[[Origin], Any]) -> bool:
-    found = numbers.evaluate(expression, read)
+    def number(origin: Origin) -> Any:
+        x = read(origin)
+        if type(x) not in (int, float, bool):  # arithmetic on others could run user code
+            raise Missing(f"{origin.source} is no number")
+        return x
+
+    found = numbers.evaluate(expression, number)
     return type(found) is expected if isinstance(expected, type) else found is expected
 
 

@@ -24,7 +24,6 @@ from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.trace.builder import Builder, identifier
 
 MAX_SIZE = 40  # operations of an expression; a larger one is pinned
-_INT64 = range(-(1 << 63), 1 << 63)
 
 
 class Symbols:
@@ -111,6 +110,13 @@ class Symbol:
 
     def call(self, op: str, *others: Symbol) -> Any:
         return self.symbols.call(op, self, *others)
+
+    def fits_a_tensor(self) -> bool:
+        """Whether it is a float or an int of 64 bits, which is required of later calls too."""
+        if type(self.value) is float or self.expression.op == "leaf":
+            return True
+        size = self.call("abs")
+        return bool(size < 1 << 63)
 
     # ---- what C++ asks
 
@@ -321,6 +327,18 @@ def _plain_slice(value: slice, depth: int) -> slice:
 
 
 _PARTS = {tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, slice: _plain_slice}
+
+
+def settled(value: Any) -> Any:
+    """`value` as an operator is given it: numbers that may not change, or fit no tensor, are plain ones."""
+    kind = type(value)
+    if kind in SYMBOLIC:
+        if not value.node.fits_a_tensor() or value.node.is_constant():
+            return plain(value)
+        return value
+    if kind is list or kind is tuple:
+        return kind(map(settled, value))
+    return {k: settled(v) for k, v in value.items()} if kind is dict else value
 
 
 def has_symbols(value: Any) -> bool:
