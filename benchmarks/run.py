@@ -1,8 +1,8 @@
-"""`make bench`: the ten models (first call, steady state) and the cost of a call; one JSON and one Markdown table.
+"""`make bench`: the ten models (first call, steady state), the first call of a process, the cost of a call.
 
     python -m benchmarks.run [--only NAME] [--no-rivals] [--out DIR]
 
-Each model runs in a process of its own, one after the other, on an otherwise idle machine. Nothing is asserted. `--only`
+Writes one JSON and one Markdown file. Each model runs in a process of its own, one after the other, on an otherwise idle machine. Nothing is asserted. `--only`
 measures some models again and replaces their rows.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,25 @@ def call_table(rows: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def first_calls(rivals: bool, processes: int = 5) -> dict[str, float]:
+    """Seconds of the first compiled call of a process, the median of several processes (of torch.compile: of one)."""
+    found = {}
+    for who, count in (("torch.compile", 1), ("smelt", processes)) if rivals else (("smelt", processes),):
+        rows = [_run("benchmarks.first_call", who) for _ in range(count)]
+        found[who] = statistics.median([row.get("first_s", float("nan")) for row in rows])
+    return found
+
+
+def first_table(row: dict[str, float]) -> str:
+    return "\n".join(
+        [
+            "| first call of a fresh process, imports not counted | torch.compile | smelt |",
+            "| --- | --- | --- |",
+            f"| f(x, mod) of `make demo` | {row.get('torch.compile', float('nan')):.1f} s | {row['smelt'] * 1e3:.0f} ms |",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -104,23 +124,30 @@ def main() -> None:
         measured = _run("benchmarks.one_model", name, *(["--no-rivals"] if options.no_rivals else []))
         rows[name] = {"model": name, **measured}
     calls = old["calls"] if options.only else _run("benchmarks.per_call")
+    first = old.get("first", {}) if options.only else first_calls(not options.no_rivals)
     facts = {"date": datetime.date.today().isoformat(), **measure.machine(), "command": "make bench"}
-    text = report(facts, list(rows.values()), calls)
+    text = report(facts, list(rows.values()), first, calls)
     if not options.no_rivals:
         options.out.mkdir(parents=True, exist_ok=True)
         saved.write_text(
-            json.dumps({"facts": facts, "models": list(rows.values()), "calls": calls}, indent=1) + "\n"
+            json.dumps(
+                {"facts": facts, "models": list(rows.values()), "first": first, "calls": calls}, indent=1
+            )
+            + "\n"
         )
         saved.with_suffix(".md").write_text(text + "\n")
     print(text)
 
 
-def report(facts: dict[str, str], rows: list[dict[str, Any]], calls: dict[str, Any]) -> str:
+def report(
+    facts: dict[str, str], rows: list[dict[str, Any]], first: dict[str, float], calls: dict[str, Any]
+) -> str:
     return "\n\n".join(
         [
-            "# Benchmarks: the ten models, inference, float32, and the cost of a call",
+            "# Benchmarks: the ten models, inference, float32; the first call; the cost of a call",
             ", ".join(f"{k}: {v}" for k, v in facts.items()) + ".",
             model_table(rows),
+            first_table(first) if first else "",
             call_table(calls) if calls and "failed" not in calls else str(calls or ""),
         ]
     )

@@ -74,7 +74,7 @@ def with_gaps(value):
     return value
 
 
-NAMES = """
+_NAMES = """
     abs add addmm all amax argmax avg_pool2d baddbmm bitwise_and bmm cat clamp clone cos cumsum div eq erf exp
     floor fmod full_like gather gelu gt heaviside hypot index_add isin isnan layer_norm lerp log log_softmax logical_not
     masked_fill max mean min mm mul ne nn.functional.avg_pool2d nn.functional.batch_norm
@@ -84,7 +84,8 @@ NAMES = """
     nn.functional.relu nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.softmax
     nn.functional.softplus ones_like pow prod remainder roll round scatter scatter_add sigmoid sign softmax sort sub sum
     tanh topk tril where zeros_like
-""".split()
+"""
+NAMES = frozenset(_NAMES.split())
 OPERATORS = {
     f"{op.name}.{op.variant_test_name}".strip("."): op
     for op in op_db
