@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from smelt.capture import attributes
+from smelt.capture import attributes, gradients
 from smelt.capture.attributes import python_method
 from smelt.capture.containers import mapping
 from smelt.capture.natives import PURE_TYPES
@@ -73,7 +73,7 @@ def _is_atomic(obj: Any) -> bool:
 
 def _copied_tensor(vm: Any, tensor: FakeTensor, made: Any) -> Any:
     if getattr(tensor, "_is_param", False):
-        made._is_param = True
+        return gradients.make_parameter(vm, made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
 
 

@@ -13,13 +13,16 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch import nn
+from torch.autograd import forward_ad
 
-from smelt.capture import attributes, windows
+from smelt.capture import attributes, calls, windows
 from smelt.capture.effects import Call
 from smelt.capture.rebuild import KINDS, Kind
 from smelt.capture.rebuild import unsupported as cannot_rebuild
@@ -31,6 +34,17 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.opaque import OpaqueCall
 
 _Function = torch.autograd.Function
+
+
+@contextmanager
+def _natively(vm: Any, function: Any) -> Iterator[None]:
+    """A window does not hand `function` back to the VM."""
+    before, vm.running_natively = vm.running_natively, function
+    try:
+        yield
+    finally:
+        vm.running_natively = before
+
 
 # ------------------------------------------------------------------------------------------- opaque calls
 
@@ -198,6 +212,25 @@ def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
     return _opaque(vm, _CHECKPOINT, args, kwargs, lambda: _Reentrant.apply(run, *inputs))  # type: ignore[no-untyped-call]
 
 
+# ----------------------------------------------------------------------------------------------- parameters
+
+
+def make_parameter(vm: Any, data: FakeTensor, requires_grad: bool) -> FakeTensor:
+    """`nn.Parameter(data, requires_grad)`: a leaf, on the data's memory."""
+
+    def run() -> FakeTensor:
+        made = data.detach().requires_grad_(requires_grad)
+        made._is_param = True  # type: ignore[attr-defined]
+        return made
+
+    if vm.trace.symbols is not None:
+        return run()
+    given: FakeTensor = vm.trace.opaque(
+        OpaqueCall(nn.Parameter, (data, requires_grad), {}, lambda f: False), run
+    )
+    return given
+
+
 # ---------------------------------------------------------------------------------------------------- grad
 
 
@@ -213,11 +246,8 @@ def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
             _check_leaf(vm, fake)
     args = [vm.outside.view(a) for a in args]
     kwargs = {k: vm.outside.view(v) for k, v in kwargs.items()}
-    before, vm.running_natively = vm.running_natively, torch.autograd.grad
-    try:
+    with _natively(vm, torch.autograd.grad):
         return windows.in_window(vm, torch.autograd.grad, args, kwargs)
-    finally:
-        vm.running_natively = before
 
 
 def _check_leaf(vm: Any, fake: FakeTensor) -> None:
@@ -227,6 +257,22 @@ def _check_leaf(vm: Any, fake: FakeTensor) -> None:
         raise unsupported("torch.autograd.grad through a tensor computed outside, or one with hooks")
     for name in ("is_leaf", "_backward_hooks"):
         attributes.tensor_member(vm, fake, real, name)
+
+
+# --------------------------------------------------------------------------------- forward-mode differentiation
+
+
+def _switch_level(method: Any, function_: Callable[[], Any]) -> None:
+    @function(method)
+    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+        with _natively(vm, method):
+            result = calls.call_native_python(vm, method, args, kwargs)
+        vm.trace.switch_level(function_)
+        return result
+
+
+_switch_level(forward_ad.dual_level.__enter__, forward_ad.enter_dual_level)
+_switch_level(forward_ad.dual_level.__exit__, forward_ad.exit_dual_level)
 
 
 # --------------------------------------------------------------------------------------------------- hooks

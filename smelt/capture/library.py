@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import attributes, calls, reads
+from smelt.capture import attributes, calls, gradients, reads
 from smelt.capture.frames import VMCallable
 from smelt.capture.tables import (
     BUILTINS,
@@ -149,9 +149,7 @@ def _parameter(vm: Any, args: Any, kwargs: Any) -> Any:
     requires_grad = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
     if type(data) is not FakeTensor:
         raise unsupported("nn.Parameter of something that is not a tensor", UNSUPPORTED_OBJECT)
-    made = data.detach().requires_grad_(requires_grad)
-    made._is_param = True
-    return made
+    return gradients.make_parameter(vm, data, requires_grad)
 
 
 @builtin(nn.parameter.Buffer)

@@ -262,7 +262,6 @@ KINDS: dict[type, Kind] = {
         lambda x: _pairs(vars(x)),
     ),
     **{type(getattr(kind(), how)()): _view_kind(how) for kind in (dict, collections.OrderedDict) for how in _VIEWS},
-    bytearray: Kind(lambda x: (), lambda x, text: repr(x)),
     torch.Size: Kind(tuple, lambda x, text: f"torch.Size({_list_text(x, text)})"),
     bytearray: Kind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
     types.FunctionType: Kind(
@@ -289,6 +288,12 @@ KINDS |= {
     ),
 }
 
+
+def _as_parameter(given: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    """What a graph gave where the user made an nn.Parameter: a torch-level graph has made it one."""
+    return given if type(given) is torch.nn.Parameter else torch.nn.Parameter(given, requires_grad)
+
+
 # Names that the source of a compiled frame may use.
 NAMES: dict[str, Any] = {
     "OrderedDict": collections.OrderedDict,
@@ -298,7 +303,7 @@ NAMES: dict[str, Any] = {
     "MethodType": types.MethodType,
     "MappingProxyType": types.MappingProxyType,
     "SimpleNamespace": types.SimpleNamespace,
-    "Parameter": torch.nn.Parameter,
+    "as_parameter": _as_parameter,
     "CellType": types.CellType,
     "FunctionType": types.FunctionType,
     "set_attribute": object.__setattr__,

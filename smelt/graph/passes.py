@@ -23,7 +23,7 @@ def has_effect(node: Node) -> bool:
 def changes_state(node: Node) -> bool:
     """Whether a torch-level node changes torch's settings, or autograd's, without an operator."""
     return node.target in state.CHANGES or (
-        node.op == "call_method" and node.target in ("requires_grad_", "retain_grad")
+        node.op == "call_method" and node.target in ("requires_grad_", "retain_grad", "detach_")
     )
 
 

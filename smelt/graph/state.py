@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 State = tuple[bool, bool, bool, torch.dtype, bool, torch.dtype]
 
@@ -84,6 +85,7 @@ CHANGES: frozenset[Any] = frozenset(
         torch.set_autocast_enabled,
         torch.set_autocast_dtype,
         torch.clear_autocast_cache,
+        forward_ad.enter_dual_level,
     }
 )
 
@@ -91,12 +93,14 @@ CHANGES: frozenset[Any] = frozenset(
 @contextmanager
 def restored() -> Iterator[None]:
     """Puts the settings back where the block raises."""
-    before, open_guards = read(), len(_thread.guards)
+    before, open_guards, level = read(), len(_thread.guards), forward_ad._current_level
     try:
         yield
     except BaseException:
         while len(_thread.guards) > open_guards:
             _thread.guards.pop()[1].__exit__(None, None, None)
+        while forward_ad._current_level > level:
+            forward_ad.exit_dual_level()
         for function, args in difference(read(), before):
             function(*args)
         raise

@@ -12,7 +12,6 @@ import torch
 from smelt.graph import passes
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
-from smelt.reasons import UNSUPPORTED_CALL
 from smelt.trace.fake import FakeTensor
 from smelt.trace.functionalize import functionalize
 from smelt.trace.symbols import NumberInput
@@ -95,16 +94,13 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
     given = [n.node(trace.torch) for n in numbers], [n.node(trace.aten) for n in numbers]
     _begin(torch_graph, [*(f.torch_node or trace._placeholder(f, trace.torch) for f in inputs), *given[0]])
     _begin(aten_graph, [*(f.aten_node or trace._placeholder(f, trace.aten) for f in inputs), *given[1]])
-    needs_grad = _needs_grad(trace, outputs)
-    if needs_grad:
-        _check_forward_mode(trace)
     return Traced(
         torch_graph=torch_graph,
         aten_graph=aten_graph,
         inputs=inputs,
         mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written),
         outputs=tuple(outputs),
-        needs_grad=needs_grad,
+        needs_grad=_needs_grad(trace, outputs),
         _examples=tuple(weakref.ref(trace.real(f)) for f in inputs),  # type: ignore[arg-type]
         numbers=numbers,
     )
@@ -154,12 +150,6 @@ def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor]) -> bool:
         or any(_has_other_history(trace, f) for f in trace.inputs)
         or (trace.first_state[0] and _detaches(trace, computed))
     )
-
-
-def _check_forward_mode(trace: Trace) -> None:
-    """The torch-level graph does not say which levels of forward-mode differentiation are open."""
-    if any(node.target is torch._VF._make_dual for node in trace.torch.graph):  # type: ignore[attr-defined]
-        raise trace.unsupported(UNSUPPORTED_CALL, "forward-mode differentiation of what requires grad")
 
 
 def _detaches(trace: Trace, computed: Sequence[FakeTensor]) -> bool:

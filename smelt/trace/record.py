@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd.forward_ad import enter_dual_level
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,6 +39,7 @@ from smelt.trace.symbols import (
     PLAIN_TYPE,
     SYMBOLIC,
     NumberInput,
+    PlainNumbersOnly,
     Symbols,
     has_symbols,
     hint,
@@ -157,6 +159,7 @@ class Trace:
         self._changed = False  # it wrote memory
         self._opaque = False  # it is one whose Python code is the user's
         self._called_opaque = False
+        self._open_levels = 0  # of forward-mode differentiation
         self._left_autocast = False  # since the latest node
         self._state = self.first_state = state.read()
         self._modes = (_DispatchMode(self), _FunctionMode(self))
@@ -361,11 +364,11 @@ class Trace:
             raise
 
     def opaque(self, target: OpaqueCall, run: Callable[[], Any]) -> Any:
-        """`run()`, which does on fakes what `target` does: at the torch level one call, whatever torch functions it calls."""
+        """`run()`, which does on fakes what `target` does: at the torch level one call, whatever functions it calls."""
         if self._source is not None or self._paused:
             return run()
         if self.symbols is not None:
-            raise self.unsupported(UNSUPPORTED_OBJECT, "a number that changes from call to call in such a call")
+            raise PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
         nodes = tuple(self._torch_argument(t) for t in target.tensors)
         target.tensors = []  # the graph outlives the trace
         source = Node("call_function", target, nodes, {}, "")
@@ -460,6 +463,12 @@ class Trace:
             for function, args in state.difference(self._state, now):
                 self.torch.make("call_function", function, args, {}, name_of(function), None, self.where())
             self._state = now
+
+    def switch_level(self, function: Callable[[], Any]) -> None:
+        """A level of forward-mode differentiation is entered or left by `function`."""
+        node = self.torch.make("call_function", function, (), {}, name_of(function), None, self.where())
+        self.kept.add(node)
+        self._open_levels += 1 if function is enter_dual_level else -1
 
     def leave_autocast(self) -> None:
         """The user's code is about to leave an autocast context. With the outermost one eager drops its casts."""
@@ -619,6 +628,8 @@ class Trace:
         """The graphs that compute `outputs` (fakes of this trace). Call it after the trace was left."""
         if self.failed is not None:
             raise Unsupported(self.failed)
+        if self._open_levels:
+            raise self.unsupported(UNSUPPORTED_EFFECT, "a level of forward-mode differentiation stays open")
         with _DisableFunction(), _DisableDispatch():
             self._sync_state(self.first_state)
             fakes = [self.fake(t) for t in outputs]

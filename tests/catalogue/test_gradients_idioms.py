@@ -1,0 +1,442 @@
+"""Idioms of training code: parameters made anew, derivatives of derivatives, estimators, checkpointed models."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import Function
+
+from benchmarks import models
+from tests.catalogue.harness import program, tensor
+from tests.catalogue.test_gradients import Context, both, computed, leaf, number_handles
+
+hf = models.hf
+
+
+@both(graphs=1)
+def test_parameter_made_inside():
+    def fn(x):
+        p = nn.Parameter(x * 2)
+        q = nn.Parameter(x * 3, requires_grad=False)
+        return p, q, (p * x).sum(), isinstance(p, nn.Parameter)
+
+    return fn, [(leaf(3),), (tensor(3),), (tensor(3),)]
+
+
+@both()
+def test_parameter_stored_in_a_module():
+    m = nn.Linear(3, 3)
+
+    def fn(x):
+        m.extra = nn.Parameter(x.detach() * 2)
+        m.weight = nn.Parameter(m.weight.detach() * 0.5)
+        return m(x) * m.extra
+
+    return fn, [(leaf(2, 3),), (tensor(2, 3),), (tensor(2, 3),)], m
+
+
+@both()
+def test_deepcopy_of_a_module():
+    m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def fn(x):
+        twin = copy.deepcopy(m)
+        return twin(x), [type(p).__name__ for p in twin.parameters()], list(twin.parameters())
+
+    return fn, [(leaf(2, 3),), (tensor(2, 3),), (tensor(2, 3),)], m
+
+
+@both()
+def test_forward_mode():
+    def fn(x, t):
+        with fwAD.dual_level():
+            d = fwAD.make_dual(x, t)
+            return fwAD.unpack_dual(d.sin() * d).tangent
+
+    return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
+
+
+@both()
+def test_break_in_a_level_of_forward_mode():
+    def fn(x, t):
+        with fwAD.dual_level():
+            d = fwAD.make_dual(x, t).sin()
+            print(d.shape)
+            return fwAD.unpack_dual(d * 2).tangent
+
+    return fn, [(tensor(3), tensor(3)), (leaf(3), tensor(3)), (tensor(3), tensor(3))]
+
+
+@both()
+def test_vmap_of_parameters():
+    m = nn.Linear(3, 2)
+
+    def fn(x):
+        return torch.vmap(lambda row: m(row).sum())(x)
+
+    return fn, [(leaf(4, 3),), (tensor(4, 3),), (tensor(4, 3),)], m
+
+
+@both()
+def test_functional_call():
+    m = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+
+    def fn(x, scale):
+        params = {k: v * scale for k, v in m.named_parameters()}
+        return torch.func.functional_call(m, params, (x,))
+
+    return fn, [(leaf(4, 3), 2.0), (tensor(4, 3), 2.0), (tensor(4, 3), 2.0)], m
+
+
+@both()
+def test_func_grad_under_autograd():
+    w = leaf(3)
+
+    def fn(x):
+        return torch.func.grad(lambda y: (y * w).sin().sum())(x)
+
+    return fn, [(leaf(3),), (tensor(3),), (tensor(3),)], w
+
+
+@both()
+def test_maml():
+    m = nn.Linear(3, 1)
+
+    def fn(x, y):
+        params = dict(m.named_parameters())
+        loss = F.mse_loss(torch.func.functional_call(m, params, (x,)), y)
+        grads = torch.autograd.grad(loss, list(params.values()), create_graph=True)
+        fast = {k: p - 0.1 * g for (k, p), g in zip(params.items(), grads)}
+        return F.mse_loss(torch.func.functional_call(m, fast, (x,)), y)
+
+    return fn, [(tensor(4, 3), tensor(4, 1)) for _ in range(3)], m
+
+
+@both()
+def test_function_inside_vmap():
+    class Square(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 5 * ctx.saved_tensors[0]
+
+    return lambda x: torch.vmap(Square.apply)(x), [(leaf(4, 3),), (tensor(4, 3),), (leaf(4, 3),)]
+
+
+@both()
+def test_function_inside_func_grad():
+    return lambda x: torch.func.grad(lambda y: Context.apply(y, 3).sum())(x), [
+        (leaf(3),),
+        (tensor(3),),
+        (tensor(3),),
+    ]
+
+
+@both()
+def test_jacobian():
+    return lambda x: torch.autograd.functional.jacobian(lambda y: y.sin() * y.sum(), x), [
+        (leaf(3),),
+        (tensor(3),),
+        (tensor(3),),
+    ]
+
+
+@both()
+def test_hvp_functional():
+    return lambda x, v: torch.autograd.functional.hvp(lambda y: (y**3).sum(), x, v)[1], [
+        (tensor(3), tensor(3)) for _ in range(3)
+    ]
+
+
+@both()
+def test_detach_in_place():
+    def fn(x):
+        y = x * 2
+        y.detach_()
+        return y * x, y.requires_grad
+
+    return fn, [(leaf(3),), (computed(3),), (tensor(3),)]
+
+
+@both()
+def test_detach_in_place_of_an_input():
+    def fn(x):
+        x.detach_()
+        return x * 2, x.requires_grad
+
+    return fn, [(computed(3),), (leaf(3),), (computed(3),)]
+
+
+@both()
+def test_straight_through_estimator():
+    def fn(x):
+        hard = (x > 0).float()
+        return x + (hard - x).detach()
+
+    return fn, [(leaf(3),) for _ in range(3)]
+
+
+@both()
+def test_gumbel_softmax_hard():
+    return lambda x: F.gumbel_softmax(x, tau=0.5, hard=True), [(leaf(2, 5),) for _ in range(3)]
+
+
+@both()
+def test_ema_update():
+    m, ema = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    @torch.no_grad()
+    def update(decay):
+        for p, q in zip(m.parameters(), ema.parameters()):
+            q.mul_(decay).add_(p, alpha=1 - decay)
+
+    def fn(x, decay):
+        update(decay)
+        return m(x) + ema(x).detach()
+
+    return fn, [(tensor(2, 3), 0.9), (tensor(2, 3), 0.9), (tensor(2, 3), 0.8)], [m, ema]
+
+
+@both()
+def test_queue_update_of_a_buffer():
+    class Moco(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+            self.register_buffer("queue", torch.zeros(6, 4))
+            self.register_buffer("at", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            k = self.linear(x)
+            with torch.no_grad():
+                self.queue[:2] = k.detach()
+                self.at.add_(2)
+            return k @ self.queue.clone().t()
+
+    return Moco(), [(tensor(2, 3),) for _ in range(3)]
+
+
+@both()
+def test_in_place_activation_and_residual():
+    m = nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Conv1d(4, 2, 1))
+    return lambda x: m(x).add_(x), [(leaf(2, 2, 5),) for _ in range(3)], m
+
+
+@both()
+def test_split_chunk_unbind_then_in_place_raises():
+    def fn(x):
+        a, b = (x * 2).chunk(2)
+        a.add_(1)
+        return a + b
+
+    return fn, [(leaf(4),) for _ in range(3)]
+
+
+@both()
+def test_no_grad_view_written_later():
+    def fn(x):
+        y = x * 2
+        with torch.no_grad():
+            v = y[0]
+        v.mul_(3)
+        return y
+
+    return fn, [(leaf(3, 2),) for _ in range(3)]
+
+
+@both()
+def test_result_is_shared_with_a_stored_tensor():
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.hidden = None
+
+        def forward(self, x):
+            h = self.linear(x)
+            self.hidden = h if self.hidden is None else self.hidden.detach() + h
+            return self.hidden
+
+    return Cache(), [(tensor(2, 3),) for _ in range(4)]
+
+
+@both()
+def test_recurrent_state_that_needs_gradients():
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.hidden = torch.zeros(2, 3)
+
+        def forward(self, x):
+            self.hidden = self.linear(x) + self.hidden
+            return self.hidden
+
+    return Cache(), [(tensor(2, 3),) for _ in range(3)]
+
+
+def gradient_checkpointing(reentrant):
+    def factory():
+        number_handles()
+        config = hf.BertConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=20
+        )
+        m = hf.BertModel(config).train()
+        m.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        ids = torch.randint(0, 20, (1, 5))
+        mask = torch.ones(1, 5, dtype=torch.long)
+        return (
+            (lambda i: m(input_ids=i, attention_mask=mask).last_hidden_state),
+            [(ids,), (ids,), (ids,)],
+            list(m.parameters()),
+        )
+
+    return factory
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant):
+    program()(gradient_checkpointing(reentrant))()
+
+
+@both()
+def test_custom_amp_function():
+    class Mul(Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return g * w, g * x * 2
+
+    def fn(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            return Mul.apply(x @ w, w)
+
+    return fn, [(leaf(3, 3), leaf(3, 3)) for _ in range(3)]
+
+
+@both()
+def test_amp_scaler_like():
+    m = nn.Linear(3, 2)
+    opt = torch.optim.SGD(m.parameters(), 0.1)
+
+    def step(x, scale):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = m(x).float().pow(2).mean()
+        (loss * scale).backward()
+        for p in m.parameters():
+            p.grad.div_(scale)
+        opt.step()
+        opt.zero_grad()
+        return loss.detach()
+
+    return step, [(tensor(2, 3), 8.0) for _ in range(3)], m
+
+
+@both()
+def test_custom_function_keeps_a_tensor():
+    class Keep(Function):
+        @staticmethod
+        def forward(ctx, x, kept):
+            kept.append(x.exp())
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, None
+
+    def fn(x):
+        kept = []
+        y = Keep.apply(x, kept)
+        return y, kept
+
+    return fn, [(leaf(3),) for _ in range(3)]
+
+
+@both()
+def test_hook_registered_twice_in_a_loop():
+    def fn(x):
+        for i in range(3):
+            x = x * 2
+            x.register_hook(lambda g, i=i: g + i)
+        return x
+
+    return fn, [(leaf(3),) for _ in range(3)]
+
+
+@both()
+def test_hook_that_prints():
+    def fn(x):
+        y = x * 2
+        y.register_hook(print)
+        return y
+
+    return fn, [(leaf(2),) for _ in range(3)]
+
+
+@both()
+def test_requires_grad_toggled_for_generators():
+    g, d = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def fn(x):
+        d.requires_grad_(False)
+        loss = d(g(x)).mean()
+        d.requires_grad_(True)
+        return loss
+
+    return fn, [(tensor(2, 3),) for _ in range(3)], [g, d]
+
+
+@both()
+def test_weights_tied_by_assignment_inside():
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def fn(x):
+        b.weight = a.weight
+        return b(a(x))
+
+    return fn, [(tensor(2, 3),) for _ in range(3)], [a, b]
+
+
+@both()
+def test_sparse_embedding():
+    m = nn.Embedding(10, 4, sparse=True)
+    return m, [(torch.randint(0, 10, (2, 5)),) for _ in range(3)]
+
+
+@both()
+def test_nan_checks_and_where():
+    def fn(x):
+        y = torch.where(x > 0, x.clamp(min=1e-3).log(), torch.zeros_like(x))
+        return torch.nan_to_num(y), y.isnan().any()
+
+    return fn, [(leaf(5),) for _ in range(3)]
+
+
+@both()
+def test_einsum_and_scaled_dot_product():
+    def fn(q, k, v):
+        s = torch.einsum("bqd,bkd->bqk", q, k)
+        return s.softmax(-1) @ v + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return fn, [(leaf(2, 3, 4), leaf(2, 3, 4), leaf(2, 3, 4)) for _ in range(3)]
