@@ -87,7 +87,7 @@ def compile(
 
     Args:
         model: a function, method, callable object or nn.Module. None: returns a decorator.
-        fullgraph: raise `smelt.errors.Unsupported` (on the user's line) where capture fails, instead of running eagerly.
+        fullgraph: raise `smelt.errors.Unsupported` (on the user's line) where the graph would break or capture fails.
         dynamic: None or False specialize on every shape seen. True is not built yet.
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
         mode: None or "default". The other modes of torch.compile are not built yet.
@@ -276,7 +276,7 @@ def reset() -> None:
 def disable(fn: Any = None, recursive: bool = True) -> Any:
     """Marks a function, callable or module to be run eagerly, never captured. Usable as a decorator.
 
-    A compiled function that calls it runs eagerly as a whole. Nothing is newly compiled while it runs.
+    A compiled function that calls it has a graph break there. Nothing is newly compiled while it runs.
     """
     if not recursive:
         raise NotImplementedError("smelt.disable(recursive=False) is not built yet")
