@@ -99,6 +99,11 @@ def _type_find(cls: type, name: str) -> Any:
     return MISSING
 
 
+def _descriptor_method(vm: Any, descriptor: Any, name: str) -> Any:
+    vm.outside.use_class(type(descriptor))
+    return _type_find(type(descriptor), name)
+
+
 class TypeInfo:
     """What the VM knows about a class: its lookups so far, and which special methods are written in Python."""
 
@@ -336,7 +341,7 @@ def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
 def _load_python_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
     if type(found) is enum.property and found is vars(enum.Enum).get(name):
         return load_generic(vm, obj, f"_{name}_")  # value, name: the library's own properties
-    get = _type_find(type(found), "__get__")
+    get = _descriptor_method(vm, found, "__get__")
     return vm.call_function(get, (found, obj, type(obj)))
 
 
@@ -354,7 +359,7 @@ def _load_value(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
 
 
 def _load_non_data(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
-    get = _type_find(type(found), "__get__")
+    get = _descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
         return vm.call_function(get, (found, obj, type(obj)))
     return found.__get__(obj, type(obj))
@@ -383,13 +388,14 @@ CLASS_LOADERS: dict[Sentinel, Callable[..., Any]] = {
 
 
 def load_module_attr(vm: Any, module: types.ModuleType, name: str) -> Any:
-    outside = vm.outside
+    outside, own = vm.outside, module.__dict__
+    if name == "__dict__":
+        return vm.expose(own)
+    if outside.log.touches(own, name):
+        return getattr(module, name)
     memo = outside.memo(module)
     value = memo.get(name, MISSING)
     if value is MISSING:
-        own = module.__dict__
-        if outside.log.touches(module, name):
-            return getattr(module, name)
         if name in own:
             value = outside.wrap(own[name], outside.origin(module).child("attr", name))
         else:
@@ -416,6 +422,7 @@ def _missing_in_module(vm: Any, module: types.ModuleType, name: str) -> Any:
 def load_class_attr(vm: Any, cls: type, name: str) -> Any:
     outside = vm.outside
     outside.use_class(cls)
+    outside.use_class(type(cls))
     meta = vm.type_info(type(cls))
     how, found, _ = meta.find(name)
     if how is PROPERTY:
@@ -428,7 +435,8 @@ def load_class_attr(vm: Any, cls: type, name: str) -> Any:
         value = getattr(cls, name)
         if outside.is_fresh_class(cls):
             return value
-        return outside.wrap(value, outside.const(cls).child("member", name), decided=True)
+        named = name in ("__name__", "__qualname__")  # changes them without a new version of the class
+        return outside.wrap(value, outside.const(cls).child("member", name), decided=not named)
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:
         return _bind_to_class(vm, cls, name, own)
@@ -465,7 +473,7 @@ def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
         return found.__func__
     if how is VALUE:
         return _load_value(vm, cls, name, found, owner)
-    get = _type_find(type(found), "__get__")
+    get = _descriptor_method(vm, found, "__get__")
     if (
         type(get) is FunctionType
         and not isinstance(found, types.DynamicClassAttribute)
@@ -485,7 +493,7 @@ def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
         return value
     if name == "__dict__":
         return outside.own_dict(function, value)
-    if name in ("__kwdefaults__", "__annotations__", "__closure__"):
+    if name in ("__kwdefaults__", "__annotations__", "__closure__", "__name__", "__qualname__", "__module__", "__doc__"):
         return outside.wrap(value, outside.const(function).child("member", name))
     if name in function.__dict__:
         return outside.wrap(value, outside.const(function).child("attr", name))
@@ -642,7 +650,7 @@ def _bind_super(vm: Any, found: Any, obj: Any, obj_cls: type, name: str, base: t
         return MethodType(found.__func__, obj_cls)
     if how is VALUE:
         return _load_value(vm, obj, name, found, base)
-    get = _type_find(type(found), "__get__")
+    get = _descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
         return vm.call_function(get, (found, None if on_class else obj, obj_cls))
     return found.__get__(None if on_class else obj, obj_cls)
@@ -729,7 +737,7 @@ def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
     if how is PROPERTY:
         store_property(vm, obj, found, value)
     elif how is PYTHON_DATA:
-        vm.call_function(_type_find(type(found), "__set__"), (found, obj, value))
+        vm.call_function(_descriptor_method(vm, found, "__set__"), (found, obj, value))
     else:
         set_instance(vm, obj, name, value)
 
@@ -797,6 +805,8 @@ def store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
         is_native_module(owner.__name__) or _type_find(type(owner), name) is not MISSING
     ):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
+    if isinstance(owner, types.ModuleType):
+        return vm.store_global(vars(owner), name, value)
     if id(owner) in outside.origins:
         _touch_named(vm, owner, name)
     type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
@@ -818,6 +828,9 @@ def _touch_named(vm: Any, owner: Any, name: str) -> None:
 
 
 def _delete_named(vm: Any, owner: Any, name: str) -> None:
+    if isinstance(owner, types.ModuleType):
+        load_attr(vm, owner, name)
+        return vm.delete_global(vars(owner), name)
     if id(owner) in vm.outside.origins:
         load_attr(vm, owner, name)
         _touch_named(vm, owner, name)
@@ -842,7 +855,7 @@ def delete_attr(vm: Any, obj: Any, name: str) -> None:
     if how is PROPERTY:
         return delete_property(vm, obj, found)
     if how is PYTHON_DATA:
-        vm.call_function(_type_find(type(found), "__delete__"), (found, obj))
+        vm.call_function(_descriptor_method(vm, found, "__delete__"), (found, obj))
         return
     if info.is_module:
         own = instance_dict(obj) or {}

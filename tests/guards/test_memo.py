@@ -79,7 +79,7 @@ class World:
     def call(self) -> list[Any]:
         """The slots of a call: what the interpreter gathers is made anew, as in real calls."""
         x, net, box, parts, more, f, queue = self.slots
-        return [x, net, box, tuple([*parts]), dict(more), f, queue]
+        return [x, net, box, (*parts,), dict(more), f, queue]
 
     @property
     def guards(self) -> list[Guard]:

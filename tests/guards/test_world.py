@@ -76,7 +76,7 @@ def _access(owner: Any, name: Any) -> tuple[Any, Any, Any]:
     return (lambda n, v: setattr(owner, n, v)), (lambda n: delattr(owner, n)), old
 
 
-_SPECIAL = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__")
+_SPECIAL = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__", "__name__")
 
 
 def putting(owner: Any, name: Any, value: Any) -> Change:
@@ -1073,6 +1073,313 @@ def parameters_tied():
         return x * (2.0 if m[0].weight is m[2][0].weight else 3.0)
 
     return fn, (X,), putting(m[2][0]._parameters, "weight", m[0].weight)
+
+
+# ------------------------------------------------------------------------------------------- more of the above
+
+
+@row("", captured=False)
+def view_of_a_dictionary_from_outside():
+    table = {"a": 1.0, "b": 2.0}
+    values = table.values()
+    return (lambda x: sum(x * v for v in values)), (X,), putting(table, "b", 5.0)
+
+
+@row("value: expected 2.0, found 3.0", captured=False)
+def mapping_proxy():
+    table = {"value": 2.0}
+    proxy = types.MappingProxyType(table)
+    return (lambda x: x * proxy["value"]), (X,), putting(table, "value", 3.0)
+
+
+@row("value")
+def namespace():
+    space = types.SimpleNamespace(value=2.0)
+    return (lambda x: x * space.value), (X,), putting(space, "value", 3.0)
+
+
+@row("offset", captured=False)
+def views_of_one_storage_by_offset():
+    base = torch.arange(10.0)
+    holder = {"make": lambda: [base[2:5]]}
+    return (
+        (lambda x: x * x.storage_offset()),
+        (lambda: tuple(holder["make"]())),
+        putting(holder, "make", lambda: [base[3:6]]),
+    )
+
+
+@row(None)
+def outside_view_written_through_its_base():
+    base = torch.ones(4)
+    view = base[:2]
+
+    def fn(x: Any) -> Any:
+        return x.sum() * view
+
+    return fn, (X,), calling(lambda: base.mul_(3), lambda: base.div_(3))
+
+
+@row("no shared memory")
+def outside_tensors_that_come_to_share_memory():
+    box = Box(a=torch.ones(3), b=torch.ones(3))
+
+    def fn(x: Any) -> Any:
+        box.a.mul_(1.0)
+        return x.sum() * (box.a + box.b)
+
+    return fn, (X,), lambda undo: put(undo, box, "b", box.a.view(3))
+
+
+@row("class")
+def descriptor_changed():
+    class Ten:
+        def __get__(self, obj: Any, cls: Any) -> float:
+            return 10.0
+
+    class Owner:
+        ten = Ten()
+
+    owner = Owner()
+    return (lambda x: x * owner.ten), (X,), putting(Ten, "__get__", lambda self, obj, cls: 11.0)
+
+
+@row("code")
+def body_of_a_property():
+    class Owner:
+        @property
+        def value(self) -> float:
+            return 2.0
+
+    owner = Owner()
+    other = (lambda self: 7.0).__code__
+    return (lambda x: x * owner.value), (X,), putting(Owner.value.fget, "__code__", other)  # type: ignore[attr-defined]
+
+
+@row("class")
+def class_method_replaced():
+    class Owner:
+        @classmethod
+        def value(cls) -> float:
+            return 2.0
+
+    return (lambda x: x * Owner.value()), (X,), putting(Owner, "value", classmethod(lambda cls: 5.0))
+
+
+@row("class")
+def attribute_of_a_metaclass():
+    class Meta(type):
+        level = 2.0
+
+    class Owner(metaclass=Meta):
+        pass
+
+    return (lambda x: x * Owner.level), (X,), putting(Meta, "level", 4.0)
+
+
+@row("class")
+def special_method_replaced():
+    class Scale:
+        def __call__(self, x: Any) -> Any:
+            return x * 2
+
+    scale = Scale()
+    return (lambda x: scale(x)), (X,), putting(Scale, "__call__", lambda self, x: x * 3)
+
+
+@row("class")
+def item_access_replaced():
+    class Table:
+        def __getitem__(self, key: Any) -> float:
+            return 2.0
+
+    table = Table()
+    return (lambda x: x * table["a"]), (X,), putting(Table, "__getitem__", lambda self, key: 6.0)
+
+
+@row("class")
+def iteration_replaced():
+    class Steps:
+        def __iter__(self) -> Any:
+            return iter((1.0, 2.0))
+
+    steps = Steps()
+    return (lambda x: [x * v for v in steps]), (X,), putting(Steps, "__iter__", lambda self: iter((3.0,)))
+
+
+@row("class")
+def context_manager_replaced():
+    class Manager:
+        def __enter__(self) -> float:
+            return 2.0
+
+        def __exit__(self, *exc: Any) -> None: ...
+
+    manager = Manager()
+
+    def fn(x: Any) -> Any:
+        with manager as k:
+            return x * k
+
+    return fn, (X,), putting(Manager, "__enter__", lambda self: 9.0)
+
+
+@row("class Box as it was")
+def attribute_deleted_from_a_class():
+    Box.gone = 4.0  # type: ignore[attr-defined]
+    box = Box()
+    return (lambda x: x * getattr(box, "gone", 1.0)), (X,), putting(Box, "gone", ABSENT)
+
+
+@row("__self__")
+def bound_method_of_another_object():
+    one, two = Box(value=1.0), Box(value=2.0)
+    one.call = types.MethodType(lambda self, x: x * self.value, one)
+    return (lambda x: one.call(x)), (X,), putting(one, "call", types.MethodType(one.call.__func__, two))
+
+
+@row("__defaults__")
+def defaults_of_a_module_forward():
+    class Net(nn.Module):
+        def forward(self, x: Any, by: float = 2.0) -> Any:
+            return x * by
+
+    m = Net()
+    return m, (X,), putting(Net.forward, "__defaults__", (3.0,))
+
+
+@row("_non_persistent_buffers_set", captured=False)
+def names_of_buffers_that_are_not_saved():
+    m = nn.BatchNorm1d(3).eval()
+    return (
+        (lambda x: x * len(m._non_persistent_buffers_set)),
+        (X,),
+        calling(lambda: m._non_persistent_buffers_set.add("q"), lambda: m._non_persistent_buffers_set.discard("q")),
+    )
+
+
+@row("")
+def module_dictionary_in_another_order():
+    m = nn.ModuleDict({"a": nn.Tanh(), "b": nn.ReLU()})
+
+    def fn(x: Any) -> Any:
+        for layer in m.values():
+            x = layer(x) - 0.5
+        return x
+
+    def reorder(key: str) -> Any:
+        return lambda: m._modules.__setitem__(key, m._modules.pop(key))
+
+    return fn, (X,), calling(reorder("a"), reorder("b"))
+
+
+@row("")
+def parameter_list_grown():
+    m = nn.ParameterList([nn.Parameter(torch.ones(3))])
+
+    def pop() -> None:
+        del m._parameters["1"]
+        m._size -= 1
+
+    return (lambda x: sum(x * p for p in m)), (X,), calling(lambda: m.append(nn.Parameter(torch.ones(3))), pop)
+
+
+@row("dropout")
+def probability_of_dropout():
+    m = nn.MultiheadAttention(4, 2, dropout=0.0).eval()
+    fn = lambda x: m(x, x, x)[0] * (1 + m.dropout)  # noqa: E731
+    return fn, (torch.ones(2, 1, 4),), putting(m, "dropout", 0.5)
+
+
+@row("p: expected 0.0, found 1.0")
+def probability_of_a_dropout_layer():
+    m = nn.Dropout(0.0)
+    return (lambda x: m(x)), (X,), putting(m, "p", 1.0)
+
+
+@row("eps")
+def eps_of_a_norm():
+    m = nn.LayerNorm(3)
+    return (lambda x: m(x)), (X,), putting(m, "eps", 0.5)
+
+
+@row("normalized_shape")
+def shape_of_a_norm():
+    m = nn.LayerNorm(3, elementwise_affine=False)
+    return (lambda x: m(x)), (X,), putting(m, "normalized_shape", (2, 3))
+
+
+@row("momentum")
+def statistics_that_are_tracked():
+    m = nn.BatchNorm1d(3).train()
+    m.momentum = 0.0
+    return (lambda x: m(x)), (X,), putting(m, "momentum", None)
+
+
+@row("")
+def buffer_that_becomes_none():
+    m = nn.BatchNorm1d(3, affine=False).eval()
+    return (lambda x: m(x)), (X,), putting(m._buffers, "running_mean", None)
+
+
+@row("__name__")
+def name_of_a_function():
+    return (lambda x: x * len(helper.__name__)), (X,), putting(helper, "__name__", "h")
+
+
+@row("")
+def name_of_a_class():
+    class Short:
+        pass
+
+    box = Short()
+    return (lambda x: x * len(type(box).__name__)), (X,), putting(Short, "__name__", "MuchLonger")
+
+
+@row("same")
+def object_of_the_same_class_by_identity():
+    one, two = Box(), Box()
+    box = Box(held=one)
+    return (lambda x: x * (2.0 if box.held is one else 3.0)), (X,), putting(box, "held", two)
+
+
+@row("")
+def class_in_a_table():
+    table = {"act": nn.ReLU}
+    return (lambda x: table["act"]()(x)), (X,), putting(table, "act", nn.Tanh)
+
+
+@row("value: expected 2.0, found 3.0")
+def object_behind_a_default():
+    box = Box(value=2.0)
+
+    def inner(x: Any, by: Any = box) -> Any:
+        return x * by.value
+
+    return (lambda x: inner(x)), (X,), putting(box, "value", 3.0)
+
+
+@row("level")
+def level_of_a_logger():
+    import logging
+
+    logger = logging.getLogger("smelt.test.world")
+    logger.setLevel(logging.ERROR)
+
+    def fn(x: Any) -> Any:
+        return x * (2.0 if logger.isEnabledFor(logging.INFO) else 3.0)
+
+    return fn, (X,), calling(lambda: logger.setLevel(logging.INFO), lambda: logger.setLevel(logging.ERROR))
+
+
+@row("")
+def recursion_limit_is_no_part_of_it():
+    limit = sys.getrecursionlimit()
+    return (
+        (lambda x: x * 2),
+        (lambda: (X if sys.getrecursionlimit() == limit else X.double(),)),
+        calling(lambda: sys.setrecursionlimit(limit + 1), lambda: sys.setrecursionlimit(limit)),
+    )
 
 
 # ------------------------------------------------------------------------------------------- library Python
