@@ -35,6 +35,7 @@ from smelt.graph import numbers
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
 
 _NATIVE_HASHES = frozenset(
     {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
@@ -147,6 +148,8 @@ class Writer:
             return name
         if is_constant(x):
             return self._constant(x)
+        if type(x) in NUMBERS and x.node.expression.op == "leaf":
+            return self.number(x)
         origin = self.found.origin_of(x)
         if origin is not None:
             return self.outside(x, origin)

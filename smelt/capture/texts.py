@@ -22,15 +22,21 @@ import torch
 from smelt.capture.tables import BUILTINS, TENSOR_METHODS, Handler, method
 from smelt.capture.values import LEAF_TYPES, is_constant
 from smelt.errors import Unsupported
+from smelt.graph.numbers import leaves
 from smelt.ops.kinds import effects
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS, hint
 
 _DisableFunction = torch._C.DisableTorchFunction
 
 
+class Unreadable(Unsupported):
+    """Something looks at the characters of a `Text`."""
+
+
 def _unreadable(what: str) -> Unsupported:
-    return Unsupported(Reason(DATA_DEPENDENT, what))
+    return Unreadable(Reason(DATA_DEPENDENT, what))
 
 
 class Text:
@@ -171,6 +177,12 @@ def _show(vm: Any, fake: FakeTensor, bare: bool = False) -> Shown:
     return Shown(vm.trace, fake, bare)
 
 
+def _number(vm: Any, value: Any) -> Any:
+    """A number that changes from call to call, as part of a text. If the text is read, it must not be symbolic."""
+    vm.shown_numbers.update(origin.path for origin in leaves(value.node.expression))
+    return value
+
+
 class _Structure:
     """A copy of nested builtin containers whose text is that of the original; `unknown` if it holds tensors."""
 
@@ -186,6 +198,9 @@ class _Structure:
             return _show(self.vm, value)
         if kind in LEAF_TYPES or (kind is tuple and is_constant(value)):
             return value
+        if kind in NUMBERS:
+            self.unknown = True
+            return _number(self.vm, value)
         if id(value) in self._memo:
             return self._memo[id(value)]
         if kind is tuple:
@@ -228,6 +243,8 @@ def convert(vm: Any, fn: Any, value: Any) -> Any:
     kind = type(value)
     if kind is FakeTensor:
         return Text(fn, _show(vm, value))
+    if kind in NUMBERS:
+        return Text(fn, _number(vm, value))
     if kind is Text:
         return value if fn is str else Text(fn, value)
     if kind in _COPIERS or (kind is tuple and not is_constant(value)):
@@ -246,6 +263,9 @@ def formatted(vm: Any, value: Any, spec: Any) -> Any:
         raise _unreadable("a tensor's text is used as a format")
     if type(value) is FakeTensor:
         return _format_tensor(vm, value, spec)
+    if type(value) in NUMBERS:
+        format(hint(value), spec)  # raises where the real number would
+        return Text(format, _number(vm, value), spec)
     if type(value) is Text:
         format("", spec)  # raises where the real text would
         return Text(format, value, spec) if spec else value
@@ -298,6 +318,9 @@ def _percent_argument(vm: Any, conversion: str, value: Any) -> Any:
     if conversion in "sra":
         fn = {"s": str, "r": repr, "a": ascii}[conversion]
         return Verbatim(convert(vm, fn, value))
+    if kind in NUMBERS:
+        f"%{conversion}" % hint(value)  # raises where the real number would
+        return _number(vm, value)
     if kind is FakeTensor:
         if conversion in "eEfFgG" and value.numel() == 1 and not value.dtype.is_complex:
             return _show(vm, value, bare=True)
@@ -309,7 +332,7 @@ def _percent_argument(vm: Any, conversion: str, value: Any) -> Any:
 
 def _holds_text(values: Iterable[Any]) -> bool:
     return any(
-        type(v) in (Text, Shown, FakeTensor) or (type(v) is Verbatim and type(v.text) is Text) for v in values
+        type(v) in (Text, Shown, FakeTensor, *NUMBERS) or (type(v) is Verbatim and type(v.text) is Text) for v in values
     )
 
 

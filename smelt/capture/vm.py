@@ -37,6 +37,7 @@ from smelt.capture import (
     managers,
     operators,
     raising,
+    texts,
     transforms,
     windows,
 )
@@ -72,7 +73,7 @@ from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor, hashed
 from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
-from smelt.trace.symbols import PLAIN_TYPE
+from smelt.trace.symbols import PLAIN_TYPE, PlainNumbersOnly
 
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
@@ -119,6 +120,7 @@ class VM:
         self.stop: tuple[int, ...] = ()  # where to stop: the tick of each frame from the root on
         self.stopped: list[Frame] = []  # the frames at the stop, outermost first
         self.root: Frame | None = None  # the captured frame, once it runs
+        self.shown_numbers: set[tuple[Any, ...]] = set()  # paths of the symbolic numbers in texts
         self.context_values: dict[int, Any] = {}
         self.context_tokens: list[tuple[Any, Any]] = []
         self._types: dict[type, TypeInfo] = {}
@@ -672,18 +674,27 @@ def capture_frame(
     with _quiet():
         try:
             return _capture(vm, fn, slots, name, stop)
-        except Unsupported as e:
-            vm.locate(e)
-            raise
-        except Exception:
-            if vm.trace.symbols is None:
+        except Exception as e:
+            fixed = _to_fix(vm, e)
+            if not fixed:
+                if isinstance(e, Unsupported):
+                    vm.locate(e)
                 raise
         finally:
             vm.leave_contexts()
             vm.outside.log.roll_back()
             if vm.trace.symbols is not None:
                 vm.trace.symbols.release()
-    return capture_frame(fn, slots, config, name=name, stop=stop)
+    return capture_frame(fn, slots, config, name=name, stop=stop, dynamic=dynamic - fixed)
+
+
+def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
+    """Paths of the numbers that must not be symbolic for capture to get by `error`."""
+    if vm.trace.symbols is None:
+        return frozenset()
+    if isinstance(error, texts.Unreadable):
+        return frozenset(vm.shown_numbers)
+    return vm.outside.dynamic if isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported) else frozenset()
 
 
 def _capture(

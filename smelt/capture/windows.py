@@ -20,7 +20,7 @@ from smelt import _native
 from smelt.capture import numbers
 from smelt.capture.frames import Generator, VMCallable
 from smelt.capture.natives import REFUSED, is_native_module, runs_natively
-from smelt.capture.texts import Text
+from smelt.capture.texts import Text, Unreadable
 from smelt.capture.values import LEAF_TYPES, MISSING, FunctionType, MethodType, items_of
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, Reason
@@ -156,6 +156,8 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
         if result is not NotImplemented:
             return result
         args, kwargs = numbers.native_arguments(fn, args, kwargs)
+    if vm.outside.stale:
+        vm.outside.update_copies()
     kinds = vm.kinds
     for value in args:
         if kinds.get(type(value)) is not False and calls_back(kinds, value):
@@ -178,7 +180,7 @@ def in_window(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | No
     for value in args:
         vm.outside.use_class(value if isinstance(value, type) else type(value))
         if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
-            raise Unsupported(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
+            raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
     if _has_torch_function(vm, args):
         raise Unsupported(Reason(UNSUPPORTED_CALL, "an object with a __torch_function__ of its own"))
     try:

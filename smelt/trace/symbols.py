@@ -19,11 +19,16 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from smelt.errors import Unsupported
 from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.trace.builder import Builder, identifier
 
 MAX_SIZE = 40  # operations of an expression; a larger one is pinned
+
+
+class PlainNumbersOnly(Unsupported):
+    """Something is to be captured that cannot hold symbolic numbers, wherever they may be in it."""
 
 
 class Symbols:

@@ -163,7 +163,8 @@ PINNED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "index": lambda x, n: x[n % 3],
     "range": lambda x, n: x + sum(range(n)),
     "size": lambda x, n: x.sum() + torch.zeros(n),
-    "text": lambda x, n: x + len(f"{n}"),
+    "characters of a text": lambda x, n: x + len(f"{n}"),
+    "key that is a text": lambda x, n: x + {"k1": 1, "k2": 2, "k3": 3}[f"k{n}"],
     "key": lambda x, n: x + {n: 2}[n],
     "bits": lambda x, n: x + (n & 3),
     "axis": lambda x, n: x.sum(n % 2),
@@ -175,6 +176,19 @@ PINNED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 def test_what_needs_the_number_itself_pins_it(name: str) -> None:
     compiled = check(PINNED[name], [(X, n) for n in (1, 2, 3)])
     assert [f"L['n'] == {n}" in e.guards for n, e in zip((1, 2, 3), entries(compiled))] == [True] * 3
+
+
+def test_text_of_a_number_is_made_by_the_compiled_frame(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: torch.Tensor, n: int) -> Any:
+        print(f"step {n}", n / 2, [n], "%d of %5.1f" % (n, n))  # noqa: UP031
+        return x * n, f"{n / 3:.3f}", str(n), repr(n) + "!", "{}-{:>4}".format(n, n), {"n": n}  # noqa: UP032
+
+    compiled = smelt.compile(fn)
+    with torch.no_grad():
+        for n in range(1, 20):
+            expected, printed = fn(X, n), capsys.readouterr().out
+            assert compiled(X, n)[1:] == expected[1:] and capsys.readouterr().out == printed
+    assert len(entries(compiled)) == 2
 
 
 def test_a_pinned_number_is_a_constant_of_the_graphs() -> None:
