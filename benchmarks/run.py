@@ -2,7 +2,8 @@
 
     python -m benchmarks.run [--only NAME] [--no-rivals] [--out DIR]
 
-Writes one JSON and one Markdown file. Each model runs in a process of its own, one after the other, on an otherwise idle machine. Nothing is asserted. `--only`
+Writes one JSON and one Markdown file. Each model runs in a process of its own, one after the other, on an otherwise idle
+machine. Nothing is asserted. `--only`
 measures some models again and replaces their rows.
 """
 
