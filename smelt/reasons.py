@@ -147,12 +147,6 @@ DISABLED = _kind(
 
 # ---------------------------------------------------------------------------------------- the call as a whole
 
-NEEDS_AUTOGRAD = _kind(
-    "needs-autograd",
-    "gradients are required and this backend compiles inference only so far",
-    "Call it under torch.no_grad(), or freeze the parameters with requires_grad_(False).",
-    "loss = compiled(x).sum(); loss.backward()",
-)
 USER_EXCEPTION = _kind(
     "user-exception",
     "the function raised while it was captured, so the call ran eagerly",

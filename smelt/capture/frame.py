@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
-
 from smelt import _native, events
 from smelt.capture.again import is_repeatable
 from smelt.capture.emit import CompiledFrame, emit, reach
@@ -36,7 +34,7 @@ from smelt.guards import build
 from smelt.guards.evaluate import changed_numbers, first_failing, format_guard, format_guards
 from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
-from smelt.reasons import BACKEND_FAILED, INTERNAL, NEEDS_AUTOGRAD, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
+from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
 from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.trace.record import Traced
 
@@ -73,7 +71,7 @@ class Entry:
     """One compiled variant of a function, as people look at it.
 
     `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the guard of the latest
-    older entry that failed and so made this one necessary; `graph` is what the backend returned (None: runs eagerly);
+    older entry that failed and so made this one necessary; `graph` is what the backend returned;
     `tree` is the native guard tree; `seconds` is what making the entry took.
     """
 
@@ -82,7 +80,7 @@ class Entry:
     source: str
     reason: Failure | None
     traced: Traced
-    graph: Graph | None
+    graph: Graph
     tree: Any
     seconds: float
 
@@ -106,11 +104,6 @@ class Record:
     failures: int = 0  # captures that ended in an exception of the user's code
     outrun: int = 0  # captures after which the world was another
     dynamic: set[tuple[Any, ...]] = field(default_factory=set)  # paths of origins whose number has changed
-
-    @property
-    def eager(self) -> int:
-        """How many entries run the original, because gradients are required."""
-        return sum(entry.graph is None for entry in self.entries)
 
 
 _compilers: weakref.WeakValueDictionary[int, FrameCompiler] = (
@@ -229,11 +222,9 @@ class FrameCompiler:
 
     def _compile(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
         record = self.record
-        if torch.is_grad_enabled() and record.eager >= self.config.recompile_limit:
-            return False  # without gradients it may still compile
         try:
             why = self._explain_miss(record, slots)
-            if len(record.entries) - record.eager >= self.config.recompile_limit:
+            if len(record.entries) >= self.config.recompile_limit:
                 raise Unsupported(_limit_reason(record, self.config, why, fn.__code__))
             with _collector_off():
                 try:
@@ -306,19 +297,16 @@ class FrameCompiler:
         captured = capture_frame(fn, slots, self.config, name=name, dynamic=dynamic, stop=stop)
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         graph = self._compiled_graph(name, captured)
-        frame = _emitted(fn, captured, graph, self.resumes) if graph is not None else None
+        frame = _emitted(fn, captured, graph, self.resumes)
         with _stage("guards", name):
-            spec = build.build(captured.guards, frame.collect if frame else ())
+            spec = build.build(captured.guards, frame.collect)
             tree = _native.GuardTree(spec.native)
             _verify_accepts(tree, spec, slots)
-        compiled: Callable[..., Any] | None = frame.function if frame else None
-        if frame and self.config.verify:
-            compiled = _checked(frame, spec)
+        compiled = _checked(frame, spec) if self.config.verify else frame.function
         seconds = time.perf_counter() - start
-        source = frame.source if frame else f"# {name} runs eagerly: gradients are required\n"
         _native.add_entry(self._table(fn), tree, compiled)
         self.record.entries.append(
-            Entry(name, spec.guards, source, why, captured.traced, graph, tree, seconds)
+            Entry(name, spec.guards, frame.source, why, captured.traced, graph, tree, seconds)
         )
         events.emit(
             "entry-installed",
@@ -328,18 +316,13 @@ class FrameCompiler:
             inputs=len(captured.input_origins),
         )
 
-    def _compiled_graph(self, name: str, captured: CapturedFrame) -> Graph | None:
-        """What the backend makes of the graph; None where only the eager function can compute gradients."""
+    def _compiled_graph(self, name: str, captured: CapturedFrame) -> Graph:
+        """What the backend makes of the graph."""
         start = time.perf_counter()
         events.emit("backend-start", name)
         try:
             return self.backend(captured.traced, self.config)
-        except Unsupported as e:
-            if e.reason.kind is not NEEDS_AUTOGRAD or self.fullgraph:
-                raise
-            self._remember(name, e.reason)
-            return None
-        except BackendError:
+        except (Unsupported, BackendError):
             raise
         except Exception as e:
             raise BackendError(f"the backend failed on {name}: {_summary(e)}") from e

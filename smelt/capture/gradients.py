@@ -215,10 +215,10 @@ def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
 # ----------------------------------------------------------------------------------------------- parameters
 
 
-def make_parameter(vm: Any, data: FakeTensor, requires_grad: bool) -> FakeTensor:
+def make_parameter(vm: Any, data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """`nn.Parameter(data, requires_grad)`: a leaf, on the data's memory."""
 
-    def run() -> FakeTensor:
+    def run() -> torch.Tensor:
         made = data.detach().requires_grad_(requires_grad)
         made._is_param = True  # type: ignore[attr-defined]
         return made
@@ -336,7 +336,7 @@ for _hook_name, _hook_method in _REGISTER.items():
 # --------------------------------------------------------------------------------------------- state of tensors
 
 
-def set_requires_grad(vm: Any, tensor: FakeTensor, requires_grad: Any = True) -> FakeTensor:
+def set_requires_grad(vm: Any, tensor: FakeTensor, requires_grad: Any = True) -> torch.Tensor:
     """`tensor.requires_grad_(requires_grad)`, which the torch-level graph repeats."""
     wanted = vm.truth(requires_grad)
     if vm.trace.is_input(tensor) and wanted == tensor.requires_grad:

@@ -21,7 +21,6 @@ from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
 from smelt.reasons import (
     BACKEND_FAILED,
-    NEEDS_AUTOGRAD,
     RECOMPILE_LIMIT,
     USER_EXCEPTION,
     Reason,
@@ -165,15 +164,10 @@ def test_a_failing_backend() -> None:
     assert isinstance(e.value.__cause__, ZeroDivisionError)
 
 
-def test_gradients_run_eagerly_and_no_grad_compiles() -> None:
-    def inference_only(traced: Any, config: Any) -> Any:
-        if traced.needs_grad:
-            raise Unsupported(Reason(NEEDS_AUTOGRAD, ""))
-        return eager(traced, config)
-
+def test_gradients_and_none() -> None:
     w = torch.ones(2, requires_grad=True)
     own = types.FunctionType((lambda x: x * w).__code__, globals(), "f", None, (types.CellType(w),))
-    c = wrap(own, FrameCompiler(inference_only, DEFAULT))
+    c = wrap(own, FrameCompiler(eager, DEFAULT))
     x = torch.ones(2)
     for _ in range(3):
         assert c(x).requires_grad
@@ -181,7 +175,7 @@ def test_gradients_run_eagerly_and_no_grad_compiles() -> None:
         assert not c(x).requires_grad
     c(x).sum().backward()
     assert torch.equal(w.grad, x)
-    assert [e.graph is None for e in entries(c)] == [True, False] and reasons(c) == [NEEDS_AUTOGRAD]
+    assert [e.traced.needs_grad for e in entries(c)] == [True, False] and not reasons(c)
 
 
 def test_disabled_nothing_new_is_compiled() -> None:
