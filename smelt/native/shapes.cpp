@@ -24,69 +24,63 @@
 namespace smelt {
 namespace {
 
+// clang-format off
 // With an in-place twin.
-#define POINTWISE(X)                                                                                         \
-    X(acos)                                                                                                  \
-    X(acosh) X(addcdiv) X(addcmul) X(asin) X(asinh) X(atan) X(atan2) X(atanh) X(bitwise_not) X(ceil)         \
-        X(clamp) X(clamp_max) X(clamp_min) X(cos) X(cosh) X(elu) X(erf) X(erfc) X(erfinv) X(exp) X(exp2)     \
-            X(expm1) X(floor) X(frac) X(gcd) X(gelu) X(hardsigmoid) X(heaviside) X(hypot) X(i0) X(lcm)       \
-                X(leaky_relu) X(lgamma) X(log) X(log10) X(log1p) X(log2) X(mish) X(neg) X(nextafter)         \
-                    X(reciprocal) X(round) X(rsqrt) X(sgn) X(sigmoid) X(sign) X(silu) X(sin) X(sinc) X(sinh) \
-                        X(sqrt) X(tan) X(tanh) X(threshold) X(trunc)
+#define POINTWISE(X) \
+    X(acos) X(acosh) X(addcdiv) X(addcmul) X(asin) X(asinh) X(atan) X(atan2) X(atanh) X(bitwise_not) X(ceil) \
+    X(clamp) X(clamp_max) X(clamp_min) X(cos) X(cosh) X(elu) X(erf) X(erfc) X(erfinv) X(exp) X(exp2) \
+    X(expm1) X(floor) X(frac) X(gcd) X(gelu) X(hardsigmoid) X(heaviside) X(hypot) X(i0) X(lcm) X(leaky_relu) \
+    X(lgamma) X(log) X(log10) X(log1p) X(log2) X(mish) X(neg) X(nextafter) X(reciprocal) X(round) X(rsqrt) \
+    X(sgn) X(sigmoid) X(sign) X(silu) X(sin) X(sinc) X(sinh) X(sqrt) X(tan) X(tanh) X(threshold) X(trunc)
 
-#define POINTWISE_OVERLOADS(X)                                                                              \
-    X(add, Tensor)                                                                                          \
-    X(bitwise_and, Tensor) X(bitwise_left_shift, Tensor) X(bitwise_or, Tensor)                              \
-        X(bitwise_right_shift, Tensor) X(bitwise_xor, Tensor) X(clamp, Tensor) X(clamp_max, Tensor)         \
-            X(clamp_min, Tensor) X(copysign, Tensor) X(div, Tensor) X(div, Tensor_mode) X(eq, Scalar)       \
-                X(eq, Tensor) X(fmod, Tensor) X(ge, Scalar) X(ge, Tensor) X(gt, Scalar) X(gt, Tensor)       \
-                    X(le, Scalar) X(le, Tensor) X(lerp, Scalar) X(lerp, Tensor) X(lt, Scalar) X(lt, Tensor) \
-                        X(mul, Tensor) X(ne, Scalar) X(ne, Tensor) X(pow, Scalar) X(remainder, Tensor)      \
-                            X(round, decimals) X(sub, Tensor) X(xlogy, Tensor)
+#define POINTWISE_OVERLOADS(X) \
+    X(add, Tensor) X(bitwise_and, Tensor) X(bitwise_left_shift, Tensor) X(bitwise_or, Tensor) \
+    X(bitwise_right_shift, Tensor) X(bitwise_xor, Tensor) X(clamp, Tensor) X(clamp_max, Tensor) \
+    X(clamp_min, Tensor) X(copysign, Tensor) X(div, Tensor) X(div, Tensor_mode) X(eq, Scalar) X(eq, Tensor) \
+    X(fmod, Tensor) X(ge, Scalar) X(ge, Tensor) X(gt, Scalar) X(gt, Tensor) X(le, Scalar) X(le, Tensor) \
+    X(lerp, Scalar) X(lerp, Tensor) X(lt, Scalar) X(lt, Tensor) X(mul, Tensor) X(ne, Scalar) X(ne, Tensor) \
+    X(pow, Scalar) X(remainder, Tensor) X(round, decimals) X(sub, Tensor) X(xlogy, Tensor)
 
 // Without.
-#define POINTWISE_ALONE(X)                                                                                  \
-    X(fmax)                                                                                                 \
-    X(fmin) X(hardshrink) X(isneginf) X(isposinf) X(logaddexp) X(logaddexp2) X(maximum) X(minimum)          \
-        X(mse_loss) X(signbit) X(smooth_l1_loss) X(softplus) X(softshrink) X(special_entr) X(special_erfcx) \
-            X(special_i0e) X(special_i1) X(special_i1e) X(special_log_ndtr) X(special_xlog1py) X(zero_)
+#define POINTWISE_ALONE(X) \
+    X(fmax) X(fmin) X(hardshrink) X(isneginf) X(isposinf) X(logaddexp) \
+    X(logaddexp2) X(maximum) X(minimum) X(mse_loss) X(signbit) X(smooth_l1_loss) X(softplus) \
+    X(softshrink) X(special_entr) X(special_erfcx) X(special_i0e) X(special_i1) X(special_i1e) \
+    X(special_log_ndtr) X(special_xlog1py) X(zero_)
 
-#define POINTWISE_ALONE_OVERLOADS(X)                                                      \
-    X(fill_, Scalar)                                                                      \
-    X(fill_, Tensor) X(isin, Scalar_Tensor) X(isin, Tensor_Scalar) X(isin, Tensor_Tensor) \
-        X(pow, Tensor_Scalar) X(pow, Tensor_Tensor) X(pow_, Tensor)
+#define POINTWISE_ALONE_OVERLOADS(X) \
+    X(fill_, Scalar) X(fill_, Tensor) X(isin, Scalar_Tensor) X(isin, Tensor_Scalar) \
+    X(isin, Tensor_Tensor) X(pow, Tensor_Scalar) \
+    X(pow, Tensor_Tensor) X(pow_, Tensor)
 
-#define REDUCTIONS(X)                                                                               \
-    X(_log_softmax)                                                                                 \
-    X(_softmax) X(all) X(amax) X(amin) X(aminmax) X(any) X(argmax) X(argmin) X(cumprod) X(cumprod_) \
-        X(cumsum) X(cumsum_)
+#define REDUCTIONS(X) \
+    X(_log_softmax) X(_softmax) X(all) X(amax) X(amin) X(aminmax) X(any) X(argmax) X(argmin) X(cumprod) \
+    X(cumprod_) X(cumsum) X(cumsum_)
 
 #define REDUCTION_OVERLOADS(X) \
     X(all, dim) X(any, dim) X(max, dim) X(mean, dim) X(min, dim) X(prod, dim_int) X(sum, dim_IntList)
 
-#define PRODUCTS_AND_POOLS(X)                                                                           \
-    X(adaptive_max_pool2d)                                                                              \
-    X(adaptive_max_pool3d) X(addmm) X(addmm_) X(addmv) X(addmv_) X(avg_pool2d) X(avg_pool3d) X(baddbmm) \
-        X(baddbmm_) X(bmm) X(max_pool2d_with_indices) X(mm)
+#define PRODUCTS_AND_POOLS(X) \
+    X(adaptive_max_pool2d) X(adaptive_max_pool3d) X(addmm) X(addmm_) X(addmv) X(addmv_) X(avg_pool2d) \
+    X(avg_pool3d) X(baddbmm) X(baddbmm_) X(bmm) X(max_pool2d_with_indices) X(mm)
 
-#define MOVES(X)                                                                             \
-    X(cat)                                                                                   \
-    X(gather) X(glu) X(index_add) X(index_add_) X(index_copy) X(index_copy_) X(index_reduce) \
-        X(index_reduce_) X(scatter_add) X(scatter_add_)
+#define MOVES(X) \
+    X(cat) X(gather) X(glu) X(index_add) X(index_add_) X(index_copy) X(index_copy_) X(index_reduce) \
+    X(index_reduce_) X(scatter_add) X(scatter_add_)
 
-#define MOVE_OVERLOADS(X)                                                                             \
-    X(index, Tensor)                                                                                  \
-    X(scatter, reduce) X(scatter, src) X(scatter, value) X(scatter, value_reduce) X(scatter_, reduce) \
-        X(scatter_, src) X(scatter_, value) X(scatter_, value_reduce) X(scatter_reduce, two)          \
-            X(scatter_reduce_, two) X(sort, stable)
+#define MOVE_OVERLOADS(X) \
+    X(index, Tensor) X(scatter, reduce) X(scatter, src) \
+    X(scatter, value) X(scatter, value_reduce) X(scatter_, reduce) X(scatter_, src) X(scatter_, value) \
+    X(scatter_, value_reduce) X(scatter_reduce, two) X(scatter_reduce_, two) X(sort, stable)
 
 // Their sizes may be symbolic.
-#define SYMBOLIC(X)                                                                                        \
-    X(_upsample_nearest_exact1d)                                                                           \
-    X(_upsample_nearest_exact2d) X(_upsample_nearest_exact3d) X(nll_loss_forward) X(reflection_pad1d)      \
-        X(reflection_pad3d) X(replication_pad1d) X(replication_pad2d) X(replication_pad3d) X(topk) X(tril) \
-            X(tril_) X(triu) X(triu_) X(upsample_bicubic2d) X(upsample_bilinear2d) X(upsample_linear1d)    \
-                X(upsample_nearest1d) X(upsample_nearest2d) X(upsample_nearest3d) X(upsample_trilinear3d)
+#define SYMBOLIC(X) \
+    X(_upsample_nearest_exact1d) X(_upsample_nearest_exact2d) X(_upsample_nearest_exact3d) \
+    X(nll_loss_forward) X(reflection_pad1d) X(reflection_pad3d) X(replication_pad1d) X(replication_pad2d) \
+    X(replication_pad3d) X(topk) X(tril) X(tril_) X(triu) X(triu_) X(upsample_bicubic2d) \
+    X(upsample_bilinear2d) X(upsample_linear1d) X(upsample_nearest1d) X(upsample_nearest2d) \
+    X(upsample_nearest3d) X(upsample_trilinear3d)
+// clang-format on
 
 // `function` as the shape function of `Operator`. Overloads are told apart by the operator's C++ type.
 template <class Operator>
