@@ -59,7 +59,7 @@ from smelt.reasons import (
     Reason,
 )
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import plain
+from smelt.trace.symbols import plain, plain_parts
 
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200
 _Args = Sequence[Any]
@@ -244,7 +244,7 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
         handler = vm.tensor_methods.get(name)
         return _run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
     if args and vm.trace.symbols is not None and name in numbers.LOOKUPS:
-        args = (numbers.plain_parts(args[0]), *args[1:])
+        args = (plain_parts(args[0]), *args[1:])
     handler = vm.methods.get((_base_type(kind), name))
     if handler is not None:
         if not accepts(getattr(_base_type(kind), name, None), (owner, *args), kwargs):
@@ -292,8 +292,12 @@ def _base_type(kind: type) -> type:
 
 def _check_native_object(vm: Any, name: str, owner: Any) -> None:
     kind = type(owner)
-    if kind in PURE_TYPES or isinstance(owner, (BaseException, enum.Enum)):
+    if kind in PURE_TYPES or isinstance(owner, enum.Enum):
         return
+    if isinstance(owner, BaseException):
+        vm.outside.open_exception(owner)
+        if name in ("split", "subgroup", "derive"):
+            return
     if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):
         return  # `get` of a queue takes something out
     if isinstance(owner, random.Random):
@@ -525,7 +529,9 @@ def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     info = vm.type_info(cls)
     vm.outside.use_class(cls)
     if info.find("__del__")[0] is not attributes.ABSENT:
-        raise unsupported_call(f"{cls.__qualname__}, which has a finalizer, is instantiated")
+        refused = unsupported_call(f"{cls.__qualname__}, which has a finalizer, is instantiated")
+        refused.breaks = False  # a resume function would keep it alive
+        raise refused
     _, new, _ = info.find("__new__")
     init_how, init, _ = info.find("__init__")
     new = new.__func__ if isinstance(new, staticmethod) else new

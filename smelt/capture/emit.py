@@ -142,7 +142,7 @@ class Writer:
         self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
 
-    def __call__(self, x: object) -> str:
+    def __call__(self, x: Any) -> str:
         name = self._names.get(id(x))
         if name is not None:
             return name

@@ -96,7 +96,7 @@ LOOKUPS = frozenset(
     )
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
-_HOLDING = frozenset({sorted, len, bool, iter, next})
+_HOLDING: frozenset[Any] = frozenset({sorted, len, bool, iter, next})
 
 
 def is_number(value: Any) -> bool:

@@ -29,7 +29,7 @@ from smelt.capture.windows import PLAIN_ITERATORS
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS, plain
+from smelt.trace.symbols import NUMBERS, plain, plain_parts
 
 _NAMES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
@@ -225,6 +225,8 @@ def same(vm: Any, left: Any, right: Any) -> bool:
 
 def contains(vm: Any, value: Any, container: Any) -> bool:
     """`value in container`."""
+    if vm.outside.stale:
+        vm.outside.update_copies()
     kind = type(container)
     if _is_object(kind):
         found = python_method(vm, container, "__contains__")
@@ -281,7 +283,7 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
 def _plain_key(obj: Any, key: Any) -> Any:
     """A key that native code looks up holds no symbolic numbers."""
     native = not _is_object(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
-    return numbers.plain_parts(key) if native else key
+    return plain_parts(key) if native else key
 
 
 def _class_item(vm: Any, cls: Any, key: Any) -> Any:
@@ -394,6 +396,8 @@ def delete_item(vm: Any, obj: Any, key: Any) -> None:
 
 def get_iter(vm: Any, obj: Any) -> Any:
     """`iter(obj)`."""
+    if vm.outside.stale:
+        vm.outside.update_copies()
     kind = type(obj)
     if kind is Generator:
         return obj
@@ -430,6 +434,8 @@ def _python_iterator(vm: Any, obj: Any) -> Any:
 
 def iterable(vm: Any, obj: Any) -> Any:
     """Something that native code may iterate to the same effect as `obj`."""
+    if vm.outside.stale:
+        vm.outside.update_copies()
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return obj
@@ -458,6 +464,8 @@ def _iterate(vm: Any, iterator: Any) -> Any:
 
 def next_item(vm: Any, iterator: Any) -> Any:
     """`next(iterator)`. Raises StopIteration."""
+    if vm.outside.stale:
+        vm.outside.update_copies()
     kind = type(iterator)
     if kind is Generator:
         return iterator.send(None)
@@ -473,6 +481,8 @@ def next_item(vm: Any, iterator: Any) -> Any:
 
 def elements(vm: Any, obj: Any, limit: int | None = None) -> Any:
     """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM."""
+    if vm.outside.stale:
+        vm.outside.update_copies()
     kind = type(obj)
     if kind is tuple:
         return obj

@@ -25,7 +25,7 @@ from smelt.capture.values import LEAF_TYPES, MISSING, FunctionType, MethodType, 
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.symbols import NUMBERS, plain_parts
 
 _HEAP_TYPE = 1 << 9
 _DEPTH = 4  # how many containers deep the user's objects are looked for
@@ -197,7 +197,7 @@ def in_window(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | No
 def keyed(vm: Any, fn: Any, obj: Any, key: Any, *rest: Any) -> Any:
     """`fn(obj, key, *rest)` of a container: only the key is hashed and compared, so the contents need no look."""
     if vm.trace.symbols is not None:
-        key = numbers.plain_parts(key)
+        key = plain_parts(key)
     if vm.kinds.get(type(key)) is not False and calls_back(vm.kinds, key):
         return in_window(vm, fn, (obj, key, *rest))
     return fn(obj, key, *rest)

@@ -228,7 +228,8 @@ def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
             storages = [_storage(read(o)) for o in guard.value]
             return len(set(storages)) == len(storages)
         if guard.kind == "expression":
-            return _expression_holds(*guard.value, read)
+            expression, expected = guard.value
+            return _expression_holds(expression, expected, read)
         assert guard.origin is not None
         x = read(guard.origin)
         return x is read(guard.value) if guard.kind == "alias" else CHECKS[guard.kind](x, guard.value)

@@ -184,7 +184,7 @@ class Symbol:
 
     _graph_repr = __repr__ = str
 
-    def __getattr__(self, name: str) -> Callable[..., Symbol]:
+    def __getattr__(self, name: Any) -> Callable[..., Symbol]:
         op = _NODE_OPERATIONS.get(name)
         if op is None:
             raise AttributeError(name)
@@ -331,7 +331,9 @@ def _plain_slice(value: slice, depth: int) -> slice:
     return slice(*map(plain, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
 
 
-_PARTS = {tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, slice: _plain_slice}
+_PARTS: dict[type, Callable[[Any, int], Any]] = {
+    tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, slice: _plain_slice,
+}  # fmt: skip
 
 
 def settled(value: Any) -> Any:
