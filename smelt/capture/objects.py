@@ -31,6 +31,7 @@ from smelt.capture.values import (
     is_constant,
     is_identity,
     is_plain_key,
+    exception_fields,
 )
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -97,6 +98,8 @@ class Outside:
         ] = {}  # outside objects other than constants, tensors and what identity says all of
         self._consts: dict[int, Origin] = {}
         self._classes: set[type] = set()
+        self._copies: dict[int, tuple[Any, Any]] = {}  # of opened containers that hold tensors: the copies with fakes
+        self.stale: set[int] = set()  # ids of containers that may have changed since their copies were made
         self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> its instance
         self._fresh_classes: set[int] = set()
@@ -340,7 +343,25 @@ class Outside:
         if key not in self._opened:
             self._opened[key] = self._guard_contents(container)
             self._keep.append(container)
-        return self._with_fakes(container) if self._opened[key] else container
+        return self._copy_with_fakes(container) if self._opened[key] else container
+
+    def _copy_with_fakes(self, container: Any) -> Any:
+        """Always the same copy, so that iterators and views of it see what is changed later."""
+        made = self._copies.get(id(container))
+        if made is None:
+            made = self._with_fakes(container)
+            self._copies[id(container)] = container, made
+            return made
+        _follow(made[1], self._with_fakes(container))
+        return made[1]
+
+    def update_copies(self) -> None:
+        """After changes: the copies with fakes follow."""
+        for key in self.stale:
+            if key in self._copies:
+                container, made = self._copies[key]
+                _follow(made, self._with_fakes(container))
+        self.stale.clear()
 
     def _guard_contents(self, container: Any) -> bool:
         """True if there is a real tensor inside."""
@@ -412,7 +433,20 @@ class Outside:
             return self._view_items(value, functools.partial(tuple.__new__, kind)) if deep else value
         if isinstance(value, torch.Tensor):
             return self.fake(value)
+        if isinstance(value, BaseException):
+            self.open_exception(value)
         return value
+
+    def open_exception(self, error: BaseException) -> None:
+        """Native code is going to look at an exception: guards what an outside one says."""
+        origin = self.origins.get(id(error))
+        if origin is None or id(error) in self._opened:
+            return
+        self._opened[id(error)] = False
+        for name in exception_fields(type(error)):
+            found = self.wrap(getattr(error, name), origin.child("member", name))
+            for part in found if type(found) is tuple else ():
+                self.view(part)
 
     def _view_items(self, value: Any, make: Callable[..., Any]) -> Any:
         items = [self.view(v) for v in value]
@@ -433,6 +467,8 @@ class Outside:
     def touch(self, obj: Any) -> None:
         """Before an outside object changes."""
         self.check_changeable(obj)
+        if self._copies:
+            self.stale.add(id(obj))
         owner = self._owners.get(id(obj))
         if owner is not None:
             self._touch_one(owner)
@@ -498,6 +534,25 @@ class Outside:
             found = self.attributes[id(obj)] = {}
             self._keep.append(obj)
         return found
+
+
+def _follow(made: Any, now: Any) -> None:
+    """Changes a copy of a container as little as possible: iterators over it go on, or fail, as over the container."""
+    if isinstance(made, dict):
+        for key in [k for k in made if k not in now]:
+            del made[key]
+        for key, value in now.items():
+            if made.get(key, MISSING) is not value:
+                dict.__setitem__(made, key, value)
+        if list(made) != list(now):
+            dict.clear(made)
+            dict.update(made, now)
+    elif len(made) != len(now) or any(v is not w for v, w in zip(made, now)):
+        if isinstance(made, list):
+            made[:] = now
+        else:
+            made.clear()
+            made.extend(now)
 
 
 def _input_name(origin: Origin) -> str:

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from smelt.capture import texts
+from smelt.capture.frames import Generator
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.symbols import NUMBERS
@@ -210,6 +211,16 @@ def _view_kind(how: str) -> Kind:
 
 _VIEWS = ("keys", "values", "items")
 
+def _method_parts(x: types.MethodType) -> tuple[object, ...]:
+    return (x.__self__,) if type(x.__self__) is Generator else (x.__func__, x.__self__)
+
+
+def _method_text(x: types.MethodType, text: Text) -> str:
+    if type(x.__self__) is Generator:
+        return f"{text(x.__self__)}.{x.__func__.__name__}"
+    return f"MethodType({text(x.__func__)}, {text(x.__self__)})"
+
+
 KINDS: dict[type, Kind] = {
     tuple: Kind(lambda x: x, _tuple_text),
     list: Kind(lambda x: x, _list_text, lambda x, text: "[]", _extend, lambda x: x),
@@ -235,10 +246,7 @@ KINDS: dict[type, Kind] = {
         lambda x: (x.start, x.stop, x.step),
         lambda x, text: f"slice({text(x.start)}, {text(x.stop)}, {text(x.step)})",
     ),
-    types.MethodType: Kind(
-        lambda x: (x.__func__, x.__self__),
-        lambda x, text: f"MethodType({text(x.__func__)}, {text(x.__self__)})",
-    ),
+    types.MethodType: Kind(_method_parts, _method_text),
     types.BuiltinFunctionType: Kind(
         lambda x: (x.__self__,), lambda x, text: f"({text(x.__self__)}).{x.__name__}"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import types
 from typing import Any
 
@@ -120,6 +121,17 @@ def is_constant(value: Any) -> bool:
     if kind in LEAF_TYPES:
         return True
     return (kind is tuple or kind is frozenset) and all(map(is_constant, value))
+
+
+_FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_NO_FIELDS = frozenset(("__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__", "characters_written"))
+
+
+@functools.cache
+def exception_fields(cls: type[BaseException]) -> tuple[str, ...]:
+    """The fields of C that the text of such an exception is made of."""
+    own = [k for k in cls.__mro__ if issubclass(k, BaseException)]
+    return tuple(n for k in own for n, v in k.__dict__.items() if type(v) in _FIELDS and n not in _NO_FIELDS)
 
 
 def items_of(container: Any) -> list[Any]:
