@@ -30,7 +30,6 @@ from smelt.capture.values import (
     has_identity_hash,
     instance_dict,
 )
-from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import hint
 
@@ -122,10 +121,11 @@ def _build_class(vm: Any, args: Any, kwargs: Any) -> Any:
 
 def _resolved_bases(vm: Any, bases: tuple[Any, ...]) -> tuple[Any, ...]:
     """Bases that are no classes may say what stands for them."""
+    entries: list[Any] = []
     for base in bases:
-        if not isinstance(base, type) and python_method(vm, base, "__mro_entries__") is not None:
-            raise unsupported(f"a {type(base).__qualname__} as the base of a class", UNSUPPORTED_OBJECT)
-    return tuple(types.resolve_bases(bases))
+        found = None if isinstance(base, type) else python_method(vm, base, "__mro_entries__")
+        entries += (base,) if found is None else vm.call_function(found, (base, bases))
+    return tuple(types.resolve_bases(entries))
 
 
 def _prepared(vm: Any, meta: Any, name: str, bases: Any, kwds: Any) -> Any:
@@ -331,10 +331,8 @@ for _name in [
     "le",
     "gt",
     "ge",
-    "iadd",
-    "isub",
-    "imul",
-]:
+    "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift",
+]:  # fmt: skip
     BUILTINS[getattr(operator, _name)] = _operator(getattr(operator, _name))
 BUILTINS[operator.getitem] = lambda vm, args, kwargs: vm.subscript(*args)
 BUILTINS[operator.contains] = lambda vm, args, kwargs: vm.contains(args[1], args[0])

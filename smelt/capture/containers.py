@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
+import heapq
 import itertools
 import operator
 from collections.abc import Iterator
@@ -60,6 +62,8 @@ def checked_len(found: Any) -> int:
 def container_len(vm: Any, obj: Any) -> int:
     outside = vm.outside
     outside.check_readable(obj)
+    if outside.stale:
+        outside.update_copies()
     if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
         outside.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
     return len(obj)
@@ -252,6 +256,21 @@ def mapping(vm: Any, obj: Any) -> Any:
         return vm.outside.view(obj, deep=False)
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
     return vm.native(dict, ([(k, vm.subscript(obj, k)) for k in keys],))
+
+
+# -------------------------------------------------------------------- functions of C that change their arguments
+
+
+def _interpreted(polyfill: Any) -> Handler:
+    return lambda vm, args, kwargs: vm.call(polyfill, tuple(args), kwargs)
+
+
+for _name in ("heappush", "heappop", "heapreplace", "heappushpop", "heapify"):
+    BUILTINS[getattr(heapq, _name)] = _interpreted(getattr(polyfills, _name))
+BUILTINS[bisect.insort_right] = _interpreted(polyfills.insort_right)
+BUILTINS[bisect.insort_left] = _interpreted(polyfills.insort_left)
+BUILTINS[operator.setitem] = lambda vm, args, kwargs: vm.store_item(*args)
+BUILTINS[operator.delitem] = lambda vm, args, kwargs: vm.delete_item(*args)
 
 
 # ------------------------------------------------------------------------------------ methods of containers

@@ -100,8 +100,12 @@ class _Snapshot:
 def _slot_names(cls: type) -> Iterator[str]:
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
-            if type(found) is types.MemberDescriptorType and base.__flags__ & (1 << 9):
+            if type(found) is types.MemberDescriptorType and base.__flags__ & (1 << 9) and not _is_dunder(name):
                 yield name
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")  # __dictoffset__ and the like of C classes
 
 
 def _read_slot(obj: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,3 +22,73 @@ def iterate_sequence(obj: Any) -> Iterator[Any]:
             return
         yield value
         i += 1
+
+
+# As Lib/heapq.py and Lib/bisect.py have them.
+
+
+def heappush(heap: list[Any], item: Any) -> None:
+    heap.append(item)
+    _sift_down(heap, 0, len(heap) - 1)
+
+
+def heappop(heap: list[Any]) -> Any:
+    last = heap.pop()
+    if heap:
+        first = heap[0]
+        heap[0] = last
+        _sift_up(heap, 0)
+        return first
+    return last
+
+
+def heapreplace(heap: list[Any], item: Any) -> Any:
+    first = heap[0]
+    heap[0] = item
+    _sift_up(heap, 0)
+    return first
+
+
+def heappushpop(heap: list[Any], item: Any) -> Any:
+    if heap and heap[0] < item:
+        item, heap[0] = heap[0], item
+        _sift_up(heap, 0)
+    return item
+
+
+def heapify(x: list[Any]) -> None:
+    for i in reversed(range(len(x) // 2)):
+        _sift_up(x, i)
+
+
+def _sift_down(heap: list[Any], start: int, at: int) -> None:
+    new = heap[at]
+    while at > start:
+        parent = (at - 1) >> 1
+        if not new < heap[parent]:
+            break
+        heap[at] = heap[parent]
+        at = parent
+    heap[at] = new
+
+
+def _sift_up(heap: list[Any], at: int) -> None:
+    end, start, new = len(heap), at, heap[at]
+    child = 2 * at + 1
+    while child < end:
+        right = child + 1
+        if right < end and not heap[child] < heap[right]:
+            child = right
+        heap[at] = heap[child]
+        at = child
+        child = 2 * at + 1
+    heap[at] = new
+    _sift_down(heap, start, at)
+
+
+def insort_right(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> None:
+    a.insert(bisect.bisect_right(a, x if key is None else key(x), lo, hi, key=key), x)
+
+
+def insort_left(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> None:
+    a.insert(bisect.bisect_left(a, x if key is None else key(x), lo, hi, key=key), x)

@@ -78,6 +78,7 @@ from smelt.trace.symbols import PLAIN_TYPE, PlainNumbersOnly
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
 _RECURSION_LIMIT = 20_000
+_CALLING = ("CALL", "CALL_FUNCTION_EX")  # an earlier one may have been answered without a frame
 _BUILTINS = vars(builtins)
 
 
@@ -278,7 +279,7 @@ class VM:
     def direct(self, frame: Frame) -> Frame:
         """`frame`, made for the call of the CALL that is being carried out."""
         caller, self.tail = self.tail, None
-        if caller is not None and caller is self.frame:
+        if caller is not None and caller is self.frame and caller.code.names[caller.pc - 1] in _CALLING:
             frame.direct = True
             depth = len(self.stopped)
             if caller.ticks == caller.stop and depth and self.stopped[-1] is caller:

@@ -1001,7 +1001,7 @@ def escaping_iterators():
         next(a)
         c = itertools.count(3)
         next(c)
-        return a, c, enumerate([x]), zip([1, 2], [x, x]), iter({"a": x}), reversed([1, x]), range(3), iter(range(4))
+        return a, c, enumerate([x]), zip([1, 2], [x, x]), reversed([1, x]), range(3), iter(range(4))
 
     return fn, [(tensor(3),)] * 3
 

@@ -900,8 +900,8 @@ def imports_inside():
     def fn(x):
         import json as j
         import os.path
-        from math import sqrt
         from collections import OrderedDict
+        from math import sqrt
 
         mod = importlib.import_module("math")
         return x * sqrt(4) + mod.floor(2.5) + len(j.dumps([1])) + len(os.path.join("a", "b")), OrderedDict(a=1)
