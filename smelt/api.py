@@ -88,7 +88,8 @@ def compile(
     Args:
         model: a function, method, callable object or nn.Module. None: returns a decorator.
         fullgraph: raise `smelt.errors.Unsupported` (on the user's line) where the graph would break or capture fails.
-        dynamic: None or False specialize on every shape seen. True is not built yet.
+        dynamic: None or False specialize on every shape seen; numbers that change from call to call are generalised
+            unless it is False. True is not built yet.
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
         mode: None or "default". The other modes of torch.compile are not built yet.
         options: see `smelt.config.Config`; an unknown name is an error.

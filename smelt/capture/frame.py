@@ -104,6 +104,7 @@ class Record:
     failures: int = 0  # captures that ended in an exception of the user's code
     outrun: int = 0  # captures after which the world was another
     dynamic: set[tuple[Any, ...]] = field(default_factory=set)  # paths of origins whose number has changed
+    plain_numbers: bool = False  # they are part of the trace nevertheless
 
 
 _compilers: weakref.WeakValueDictionary[int, FrameCompiler] = (
@@ -163,7 +164,7 @@ class FrameCompiler:
     Args:
         backend: compiles a traced graph; gets (traced, config), returns a callable on a tuple of tensors.
         fullgraph: raise Unsupported or BackendError instead of running eagerly.
-        dynamic: only None and False (every shape is compiled by itself).
+        dynamic: None or False (numbers that change are not generalised); every shape is compiled by itself.
         resumes: of the function that this one is a resume function of.
     """
 
@@ -293,10 +294,16 @@ class FrameCompiler:
         start = time.perf_counter()
         name = fn.__qualname__
         events.emit("capture-start", name)
-        dynamic = frozenset(self.record.dynamic)
+        dynamic = frozenset() if self.record.plain_numbers else frozenset(self.record.dynamic)
         captured = capture_frame(fn, slots, self.config, name=name, dynamic=dynamic, stop=stop)
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
-        graph = self._compiled_graph(name, captured)
+        try:
+            graph = self._compiled_graph(name, captured)
+        except BackendError:
+            if not captured.traced.numbers:
+                raise
+            self.record.plain_numbers = True  # a backend that takes tensors only
+            return self._add_entry(fn, slots, why, stop)
         frame = _emitted(fn, captured, graph, self.resumes)
         with _stage("guards", name):
             spec = build.build(captured.guards, frame.collect)
@@ -340,7 +347,8 @@ class FrameCompiler:
                     f"entry {number} of {entry.name} refused a call that its guards accept"
                 )
             failure = _explain(entry, slots)
-            record.dynamic |= changed_numbers(entry.facts, slots)
+            if self.dynamic is not False:
+                record.dynamic |= changed_numbers(entry.facts, slots)
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure
 

@@ -401,3 +401,27 @@ def test_a_pinned_number_computes_plain_ones() -> None:
     n, pinned, required = symbolic(3)
     assert hash(n) == 3 and type(n + 1) is int and (n > 2) is True
     assert pinned == ["n"] and not required
+
+
+# ------------------------------------------------------------------------------------------------------- options
+
+
+def test_dynamic_false_generalises_nothing() -> None:
+    compiled = smelt.compile(lambda x, n: x * n, dynamic=False)
+    with torch.no_grad():
+        for n in (1, 2, 3):
+            assert torch.equal(compiled(X, n), X * n)
+    assert len(entries(compiled)) == 3 and all(e.traced.numbers == () for e in entries(compiled))
+
+
+def test_a_backend_that_takes_tensors_only() -> None:
+    def backend(gm: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        if not all(isinstance(e, torch.Tensor) for e in examples):
+            raise NotImplementedError("a number")
+        return gm.forward
+
+    compiled = smelt.compile(lambda x, n: x * n, backend=backend)
+    with torch.no_grad():
+        for n in (1, 2, 3):
+            assert torch.equal(compiled(X, n), X * n)
+    assert len(entries(compiled)) == 3
