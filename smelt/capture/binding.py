@@ -53,7 +53,7 @@ def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> No
     missing = [code.local_names[at] for at in range(first) if slots[at] is NULL]
     if missing:
         raise TypeError(_missing(fn, "positional", missing))
-    for at in range(max(first, 0), code.argcount):
+    for at in range(first if first > 0 else 0, code.argcount):
         if slots[at] is NULL:
             slots[at] = _default(vm, fn, "default", at - first, defaults[at - first])
     keywords = fn.__kwdefaults__ or {}

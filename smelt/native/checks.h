@@ -355,6 +355,10 @@ struct TypeVersionIs : Check {
     bool holds(PyObject* x, Pass&) override {
         return value && PyType_Check(x) && type_version_tag(reinterpret_cast<PyTypeObject*>(x)) == value;
     }
+    bool stamp(PyObject* x, Stamps& stamps, bool same) override {
+        auto* type = reinterpret_cast<PyTypeObject*>(x);
+        return same && stamps.take(&type->tp_flags) && stamps.take(&type->tp_version_tag);  // half of it is padding
+    }
 };
 
 struct FunctionIs : Check {

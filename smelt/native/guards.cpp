@@ -249,6 +249,13 @@ PyObject* py_explain(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
     return held ? Py_NewRef(Py_None) : PyLong_FromLong(failed);
 }
 
+PyObject* py_notes(PyObject* self, PyObject*) {
+    Tree* tree = tree_of(self);
+    if (!tree || !tree->memo.ready()) return Py_NewRef(Py_None);
+    return Py_BuildValue("nn", static_cast<Py_ssize_t>(tree->memo.words()),
+                         static_cast<Py_ssize_t>(tree->memo.looks()));
+}
+
 PyCFunction fast(PyObject* (*method)(PyObject*, PyObject* const*, Py_ssize_t)) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(method));
 }
@@ -258,6 +265,9 @@ PyMethodDef tree_methods[] = {{"check", fast(py_check), METH_FASTCALL,
                               {"explain", fast(py_explain), METH_FASTCALL,
                                "explain(*slots): the index of the first guard that fails, or None. -1: an "
                                "object is missing that no guard is on."},
+                              {"notes", py_notes, METH_NOARGS,
+                               "notes(): how many words the next check compares and at how many objects it "
+                               "looks, or None if it walks all."},
                               {}};
 
 PyTypeObject guard_tree_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.GuardTree",

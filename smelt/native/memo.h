@@ -28,6 +28,10 @@ class Memo {
   public:
     bool ready() const { return ready_; }
     PyObject** values() { return values_.data(); }
+    size_t words() const { return stamps_.size(); }
+    size_t looks() const {
+        return std::count_if(steps_.begin(), steps_.end(), [](const Step& step) { return step.node >= 0; });
+    }
 
     // `pass.values` must be `values()`.
     Answer run(const std::vector<Node>& nodes, Pass& pass) {
