@@ -8,10 +8,14 @@ of the VM's frames at the stop; `Break.write` gives the statements.
 from __future__ import annotations
 
 import builtins
+import collections
+import inspect
 import operator
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from smelt import _native
 from smelt.capture.chains import remaining
@@ -23,7 +27,7 @@ from smelt.capture.rebuild import NAMES
 from smelt.capture.resume import Originals, Resumes, going_on
 from smelt.capture.values import NULL, Sentinel
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_OPCODE, Reason
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
 
 
 class Writer(Protocol):
@@ -84,12 +88,31 @@ def _statement(frame: Frame, template: str, operands: Sequence[Any], pops: int) 
 # ------------------------------------------------------------------------------------------------------- calls
 
 
+# Builtins and library functions that look at the frame that calls them, with how many arguments they do (None: any).
+_FRAME_READERS: dict[Any, int | None] = {
+    globals: 0, locals: 0, vars: 0, dir: 0, super: 0, eval: None, exec: None, sys._getframe: None,
+    sys._current_frames: None, inspect.currentframe: None, inspect.stack: None, collections.namedtuple: None,
+    traceback.print_stack: None, traceback.format_stack: None, traceback.extract_stack: None, type: 3,
+}  # fmt: skip
+
+
+def _check_frame(fn: Any, count: int) -> None:
+    """Raises Unsupported for a call that would take the compiled frame for the user's."""
+    try:
+        reads = fn in _FRAME_READERS and _FRAME_READERS[fn] in (None, count)
+    except TypeError:  # unhashable
+        return
+    if reads:
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{fn.__name__} looks at the frame that calls it"))
+
+
 @row("CALL")
 def _call(frame: Frame, arg: Any) -> Step:
     stack = frame.stack
     at = len(stack) - arg - 2
     first = at + 1 if stack[at] is NULL else at
     fn, arguments, names = stack[first], stack[first + 1 :], frame.kwnames
+    _check_frame(fn, len(arguments))
     keywords = ["{}"] * (len(arguments) - len(names)) + [f"{_keyword(n)}={{}}" for n in names]
     return _expression(frame, f"{{}}({', '.join(keywords)})", (fn, *arguments), arg + 2)
 
@@ -104,6 +127,7 @@ def _keyword(name: str) -> str:
 def _call_function_ex(frame: Frame, arg: Any) -> Step:
     count = 3 + (arg & 1)
     _, *operands = frame.stack[-count:]
+    _check_frame(operands[0], len(operands[1]) if isinstance(operands[1], (tuple, list)) else 0)
     return _expression(frame, "{}(*{}, **{})" if arg & 1 else "{}(*{})", operands, count)
 
 
@@ -363,11 +387,12 @@ class Break:
     ways: tuple[tuple[Level, ...], ...]
     handling: tuple[Level, ...] | None
     error: Placeholder
+    handled: BaseException | None = None  # what the frame is handling: the step sees it as the one that is handled
 
     @property
     def roots(self) -> tuple[Any, ...]:
         """The objects that the compiled frame needs for it."""
-        found = list(self.step.operands)
+        found = [*self.step.operands, *([] if self.handled is None else [self.handled])]
         for levels in (*self.ways, *([self.handling] if self.handling else [])):
             seen: set[int] = set()
             for value in (v for level in levels for v in _values(level)):
@@ -387,18 +412,28 @@ class Break:
         operands = [writer(v) for v in self.step.operands]
         body = text.format(*operands[:count]).splitlines()
         condition = self.step.condition.format(*operands[count:])
+        if condition and not body and (self.handling is not None or self.handled is not None):
+            name = writer.fresh_name("condition")
+            body, condition = [f"{name} = bool({condition})"], name
+        if self.handled is not None:
+            body = _while_handling(writer, self.handled, body)
         if self.handling is None:
             lines += body
         else:
-            if condition and not body:
-                name = writer.fresh_name("condition")
-                body, condition = [f"{name} = bool({condition})"], name
             lines += ["try:", *(f"    {line}" for line in body), f"except BaseException as {writer(self.error)}:"]
             lines.append(f"    {_tail(writer, resumes, self.handling)}")
         first = _tail(writer, resumes, self.ways[0])
         if condition:
             lines += [f"if {condition}:", f"    {_tail(writer, resumes, self.ways[1])}"]
         return [*lines, first]
+
+
+def _while_handling(writer: Writer, error: BaseException, body: list[str]) -> list[str]:
+    """`body`, with `error` as the exception that is handled: new ones get it as their context."""
+    handled, trace = writer(error), writer.fresh_name("traceback")
+    inner = [f"    {line}" for line in body]
+    raised = [f"{trace} = {handled}.__traceback__", "try:", f"    raise_as_it_is({handled})"]
+    return [*raised, "except BaseException:", f"    {handled}.__traceback__ = {trace}", *inner]
 
 
 def _values(level: Level) -> Iterator[Any]:
@@ -445,7 +480,9 @@ def plan(originals: Originals, frames: Sequence[Frame], reason: Reason) -> Break
     ways = tuple((Level(going_on(originals, innermost, w.at, w.stack), None), *callers) for w in step.ways)
     error = Placeholder("error")
     own = Level(ways[0][0].normal, None, _to_handler(originals, innermost, error), error)
-    return Break(reason, step, ways, *_handling((own, *callers)))
+    if any(frame.handled is not None for frame in frames[:-1]):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break in what an exception handler calls"))
+    return Break(reason, step, ways, *_handling((own, *callers)), innermost.handled)
 
 
 def _callers(originals: Originals, frames: Sequence[Frame]) -> tuple[Level, ...]:
@@ -498,6 +535,15 @@ def enter_context(manager: Any) -> tuple[Any, Any]:
     return bound, enter.__get__(manager, cls)()
 
 
+def raise_as_it_is(error: BaseException) -> NoReturn:
+    """Raises `error` without a new context."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+
+
 def read_global(scope: dict[str, Any], name: str) -> Any:
     """The global or builtin `name`."""
     if name in scope:
@@ -521,6 +567,7 @@ NAMES.update(
     tail=_native.tail,
     exhausted=Sentinel("exhausted"),
     enter_context=enter_context,
+    raise_as_it_is=raise_as_it_is,
     read_global=read_global,
     merge_keywords=merge_keywords,
 )

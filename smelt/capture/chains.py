@@ -104,6 +104,7 @@ class ChainText:
         lines: list[str] = []
         level_of_line: dict[int, int] = {}
         pending: list[tuple[int, str]] = []  # (level, statement)
+        handled = False  # whether `error` may be what a level below raised
 
         def flush(indent: str, statements: Sequence[tuple[int, str]]) -> None:
             for level, statement in statements:
@@ -113,9 +114,12 @@ class ChainText:
         for i, (normal, handler) in enumerate(self._calls):
             expression = self._expression(normal)
             if handler is not None:
-                lines.extend(["error = None", "try:"])
+                before = [] if handled else ["error = None"]
+                lines.extend([*before, "try:"])
                 flush("    ", pending)
                 lines.extend(["except BaseException as caught:", "    error = caught"])
+                lines.extend(["else:", "    error = None"] if handled else [])
+                handled = True
                 pending = []
                 expression += f" if error is None else {self._expression(handler)}"
             last = i == len(self._calls) - 1

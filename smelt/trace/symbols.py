@@ -76,7 +76,11 @@ class Symbols:
         """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
         the operation raises."""
         expression = self._table.call(op, *(o.expression for o in operands))
-        value = OPERATIONS[op].function(*(o.value for o in operands))
+        try:
+            value = OPERATIONS[op].function(*(o.value for o in operands))
+        except Exception:
+            self.pin(expression)  # whoever handles it depends on these numbers
+            raise
         if type(value) is bool:
             return self.decide(expression, value)
         if self.is_pinned(expression):
