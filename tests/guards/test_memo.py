@@ -17,12 +17,14 @@ import pytest
 import torch
 from torch import nn
 
+import smelt
 from smelt import _native
 from smelt.guards.build import build
 from smelt.guards.evaluate import first_failing, format_guard, tensor_facts
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.guards.state import snapshot, type_version
+from smelt.report.inspect import entries
 
 
 class Config:
@@ -303,3 +305,50 @@ def test_cost_does_not_grow_with_what_is_not_read() -> None:
         collected = tree.check(*world.call())
         assert collected is not None and collected[0] is world.slots[0]
     del GLOBALS["unread"]
+
+
+def notes_of(model: nn.Module) -> tuple[int, int]:
+    compiled = smelt.compile(model, backend="eager")
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        for _ in range(6):
+            compiled(x)
+    (entry,) = entries(compiled)
+    notes: tuple[int, int] = entry.tree.notes()
+    return notes
+
+
+def test_modules_that_did_not_change_are_not_looked_at() -> None:
+    """Per layer only its two tensors are; the rest is a comparison of words."""
+    words, looks = zip(*(notes_of(nn.Sequential(*[nn.Linear(4, 4) for _ in range(n)]).eval()) for n in (10, 20)))
+    assert looks[1] - looks[0] == 2 * 10
+    assert words[1] - words[0] <= 10 * 10
+
+
+class Counting(nn.Module):
+    """Changes its own dictionary in every call: what hangs on it is looked at each time, other modules are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(20)])
+
+    def forward(self, x: Any) -> Any:
+        self.last = x.shape
+        return self.layers(x)
+
+
+def test_a_dictionary_that_always_changes_is_left_out() -> None:
+    model = Counting().eval()
+    compiled = smelt.compile(model, backend="eager")
+    with torch.no_grad():
+        for i in range(60):
+            model.unread = i
+            compiled(torch.ones(2, 4))
+    (entry,) = entries(compiled)
+    before = entry.tree.notes()
+    assert before is not None and before[1] < 2 * 20 + 30
+    with torch.no_grad():
+        for i in range(5):
+            model.unread = -i
+            compiled(torch.ones(2, 4))
+            assert entry.tree.notes() == before
