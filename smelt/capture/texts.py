@@ -75,7 +75,8 @@ for _name in (
 class Shown:
     """A tensor inside a `Text`, as it was when the text was made.
 
-    `grad_fn` is the name of the node that gave it. With `bare`, only its numbers are asked for.
+    `grad_fn` is the name of the node that gave it, None for one from outside, whose own is there when the frame runs. With
+    `bare`, only its numbers are asked for.
     """
 
     __slots__ = ("_after", "_copy", "_trace", "bare", "fake", "grad_fn", "is_parameter")
@@ -86,7 +87,7 @@ class Shown:
         self.fake = fake
         self.bare = bare
         self.is_parameter = bool(getattr(fake, "_is_param", False))
-        self.grad_fn = None if history is None else _node_name(history)
+        self.grad_fn = None if history is None or trace.is_input(fake) else _node_name(history)
         self._copy = fake.detach().clone()
         self._trace = trace
         self._after = len(trace.records)
@@ -98,6 +99,8 @@ class Shown:
             isinstance(record.node.target, torch._ops.OpOverload) and effects(record.node.target).writes
             for record in self._trace.records[self._after :]
         )
+        if written and not self.bare and self._trace.is_input(self.fake) and not self.fake.is_leaf:
+            raise _unreadable("the text of a tensor from outside, with a history, which is written afterwards")
         return self._copy if written else self.fake
 
     @property

@@ -210,7 +210,7 @@ class Trace:
             with torch.inference_mode(real.is_inference()):
                 fake = wrap(self._storages.elem_like(real), real.device)
             if real.requires_grad:
-                _require_grad(fake) if real.is_leaf else computed(fake)
+                _require_grad(fake) if _is_leaf(real) else computed(fake)
                 self.first_history[id(fake)] = fake.grad_fn
             if isinstance(real, torch.nn.Parameter):
                 fake._is_param = True  # type: ignore[attr-defined]
@@ -646,6 +646,14 @@ def _storages(info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
         for fake in value if isinstance(value, (list, tuple)) else (value,):
             if type(fake) is FakeTensor:
                 yield fake.elem.untyped_storage()._cdata
+
+
+def _is_leaf(real: torch.Tensor) -> bool:
+    """Raises Unsupported for a view that autograd has given up on, because what it is a view of was written."""
+    try:
+        return real.is_leaf
+    except RuntimeError as error:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a view whose base was written in place")) from error
 
 
 def _has_new(out: Any) -> bool:

@@ -42,7 +42,6 @@ def world(source: str, grad: bool) -> Any:
 
 def difference_of(source: str, options: Options, backend: str = "eager") -> str | None:
     """The first difference between eager and compiled; None if there is none."""
-    smelt.reset()
     compiled: list[Any] = []
 
     def compile(fn: Any) -> Any:

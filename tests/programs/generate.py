@@ -535,7 +535,7 @@ class Program:
         name = self.name("i")
         t = self.full(1)
         text = self.one_of(
-            ["smelt.graph_break()", f"{name} = int({t}.sum().item()) % 3", f"print({t})", f"print(f'{{{t}.sum()}} {{n}}')", f"print(n, len(LOG))",
+            ["smelt.graph_break()", f"{name} = int({t}.sum().item()) % 3", f"print({t})", f"print(f'{{{self.variable('full')[0]}.sum()}} {{n}}')", f"print(n, len(LOG))",
              f"{name} = int({t}.amax()) % 4", f"{name} = len({t}.tolist())", f"LOG.append({t}.sum().item())"]
         )  # fmt: skip
         self.line(text)
