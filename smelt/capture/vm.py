@@ -7,6 +7,7 @@ the result and the effects. Whatever happens, outside objects are afterwards as 
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
 import sys
 import types
@@ -322,8 +323,9 @@ class VM:
         kind = type(value)
         if kind in (FunctionType, MethodType):
             return VMCallable(self, value) if self._is_python(value) else value
-        if kind is BuiltinType and calls.has_effects(value):
+        if kind is functools.partial or (kind is BuiltinType and calls.has_effects(value)):
             return VMCallable(self, value)
+        self.outside.use_content(value)
         if id(value) in self.outside.origins and calls.is_opaque(value):
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
         return value
@@ -334,6 +336,9 @@ class VM:
             return fn in FUNCTIONS or fn in REFUSED or not is_native_module(fn.__globals__.get("__name__"))
         if kind is MethodType:
             return self._is_python(fn.__func__)
+        if kind is functools.partial:
+            return True
+        self.outside.use_content(fn)
         if isinstance(fn, type):
             return (
                 type(fn) is type
@@ -596,6 +601,13 @@ class VM:
 
 # Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing.
 _REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast)
+# Grad mode inside of those that change it.
+_GRAD_IN: dict[type, Callable[[Any], bool]] = {
+    torch.no_grad: lambda m: False,
+    torch.enable_grad: lambda m: True,
+    torch.set_grad_enabled: lambda m: m.mode,
+    torch.inference_mode: lambda m: not m.mode,
+}
 _STDLIB = types.__file__.rsplit("/", 1)[0] + "/"
 _TORCH = torch.__file__.rsplit("/", 1)[0] + "/"
 
@@ -779,8 +791,14 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 def _settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
     found: list[Effect] = [Leave(manager) for manager, _ in vm._left]
-    found += [Enter(manager) for manager, _ in vm._entered]
     before, now = vm.trace.first_state, trace_state.read()
+    grad = before[0]
+    for manager, _ in vm._entered:
+        grad_then = getattr(manager, "prev", grad)  # what the manager is going to put back
+        if type(manager) in _REVERSIBLE and grad_then is not grad:
+            found.append(Call(torch._C._set_grad_enabled, (grad_then,)))
+        found.append(Enter(manager))
+        grad = _GRAD_IN.get(type(manager), lambda m: grad_then)(manager)
     if before != now:
         if found:
             now = (now[0], before[1], *now[2:])  # inference mode is left to its manager

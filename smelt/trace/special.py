@@ -244,6 +244,8 @@ _SCATTERS = (aten.as_strided_scatter.default,)  # the second argument is what is
 RULES: dict[Any, Rule] = {
     torch.ops.prim.device.default: _device,
     aten._local_scalar_dense.default: _read_value,
+    aten.is_nonzero.default: lambda *call: bool(_read_value(*call)),  # not taken apart in inference mode
+    aten.item.default: _read_value,
     aten.lift_fresh.default: _lift,
     aten.lift.default: _lift,
     aten.index.Tensor: _index,

@@ -10,10 +10,12 @@ import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
+import smelt
 from benchmarks import models
 from tests.catalogue.harness import program, tensor
-from tests.catalogue.test_gradients import Context, both, computed, leaf, number_handles
+from tests.catalogue.test_gradients import Context, Saved, both, computed, leaf, number_handles
 
 hf = models.hf
 
@@ -440,3 +442,148 @@ def test_einsum_and_scaled_dot_product():
         return s.softmax(-1) @ v + F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     return fn, [(leaf(2, 3, 4), leaf(2, 3, 4), leaf(2, 3, 4)) for _ in range(3)]
+
+
+@both()
+def test_numbers_that_change():
+    def fn(x, k, n):
+        y = (x * k).sin() + n
+        return y.sum() / n
+
+    return fn, [(leaf(3), 1.5, 1), (leaf(3), 2.5, 2), (leaf(3), 3.5, 3), (leaf(3), 4.5, 4)]
+
+
+@both()
+def test_custom_function_with_numbers_that_change():
+    return lambda x, k: Saved.apply(x * k, x, k), [(leaf(3), 1.5 * i) for i in range(1, 6)]
+
+
+@both()
+def test_checkpoint_with_numbers_that_change():
+    m = nn.Linear(3, 3)
+
+    def part(x, k):
+        return m(x) * k
+
+    return lambda x, k: checkpoint(part, x, k, use_reentrant=False), [(leaf(3), 1.5 * i) for i in range(1, 6)], m
+
+
+@both()
+def test_counter_in_a_trained_module():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.steps = 0
+
+        def forward(self, x):
+            self.steps += 1
+            return checkpoint(self.linear, x, use_reentrant=False) * (1 / self.steps)
+
+    return Net(), [(leaf(2, 3),) for _ in range(5)]
+
+
+@pytest.mark.parametrize("where", ["hook", "forward", "backward"])
+def test_compiled_function_called_by_autograd(where):
+    def plain(g):
+        with torch.enable_grad():
+            return g * 2 + g.sin()
+
+    def run(inner):
+        class Calls(Function):
+            @staticmethod
+            def forward(ctx, x):
+                return inner(x) if where == "forward" else x * 3
+
+            @staticmethod
+            def backward(ctx, g):
+                return inner(g) if where == "backward" else g
+
+        torch.manual_seed(0)
+        x = torch.randn(4, requires_grad=True)
+        for _ in range(3):
+            y = Calls.apply(x)
+            if where == "hook":
+                y.register_hook(inner)
+            y.sum().backward()
+        return x.grad, y
+
+    for got, want in zip(run(smelt.compile(plain)), run(plain), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_second_derivatives_of_a_compiled_function():
+    def f(x, w):
+        return (x * w).tanh().pow(3).sum()
+
+    def run(fn):
+        torch.manual_seed(0)
+        x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+        (g,) = torch.autograd.grad(fn(x, w), x, create_graph=True)
+        g.pow(2).sum().backward()
+        return x.grad, w.grad
+
+    for got, want in zip(run(smelt.compile(f, fullgraph=True)), run(f), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("backend", ["smelt", "eager", "aot_eager"])
+def test_gradcheck(backend):
+    m = nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2)).double()
+    compiled = smelt.compile(m, backend=backend, fullgraph=True)
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(compiled, (x,))
+    assert torch.autograd.gradgradcheck(compiled, (x,))
+
+
+@both()
+def test_break_under_modes_that_are_set_and_entered():
+    def fn(x, w):
+        torch.set_grad_enabled(False)
+        with torch.enable_grad():
+            y = x * w
+            print(y.shape)
+            z = y.sin()
+        w.add_(1)
+        torch.set_grad_enabled(True)
+        return y, z
+
+    return fn, [(leaf(3), leaf(3)) for _ in range(3)]
+
+
+@both()
+def test_break_in_nested_modes():
+    def fn(x):
+        with torch.no_grad(), torch.enable_grad(), torch.no_grad():
+            a = x * 2
+            print("here")
+            with torch.enable_grad():
+                b = x * 3
+                print("there")
+            c = x * 4
+        return a, b, c, x * 5
+
+    return fn, [(leaf(3),) for _ in range(3)]
+
+
+@both()
+def test_break_in_inference_mode():
+    def fn(x, w):
+        with torch.inference_mode():
+            y = x * w
+            if y.sum() > 0:
+                y = y * 2
+        return y, x * w
+
+    return fn, [(leaf(3), leaf(3)) for _ in range(4)]
+
+
+@both()
+def test_condition_on_a_known_value_in_inference_mode():
+    def fn(x):
+        with torch.inference_mode():
+            if torch.ones(()) > 0:
+                return x * 2
+        return x
+
+    return fn, [(tensor(3),) for _ in range(3)]
