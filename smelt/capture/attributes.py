@@ -338,9 +338,21 @@ def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
     return value
 
 
+def _from_class(vm: Any, found: Any, owner: type, name: str, part: str | None = None) -> Any:
+    """An object of the user's that a class holds (a descriptor, what a staticmethod holds): from outside like any other."""
+    value = found if part is None else getattr(found, part)
+    if type(value) is FunctionType or owner is None or vm.outside.is_fresh_class(owner):
+        return value
+    if vm.outside.log.touches(owner, name):
+        return value
+    origin = vm.outside.const(owner).child("attr", name)
+    return vm.outside.wrap(value, origin if part is None else origin.child("member", part), decided=True)
+
+
 def _load_python_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
     if type(found) is enum.property and found is vars(enum.Enum).get(name):
         return load_generic(vm, obj, f"_{name}_")  # value, name: the library's own properties
+    found = _from_class(vm, found, vm.type_info(type(obj)).find(name)[2], name)
     get = _descriptor_method(vm, found, "__get__")
     return vm.call_function(get, (found, obj, type(obj)))
 
@@ -361,7 +373,7 @@ def _load_value(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
 def _load_non_data(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
     get = _descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
-        return vm.call_function(get, (found, obj, type(obj)))
+        return vm.call_function(get, (_from_class(vm, found, owner, name), obj, type(obj)))
     return found.__get__(obj, type(obj))
 
 
@@ -374,10 +386,22 @@ def _load_cached_property(vm: Any, obj: Any, name: str, found: Any, owner: type)
     return value
 
 
+def _bind_class_method(vm: Any, found: Any, cls: type, owner: type, name: str) -> Any:
+    inner = found.__func__
+    if type(inner) is FunctionType:
+        return MethodType(inner, cls)
+    get = _descriptor_method(vm, inner, "__get__")
+    if get is MISSING:
+        return MethodType(_from_class(vm, found, owner, name, "__func__"), cls)
+    if type(get) is FunctionType:
+        return vm.call_function(get, (_from_class(vm, found, owner, name, "__func__"), cls, type(cls)))
+    return found.__get__(None, cls)
+
+
 CLASS_LOADERS: dict[Sentinel, Callable[..., Any]] = {
     FUNCTION: lambda vm, obj, name, found, owner: MethodType(found, obj),
-    CLASS_METHOD: lambda vm, obj, name, found, owner: MethodType(found.__func__, type(obj)),
-    STATIC_METHOD: lambda vm, obj, name, found, owner: found.__func__,
+    CLASS_METHOD: lambda vm, obj, name, found, owner: _bind_class_method(vm, found, type(obj), owner, name),
+    STATIC_METHOD: lambda vm, obj, name, found, owner: _from_class(vm, found, owner, name, "__func__"),
     VALUE: _load_value,
     NON_DATA: _load_non_data,
     CACHED_PROPERTY: _load_cached_property,
@@ -467,10 +491,9 @@ def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
     if how in (FUNCTION, PROPERTY, CACHED_PROPERTY):
         return found
     if how is CLASS_METHOD:
-        inner = found.__func__
-        return MethodType(inner, cls) if type(inner) is FunctionType else found.__get__(None, cls)
+        return _bind_class_method(vm, found, cls, owner, name)
     if how is STATIC_METHOD:
-        return found.__func__
+        return _from_class(vm, found, owner, name, "__func__")
     if how is VALUE:
         return _load_value(vm, cls, name, found, owner)
     get = _descriptor_method(vm, found, "__get__")
@@ -479,7 +502,7 @@ def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
         and not isinstance(found, types.DynamicClassAttribute)
         and not issubclass(cls, enum.Enum)
     ):
-        return vm.call_function(get, (found, None, cls))
+        return vm.call_function(get, (_from_class(vm, found, owner, name), None, cls))
     return getattr(cls, name)
 
 
@@ -545,7 +568,11 @@ def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
         return vm.outside.wrap(real.__dict__[name], vm.outside.origin(tensor).child("attr", name))
     if real is not None and not hasattr(torch.Tensor, name):
         vm.outside.guard("not_in_dict", vm.outside.origin(tensor), name, key=name)
-    return getattr(tensor, name)
+    try:
+        return getattr(tensor, name)
+    except AttributeError as e:
+        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{_fake_class(tensor).__name__!r}")
+        raise AttributeError(text, name=name, obj=tensor) from None
 
 
 def tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
@@ -652,7 +679,7 @@ def _bind_super(vm: Any, found: Any, obj: Any, obj_cls: type, name: str, base: t
         return _load_value(vm, obj, name, found, base)
     get = _descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
-        return vm.call_function(get, (found, None if on_class else obj, obj_cls))
+        return vm.call_function(get, (_from_class(vm, found, base, name), None if on_class else obj, obj_cls))
     return found.__get__(None if on_class else obj, obj_cls)
 
 
@@ -727,17 +754,19 @@ def _store_natively(vm: Any, obj: Any, name: str, value: Any, store: Any) -> Non
     if id(obj) in vm.outside.origins and instance_dict(obj) is None:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set"))
     vm.outside.touch(obj)
+    vm.outside.log.store(obj, name)
     vm.outside.attributes.pop(id(obj), None)
     store(obj, name, value)
 
 
 def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
     """`object.__setattr__`."""
-    how, found, _ = vm.type_info(type(obj)).find(name)
+    how, found, owner = vm.type_info(type(obj)).find(name)
     if how is PROPERTY:
         store_property(vm, obj, found, value)
     elif how is PYTHON_DATA:
-        vm.call_function(_descriptor_method(vm, found, "__set__"), (found, obj, value))
+        setter = _descriptor_method(vm, found, "__set__")
+        vm.call_function(setter, (_from_class(vm, found, owner, name), obj, value))
     else:
         set_instance(vm, obj, name, value)
 
@@ -745,6 +774,7 @@ def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
 def set_instance(vm: Any, obj: Any, name: str, value: Any) -> None:
     """Stores in the instance itself, for real; the undo log remembers."""
     vm.outside.touch(obj)
+    vm.outside.log.store(obj, name)
     memo = vm.outside.attributes.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)

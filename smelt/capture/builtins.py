@@ -257,6 +257,9 @@ def _vars(vm: Any, args: Any, kwargs: Any) -> Any:
 def _dir(vm: Any, args: Any, kwargs: Any) -> Any:
     if not args:
         return sorted(vm.local_names(vm.frame))
+    own = python_method(vm, args[0], "__dir__")
+    if own is not None:
+        return sorted(vm.elements(vm.call_function(own, (args[0],))))
     if id(args[0]) in vm.outside.origins and not isinstance(args[0], (type, types.ModuleType)):
         raise unsupported("dir() of an outside object")
     return vm.native(dir, args)

@@ -24,6 +24,7 @@ from smelt.capture import attributes, managers, numbers, reads, windows
 from smelt.capture.arity import accepts
 from smelt.capture.attributes import FUNCTION
 from smelt.capture.binding import bind
+from smelt.capture.containers import mapping_or_pairs
 from smelt.capture.effects import Call
 from smelt.capture.frames import Frame, VMCallable
 from smelt.capture.natives import (
@@ -292,6 +293,7 @@ def _base_type(kind: type) -> type:
 
 def _check_native_object(vm: Any, name: str, owner: Any) -> None:
     kind = type(owner)
+    vm.outside.use_content(owner)
     if kind in PURE_TYPES or isinstance(owner, enum.Enum):
         return
     if isinstance(owner, BaseException):
@@ -320,7 +322,9 @@ def _directly(fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 
 def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
     outside = vm.outside
-    if name in ("extend", "update", "union", "intersection", "difference", "fromkeys", "extendleft"):
+    if name == "update" and isinstance(owner, dict):
+        args = [mapping_or_pairs(vm, a) for a in args]
+    elif name in ("extend", "update", "union", "intersection", "difference", "fromkeys", "extendleft"):
         args = [vm.iterable(a) if not isinstance(a, dict) else outside.view(a, deep=False) for a in args]
     run = _directly if name in _BLIND_METHODS else vm.native
     if name == "sort":
@@ -330,6 +334,10 @@ def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs
     seen = outside.open(owner)
     if name in PURE_METHODS:
         return outside.fake(run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
+    if name == "remove" and seen is not owner and isinstance(owner, list):
+        at = vm.native(seen.index, args)
+        outside.touch(owner)
+        return list.__delitem__(owner, at)
     outside.touch(owner)
     return outside.fake(run(fn, args, kwargs))
 
@@ -425,6 +433,7 @@ def call_torch_operator(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 def call_getter(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """operator.attrgetter and itemgetter."""
     vm.tail = None
+    vm.outside.use_content(fn)
     parts = fn.__reduce__()[1]
     (obj,) = args
     if isinstance(fn, operator.attrgetter):

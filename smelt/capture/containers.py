@@ -90,7 +90,7 @@ def _from_iterable(make: Any) -> Handler:
     def handler(vm: Any, args: Any, kwargs: Any) -> Any:
         if not args:
             return make(**kwargs)
-        return vm.native(make, (vm.elements(args[0]), *args[1:]), kwargs)
+        return vm.native(make, (vm.elements(args[0], hinted=make in (list, tuple)), *args[1:]), kwargs)
 
     return handler
 
@@ -176,7 +176,7 @@ def _filter(vm: Any, args: Any, kwargs: Any) -> Any:
 @builtin(sorted)
 def _sorted(vm: Any, args: Any, kwargs: Any) -> Any:
     kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
-    return vm.native(sorted, (vm.elements(args[0]),), kwargs)
+    return vm.native(sorted, (vm.elements(args[0], hinted=True),), kwargs)
 
 
 def _extreme(choose: Any) -> Handler:
@@ -345,6 +345,7 @@ def _dict_getitem(vm: Any, obj: Any, key: Any) -> Any:
 @method(dict, "__setitem__")
 def _dict_setitem(vm: Any, obj: Any, key: Any, value: Any) -> None:
     vm.outside.touch(obj)
+    vm.outside.log.store(obj, key)
     if isinstance(obj, collections.OrderedDict):
         vm.keyed(collections.OrderedDict.__setitem__, obj, key, value)
     else:

@@ -11,6 +11,8 @@ import _thread
 import array
 import collections
 import functools
+import operator
+import re
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from smelt.capture.effects import UndoLog
+from smelt.capture.rebuild import note_class
 from smelt.capture.values import (
     CONTAINER_BASES,
     CONTAINER_TYPES,
@@ -27,11 +30,11 @@ from smelt.capture.values import (
     LEAF_TYPES,
     MISSING,
     FunctionType,
+    exception_fields,
     instance_dict,
     is_constant,
     is_identity,
     is_plain_key,
-    exception_fields,
 )
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -51,6 +54,8 @@ UNGUARDABLE: frozenset[type] = frozenset(
         array.array, _thread.LockType, type(_thread.RLock()),
     }
 )  # fmt: skip
+# Objects of C that never change but hold what no guard can read.
+IMMUTABLE_HOLDERS = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller, re.Pattern, re.Match})
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -99,6 +104,7 @@ class Outside:
         self._consts: dict[int, Origin] = {}
         self._classes: set[type] = set()
         self._copies: dict[int, tuple[Any, Any]] = {}  # of opened containers that hold tensors: the copies with fakes
+        self._copied: dict[int, Origin] = {}  # by id of such a copy, where its container was found
         self.stale: set[int] = set()  # ids of containers that may have changed since their copies were made
         self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> its instance
@@ -146,6 +152,11 @@ class Outside:
             return
         self.guard("id", origin, self.trace.real(value) if type(value) is FakeTensor else value)
 
+    def use_content(self, value: Any) -> None:
+        """The trace depends on what an immutable object of C holds."""
+        if type(value) in IMMUTABLE_HOLDERS:
+            self.use_identity(value)
+
     def check_readable(self, value: Any) -> None:
         """Raises Unsupported for an outside object of C that shows the contents of others, which nothing guards."""
         if type(value) in UNGUARDABLE and id(value) in self.origins:
@@ -189,12 +200,13 @@ class Outside:
         found = self.origins.get(id(value))
         if found is None and type(value) is FunctionType and id(value) not in self._made:
             return self.const(value)  # of a class, never read by itself
-        return found
+        return self._copied.get(id(value)) if found is None else found
 
     def forget_class(self, cls: type) -> None:
         """`cls` was made by the trace."""
         self._fresh_classes.add(id(cls))
         self._keep.append(cls)
+        note_class(cls)
 
     def is_fresh_class(self, cls: type) -> bool:
         """Whether `cls` was made by the trace: what it holds is no outside object."""
@@ -304,7 +316,10 @@ class Outside:
         if all(a is b for a, b in zip(items, tuple.__iter__(value))):
             self._tuples[id(value)] = value
             return value
-        made = tuple.__new__(kind, items)
+        if hasattr(kind, "n_sequence_fields"):  # of C: torch.return_types.topk
+            made = kind(items)
+        else:
+            made = tuple.__new__(kind, items)
         own = instance_dict(value)
         if own:
             made.__dict__.update(own)
@@ -351,6 +366,7 @@ class Outside:
         if made is None:
             made = self._with_fakes(container)
             self._copies[id(container)] = container, made
+            self._copied[id(made)] = self.origins[id(container)]
             return made
         _follow(made[1], self._with_fakes(container))
         return made[1]

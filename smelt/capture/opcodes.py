@@ -520,7 +520,7 @@ def _map_add(vm: Any, frame: Frame, arg: Any) -> None:
 def _list_extend(vm: Any, frame: Frame, arg: Any) -> None:
     if not _is_iterable(frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {_class_name(vm, frame.stack[-1])}")
-    values = vm.elements(frame.stack[-1])
+    values = vm.elements(frame.stack[-1], hinted=True)
     vm.outside.touch(frame.stack[-1 - arg])
     frame.stack.pop()
     frame.stack[-arg].extend(values)

@@ -7,6 +7,7 @@ what `Outside.view` lets native code see.
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import itertools
 import operator
@@ -101,6 +102,7 @@ def _in_place(vm: Any, fn: Any, left: Any, right: Any) -> Any:
 
 
 def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+    asked, written = False, fn
     if fn in _IN_PLACE:
         plain = _IN_PLACE[fn]
         found = python_method(vm, left, "__i" + _NAMES[plain] + "__")
@@ -108,13 +110,13 @@ def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
             result = vm.call_function(found, (left, right))
             if result is not NotImplemented:
                 return result
-        if vm.type_info(type(left)).find("__i" + _NAMES[plain] + "__")[0] is not ABSENT:
+            asked = True
+        elif vm.type_info(type(left)).find("__i" + _NAMES[plain] + "__")[0] is not ABSENT:
             return NotImplemented
         fn = plain
     names = _METHODS.get(fn)
     if names is None:
         return NotImplemented
-    asked = False
     for obj, name, other in _tries(vm, fn, names, left, right):
         found = python_method(vm, obj, name) if _is_object(type(obj)) else None
         if found is None and fn is operator.ne and _is_object(type(obj)):
@@ -124,7 +126,7 @@ def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
         asked = asked or found is not None
         if result is not NotImplemented:
             return result
-    return _refused_by_both(fn, left, right) if asked else NotImplemented
+    return _refused_by_both(written, left, right) if asked else NotImplemented
 
 
 def _tries(vm: Any, fn: Any, names: tuple[str, str], left: Any, right: Any) -> list[tuple[Any, str, Any]]:
@@ -177,6 +179,16 @@ def _stand_in(value: Any) -> Any:
 
 def _stand_in_class(name: str) -> type:
     return type(name, (), {})
+
+
+def _ask_length(vm: Any, obj: Any) -> None:
+    """What `operator.length_hint(obj)` runs of the user's code."""
+    for name in ("__len__", "__length_hint__"):
+        found = python_method(vm, obj, name)
+        if found is not None:
+            with contextlib.suppress(TypeError):
+                checked_len(vm.call_function(found, (obj,)))
+            return
 
 
 def truth(vm: Any, value: Any) -> bool:
@@ -366,6 +378,8 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
         if id(obj) in vm.outside.origins and not isinstance(obj, dict):
             vm.outside.open(obj)  # replayed as a whole
         vm.outside.touch(obj)
+        if isinstance(obj, dict):
+            vm.outside.log.store(obj, key)
         vm.keyed(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.outside.origins:
@@ -479,8 +493,9 @@ def next_item(vm: Any, iterator: Any) -> Any:
     return vm.outside.fake(value) if type(value) is not FakeTensor else value
 
 
-def elements(vm: Any, obj: Any, limit: int | None = None) -> Any:
-    """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM."""
+def elements(vm: Any, obj: Any, limit: int | None = None, hinted: bool = False) -> Any:
+    """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM. `hinted`: its length is
+    asked first, as `list` does."""
     if vm.outside.stale:
         vm.outside.update_copies()
     kind = type(obj)
@@ -489,6 +504,8 @@ def elements(vm: Any, obj: Any, limit: int | None = None) -> Any:
     if kind is list and id(obj) not in vm.outside.origins:
         return list(obj)
     values = iterable(vm, obj)
+    if hinted and _is_object(kind):
+        _ask_length(vm, obj)
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):
         values = itertools.islice(values, limit)
     if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:

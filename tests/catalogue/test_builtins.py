@@ -154,7 +154,7 @@ def identity_leaves():
 def unhashable_and_uncallable():
     def fn(x):
         texts = []
-        for bad in (lambda: {[]: 1}, lambda: 3(), lambda: hash({}), lambda: Thing(1) < 3, lambda: len(3), lambda: iter(3), lambda: None + 1):
+        for bad in (lambda: {[]: 1}, lambda: (lambda v: v())(3), lambda: hash({}), lambda: Thing(1) < 3, lambda: len(3), lambda: iter(3), lambda: None + 1):
             try:
                 bad()
             except (TypeError, AttributeError) as e:
