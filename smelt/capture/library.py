@@ -97,6 +97,8 @@ def _context_set(vm: Any, variable: Any, value: Any) -> Any:
 
 @method(contextvars.ContextVar, "reset")
 def _context_reset(vm: Any, variable: Any, token: Any) -> None:
+    if id(token) in vm.outside.origins:
+        raise unsupported("ContextVar.reset to what was before the call", UNSUPPORTED_EFFECT)
     variable.reset(token)
     vm.context_tokens[:] = [(v, t) for v, t in vm.context_tokens if t is not token]
     vm.context_values.pop(id(variable), None)

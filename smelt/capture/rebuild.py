@@ -18,6 +18,7 @@ import gc
 import math
 import pathlib
 import types
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,7 +97,16 @@ def is_constant(x: object) -> bool:
         return not is_bound(x)
     if kind in LITERALS or kind in CONSTANTS or isinstance(x, enum.Enum):
         return True
-    return isinstance(x, type) and "<locals>" not in x.__qualname__
+    return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _made_classes
+
+
+_made_classes: dict[int, weakref.ref[type]] = {}  # made during a capture: each call makes its own
+
+
+def note_class(cls: type) -> None:
+    """`cls` was made by a trace."""
+    key = id(cls)
+    _made_classes[key] = weakref.ref(cls, lambda _: _made_classes.pop(key, None))
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class VM:
         self.failure: Unsupported | None = (
             None  # why capture must end, whatever native code makes of the error
         )
-        self.kinds = windows.new_kinds()
+        self.kinds = windows.Kinds(self.outside.use_class)
         self.running_natively: Any = None  # a function with a handler, which runs for real
         self.hooked: list[tuple[FakeTensor, Any]] = []  # tensors that a hook was registered on, with their `grad_fn`
         self.held_cells: list[tuple[Any, Any]] = []  # cells of functions that the graph holds, with their contents
@@ -536,7 +536,7 @@ class VM:
 
     def forget_type(self, owner: Any) -> None:
         if isinstance(owner, type):
-            self.kinds = windows.new_kinds()
+            self.kinds = windows.Kinds(self.outside.use_class)
             self._types = {c: i for c, i in self._types.items() if owner not in c.__mro__}
 
     def class_of(self, obj: Any) -> type:
@@ -795,7 +795,9 @@ def _settings(vm: VM) -> list[Effect]:
     grad = before[0]
     for manager, _ in vm._entered:
         grad_then = getattr(manager, "prev", grad)  # what the manager is going to put back
-        if type(manager) in _REVERSIBLE and grad_then is not grad:
+        if type(manager) not in _GRAD_IN or type(manager) is torch.inference_mode:
+            grad_then = grad
+        if grad_then is not grad:
             found.append(Call(torch._C._set_grad_enabled, (grad_then,)))
         found.append(Enter(manager))
         grad = _GRAD_IN.get(type(manager), lambda m: grad_then)(manager)
