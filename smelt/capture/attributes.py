@@ -754,7 +754,7 @@ def _store_natively(vm: Any, obj: Any, name: str, value: Any, store: Any) -> Non
     if id(obj) in vm.outside.origins and instance_dict(obj) is None:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set"))
     vm.outside.touch(obj)
-    vm.outside.log.store(obj, name)
+    vm.outside.note_store(obj, "attr", name, value)
     vm.outside.attributes.pop(id(obj), None)
     store(obj, name, value)
 
@@ -774,7 +774,7 @@ def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
 def set_instance(vm: Any, obj: Any, name: str, value: Any) -> None:
     """Stores in the instance itself, for real; the undo log remembers."""
     vm.outside.touch(obj)
-    vm.outside.log.store(obj, name)
+    vm.outside.note_store(obj, "attr", name, value)
     memo = vm.outside.attributes.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)

@@ -345,7 +345,7 @@ def _dict_getitem(vm: Any, obj: Any, key: Any) -> Any:
 @method(dict, "__setitem__")
 def _dict_setitem(vm: Any, obj: Any, key: Any, value: Any) -> None:
     vm.outside.touch(obj)
-    vm.outside.log.store(obj, key)
+    vm.outside.note_store(obj, "item", key, value)
     if isinstance(obj, collections.OrderedDict):
         vm.keyed(collections.OrderedDict.__setitem__, obj, key, value)
     else:

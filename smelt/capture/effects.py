@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.capture.values import CONTAINER_BASES, MISSING, CellType, instance_dict, items_of
+from smelt.capture.values import CONTAINER_BASES, MISSING, CellType, instance_dict, is_plain_key, items_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +150,8 @@ class UndoLog:
         self._named: dict[tuple[int, str], tuple[Any, str, Any, Callable[..., Any], Callable[..., Any]]] = {}
         self._cells: dict[int, tuple[Any, Any]] = {}
         self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on tensors from outside
+        # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
+        self._stored: dict[int, set[Any]] = {}
         self.calls: list[Call] = []  # in program order
 
     def __contains__(self, obj: Any) -> bool:
@@ -179,6 +181,16 @@ class UndoLog:
             items_of(obj) if isinstance(obj, CONTAINER_BASES) else None,
         )
         return True
+
+    def store(self, obj: Any, key: Any) -> None:
+        """`obj.key` or `obj[key]` is about to be stored."""
+        if id(obj) in self._snapshots:
+            self._stored.setdefault(id(obj), set()).add(key)
+
+    def _stored_in(self, snapshot: _Snapshot) -> set[Any]:
+        own = instance_dict(snapshot.obj)
+        found = self._stored.get(id(snapshot.obj), set())
+        return found if own is None else found | self._stored.get(id(own), set())
 
     def touch_own(self, obj: Any, own: dict[str, Any]) -> None:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
@@ -270,11 +282,11 @@ class UndoLog:
                 seen.add(id(own))  # changed through vars(): the instance reports it
         for snapshot in self._snapshots.values():
             if id(snapshot.obj) not in seen:
-                found += _differences(snapshot)
+                found += _differences(snapshot, self._stored_in(snapshot))
         for owner, name, old, _, _ in self._named.values():
             found += _named_difference(owner, name, old)
         for cell, old in self._cells.values():
-            if cell_value(cell) is not old:
+            if cell_value(cell) is not MISSING or old is not MISSING:
                 found.append(SetCell(cell, cell_value(cell)))
         return (*self.calls, *found, *self._tensors.values())
 
@@ -324,34 +336,38 @@ def _restore(snapshot: _Snapshot) -> None:
         restore_contents(obj, snapshot.contents)
 
 
-def _differences(snapshot: _Snapshot) -> Iterator[Effect]:
+def _differences(snapshot: _Snapshot, stored: set[Any]) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
     if snapshot.attributes is not None:
-        yield from _attribute_differences(obj, snapshot.attributes, instance_dict(obj) or {})
+        yield from _attribute_differences(obj, snapshot.attributes, instance_dict(obj) or {}, stored)
     now = {n: _read_slot(obj, n) for n in snapshot.slots}
     missing = {n for n, v in now.items() if v is MISSING}
     before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
-    yield from _attribute_differences(obj, before, {n: v for n, v in now.items() if n not in missing})
+    yield from _attribute_differences(obj, before, {n: v for n, v in now.items() if n not in missing}, stored)
     if snapshot.contents is not None:
-        yield from _content_differences(obj, snapshot.contents, items_of(obj))
+        yield from _content_differences(obj, snapshot.contents, items_of(obj), stored)
 
 
-def _attribute_differences(obj: Any, before: dict[str, Any], now: dict[str, Any]) -> Iterator[Effect]:
+def _attribute_differences(
+    obj: Any, before: dict[str, Any], now: dict[str, Any], stored: set[Any]
+) -> Iterator[Effect]:
     for name in before:
         if name not in now:
             yield DelAttr(obj, name)
     for name, value in now.items():
-        if before.get(name, MISSING) is not value:
+        if before.get(name, MISSING) is not value or name in stored:
             yield SetAttr(obj, name, value)
 
 
-def _content_differences(obj: Any, before: list[Any], now: list[Any]) -> Iterator[Effect]:
+def _content_differences(
+    obj: Any, before: list[Any], now: list[Any], stored: set[Any]
+) -> Iterator[Effect]:
     """What was appended, set or deleted is replayed alone: the rest of the contents need not be guarded for that."""
     if isinstance(obj, dict):
-        if not _same_pairs(before, now):
-            yield from _entry_differences(obj, before, now)
+        if stored or not _same_pairs(before, now):
+            yield from _entry_differences(obj, before, now, stored)
     elif isinstance(obj, list) and _same(before, now[: len(before)]):
         if len(now) > len(before):
             yield Extend(obj, tuple(now[len(before) :]))
@@ -359,7 +375,9 @@ def _content_differences(obj: Any, before: list[Any], now: list[Any]) -> Iterato
         yield ReplaceContents(obj, tuple(now))
 
 
-def _entry_differences(obj: Any, before: list[Any], now: list[Any]) -> Iterator[Effect]:
+def _entry_differences(
+    obj: Any, before: list[Any], now: list[Any], stored: set[Any]
+) -> Iterator[Effect]:
     """Entries that are not where they were, in order, were deleted; what follows was set."""
     kept = 0
     places = iter(before)
@@ -372,7 +390,7 @@ def _entry_differences(obj: Any, before: list[Any], now: list[Any]) -> Iterator[
         if id(key) not in stay:
             yield DelItem(obj, key)
     for i, (key, value) in enumerate(now):
-        if i >= kept or stay[id(key)][0] is not value:
+        if i >= kept or stay[id(key)][0] is not value or (is_plain_key(key) and key in stored):
             yield SetItem(obj, key, value)
 
 
@@ -381,11 +399,11 @@ def _named_difference(owner: Any, name: str, old: Any) -> Iterator[Effect]:
         now = owner.get(name, MISSING)
         if now is MISSING and old is not MISSING:
             yield DelItem(owner, name)
-        elif now is not old:
+        elif now is not MISSING:
             yield SetItem(owner, name, now)
         return
     now = vars(owner).get(name, MISSING)
     if now is MISSING and old is not MISSING:
         yield DelAttr(owner, name)
-    elif now is not old:
+    elif now is not MISSING:
         yield SetAttr(owner, name, now)

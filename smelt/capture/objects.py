@@ -42,7 +42,7 @@ from smelt.graph.numbers import Expression, leaves
 from smelt.guards import state
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
+from smelt.guards.origin import Origin, OriginKind
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
@@ -490,6 +490,14 @@ class Outside:
             self._touch_one(owner)
         if id(obj) in self.origins:
             self._touch_one(obj)
+
+    def note_store(self, obj: Any, kind: OriginKind, key: Any, value: Any) -> None:
+        """`value` is about to be stored in `obj`: an effect even if it is what is there now, unless that is guarded."""
+        origin = self.origins.get(id(obj))
+        if origin is None or not is_plain_key(key):
+            return
+        if self.origins.get(id(value)) is not origin.child(kind, key) or is_identity(value):
+            self.log.store(obj, key)
 
     def _touch_one(self, obj: Any) -> None:
         if self.log.touch(obj):

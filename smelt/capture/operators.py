@@ -379,7 +379,7 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
             vm.outside.open(obj)  # replayed as a whole
         vm.outside.touch(obj)
         if isinstance(obj, dict):
-            vm.outside.log.store(obj, key)
+            vm.outside.note_store(obj, "item", key, value)
         vm.keyed(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.outside.origins:

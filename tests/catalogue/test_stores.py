@@ -1,0 +1,189 @@
+"""Stores of what is there already: at the next call something else may be there."""
+
+from __future__ import annotations
+
+import collections
+import types
+from dataclasses import dataclass
+
+from torch import nn
+
+from tests.catalogue.harness import program, tensor
+
+
+@program(graphs=1)
+def an_attribute():
+    state = types.SimpleNamespace(flag=True)
+
+    def fn(x):
+        state.flag = True
+        return x + 1
+
+    def spoil():
+        found, state.flag = state.flag, False
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def an_attribute_of_a_plain_object():
+    @dataclass
+    class State:
+        flag: bool = True
+        step: int = 0
+
+    state = State()
+
+    def fn(x):
+        state.step = 0
+        state.flag = True
+        return x + 1
+
+    def spoil():
+        found = (state.flag, state.step)
+        state.flag, state.step = False, 7
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def a_slot():
+    class Slots:
+        __slots__ = ("n",)
+
+    state = Slots()
+    state.n = 1
+
+    def fn(x):
+        state.n = 1
+        return x + 1
+
+    def spoil():
+        found, state.n = state.n, 5
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def an_attribute_of_a_module():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = None
+
+        def forward(self, x):
+            self.seen = None
+            return x * 2
+
+    model = Model()
+
+    def spoil():
+        found, model.seen = model.seen, "something"
+        return found
+
+    return model, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def an_entry_of_a_dictionary():
+    table = {"a": 1, "b": 2}
+
+    def fn(x):
+        table["a"] = 1
+        return x + 1
+
+    def spoil():
+        found = dict(table)
+        table["a"], table["b"] = 3, found["b"] + 1
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def an_entry_of_an_ordered_dictionary():
+    table = collections.OrderedDict(a=1, b=2)
+
+    def fn(x):
+        table["b"] = 2
+        return x + 1
+
+    def spoil():
+        found = list(table.items())
+        table["b"] = 3
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+_flag = True
+
+
+@program(graphs=1)
+def a_global():
+    global _flag
+    _flag = True
+
+    def fn(x):
+        global _flag
+        _flag = True
+        return x + 1
+
+    def spoil():
+        global _flag
+        found, _flag = _flag, False
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def a_closure_cell():
+    flag = True
+
+    def fn(x):
+        nonlocal flag
+        flag = True
+        return x + 1
+
+    def spoil():
+        nonlocal flag
+        found, flag = flag, False
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def changed_and_put_back():
+    state = types.SimpleNamespace(mode="eval")
+
+    def fn(x):
+        state.mode = "train"
+        y = x * (2 if state.mode == "train" else 3)
+        state.mode = "eval"
+        return y
+
+    def spoil():
+        found, state.mode = state.mode, "other"
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def through_vars():
+    state = types.SimpleNamespace(flag=True)
+
+    def fn(x):
+        vars(state)["flag"] = True
+        return x + 1
+
+    def spoil():
+        found, state.flag = state.flag, False
+        return found
+
+    return fn, [(tensor(3),)] * 3, spoil
