@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import numbers
+from smelt.capture import arrays, numbers
 from smelt.capture.effects import Call
 from smelt.capture.frames import Generator, VMCallable
 from smelt.capture.natives import is_native_module
@@ -703,6 +703,7 @@ def _load_generator(vm: Any, obj: Generator, name: str) -> Any:
 
 LOADERS: dict[type, Callable[[Any, Any, str], Any]] = {
     FakeTensor: load_tensor_attr,
+    arrays.Array: arrays.load_attr,
     types.ModuleType: load_module_attr,
     type: load_class_attr,
     FunctionType: load_function_attr,

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from smelt.capture import attributes, reads, texts, windows
+from smelt.capture.arrays import Array
 from smelt.capture.attributes import python_method
 from smelt.capture.frames import Generator, VMCallable
 from smelt.capture.natives import is_native_module, runs_natively
@@ -45,6 +46,8 @@ def _isinstance(vm: Any, args: Any, kwargs: Any) -> bool:
         obj = obj.function
     elif type(obj) is Text:
         obj = ""
+    elif type(obj) is Array:
+        obj = obj.example()
     obj = hint(obj)
     return _check_class(vm, isinstance, obj, type(obj), classes)
 

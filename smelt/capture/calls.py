@@ -153,7 +153,7 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
         managers.use_state(vm, args[0])
     if fn.__globals__.get("__name__") in _INTROSPECTION:
         return _introspect(vm, fn, args, kwargs)
-    return _run_native(vm, fn, args, kwargs)
+    return run_native(vm, fn, args, kwargs)
 
 
 # Modules whose functions look at functions and classes, or keep them: they are given the user's own.
@@ -174,7 +174,7 @@ def _introspect(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 _SHOWN = (FunctionType, MethodType, types.BuiltinFunctionType)
 
 
-def _run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     view = vm.outside.view
     args = [
         a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args
@@ -198,7 +198,7 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
         refused = REFUSED.get(fn) or refusal(fn)
         if refused is not None:
             raise Unsupported(Reason(*refused))
-        return _run_native(vm, fn, args, kwargs)
+        return run_native(vm, fn, args, kwargs)
     if id(fn) in vm.outside.origins and id(owner) not in vm.outside.origins:  # stored by itself
         origin = vm.outside.origins[id(fn)]
         owner = vm.outside.wrap(owner, origin.child("member", "__self__"))
@@ -243,7 +243,7 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     kind = type(owner)
     if kind is FakeTensor:
         handler = vm.tensor_methods.get(name)
-        return _run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
+        return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
     if args and vm.trace.symbols is not None and name in numbers.LOOKUPS:
         args = (plain_parts(args[0]), *args[1:])
     handler = vm.methods.get((_base_type(kind), name))
@@ -265,7 +265,7 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
         _check_native_object(vm, name, owner)
     if isinstance(owner, torch.Tensor):
-        return _run_native(vm, fn, args, kwargs)
+        return run_native(vm, fn, args, kwargs)
     args = [vm.native_argument(vm.outside.view(a)) for a in args]
     return vm.outside.fake(vm.native(fn, args, kwargs))
 
@@ -357,7 +357,7 @@ def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if type(owner) is FakeTensor and issubclass(torch.Tensor, fn.__objclass__):
         return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
     if isinstance(owner, torch.Tensor):
-        return _run_native(vm, fn, args, kwargs)
+        return run_native(vm, fn, args, kwargs)
     return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
 
 
@@ -427,7 +427,7 @@ def call_method(vm: Any, fn: MethodType, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def call_torch_operator(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
-    return _run_native(vm, fn, args, kwargs)
+    return run_native(vm, fn, args, kwargs)
 
 
 def call_getter(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -468,7 +468,7 @@ def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
         return vm.outside.wrap(obj(), vm.outside.origins[id(obj)].child("call", None))
     kind = (type(obj).__module__, type(obj).__name__)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
-        return _run_native(vm, obj, args, kwargs)
+        return run_native(vm, obj, args, kwargs)
     raise unsupported_call(f"calling a {type(obj).__qualname__}")
 
 
@@ -525,7 +525,7 @@ def construct(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
         how, found, _ = vm.type_info(meta).find("__call__")
         if how is FUNCTION:
             if isinstance(cls, enum.EnumMeta) or runs_natively(found):
-                return _run_native(vm, cls, args, kwargs)
+                return run_native(vm, cls, args, kwargs)
             return call_function(vm, found, (cls, *args), kwargs)
     return instantiate(vm, cls, args, kwargs)
 
@@ -547,13 +547,13 @@ def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     python_init = init_how is FUNCTION and init is not None
     if type(new) is FunctionType:
         if runs_natively(new):
-            return _run_native(vm, cls, args, kwargs)
+            return run_native(vm, cls, args, kwargs)
         obj = call_function(vm, new, (cls, *args), kwargs)
         if not isinstance(obj, cls):
             return obj
     elif python_init:
         if runs_natively(init) and not _calls_back(args, kwargs):
-            return _run_native(vm, cls, args, kwargs)
+            return run_native(vm, cls, args, kwargs)
         obj = _new_object(vm, cls, new, args, kwargs)
     else:
         return _construct_native(vm, cls, args, kwargs)
@@ -584,7 +584,7 @@ def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
     if refused is not None:
         raise Unsupported(Reason(*refused))
-    return _run_native(vm, cls, args, kwargs)
+    return run_native(vm, cls, args, kwargs)
 
 
 def call_method_wrapper(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:

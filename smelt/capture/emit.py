@@ -187,6 +187,11 @@ class Writer:
             return self.slots[origin.index]
         if origin.kind == "const":
             return self.constant(x, str(origin.key))
+        if origin.kind == "array" and origin.base is not None:
+            made = self.fresh_name("tensor")
+            self.lines.append(f"{made} = from_numpy({self._leaf(origin.base)})")
+            self.bind(x, made)
+            return made
         name = self._collected.get(origin)
         if name is None:
             name = self._collected[origin] = self.fresh_name(_short_name(origin))
@@ -315,9 +320,9 @@ def emit(
         original: runs the call where the graph raises before any store (`again`); None: the exception goes on.
     """
     slots = slot_names(code)
-    writer = Writer(found, slots, [origin for _, origin in inputs])
+    writer = Writer(found, slots, [_collected(origin) for _, origin in inputs])
     for i, (fake, origin) in enumerate(inputs):
-        writer.bind(fake, slots[origin.index] if origin.kind == "arg" else f"inputs[{i}]")
+        writer.bind(fake, slots[origin.index] if origin.kind == "arg" else _input_text(i, origin))
     for i, fake in enumerate(outputs):
         writer.bind(fake, writer.fresh_name(f"t{i}"))
     targets = [writer(fake) for fake in outputs]
@@ -325,7 +330,7 @@ def emit(
     last = ending.write(writer, resumes)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
-    call = _graph_call(writer, targets, len(inputs), symbols) if graph is not None else []
+    call = _graph_call(writer, targets, [o for _, o in inputs], symbols) if graph is not None else []
     if call and statements and original is not None:
         call = guarded_call(call, code, slots, writer.constant(original, f"original_{original.__name__}"))
     body = [*writer.head, *call]
@@ -344,11 +349,25 @@ def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
             writer.bind(fake, name)
 
 
+def _collected(origin: Origin) -> Origin:
+    """What the guard tree hands over for a graph input: of a NumPy array, the array."""
+    if origin.kind == "array" and origin.base is not None:
+        return origin.base
+    return origin
+
+
+def _input_text(index: int, origin: Origin) -> str:
+    return f"from_numpy(inputs[{index}])" if origin.kind == "array" else f"inputs[{index}]"
+
+
 def _graph_call(
-    writer: Writer, targets: Sequence[str], n_inputs: int, symbols: Sequence[Expression]
+    writer: Writer, targets: Sequence[str], origins: Sequence[Origin], symbols: Sequence[Expression]
 ) -> list[str]:
+    n_inputs = len(origins)
     given = [writer.expression(e) for e in symbols]
     argument = "inputs" if len(writer.collect) == n_inputs else f"inputs[:{n_inputs}]"
+    if any(origin.kind == "array" for origin in origins):
+        argument = f"({', '.join(_input_text(i, origin) for i, origin in enumerate(origins))},)"
     if given:
         argument = f"({', '.join([f'*{argument}'] * (n_inputs > 0) + given)},)"
     if not targets:

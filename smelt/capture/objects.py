@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from smelt.capture import arrays
 from smelt.capture.effects import UndoLog
 from smelt.capture.rebuild import note_class
 from smelt.capture.values import (
@@ -97,6 +98,7 @@ class Outside:
         self.attributes: dict[int, dict[Any, Any]] = {}  # what attribute and item reads of an object gave
         self._guards: dict[Any, Guard] = {}
         self._keep: list[Any] = []
+        self._arrays: dict[int, arrays.Array] = {}  # by id of the outside array
         self.fixed: set[int] = set()  # outside objects that must not be changed
         self._objects: dict[
             int, Any
@@ -231,6 +233,8 @@ class Outside:
             return value
         if isinstance(value, torch.Tensor):
             return self._wrap_tensor(value, origin)
+        if kind is np.ndarray and arrays.is_traceable(value):
+            return self._wrap_array(value, origin)
         if is_identity(value):
             if not decided:
                 self.guard("id", origin, value)
@@ -290,6 +294,26 @@ class Outside:
             return fake
         self._alias(origin, self.origins[id(known[1])])
         return known[1]
+
+    def _wrap_array(self, value: Any, origin: Origin) -> Any:
+        """A NumPy array: its tensor is a graph input that the compiled frame makes of it."""
+        known = self._arrays.get(id(value))
+        if known is not None:
+            self._alias(origin, self.origins[id(known)])
+            return known
+        self.guard("type", origin, np.ndarray)
+        self.guard("id", origin.child("member", "dtype"), value.dtype)
+        for name in ("shape", "strides"):
+            self.guard("eq", origin.child("member", name), getattr(value, name))
+        self.guard("eq", origin.child("member", "flags").child("member", "writeable"), True)
+        with self.trace.paused():
+            real = torch.from_numpy(value)
+        fake = self.trace.fake(real, _input_name(origin))
+        made = self._arrays[id(value)] = arrays.Array(fake, outside=True)
+        self.origins[id(fake)] = origin.child("array", None)
+        self.origins[id(made)] = self.origins[id(value)] = origin
+        self._keep += (value, made)
+        return made
 
     def _alias(self, origin: Origin, first: Origin) -> None:
         if origin is not first and origin.kind != "const":
@@ -451,7 +475,7 @@ class Outside:
             return self.fake(value)
         if isinstance(value, BaseException):
             self.open_exception(value)
-        return value
+        return self._arrays.get(id(value), value) if kind is np.ndarray else value
 
     def open_exception(self, error: BaseException) -> None:
         """Native code is going to look at an exception: guards what an outside one says."""

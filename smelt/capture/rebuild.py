@@ -23,9 +23,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from smelt.capture import texts
+from smelt.capture.arrays import DTYPES, Array, BoundMethod
 from smelt.capture.frames import Generator
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
@@ -231,6 +233,27 @@ def _method_text(x: types.MethodType, text: Text) -> str:
     return f"MethodType({text(x.__func__)}, {text(x.__self__)})"
 
 
+_DTYPE = Kind(lambda x: (), lambda x, text: f"numpy_dtype({x.name!r})")
+_NUMPY_SCALAR = Kind(lambda x: (), lambda x, text: f"numpy_dtype({x.dtype.name!r}).type({text(x.item())})")
+
+
+_SMALL_ARRAY = 4096  # bytes
+
+
+def _is_small_array(x: Any) -> bool:
+    """Whether the source can hold the array's values."""
+    return x.base is None and x.flags.c_contiguous and x.dtype in DTYPES.values() and x.nbytes <= _SMALL_ARRAY
+
+
+_NUMPY_ARRAY = Kind(
+    lambda x: (), lambda x, text: f"from_bytes({x.tobytes()!r}, {x.dtype.name!r}).reshape({x.shape!r}).copy()"
+)
+
+
+def _array_text(x: Any, text: Text) -> str:
+    return f"{text(x.tensor)}.numpy(){'[()]' if x.scalar else ''}"
+
+
 KINDS: dict[type, Kind] = {
     tuple: Kind(lambda x: x, _tuple_text),
     list: Kind(lambda x: x, _list_text, lambda x, text: "[]", _extend, lambda x: x),
@@ -260,6 +283,8 @@ KINDS: dict[type, Kind] = {
     types.BuiltinFunctionType: Kind(
         lambda x: (x.__self__,), lambda x, text: f"({text(x.__self__)}).{x.__name__}"
     ),
+    Array: Kind(lambda x: (x.tensor,), _array_text),
+    BoundMethod: Kind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
     types.MappingProxyType: Kind(
         lambda x: _pairs(dict(x)), lambda x, text: f"MappingProxyType({_dict_text(dict(x), text)})"
     ),
@@ -329,6 +354,9 @@ NAMES: dict[str, Any] = {
     "delete_attribute": object.__delattr__,
     "delete_type_attribute": type.__delattr__,
     "torch": torch,
+    "from_numpy": torch.from_numpy,
+    "numpy_dtype": np.dtype,
+    "from_bytes": np.frombuffer,
     "math": math,
     **{f.__name__: f for f in (abs, float, int, max, min, round)},
 }
@@ -565,6 +593,12 @@ def kind_of(x: object) -> Kind:
     found = KINDS.get(cls)
     if found is not None:
         return found
+    if isinstance(x, np.dtype) and x in DTYPES.values():
+        return _DTYPE
+    if isinstance(x, np.generic) and x.dtype in DTYPES.values():
+        return _NUMPY_SCALAR
+    if cls is np.ndarray and _is_small_array(x):
+        return _NUMPY_ARRAY
     if hasattr(cls, "n_sequence_fields"):
         return _result_tuple(cls)
     if not cls.__flags__ & _TPFLAGS_HEAPTYPE and not isinstance(x, BaseException):

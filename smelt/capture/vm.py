@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 
 import smelt.capture.builtins
 import smelt.capture.containers
+import smelt.capture.conversions
 import smelt.capture.copying
 import smelt.capture.descriptors
 import smelt.capture.evaluation
@@ -42,6 +44,7 @@ from smelt.capture import (
     transforms,
     windows,
 )
+from smelt.capture.arrays import Array
 from smelt.capture.attributes import TypeInfo
 from smelt.capture.code import Code, decode
 from smelt.capture.effects import Call, Effect, Enter, Leave
@@ -550,6 +553,8 @@ class VM:
             return type(obj.function)
         if kind is Text:
             return str
+        if kind is Array:
+            return obj.dtype.type if obj.scalar else np.ndarray
         return PLAIN_TYPE.get(kind, kind)
 
     # ---- operations
@@ -852,6 +857,8 @@ def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
     if not traced.mutated or len(traced.inputs) < 2:
         return []
     origins = tuple(vm.outside.origins[id(f)] for f in traced.inputs)
+    if any(origin.kind == "array" for origin in origins):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
     storages = [f.elem.untyped_storage()._cdata for f in traced.inputs]
     if len(set(storages)) != len(storages):
         raise Unsupported(

@@ -18,6 +18,7 @@ import torch
 
 from smelt import _native
 from smelt.capture import numbers
+from smelt.capture.arrays import hidden_refusal
 from smelt.capture.frames import Generator, VMCallable
 from smelt.capture.natives import REFUSED, is_native_module, runs_natively
 from smelt.capture.texts import Text, Unreadable
@@ -166,7 +167,13 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
         return in_window(vm, fn, args, kwargs)
     if type(fn) not in _UNBOUND and calls_back(kinds, fn):
         return in_window(vm, fn, args, kwargs)
-    result = fn(*args, **kwargs) if kwargs else fn(*args)
+    try:
+        result = fn(*args, **kwargs) if kwargs else fn(*args)
+    except Exception as e:
+        refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
+        if refused is not None:
+            raise refused from e
+        raise
     if vm.failure is not None:
         raise vm.failure
     return result

@@ -22,6 +22,7 @@ OriginKind = Literal[
     "kwdefault",  # base.__kwdefaults__[key]
     "type",       # type(base)
     "dict",       # base.__dict__ (the dictionary itself)
+    "array",      # torch.from_numpy(base): a graph input that the compiled frame makes
     "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
 ]  # fmt: skip
 
@@ -67,6 +68,7 @@ class Origin:
             "kwdefault": f"{b}.__kwdefaults__[{self.key!r}]",
             "type": f"type({b})",
             "dict": f"{b}.__dict__",
+            "array": f"torch.from_numpy({b})",
             "call": f"{b}()",
         }[self.kind]
 

@@ -214,11 +214,16 @@ class _Walk:
         self.note(path, "value", _address_free(repr(o)))
 
     def of_number(self, o: Any, path: str) -> None:
+        if isinstance(o, numpy.floating):
+            return  # compared with a tolerance
         self.note(
             path,
             "number",
             {int: int, float: float, complex: complex, str: str, bytes: bytes}[_base(o)].__repr__(o),
         )
+
+    def of_floating(self, o: numpy.floating[Any], path: str) -> None:
+        self.note(path, "float", float(o))
 
     def of_array(self, o: numpy.ndarray, path: str) -> None:
         self.note(path, "array", f"{o.dtype} {o.shape} {o.strides}")
@@ -255,6 +260,7 @@ def _named(*names: str) -> Any:
 _METHODS: list[tuple[Any, Any]] = [
     (torch.Tensor, _Walk.of_tensor),
     (torch.Generator, _Walk.of_rng),
+    (numpy.floating, _Walk.of_floating),
     ((int, float, complex, str, bytes), _Walk.of_number),
     ((list, tuple, collections.deque, *_VIEWS), _Walk.of_items),
     ((set, frozenset), _Walk.of_set),
@@ -273,7 +279,7 @@ _METHODS: list[tuple[Any, Any]] = [
     (numpy.ndarray, _Walk.of_array),
     (weakref.ref, _Walk.of_weakref),
     ((bytearray, memoryview), lambda walk, o, path: walk.note(path, "bytes", bytes(o))),
-    ((re.Pattern, numpy.generic, types.GenericAlias, types.UnionType), _Walk.of_value),
+    ((re.Pattern, numpy.integer, numpy.bool_, numpy.character, types.GenericAlias, types.UnionType), _Walk.of_value),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def three(*shape: int, dtype: type = np.float32) -> list:
     return [(array(*shape, dtype=dtype),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def elementwise_on_arrays():
     def fn(a, b):
         return (
@@ -33,7 +33,7 @@ def elementwise_on_arrays():
     return fn, [(array(3, 4), array(3, 4)) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def reductions_of_arrays():
     def fn(a):
         return (
@@ -44,7 +44,7 @@ def reductions_of_arrays():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def dtype_rules():
     def fn(a, i):
         return (
@@ -68,7 +68,7 @@ def dtype_rules():
     ]
 
 
-@program()
+@program(graphs=1)
 def scalars_of_numpy():
     def fn(a):
         s = a.sum()
@@ -85,7 +85,7 @@ def scalars_of_numpy():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def indexing_of_arrays():
     def fn(a):
         return a[0], a[1:, ::2], a[..., None], a[:, [0, 2]], a[-1, -1], a[a.shape[0] - 1], a[:, np.newaxis, 0]
@@ -101,7 +101,7 @@ def indexing_by_a_mask():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def shapes_of_arrays():
     def fn(a):
         return (
@@ -119,7 +119,7 @@ def shapes_of_arrays():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def facts_of_arrays():
     def fn(a):
         return (
@@ -136,7 +136,7 @@ def facts_of_arrays():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def joining_arrays():
     def fn(a, b):
         return (
@@ -151,7 +151,7 @@ def joining_arrays():
     return fn, [(array(3, 4), array(3, 4)) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def arrays_made_inside():
     def fn(a):
         return (
@@ -167,7 +167,7 @@ def arrays_made_inside():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def products_of_arrays():
     def fn(a, b):
         return a @ b, np.dot(a, b), np.matmul(a, b), np.einsum("ij,jk->ik", a, b), np.outer(a[0], b[0])
@@ -175,7 +175,7 @@ def products_of_arrays():
     return fn, [(array(3, 4), array(4, 2)) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def a_tensor_becomes_an_array():
     def fn(x):
         a = x.numpy()
@@ -184,7 +184,7 @@ def a_tensor_becomes_an_array():
     return fn, [(tensor(3, 4),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def an_array_becomes_a_tensor():
     def fn(a):
         x = torch.from_numpy(a)
@@ -193,7 +193,7 @@ def an_array_becomes_a_tensor():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def there_and_back():
     def fn(x):
         return torch.from_numpy(np.tanh(x.detach().cpu().numpy() * 2)) + x
@@ -233,7 +233,7 @@ def an_array_made_inside_is_written():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def an_argument_comes_back():
     def fn(a):
         return a, a[0], {"a": a}
@@ -275,7 +275,7 @@ def conversions_to_python():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def iteration_over_an_array():
     def fn(a):
         total = 0
@@ -297,7 +297,7 @@ def constants_of_numpy():
     return fn, [(tensor(3, 4),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def array_attributes_of_an_object():
     class Holder:
         def __init__(self):
@@ -309,7 +309,7 @@ def array_attributes_of_an_object():
     return Holder(), three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def shapes_of_arrays_change():
     def fn(a):
         return np.tanh(a).mean(axis=-1)
@@ -317,7 +317,7 @@ def shapes_of_arrays_change():
     return fn, [(array(3, 4),), (array(3, 4).astype(np.float64),), (array(2, 5),), (array(4, 3).T,)]
 
 
-@program()
+@program(graphs=1)
 def integers_of_every_width():
     def fn(a):
         return a + a, a * 2, a % 3, a & 1, a << 1, ~a, a.astype(np.float32) / 2, np.bitwise_xor(a, 1)
@@ -325,7 +325,7 @@ def integers_of_every_width():
     return fn, [(array(4, dtype=np.int32),), (array(4, dtype=np.uint8),), (array(4, dtype=np.int64),)]
 
 
-@program()
+@program(graphs=1)
 def clipping_and_rounding():
     def fn(a):
         return (
