@@ -132,7 +132,8 @@ class VM:
         self._globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, Any] = {}
         self._own_scopes: dict[int, dict[str, Any]] = {}  # dictionaries made by the trace that hold globals
-        self.generators = False  # whether the trace has made any
+        self.depth, self.depth_limit = 0, sys.getrecursionlimit()  # frames that run, and how many may
+        self.generators: list[weakref.ref[Generator]] = []
         self.running = False  # the user's code runs: what it drops is finalized
         self.raising: BaseException | None = None  # on its way through frames: it has its context
         self.traceback: Any = MISSING  # of an exception that is raised again
@@ -220,6 +221,10 @@ class VM:
 
     def run(self, frame: Frame, error: BaseException | None = None) -> Any:
         """Runs `frame` until it returns or yields. With `error`, it is raised where the frame stands."""
+        self.depth += 1
+        if self.depth > self.depth_limit:
+            self.depth -= 1
+            raise RecursionError("maximum recursion depth exceeded")
         frame.parent, self.frame = self.frame, frame
         instructions, stop = frame.instructions, frame.stop
         try:
@@ -255,6 +260,7 @@ class VM:
                     self.raising = None
         finally:
             self.frame = frame.parent
+            self.depth -= 1
 
     def locate(self, error: Unsupported) -> None:
         """Adds the user's line and stack to a reason, where it was raised first."""
@@ -687,6 +693,7 @@ def capture_frame(
         UserException: the user's code raised.
     """
     vm = VM()
+    vm.depth_limit -= _stack_depth()
     vm.stop = stop.path if stop else ()
     vm.outside.dynamic = dynamic
     with _quiet():
@@ -785,8 +792,26 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
     return Return(result)
 
 
+def _stack_depth() -> int:
+    """How many frames there are below the captured one."""
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def _check_generators(vm: VM) -> None:
+    """A generator with a `finally` to run must be dropped when the user's code drops it: a resume function's caller would
+    keep it alive longer."""
+    held = {id(v) for frame in vm.stopped for v in (*frame.stack, *frame.locals)}
+    for generator in filter(None, (ref() for ref in vm.generators)):
+        if id(generator) in held and generator.protected:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break while a generator is inside of `try` or `with`"))
+
+
 def _plan_break(vm: VM, stop: Stop) -> Break:
     frames = vm.stopped
+    _check_generators(vm)
     for frame in frames:
         frame.pc -= 1
         vm.register_cells(frame)

@@ -148,7 +148,7 @@ def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor]) -> bool:
         trace.needs_autograd
         or any(f.requires_grad or f.is_inference() is not inference for f in computed)
         or any(_has_other_history(trace, f) for f in trace.inputs)
-        or (trace.first_state[0] and _detaches(trace, computed))
+        or _detaches(trace, computed)
     )
 
 

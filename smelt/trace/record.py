@@ -375,6 +375,9 @@ class Trace:
         self._source, self._changed, self._opaque = source, False, True
         try:
             out = run()
+        except Exception as error:  # what it did before it raised is not recorded
+            self.failed = Reason(UNSUPPORTED_EFFECT, f"{name_of(target)} raised {type(error).__name__}", self._line())
+            raise
         finally:
             self._source, self._opaque = None, False
         self.kept.add(source)
