@@ -92,26 +92,29 @@ def _function_calls_back(function: Any) -> bool:
     return not runs_natively(function)
 
 
-# By class: False (never runs Python code), True (does), or what to look at in an instance.
-Kinds = dict[type, Any]
+class Kinds(dict[type, Any]):
+    """By class: False (never runs Python code), True (does), or what to look at in an instance. A fresh table for one
+    capture: classes may change between captures. That a class is what it is found to be is guarded."""
 
+    def __init__(self, use_class: Callable[[type], None]) -> None:
+        super().__init__(_PLAIN)
+        self.use_class = use_class
 
-def new_kinds() -> Kinds:
-    """A fresh table for one capture (classes may change between captures)."""
-    return dict(_PLAIN)
+    def __missing__(self, kind: type) -> Any:
+        self.use_class(kind)
+        how = self[kind] = _classify(kind)
+        return how
 
 
 def calls_back(kinds: Kinds, value: Any, depth: int = _DEPTH) -> bool:
     """Whether native code that is given `value` may start Python code of the user through it."""
     kind = type(value)
-    how = kinds.get(kind)
-    if how is None:
-        how = kinds[kind] = _classify(kind)
+    how = kinds[kind]
     if how is False or how is True:
         return bool(how)
     if how is _function_calls_back:
         return _function_calls_back(value)
-    return depth > 0 and any(calls_back(kinds, part, depth - 1) for part in how(value))
+    return depth > 0 and any([calls_back(kinds, part, depth - 1) for part in how(value)])  # all: each class is guarded
 
 
 def _classify(kind: type) -> Any:

@@ -1254,7 +1254,9 @@ def names_of_buffers_that_are_not_saved():
     return (
         (lambda x: x * len(m._non_persistent_buffers_set)),
         (X,),
-        calling(lambda: m._non_persistent_buffers_set.add("q"), lambda: m._non_persistent_buffers_set.discard("q")),
+        calling(
+            lambda: m._non_persistent_buffers_set.add("q"), lambda: m._non_persistent_buffers_set.discard("q")
+        ),
     )
 
 
@@ -1281,7 +1283,11 @@ def parameter_list_grown():
         del m._parameters["1"]
         m._size -= 1
 
-    return (lambda x: sum(x * p for p in m)), (X,), calling(lambda: m.append(nn.Parameter(torch.ones(3))), pop)
+    return (
+        (lambda x: sum(x * p for p in m)),
+        (X,),
+        calling(lambda: m.append(nn.Parameter(torch.ones(3))), pop),
+    )
 
 
 @row("dropout")
@@ -1370,6 +1376,203 @@ def level_of_a_logger():
         return x * (2.0 if logger.isEnabledFor(logging.INFO) else 3.0)
 
     return fn, (X,), calling(lambda: logger.setLevel(logging.INFO), lambda: logger.setLevel(logging.ERROR))
+
+
+@row("_is_fastpath_enabled")
+def fast_path_of_attention():
+    m = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    enabled = torch.backends.mha.set_fastpath_enabled
+    return (lambda x: m(x)), (torch.ones(1, 2, 4),), calling(lambda: enabled(False), lambda: enabled(True))
+
+
+@row("not in", captured=False)
+def function_registered_for_a_type():
+    @functools.singledispatch
+    def scale(k: Any) -> float:
+        return 2.0
+
+    def change(undo: Undo) -> None:
+        scale.register(float)(lambda k: 5.0)
+
+    return (lambda x: x * scale(1.0)), (X,), change
+
+
+@row("extra")
+def attribute_added_to_a_module():
+    module = types.ModuleType("smelt_test_world")
+    return (lambda x: x * getattr(module, "extra", 2.0)), (X,), putting(module, "extra", 3.0)
+
+
+@row("extra")
+def attribute_added_to_a_module_that_was_asked_for():
+    module = types.ModuleType("smelt_test_world")
+    return (lambda x: x * (2.0 if hasattr(module, "extra") else 3.0)), (X,), putting(module, "extra", None)
+
+
+@row("")
+def getattr_of_a_module():
+    module = types.ModuleType("smelt_test_world")
+    module.__getattr__ = lambda name: 2.0  # type: ignore[method-assign, assignment]
+    return (lambda x: x * module.anything), (X,), putting(module, "__getattr__", lambda name: 4.0)
+
+
+@row("", captured=False)
+def cell_that_was_empty():
+    def change(undo: Undo) -> None:
+        nonlocal k
+        k = 4.0
+        undo.callback(empty)
+
+    def empty() -> None:
+        nonlocal k
+        del k
+
+    def fn(x: Any) -> Any:
+        try:
+            return x * k
+        except NameError:
+            return x - 1
+
+    k = 2.0
+    empty()
+    return fn, (X,), change
+
+
+@row("", captured=False)
+def subclass_defined():
+    class Base:
+        pass
+
+    made: list[type] = []
+    return (
+        (lambda x: x * len(Base.__subclasses__())),
+        (X,),
+        lambda undo: made.append(type("Derived", (Base,), {})),
+    )
+
+
+@row("")
+def annotations_of_a_function():
+    def f(a: int) -> None: ...
+
+    f.__annotations__ = {"a": 1}
+    return (lambda x: x * len(f.__annotations__)), (X,), putting(f.__annotations__, "b", 2)
+
+
+@row("")
+def annotations_of_a_class():
+    class Owner:
+        a: int
+
+    return (lambda x: x * len(Owner.__annotations__)), (X,), putting(Owner.__annotations__, "b", int)
+
+
+@row("")
+def names_in_a_module():
+    module = types.ModuleType("smelt_test_world")
+    return (lambda x: x * len(vars(module))), (X,), putting(module, "extra", 3.0)
+
+
+@row("")
+def attributes_of_an_object():
+    box = Box(a=1.0)
+    return (lambda x: x * sum(vars(box).values())), (X,), putting(box, "b", 5.0)
+
+
+@row("")
+def attributes_in_the_order_in_which_they_were_set():
+    box = Box(a=1.0, b=2.0)
+
+    def change(undo: Undo) -> None:
+        box.a = vars(box).pop("a")
+        undo.callback(lambda: setattr(box, "b", vars(box).pop("b")))
+
+    def fn(x: Any) -> Any:
+        for v in vars(box).values():
+            x = (x + 1) * v
+        return x
+
+    return fn, (X,), change
+
+
+@row("")
+def key_of_a_sort():
+    box = Box(key=lambda v: v)
+    return (lambda x: x * sorted([3.0, -1.0], key=box.key)[0]), (X,), putting(box, "key", lambda v: -v)
+
+
+@row("code")
+def code_of_the_key_of_a_sort():
+    def key(v: float) -> float:
+        return v
+
+    other = (lambda v: -v).__code__
+    return (lambda x: x * sorted([3.0, -1.0], key=key)[0]), (X,), putting(key, "__code__", other)
+
+
+@row("")
+def global_read_by_a_callback():
+    return (lambda x: sum(map(lambda v: x * v * GLOBAL, [1.0, 2.0]))), (X,), putting(globals(), "GLOBAL", 9.0)
+
+
+@row("class")
+def text_of_an_object():
+    class Named:
+        def __repr__(self) -> str:
+            return "abc"
+
+    named = Named()
+    return (lambda x: x * len(f"{named}")), (X,), putting(Named, "__str__", lambda self: "abcdef")
+
+
+@row("class")
+def hash_of_a_key():
+    class Key:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    a, b = Key(), Key()
+    return (lambda x: x * len({a, b})), (X,), putting(Key, "__eq__", lambda self, other: self is other)
+
+
+@row("")
+def iterator_from_outside():
+    box = Box(values=[1.0, 2.0])
+    return (lambda x: [x * v for v in iter(box.values)]), (X,), putting(box, "values", [3.0])
+
+
+@row("")
+def range_and_slice():
+    box = Box(n=slice(0, 2), r=range(2))
+    return (lambda x: (x[box.n], [x * i for i in box.r])), (X,), putting(box, "r", range(3))
+
+
+@row("")
+def counter_and_chain_map():
+    counter = collections.Counter("aab")
+    return (lambda x: x * counter["a"]), (X,), putting(counter, "a", 7)
+
+
+@row("")
+def string_in_a_tuple_in_a_dictionary():
+    table = {"k": ("a", ("b", 1))}
+    return (lambda x: x * len(table["k"][1][0])), (X,), putting(table, "k", ("a", ("bcd", 1)))
+
+
+@row("")
+def typed_dictionary_of_modules():
+    table = {"act": nn.ReLU(), "out": nn.Tanh()}
+    return (lambda x: table["out"](table["act"](x))), (X,), putting(table, "act", nn.Sigmoid())
+
+
+@row("")
+def submodule_shared_with_the_outside():
+    shared = nn.Linear(3, 3)
+    m = nn.Sequential(shared, nn.ReLU())
+    return (lambda x: m(x) + shared(x)), (X,), putting(m._modules, "0", nn.Linear(3, 3))
 
 
 @row("")
