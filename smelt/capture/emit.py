@@ -18,8 +18,10 @@ import keyword
 import linecache
 import math
 import re
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
@@ -42,6 +44,8 @@ _NATIVE_HASHES = frozenset(
 )
 _BUILTINS = vars(builtins)
 _RESERVED = frozenset({*_BUILTINS, "inputs", "graph", "failure", "error", "run_again"})  # besides NAMES, what statements may use
+_RECURSION_LIMIT = 20_000
+_NESTING = 20  # how deep expressions may be nested: the parser has a limit
 _serial = itertools.count()
 
 
@@ -139,6 +143,7 @@ class Writer:
         self._names: dict[int, str] = {}  # object -> the local or global name that holds it
         self._taken = {*slots, *NAMES, *_RESERVED}
         self._collected = {origin: f"inputs[{i}]" for i, origin in enumerate(collect)}
+        self._depth = 0  # of the expression that is being written
         self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
 
@@ -244,8 +249,11 @@ class Writer:
         late = key in self.found.cyclic and kind.empty is not None
         if late or kind.named:
             return self._named(x, kind, late)
+        self._depth += 1
         expression = kind.create(x, self)
-        return expression if self.found.uses.get(key, 1) == 1 else self._assign(x, expression)
+        self._depth -= 1
+        once = self.found.uses.get(key, 1) == 1 and self._depth % _NESTING != _NESTING - 1
+        return expression if once else self._assign(x, expression)
 
     def _named(self, x: object, kind: Kind, late: bool) -> str:
         assert kind.empty is not None and kind.fill is not None
@@ -319,6 +327,33 @@ def emit(
         symbols: the numbers that `graph` takes after the tensors.
         original: runs the call where the graph raises before any store (`again`); None: the exception goes on.
     """
+    with _room():
+        return _emit(code, found, ending, stores, inputs, outputs, graph, resumes, symbols, original)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Objects may be nested deeper than the user's recursion limit allows to write them."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _emit(
+    code: CodeType,
+    found: Reach,
+    ending: Ending,
+    stores: Sequence[Store],
+    inputs: Sequence[tuple[FakeTensor, Origin]],
+    outputs: Sequence[FakeTensor],
+    graph: Callable[[tuple[Any, ...]], Sequence[Any]] | None,
+    resumes: Resumes,
+    symbols: Sequence[Expression],
+    original: FunctionType | None,
+) -> CompiledFrame:
     slots = slot_names(code)
     writer = Writer(found, slots, [_collected(origin) for _, origin in inputs])
     for i, (fake, origin) in enumerate(inputs):

@@ -6,6 +6,7 @@ operands only after it has succeeded. The result of a call is delivered by the c
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from smelt.capture.code import Code
@@ -89,13 +90,13 @@ CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspe
 class Generator:
     """A generator whose frame the VM runs; native code may iterate it like any other."""
 
-    __slots__ = ("frame", "state", "vm")
+    __slots__ = ("__weakref__", "frame", "state", "vm")
 
     def __init__(self, vm: Any, frame: Frame) -> None:
         self.vm = vm
         self.frame = frame
         self.state = CREATED
-        vm.generators = True
+        vm.generators.append(weakref.ref(self))
 
     def __iter__(self) -> Generator:
         return self
@@ -138,6 +139,14 @@ class Generator:
     @property
     def suspended(self) -> bool:
         return self.state is SUSPENDED
+
+    @property
+    def protected(self) -> bool:
+        """Whether it may have something to do when it is dropped: it has a `try` or a `with`."""
+        code = self.frame.code
+        # 3.12 protects every generator as a whole, to make a RuntimeError of StopIteration
+        targets = (code.names[target] for _, _, target, _, _ in code.handlers)
+        return self.state is not FINISHED and any(name != "CALL_INTRINSIC_1" for name in targets)
 
     @property
     def yieldfrom(self) -> Any:

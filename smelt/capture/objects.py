@@ -10,6 +10,8 @@ from __future__ import annotations
 import _thread
 import array
 import collections
+import datetime
+import decimal
 import functools
 import operator
 import re
@@ -58,6 +60,22 @@ UNGUARDABLE: frozenset[type] = frozenset(
 # Objects of C that never change but hold what no guard can read.
 IMMUTABLE_HOLDERS = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller, re.Pattern, re.Match})
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+_VALUE_BASES = (int, float, complex, str, bytes, np.generic)
+_VALUES = frozenset(
+    (decimal.Decimal, datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone)
+)
+
+
+@functools.cache
+def _plain_reader(cls: type) -> str | None:
+    """The method without arguments, written in C, that gives the plain value of an instance of `cls`."""
+    for name in ("item", "__getnewargs__"):
+        found = next((k.__dict__[name] for k in cls.__mro__ if name in k.__dict__), None)
+        if type(found) is types.MethodDescriptorType:
+            return name
+    return None
 
 
 def _const_name(value: Any) -> str:
@@ -357,11 +375,23 @@ class Outside:
         first = self.origins.get(id(value))
         if first is None:
             self.guard("type", origin, type(value))
+            self._guard_value(value, origin)
             self._register(value, origin)
             self._objects[id(value)] = value
         elif first is not origin and first.kind != "const":
             self._alias(origin, first)
         return value
+
+    def _guard_value(self, value: Any, origin: Origin) -> None:
+        """What C code alone knows of a number, a text or a date; dates and decimals are guarded by their identity."""
+        if isinstance(value, _VALUE_BASES):
+            reader = _plain_reader(type(value))
+            if reader:
+                self.guard("eq", origin.child("member", reader).child("call", None), getattr(value, reader)())
+            else:
+                self.guard("id", origin, value)
+        elif type(value) in _VALUES:
+            self.guard("id", origin, value)
 
     def fake(self, value: Any) -> Any:
         """A value that native code gave: a real tensor in it would escape the trace."""
