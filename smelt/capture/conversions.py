@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from smelt.capture.arrays import DTYPES, Array, storage_of
@@ -41,9 +42,32 @@ def _tensor_of(function: Any, convert: Any) -> None:
     def handler(vm: Any, args: Any, kwargs: Any) -> Any:
         if args and type(args[0]) is Array:
             return convert(args[0], *args[1:], **kwargs)
+        if args and type(args[0]) is np.ndarray and _is_own(vm, args[0]):
+            return convert(Array(_constant(vm, args[0], shared=convert is _shared)), *args[1:], **kwargs)
         return before(vm, args, kwargs) if before is not None else run_native(vm, function, args, kwargs)
 
     BUILTINS[function] = handler
+
+
+def _is_own(vm: Any, array: np.ndarray[Any, Any]) -> bool:
+    """Whether the program made the array, and all whose memory it looks at."""
+    at: Any = array
+    while type(at) is np.ndarray and id(at) not in vm.outside.origins:
+        at = at.base
+    return at is None and array.dtype in DTYPES.values()
+
+
+def _constant(vm: Any, array: np.ndarray[Any, Any], shared: bool) -> torch.Tensor:
+    """A tensor of an array that the program made. Where they would share memory, neither may be written from now on."""
+    at: Any = array if shared else None
+    while at is not None:
+        at.flags.writeable, at = False, at.base
+    with vm.trace.paused():
+        value = torch.from_numpy(array.copy(order="K"))
+    made: FakeTensor = vm.trace.constant(value)
+    if shared:
+        vm.trace.frozen.add(storage_of(made))
+    return made
 
 
 def _shared(array: Array, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:

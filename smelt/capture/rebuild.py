@@ -242,7 +242,7 @@ _SMALL_ARRAY = 4096  # bytes
 
 def _is_small_array(x: Any) -> bool:
     """Whether the source can hold the array's values."""
-    return x.base is None and x.flags.c_contiguous and x.dtype in DTYPES.values() and x.nbytes <= _SMALL_ARRAY
+    return x.base is None and x.flags.c_contiguous and x.flags.writeable and x.dtype in DTYPES.values() and x.nbytes <= _SMALL_ARRAY
 
 
 _NUMPY_ARRAY = Kind(

@@ -24,7 +24,7 @@ from smelt.capture.natives import REFUSED, is_native_module, runs_natively
 from smelt.capture.texts import Text, Unreadable
 from smelt.capture.values import LEAF_TYPES, MISSING, FunctionType, MethodType, items_of
 from smelt.errors import Unsupported
-from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, Reason
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, plain_parts
 
@@ -174,6 +174,8 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
         result = fn(*args, **kwargs) if kwargs else fn(*args)
     except Exception as e:
         refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
+        if vm.trace.frozen and "read-only" in str(e):
+            refused = Unsupported(Reason(UNSUPPORTED_EFFECT, "a NumPy array is written that a tensor looks at"))
         if refused is not None:
             raise refused from e
         raise

@@ -145,6 +145,7 @@ class Trace:
         self.records: list[Record] = []
         self.wrote = False  # some operator wrote memory
         self.written: set[int] = set()  # the storages that operators wrote
+        self.frozen: set[int] = set()  # the storages that must not be written: others see the same memory
         # Tensors whose storage is addressed from its start: the offsets of the inputs that share it matter.
         self.counted_from_start: list[FakeTensor] = []
         self.kept: set[Node] = set()  # torch-level nodes that change a tensor without writing memory
@@ -554,10 +555,15 @@ class Trace:
             self._source,
         )
         if info.writes:
-            self.wrote = self._changed = True
-            self.written.update(_storages(info, args, kwargs))
+            self._note_writes(_storages(info, args, kwargs))
         self._name_aten(node, out)
         return out
+
+    def _note_writes(self, storages: Iterator[int]) -> None:
+        self.wrote = self._changed = True
+        self.written.update(storages)
+        if not self.frozen.isdisjoint(self.written):
+            raise self.unsupported(UNSUPPORTED_EFFECT, "a tensor is written that shares memory with a NumPy array")
 
     def _name_aten(self, node: Node, out: Any) -> None:
         if type(out) is FakeTensor:

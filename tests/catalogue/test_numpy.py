@@ -373,3 +373,34 @@ def strings_and_structures():
         return x * len(names), names[0], str(names.dtype)
 
     return fn, [(tensor(3),) for _ in range(3)]
+
+
+@program(graphs=1)
+def a_constant_array_becomes_a_tensor():
+    def fn(x):
+        table = torch.from_numpy(np.linspace(0, 1, 4, dtype=np.float32).reshape(2, 2))
+        return x @ table, torch.as_tensor(np.arange(3)), torch.tensor(np.ones(2)), table
+
+    return fn, [(tensor(3, 2),) for _ in range(3)]
+
+
+@program()
+def a_constant_array_is_written_beside_its_tensor():
+    def fn(x):
+        a = np.zeros(2, dtype=np.float32)
+        t = torch.from_numpy(a)
+        a[0] = 5.0
+        y = x + t
+        t.add_(1)
+        return y, a[1] * 2, t
+
+    return fn, [(tensor(3, 2),) for _ in range(3)]
+
+
+@program()
+def an_array_and_its_tensor_are_returned():
+    def fn(x):
+        a = np.zeros(2, dtype=np.float32)
+        return a, torch.from_numpy(a), x + 1
+
+    return fn, [(tensor(3, 2),) for _ in range(3)]
