@@ -1512,7 +1512,7 @@ def code_of_the_key_of_a_sort():
 
 @row("")
 def global_read_by_a_callback():
-    return (lambda x: sum(map(lambda v: x * v * GLOBAL, [1.0, 2.0]))), (X,), putting(globals(), "GLOBAL", 9.0)
+    return (lambda x: sum(map(lambda v: x * v * GLOBAL, [1.0, 2.0]))), (X,), putting(globals(), "GLOBAL", 9.0)  # noqa: C417
 
 
 @row("class")

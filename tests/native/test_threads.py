@@ -138,6 +138,35 @@ def test_functions_that_are_made_and_dropped() -> None:
     in_threads([fresh, fresh, check(kept, net, matrix(8, 2)), check(kept, net, matrix(8, 2))])
 
 
+def broken(x: Any) -> Any:
+    """Two breaks: the rest of the function is captured as functions of its own."""
+    y = torch.sin(x) * SCALE
+    if y.sum().item() > 0:
+        y = y + 1
+    total = float(y.abs().max().item())
+    return y / (total + 1), total > 1
+
+
+def test_functions_that_break() -> None:
+    compiled = smelt.compile(broken, options={"recompile_limit": 20})
+    in_threads([check(compiled, broken, matrix(*range(2, 6))) for _ in range(4)])
+
+
+def test_gradients() -> None:
+    net = Net()
+    compiled = smelt.compile(net, options={"recompile_limit": 20})
+
+    def worker(rng: random.Random) -> None:
+        x = torch.randn(rng.choice((1, 2, 3)), 8, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            got = torch.autograd.grad(compiled(x)[0].sum(), x)
+            want = torch.autograd.grad(net(y)[0].sum(), y)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+    in_threads([worker] * 4)
+
+
 def test_reset_while_others_call() -> None:
     compiled = smelt.compile(shapes, options={"recompile_limit": 20})
     callers = [check(compiled, shapes, matrix(*range(2, 5))) for _ in range(3)]
