@@ -273,7 +273,7 @@ class FrameCompiler:
     def _add_broken(
         self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None, error: Unsupported
     ) -> bool:
-        """Breaks in the frame that failed; where that cannot be, in the nearest caller that can, which then calls for real."""
+        """Breaks in the frame that failed; where that cannot be, in the nearest caller that can, which calls for real."""
         for depth in range(len(error.path), 0, -1):
             with contextlib.suppress(Unsupported):
                 self._add_entry(fn, slots, why, Stop(error.path[:depth], error.reason))
@@ -334,6 +334,7 @@ class FrameCompiler:
         except Exception as e:
             raise BackendError(f"the backend failed on {name}: {_summary(e)}") from e
         finally:
+            captured.traced.forget_examples()
             events.emit("backend-end", name, seconds=time.perf_counter() - start)
 
     # ---- what went wrong

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from smelt.capture.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable
+from smelt.capture.points import Going
 from smelt.capture.rebuild import KINDS, NAMES, Kind, Text, unsupported
-from smelt.capture.resume import Going, going_on, resume_function
+from smelt.capture.resume import going_on, resume_function
 
 _KEEPING: tuple[type, ...] = (
     *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
@@ -27,7 +28,8 @@ _KEEPING: tuple[type, ...] = (
     itertools.combinations, itertools.combinations_with_replacement,
 )  # fmt: skip
 _VIEWS: tuple[Any, ...] = ({}, {}.values(), {}.items())
-_COPYING = frozenset(map(type, (*map(iter, _VIEWS), *map(reversed, _VIEWS), iter(set()))))  # whose __reduce__ makes a list of what is left
+# Their __reduce__ makes a list of what is left.
+_COPYING = frozenset(map(type, (*map(iter, _VIEWS), *map(reversed, _VIEWS), iter(set()))))
 
 
 def _reduced(x: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
@@ -99,11 +101,12 @@ def advanced(generator: types.GeneratorType[Any, Any, Any]) -> types.GeneratorTy
     return generator
 
 
-def finished_generator(name: str, qualname: str) -> types.GeneratorType[Any, Any, Any]:
-    made = (x for x in ())
+def finished_generator(name: str, qualname: str) -> Any:
+    """A generator that has nothing left."""
+    made: Any = (x for x in ())  # type: ignore[var-annotated]
     made.__name__, made.__qualname__ = name, qualname
     made.close()
-    return made  # type: ignore[return-value]
+    return made
 
 
 KINDS.update(dict.fromkeys(_KEEPING, _KEPT))

@@ -12,7 +12,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -515,13 +515,20 @@ class VM:
                 return self.read_held_cell(cell)
         return effects.cell_value(cell)
 
+    def _named_slots(self, frame: Frame) -> Iterable[tuple[str, int]]:
+        """The user's variables and where they are: a resume function has slots besides."""
+        original = frame.code.original
+        if original is None:
+            return zip(frame.code.local_names, range(frame.code.nlocals))
+        return zip(self.decode(original.source).local_names, original.places)
+
     def local_names(self, frame: Frame | None) -> dict[str, Any]:
         """`locals()`: for a function always the same dictionary, brought up to date."""
         assert frame is not None
         if frame.namespace is not None:
             return frame.namespace
         found = frame.names = {} if frame.names is None else frame.names
-        for at, name in enumerate(frame.code.local_names):
+        for name, at in self._named_slots(frame):
             value = frame.locals[at]
             if type(value) is types.CellType:
                 value = self.cell_contents(frame, at)
@@ -670,7 +677,7 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stop:
-    """Before which instruction to end capture, and why: `path` counts the instructions begun by each frame, outermost first."""
+    """Before which instruction to end capture, and why. `path`: how many instructions each frame has begun, outermost first."""
 
     path: tuple[int, ...]
     reason: Reason
