@@ -6,6 +6,8 @@ that are leaves, run for real on fakes; classes are constructed step by step; an
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import enum
 import functools
 import io
@@ -146,6 +148,7 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
     if refused is not None:
         raise Unsupported(Reason(*refused))
     reads.use_native(vm.outside, fn)
+    reads.use_state(vm, args)
     if fn.__name__ == "__exit__" and args:
         vm.left(args[0])
     if fn.__name__ == "__enter__" and args:
@@ -284,7 +287,14 @@ def is_opaque(value: Any) -> bool:
         or is_identity(value)
     ):
         return False
-    return not isinstance(value, (*CONTAINER_BASES, tuple, frozenset, torch.Tensor, BaseException))
+    return not isinstance(value, _TRANSPARENT)
+
+
+# Numbers, texts and dates of C, whose value is guarded.
+_IMMUTABLE = (
+    int, float, complex, str, bytes, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo
+)  # fmt: skip
+_TRANSPARENT = (*CONTAINER_BASES, tuple, frozenset, torch.Tensor, BaseException, *_IMMUTABLE)
 
 
 def _base_type(kind: type) -> type:
@@ -294,7 +304,7 @@ def _base_type(kind: type) -> type:
 def _check_native_object(vm: Any, name: str, owner: Any) -> None:
     kind = type(owner)
     vm.outside.use_content(owner)
-    if kind in PURE_TYPES or isinstance(owner, enum.Enum):
+    if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *_IMMUTABLE)):
         return
     if isinstance(owner, BaseException):
         vm.outside.open_exception(owner)

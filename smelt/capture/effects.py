@@ -97,7 +97,7 @@ class _Snapshot:
     contents: list[Any] | None  # of containers
 
 
-def _slot_names(cls: type) -> Iterator[str]:
+def slot_names(cls: type) -> Iterator[str]:
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
             if type(found) is types.MemberDescriptorType and base.__flags__ & (1 << 9) and not _is_dunder(name):
@@ -177,7 +177,7 @@ class UndoLog:
             obj,
             type(obj),
             None if own is None else dict(own),
-            {n: _read_slot(obj, n) for n in _slot_names(type(obj))},
+            {n: _read_slot(obj, n) for n in slot_names(type(obj))},
             items_of(obj) if isinstance(obj, CONTAINER_BASES) else None,
         )
         return True
@@ -186,11 +186,14 @@ class UndoLog:
         """`obj.key` or `obj[key]` is about to be stored."""
         if id(obj) in self._snapshots:
             self._stored.setdefault(id(obj), set()).add(key)
+            own = instance_dict(obj)
+            if own is not None:
+                self._stored.setdefault(id(own), set()).add(key)
 
-    def _stored_in(self, snapshot: _Snapshot) -> set[Any]:
-        own = instance_dict(snapshot.obj)
-        found = self._stored.get(id(snapshot.obj), set())
-        return found if own is None else found | self._stored.get(id(own), set())
+    def was_stored(self, obj: Any, key: Any) -> bool:
+        """Whether the trace stored what is now at `obj.key` or `obj[key]`, though it may be what was there before."""
+        stored = self._stored.get(id(obj))
+        return stored is not None and is_plain_key(key) and key in stored
 
     def touch_own(self, obj: Any, own: dict[str, Any]) -> None:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
@@ -240,6 +243,8 @@ class UndoLog:
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None:
             return True
+        if self.was_stored(obj, key):
+            return False
         if snapshot.contents is not None:
             if isinstance(obj, dict):
                 return any(v is value and (k is key or k == key) for k, v in snapshot.contents)
@@ -250,6 +255,8 @@ class UndoLog:
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None:
             return True
+        if self.was_stored(obj, name):
+            return False
         if snapshot.attributes is not None and name in snapshot.attributes:
             return snapshot.attributes[name] is value
         return snapshot.slots.get(name, MISSING) is value
@@ -282,7 +289,7 @@ class UndoLog:
                 seen.add(id(own))  # changed through vars(): the instance reports it
         for snapshot in self._snapshots.values():
             if id(snapshot.obj) not in seen:
-                found += _differences(snapshot, self._stored_in(snapshot))
+                found += _differences(snapshot, self._stored.get(id(snapshot.obj), set()))
         for owner, name, old, _, _ in self._named.values():
             found += _named_difference(owner, name, old)
         for cell, old in self._cells.values():

@@ -551,7 +551,7 @@ class Outside:
         if origin is None or not is_plain_key(key):
             return
         if self.origins.get(id(value)) is not origin.child(kind, key) or is_identity(value):
-            self.log.store(obj, key)
+            self.log.store(self._owners.get(id(obj), obj), key)
 
     def _touch_one(self, obj: Any) -> None:
         if self.log.touch(obj):

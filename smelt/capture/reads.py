@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smelt.capture import attributes
+from smelt.capture.effects import slot_names
+from smelt.capture.natives import is_native_module
 from smelt.capture.values import (
     LEAF_TYPES,
     MISSING,
@@ -36,6 +38,7 @@ Chain = tuple[str, ...]
 
 _chains: dict[types.CodeType, tuple[Chain, ...]] = {}
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_HEAP_TYPE = 1 << 9
 
 
 def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
@@ -77,6 +80,22 @@ def use_native(outside: Any, fn: FunctionType) -> None:
         if isinstance(value, FunctionType):
             outside.guard("id", outside.const(fn).child("cell", at), value)
             use_native(outside, value)
+
+
+def use_state(vm: Any, args: Sequence[Any]) -> None:
+    """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
+    for value in args:
+        kind = type(value)
+        if id(value) in vm.outside.origins and kind.__flags__ & _HEAP_TYPE and _is_library_class(kind):
+            for name in (*(instance_dict(value) or ()), *slot_names(kind)):
+                attributes.load_default(vm, value, name, MISSING)
+
+
+@functools.cache
+def _is_library_class(cls: type) -> bool:
+    """Whether a class of the standard library keeps what it knows in attributes."""
+    name = cls.__module__ or ""
+    return is_native_module(name) and not name.startswith(("torch", "logging", "smelt", "numpy", "enum"))
 
 
 def _use_chain(outside: Any, fn: FunctionType, origin: Any, value: Any, rest: Chain) -> None:
