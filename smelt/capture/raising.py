@@ -82,6 +82,7 @@ def split(vm: Any, error: BaseException | None, classes: Any) -> tuple[Any, Any]
         return whole, None
     if not isinstance(error, BaseExceptionGroup):
         return None, error
+    vm.outside.open_exception(error)
     pair = vm.native(error.split, (classes,))
     if not isinstance(pair, tuple) or len(pair) < 2:
         raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
@@ -109,6 +110,7 @@ def _is_part(error: BaseException, original: BaseException) -> bool:
 
 def _projection(vm: Any, original: BaseExceptionGroup, parts: list[BaseException]) -> Any:
     """`original` with only the exceptions that are in `parts`."""
+    vm.outside.open_exception(original)
     kept = {id(leaf) for part in parts for leaf in _leaves(part)}
 
     def keep(error: BaseException) -> bool:
