@@ -45,19 +45,18 @@ def read() -> State:
 def difference(old: State, new: State) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
     """The calls that lead from `old` to `new`."""
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-    if old[1] != new[1]:
-        calls.append((set_inference_mode, (new[1],)))
-    if old[:2] != new[:2]:  # inference mode changes grad mode too
-        calls.append((torch._C._set_grad_enabled, (new[0],)))
     for device, i in (("cpu", 2), ("cuda", 4)):
         if old[i] != new[i]:
             calls.append((torch.set_autocast_enabled, (device, new[i])))
-            if (
-                not new[i] and not autocast_depth()
-            ):  # eager drops the casts of parameters when it leaves autocast
+            if not new[i] and not autocast_depth():  # eager drops the casts of parameters when it leaves autocast
                 calls.append((torch.clear_autocast_cache, ()))
         if old[i + 1] != new[i + 1]:
             calls.append((torch.set_autocast_dtype, (device, new[i + 1])))
+    if old[1] != new[1]:  # which puts grad mode and autocast back to what they were at the switch before
+        calls.append((set_inference_mode, (new[1],)))
+        calls += [(torch.set_autocast_enabled, (device, new[i])) for device, i in (("cpu", 2), ("cuda", 4))]
+    if old[:2] != new[:2]:
+        calls.append((torch._C._set_grad_enabled, (new[0],)))
     return calls
 
 
