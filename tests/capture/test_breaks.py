@@ -110,3 +110,34 @@ def test_reset_forgets_resume_functions() -> None:
     smelt.reset()
     assert len(inspect.records(c)) == 1 and inspect.graph_count(c) == 0
     assert torch.equal(c(torch.ones(2), torch.ones(2)), toy(torch.ones(2), torch.ones(2)))
+
+
+def test_code_that_needs_long_arguments_and_jumps() -> None:
+    lines = ["def f(x):", "    try:", "        for k in range(2):"]
+    lines += [f"            v{i} = x + {i}.5" for i in range(300)]
+    lines += ["            if v299.sum() > 1e6:", "                break"]
+    lines += [f"            x = x + v{i} * {i}.25 / 1000" for i in range(0, 300, 7)]
+    lines += ["    except ValueError:", "        return None", "    def g():", "        return v3 + v298", "    return x, g()"]
+    scope: dict[str, Any] = {}
+    exec("\n".join(lines), scope)
+    f = scope["f"]
+    c = smelt.compile(f, backend="eager")
+    for _ in range(3):
+        got, want = c(torch.ones(2)), f(torch.ones(2))
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert inspect.graph_count(c) >= 2
+
+
+def test_the_traceback_of_a_resume_function_names_the_users_line() -> None:
+    def f(x: Any) -> Any:
+        n = x.sum().item()
+        if n > 5:
+            raise ValueError(f"bad {n}")
+        return x + n
+
+    c = smelt.compile(f)
+    c(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"bad 6\.0") as error:
+        c(torch.ones(2) * 3)
+    last = error.traceback[-1]
+    assert str(last.path) == __file__ and last.lineno + 1 == f.__code__.co_firstlineno + 3
