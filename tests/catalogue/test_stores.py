@@ -187,3 +187,170 @@ def through_vars():
         return found
 
     return fn, [(tensor(3),)] * 3, spoil
+
+
+@program(graphs=1)
+def a_number_that_is_overwritten_by_an_equal_one():
+    state = types.SimpleNamespace(n=3)
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        y = x * state.n
+        state.n = 5
+        return y + state.n
+
+    def change():
+        found, state.n = state.n, next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+@program(graphs=1)
+def an_entry_that_is_overwritten_by_an_equal_one():
+    table = {"n": 3}
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        y = x * table["n"]
+        table["n"] = 5
+        return y + table["n"]
+
+    def change():
+        found, table["n"] = table["n"], next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+@program(graphs=1)
+def overwritten_through_vars():
+    state = types.SimpleNamespace(n=3)
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        y = x * state.n
+        vars(state)["n"] = 5
+        return y + state.n
+
+    def change():
+        found, state.n = state.n, next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+@program(graphs=1)
+def a_cell_that_is_overwritten_by_an_equal_number():
+    n = 3
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        nonlocal n
+        y = x * n
+        n = 5
+        return y + n
+
+    def change():
+        nonlocal n
+        found, n = n, next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+@program(graphs=1)
+def an_item_of_a_list_that_is_overwritten():
+    numbers = [3, 4]
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        y = x * numbers[0]
+        numbers[0] = 5
+        return y + numbers[0] + sum(numbers)
+
+    def change():
+        found, numbers[0] = numbers[0], next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+@program(graphs=1)
+def a_number_of_a_module_that_is_overwritten():
+    module = types.ModuleType("settings")
+    module.n = 3
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        y = x * module.n
+        module.n = 5
+        return y + module.n
+
+    def change():
+        found, module.n = module.n, next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+@program(graphs=1)
+def a_number_in_a_slot_that_is_overwritten():
+    class Slots:
+        __slots__ = ("n",)
+
+    state = Slots()
+    state.n = 3
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        y = x * state.n
+        state.n = 5
+        return y + state.n
+
+    def change():
+        found, state.n = state.n, next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+_number = 3
+
+
+@program(graphs=1)
+def a_global_number_that_is_overwritten():
+    global _number
+    _number = 3
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        global _number
+        y = x * _number
+        _number = 5
+        return y + _number
+
+    def change():
+        global _number
+        found, _number = _number, next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
+
+
+@program(graphs=1)
+def deleted_and_set_again():
+    state = types.SimpleNamespace(n=3)
+    values = iter((5, 7, 5, 2, 9))
+
+    def fn(x):
+        y = x * state.n
+        del state.n
+        state.n = 5
+        return y + state.n
+
+    def change():
+        found, state.n = state.n, next(values)
+        return found
+
+    return fn, [(tensor(3),)] * 5, change
