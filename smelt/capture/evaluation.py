@@ -1,7 +1,6 @@
 """`globals`, `locals`, `eval`, `exec` and `compile`: what looks at, or runs in, the scope of the frame that calls it."""
 
 from __future__ import annotations
-
 import __future__
 
 import types
@@ -58,8 +57,7 @@ def _evaluated(vm: Any, mode: str, args: Any, kwargs: Any) -> Any:
     source, scope, names = (*args, None, None)[:3]
     scope, names = _scope(vm, mode, scope, names)
     if isinstance(source, (str, bytes)):
-        source = source.lstrip(" \t" if isinstance(source, str) else b" \t") if mode == "eval" else source
-        source = _compiled(vm, source, "<string>", mode)
+        source = _compiled(vm, _stripped(source) if mode == "eval" else source, "<string>", mode)
     if type(source) is not types.CodeType or source.co_freevars:
         raise unsupported(f"{mode}() of a {type(source).__qualname__}")
     made = FunctionType(source, scope)
@@ -68,6 +66,11 @@ def _evaluated(vm: Any, mode: str, args: Any, kwargs: Any) -> Any:
     frame = Frame(code, made, [NULL] * code.nlocals)
     frame.namespace = names
     return vm.run(frame)
+
+
+def _stripped(source: str | bytes) -> str | bytes:
+    """Without the blanks in front, which are no indentation of an expression."""
+    return source.lstrip(" \t") if isinstance(source, str) else source.lstrip(b" \t")
 
 
 def _scope(vm: Any, mode: str, scope: Any, names: Any) -> tuple[dict[str, Any], Any]:

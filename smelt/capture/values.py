@@ -128,7 +128,7 @@ _NO_FIELDS = frozenset(("__traceback__", "__context__", "__cause__", "__suppress
 
 
 @functools.cache
-def exception_fields(cls: type[BaseException]) -> tuple[str, ...]:
+def exception_fields(cls: Any) -> tuple[str, ...]:
     """The fields of C that the text of such an exception is made of."""
     own = [k for k in cls.__mro__ if issubclass(k, BaseException)]
     return tuple(n for k in own for n, v in k.__dict__.items() if type(v) in _FIELDS and n not in _NO_FIELDS)
