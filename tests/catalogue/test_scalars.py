@@ -961,3 +961,192 @@ def printing_a_counter():
         return x + state.step
 
     return fn, [(tensor(3),) for _ in range(5)], state
+
+
+# ----------------------------------------------------------------------------------- other ways into operators
+
+
+@program()
+def a_transform_over_a_closure():
+    def fn(x, n):
+        return torch.func.vmap(lambda row: row * n + n)(x), torch.func.grad(lambda a: (a * n).sum())(x)
+
+    return fn, calls(1, 2, 3, 4)
+
+
+@program()
+def a_transform_that_is_given_a_number():
+    return (lambda x, v: torch.func.vmap(torch.mul, in_dims=(0, None))(x, v)), calls(0.5, 0.25, 2.0)
+
+
+@program()
+def an_autograd_function():
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, v):
+            ctx.v = v
+            return x * v
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.v * 2, None
+
+    return (lambda x, v: Scale.apply(x, v).sum()), [
+        (tensor(3, requires_grad=True), v) for v in (0.5, 0.25, 2.0, 3.0)
+    ]
+
+
+@program()
+def a_custom_module_with_a_temperature():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.temperature = 1.0
+
+        def forward(self, x):
+            self.temperature *= 0.9
+            weights = (self.q(x) @ self.k(x).t() / self.temperature).softmax(-1)
+            return weights @ x
+
+    return Attention(), [(tensor(3, 4),) for _ in range(5)]
+
+
+@program()
+def attention_with_a_scale():
+    def fn(q, v):
+        return nn.functional.scaled_dot_product_attention(q, q, q, scale=v)
+
+    return fn, [(tensor(1, 2, 3, 4), v) for v in (0.5, 0.25, 2.0)]
+
+
+@program()
+def settings_and_numbers():
+    def fn(x, w, v):
+        with torch.no_grad():
+            y = x * v
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = x @ w * v
+        return y, z, (x * v).detach()
+
+    return fn, [(tensor(3, 4), tensor(4, 4, requires_grad=True), v) for v in (0.5, 0.25, 2.0)]
+
+
+@program()
+def random_numbers_and_a_rate():
+    def fn(x, v):
+        return x + torch.randn_like(x) * v + torch.rand(4).mul_(v), torch.normal(0.0, v, (3,))
+
+    return fn, calls(0.5, 0.25, 2.0)
+
+
+@program()
+def scatters_and_fills():
+    def fn(x, v):
+        index = torch.tensor([[0, 1, 2, 0]])
+        y = x.scatter(0, index, v).index_fill(0, torch.tensor([1]), v)
+        y[x > 0] = v
+        y[..., 1] += v
+        return y, torch.isin(torch.tensor([1.0, 2.0]), v), torch.linspace(0, v, 3), torch.arange(0, v, 0.5)
+
+    return fn, calls(1.0, 2.0, 3.0)
+
+
+@program()
+def losses():
+    F = nn.functional
+
+    def fn(x, v):
+        return (
+            F.smooth_l1_loss(x, x * v, beta=v),
+            F.huber_loss(x, x * 2, delta=v),
+            F.mse_loss(x, torch.full_like(x, v)),
+        )
+
+    return fn, calls(0.5, 0.25, 2.0)
+
+
+@program()
+def an_exception_that_shows_a_number():
+    def fn(x, n):
+        try:
+            raise ValueError(f"step {n}", n)
+        except ValueError as e:
+            return x + len(e.args), e.args[1], str(e.args[0])
+
+    return fn, calls(1, 2, 3, 4)
+
+
+@program()
+def a_number_that_is_raised():
+    def fn(x, n):
+        if n > 2:
+            raise RuntimeError(f"too large: {n}")
+        return x * n
+
+    return fn, calls(1, 2, 3, 4, 1)
+
+
+@program()
+def a_key_function_over_numbers():
+    def fn(x, n):
+        order = sorted([3, 1, 2], key=lambda k: abs(k - n))
+        return (
+            x * order[0],
+            max([1, 5, 9], key=lambda k: -abs(k - n)),
+            list(filter(lambda k: k > n, [1, 2, 3, 4])),
+        )
+
+    return fn, calls(1, 2, 3, 4)
+
+
+@program()
+def recursion_on_a_number():
+    def fn(x, n):
+        def go(k):
+            return x if k == 0 else go(k - 1) * 2 + k
+
+        return go(n)
+
+    return fn, calls(1, 2, 3, 2)
+
+
+@program()
+def a_default_dictionary_of_counts():
+    from collections import Counter, defaultdict
+
+    counts, totals = Counter(), defaultdict(float)
+
+    def fn(x, v):
+        counts["calls"] += 1
+        totals["loss"] += v
+        totals[counts["calls"] % 2] = v
+        return x * totals["loss"] / counts["calls"]
+
+    return fn, calls(0.5, 0.25, 2.0, 1.0, 3.0), (counts, totals)
+
+
+@program()
+def a_property_that_counts():
+    class Meter:
+        def __init__(self):
+            self._sum, self._n = 0.0, 0
+
+        def update(self, v, k=1):
+            self._sum += v * k
+            self._n += k
+
+        @property
+        def mean(self):
+            return self._sum / max(1, self._n)
+
+        def __repr__(self):
+            return f"Meter({self.mean:.3f})"
+
+    meter = Meter()
+
+    def fn(x, v):
+        meter.update(v, 2)
+        return x - meter.mean, repr(meter)
+
+    return fn, calls(0.5, 0.25, 2.0, 1.0, 3.0), meter
