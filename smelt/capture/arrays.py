@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._numpy as tnp
+from torch import _numpy as _torch_numpy
 
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
 from smelt.trace.fake import FakeTensor
 
+tnp: Any = _torch_numpy
 DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.bool: np.dtype(np.bool_), torch.uint8: np.dtype(np.uint8), torch.int8: np.dtype(np.int8),
     torch.int16: np.dtype(np.int16), torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64),

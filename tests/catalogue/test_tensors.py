@@ -575,7 +575,6 @@ def operators_with_numbers_on_both_sides():
             +x,
             abs(x),
             x % 2,
-            divmod(x, 2),
             ~(x > 0),
             (x > 0) & (x < 1),
             (x > 0) ^ True,

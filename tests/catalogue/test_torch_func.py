@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import torch
 import torch.func
@@ -249,7 +250,7 @@ def grad_with_aux():
     def fn(x):
         def loss(y):
             out = y.exp()
-            return out.sum(), {"out": out, "n": 3}
+            return out.sum(), {"out": out, "twice": out * 2}
 
         return torch.func.grad(loss, has_aux=True)(x)
 
@@ -507,3 +508,70 @@ def gradient_steps_in_a_loop():
         return w
 
     return fn, [(rand(5, 3), rand(3)) for _ in range(3)]
+
+
+@program()
+def a_break_inside_vmap():
+    def fn(x):
+        def inner(row):
+            scaled = row * 2
+            time.monotonic()
+            return scaled + 1
+
+        return torch.vmap(inner)(x + 1).sin()
+
+    return fn, [(rand(3, 4),) for _ in range(3)]
+
+
+@program()
+def a_break_inside_grad():
+    def fn(x):
+        def loss(y):
+            time.monotonic()
+            return (y**2).sum()
+
+        return torch.func.grad(loss)(x * 2) + 1
+
+    return fn, [(rand(3),) for _ in range(3)]
+
+
+@program()
+def a_break_inside_a_forward_derivative():
+    def fn(x):
+        def inner(y):
+            time.monotonic()
+            return y.sin()
+
+        return torch.func.jacfwd(inner)(x), torch.func.jvp(inner, (x,), (x,))
+
+    return fn, [(rand(3),) for _ in range(3)]
+
+
+@program(graphs=1)
+def printing_inside_vmap():
+    def fn(x):
+        def inner(row):
+            print("row of", tuple(row.shape))
+            return row * 2
+
+        return torch.vmap(inner)(x)
+
+    return fn, [(rand(3, 4),) for _ in range(3)]
+
+
+@program(graphs=1)
+def gradients_by_the_transform_and_by_the_caller():
+    def fn(x, w):
+        return torch.func.grad(lambda y: (y**2).sum())(x.detach()) + w
+
+    return fn, [(rand(3), rand(3)) for _ in range(3)]
+
+
+@program()
+def a_transform_of_a_parameter():
+    layer = nn.Linear(3, 2)
+
+    def fn(x):
+        return torch.func.jacrev(layer)(x).sum() + layer(x).sum()
+
+    return fn, [(rand(3),) for _ in range(3)], layer
