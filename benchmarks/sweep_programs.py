@@ -32,7 +32,9 @@ class Kind:
     share: float  # of all programs
     ran: int = 0
     seconds: float = 0.0
-    different: list[tuple[int, str, str]] = field(default_factory=list)  # seed, what differs, the shrunk source
+    different: list[tuple[int, str, str]] = field(
+        default_factory=list
+    )  # seed, what differs, the shrunk source
 
 
 def kinds() -> list[Kind]:
@@ -71,9 +73,10 @@ def report(done: list[Kind], first: int) -> str:
     lines = [
         "# Random programs",
         "",
-        f"{datetime.date.today()}, smelt {smelt.__version__}, torch {torch.__version__}, CPython {platform.python_version()}: "
-        f"{ran} programs (seeds from {first}), each called three times with each of two inputs; {different} differ from eager.",
-        "Written by `python -m benchmarks.sweep_programs`; the programs come from tests/programs/generate.py.",
+        f"{datetime.date.today()}, smelt {smelt.__version__}, torch {torch.__version__}, "
+        f"CPython {platform.python_version()}: {ran} programs (seeds from {first}), each called three times with each of "
+        f"two inputs; {different} differ from eager. Written by `python -m benchmarks.sweep_programs`; the programs come "
+        "from tests/programs/generate.py.",
         "",
         "| kind | backend | programs | different |",
         "| --- | --- | --- | --- |",
@@ -98,7 +101,11 @@ def main() -> None:
             run(kind, seed)
             if kind.ran % 20 == 0:
                 total, found = sum(k.ran for k in done), sum(len(k.different) for k in done)
-                print(f"\r{total} programs, {found} different, {time.perf_counter() - start:.0f} s", end="", flush=True)
+                print(
+                    f"\r{total} programs, {found} different, {time.perf_counter() - start:.0f} s",
+                    end="",
+                    flush=True,
+                )
     print()
     RESULTS.write_text(report(done, arguments.seed), encoding="utf-8")
     sys.exit(any(k.different for k in done))

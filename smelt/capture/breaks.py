@@ -394,11 +394,7 @@ class Break:
         """The objects that the compiled frame needs for it."""
         found = [*self.step.operands, *([] if self.handled is None else [self.handled])]
         for levels in (*self.ways, *([self.handling] if self.handling else [])):
-            seen: set[int] = set()
-            for value in (v for level in levels for v in _values(level)):
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    found.append(value)
+            found += [v for level in levels for v in _values(level)]  # twice where it is needed twice: one object
         return tuple(v for v in found if type(v) is not Placeholder)
 
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:

@@ -57,6 +57,15 @@ def remaining(frame: Frame) -> list[Level] | None:
     return [_level(*pair, parameters) for pair in calls[at + 1 :]]
 
 
+def callers(frame: Frame) -> list[Point]:
+    """If `frame` is a chain's, while one of its calls runs: where the frames above that call will go on."""
+    found = _chains.get(id(frame.function.__code__))
+    if found is None:
+        return []
+    at = found[1].get(frame.code.lines[frame.pc - 1])
+    return [] if at is None else [normal.point for normal, _ in found[2][at + 1 :]]
+
+
 def _level(normal: _Call, handler: _Call | None, parameters: dict[str, Any]) -> Level:
     known = {**parameters, "result": Placeholder("result"), "error": Placeholder("error")}
     handling = None if handler is None else handler.going(known)

@@ -15,14 +15,15 @@ import logging
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from torch import nn
 
-from smelt.capture import attributes
+from smelt.capture import attributes, chains
+from smelt.capture.chains import CHAIN_MODULE
 from smelt.capture.effects import Call
 from smelt.capture.tables import FUNCTIONS, Handler, builtin, function, method, unsupported
 from smelt.capture.texts import Text, convert
@@ -170,24 +171,36 @@ def place_at(vm: Any, level: int, skip: Callable[[str], bool] = lambda filename:
     callers of the compiled frame up."""
     frame = vm.frame
     while frame is not None:
-        if frame.globals.get("__name__") != "smelt.api":
-            here = Place(frame.line.filename, frame.line.line, frame.function.__code__.co_name, frame.globals)
-            between = _module_frames() if vm.calls_module(frame.parent) else ()
-            for place in (here, *between):
-                if not skip(place.filename):
-                    level -= 1
-                if level <= 0:
-                    return place
+        for place in _places(vm, frame):
+            if not skip(place.filename):
+                level -= 1
+            if level <= 0:
+                return place
         frame = frame.parent
     return level
+
+
+def _places(vm: Any, frame: Any) -> Iterator[Place]:
+    """The places that eager has for a frame of the VM: more where it stands for several, none where it is smelt's own."""
+    name = frame.globals.get("__name__")
+    if name == CHAIN_MODULE:
+        for point in chains.callers(frame):
+            line = vm.decode(point.source).line(point.at - 1)
+            yield Place(line.filename, line.line, point.source.co_name, point.scope)
+    elif name != "smelt.api":
+        original = frame.code.original
+        source = frame.function.__code__ if original is None else original.source
+        yield Place(frame.line.filename, frame.line.line, source.co_name, frame.globals)
+        if vm.calls_module(frame.parent):
+            yield from _module_frames()
 
 
 def _caller(level: int) -> Place:
     """The place `level` callers above the compiled frame, not counting frames of smelt; the outermost if there are fewer."""
     frame: FrameType | None = sys._getframe(1)
-    found = _place_of(frame)
+    found = _place_of(sys._getframe(1))
     while frame is not None and level > 0:
-        if not str(frame.f_globals.get("__name__", "")).startswith("smelt."):
+        if not str(frame.f_globals.get("__name__", "")).startswith(("smelt.", CHAIN_MODULE)):
             level -= 1
             found = _place_of(frame)
         frame = frame.f_back
@@ -288,7 +301,9 @@ def _log(level: int | None, exception: bool = False) -> Handler:
         if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (wanted,), {}):
             if kwargs.get("exc_info", exception):
                 error = unsupported("logging an exception with its traceback", OUTPUT)
-                error.breaks = False  # the traceback of an exception that was raised in capture is not eager's
+                error.breaks = (
+                    False  # the traceback of an exception that was raised in capture is not eager's
+                )
                 raise error
             if isinstance(logger, logging.LoggerAdapter):
                 _log_adapted(vm, logger, wanted, rest, kwargs)
@@ -318,9 +333,9 @@ def _record(vm: Any, logger: Any, level: int, args: Sequence[Any], kwargs: dict[
         raise unsupported(f"logging with {', '.join(kwargs)}", OUTPUT)
     _check_logger(vm, logger)
     place = place_at(vm, stack_level, skip=_is_logging_file)
-    message, values = _message(vm, message, tuple(values))
+    message, rest = _message(vm, message, tuple(values))
     where: Any = place if isinstance(place, int) else (place.filename, place.line, place.function)
-    defer(vm, log, logger, level, message, values, where, _extra(vm, extra))
+    defer(vm, log, logger, level, message, rest, where, _extra(vm, extra))
 
 
 def _is_logging_file(filename: str) -> bool:
@@ -357,11 +372,9 @@ def _message(vm: Any, message: Any, values: tuple[Any, ...]) -> tuple[Any, tuple
         except Exception as e:  # logging reports that, and where it came from
             raise unsupported(f"a log message that does not fit its arguments: {e}", OUTPUT) from None
         return message, values
-    values = (
-        values[0] if len(values) == 1 and isinstance(values[0], dict) and values[0] else values
-    )  # as LogRecord does
+    named = len(values) == 1 and isinstance(values[0], dict) and values[0]  # as LogRecord does
     try:
-        return vm.binary(operator.mod, convert(vm, str, message), values), ()
+        return vm.binary(operator.mod, convert(vm, str, message), named or values), ()
     except (TypeError, ValueError, KeyError, OverflowError) as e:
         raise unsupported(f"a log message that does not fit its arguments: {e}", OUTPUT) from None
 

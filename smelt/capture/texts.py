@@ -100,7 +100,9 @@ class Shown:
             for record in self._trace.records[self._after :]
         )
         if written and not self.bare and self._trace.is_input(self.fake) and not self.fake.is_leaf:
-            raise _unreadable("the text of a tensor from outside, with a history, which is written afterwards")
+            raise _unreadable(
+                "the text of a tensor from outside, with a history, which is written afterwards"
+            )
         return self._copy if written else self.fake
 
     @property
@@ -120,11 +122,11 @@ class Verbatim:
 
     __slots__ = ("text",)
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: Any) -> None:
+        self.text = text  # a string, or a `Text`
 
     def __repr__(self) -> str:
-        return self.text
+        return str(self.text)
 
     def __format__(self, spec: str) -> str:
         return format(self.text, spec)
@@ -335,7 +337,8 @@ def _percent_argument(vm: Any, conversion: str, value: Any) -> Any:
 
 def _holds_text(values: Iterable[Any]) -> bool:
     return any(
-        type(v) in (Text, Shown, FakeTensor, *NUMBERS) or (type(v) is Verbatim and type(v.text) is Text) for v in values
+        type(v) in (Text, Shown, FakeTensor, *NUMBERS) or (type(v) is Verbatim and type(v.text) is Text)
+        for v in values
     )
 
 

@@ -157,6 +157,27 @@ def test_the_record_above_the_compiled_function(caplog: pytest.LogCaptureFixture
     assert places[0:2] == places[2:4] == places[4:6]
 
 
+def test_places_after_graph_breaks(caplog: pytest.LogCaptureFixture) -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        log.warning("before")
+        smelt.graph_break()
+        log.warning("after"), log.warning("in fn", stacklevel=2), log.warning("here", stacklevel=3)
+        return x + 1
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = inner(x)
+        log.warning("in fn"), log.warning("its caller", stacklevel=2)
+        smelt.graph_break()
+        log.warning("the rest"), log.warning("its caller", stacklevel=2)
+        return y
+
+    compiled = smelt.compile(fn)
+    for call in (fn, compiled, compiled):
+        call(ones())
+    places = [(r.lineno, r.funcName) for r in caplog.records if r.name == log.name]
+    assert places[:8] == places[8:16] == places[16:] and len(places) == 24
+
+
 def test_a_level_that_changes(caplog: pytest.LogCaptureFixture) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         log.debug("debug %s", x)

@@ -231,7 +231,19 @@ def data_classes():
 @program(graphs=1)
 def numbers_and_containers_of_numbers():
     def fn(x, n):
-        print(n, -n, n / 3, 1e30, float("nan"), complex(1, n), b"bytes", range(n), {n}, frozenset([n]), slice(1, n))
+        print(
+            n,
+            -n,
+            n / 3,
+            1e30,
+            float("nan"),
+            complex(1, n),
+            b"bytes",
+            range(n),
+            {n},
+            frozenset([n]),
+            slice(1, n),
+        )
         print({"a": {"b": [n, (n,)]}}, type(x), int, len, torch.float32)
         return x * n
 
@@ -592,7 +604,11 @@ def logs_whose_level_changes():
         loggers.own.info("info")
         return x
 
-    return fn, [(integers(2),), (integers(2) * 2,), (integers(2),), (integers(2),)], levels([20, 10, 20, 40], written)
+    return (
+        fn,
+        [(integers(2),), (integers(2) * 2,), (integers(2),), (integers(2),)],
+        levels([20, 10, 20, 40], written),
+    )
 
 
 @program()
@@ -607,7 +623,11 @@ def logs_an_exception():
             loggers.own.exception("failed")
         return x + n
 
-    return fn, [(integers(2), 0), (integers(2), 1), (integers(2), 1)], lambda: written().count("ValueError: inside")
+    return (
+        fn,
+        [(integers(2), 0), (integers(2), 1), (integers(2), 1)],
+        lambda: written().count("ValueError: inside"),
+    )
 
 
 @program(graphs=1)

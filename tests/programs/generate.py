@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-PRELUDE = '''\
+PRELUDE = """\
 import contextlib
 import torch
 import smelt
@@ -48,6 +48,17 @@ class Box:
     def __iter__(self):
         for i in range(2):
             yield self.value - i
+    def __add__(self, other):
+        return Box(self.value + other, self.count + 1)
+    def broken(self, a):
+        self.count += 1
+        smelt.graph_break()
+        self.value = self.value + a.sum().item()
+        return a + self.value
+    @property
+    def breaking(self):
+        smelt.graph_break()
+        return self.value + 1
 
 class Scope:
     def __init__(self, swallows):
@@ -67,9 +78,42 @@ def scope(value):
     finally:
         LOG.append("out")
 
+class Breaking:
+    def __enter__(self):
+        LOG.append("enter")
+        smelt.graph_break()
+        return 1
+    def __exit__(self, kind, error, traceback):
+        smelt.graph_break()
+        LOG.append(None if kind is None else kind.__name__)
+        return kind is Stop
+
+def deep(a, k):
+    if k <= 0:
+        smelt.graph_break()
+        return a + a.sum().item()
+    try:
+        return deep(a + 1, k - 1) - k
+    finally:
+        LOG.append(k)
+
+def raises(a, k):
+    if k > 1:
+        raise Stop(k)
+    return a + k
+
+def pieces(a):
+    try:
+        got = yield a
+        LOG.append(got)
+        smelt.graph_break()
+        yield a + 1
+    finally:
+        LOG.append("closed")
+
 STATE = Box(torch.ones(3))
 
-'''
+"""
 
 
 class Choices(Protocol):
@@ -163,7 +207,9 @@ class Program:
         self.tries = 0  # handlers of Stop around it, inside its function
         self.functions = 0
         self.made = 0
-        self.fixed: set[str] = set()  # names that must not be assigned here: counters, an enclosing function's variables
+        self.fixed: set[str] = (
+            set()
+        )  # names that must not be assigned here: counters, an enclosing function's variables
 
     # ---- choosing
 
@@ -205,8 +251,25 @@ class Program:
 
     def statement(self) -> None:
         self.left -= 1
-        simple = [self.assign, self.assign, self.augment, self.integer, self.write, self.containers, self.containers, self.boxes]
-        compound = [self.branch, self.for_loop, self.while_loop, self.attempt, self.context, self.function, self.generator]
+        simple = [
+            self.assign,
+            self.assign,
+            self.augment,
+            self.integer,
+            self.write,
+            self.containers,
+            self.containers,
+            self.boxes,
+        ]
+        compound = [
+            self.branch,
+            self.for_loop,
+            self.while_loop,
+            self.attempt,
+            self.context,
+            self.function,
+            self.generator,
+        ]
         leave = [self.leave]
         table: list[Callable[[], None]] = simple + (compound if self.depth < 3 else []) + leave
         if self.options.breaks:
@@ -224,7 +287,16 @@ class Program:
         if depth == 0 or self.pick(3) == 0:
             return self.variable(*KINDS)
         return self.one_of(
-            [self._binary, self._unary, self._part, self._reduced, self._element, self._called, self._chosen, self._scaled]
+            [
+                self._binary,
+                self._unary,
+                self._part,
+                self._reduced,
+                self._element,
+                self._called,
+                self._chosen,
+                self._scaled,
+            ]
             + ([self._broken] if self.options.breaks else [])
         )(depth - 1)
 
@@ -235,24 +307,43 @@ class Program:
     def _binary(self, depth: int) -> tuple[str, str]:
         (a, k), (b, m) = self.tensor(depth), self.tensor(depth)
         form = self.one_of(
-            ["({} + {})", "({} - {})", "torch.maximum({}, {})", "torch.minimum({}, {})", "({} * {}).clamp(-9, 9)"]
+            [
+                "({} + {})",
+                "({} - {})",
+                "torch.maximum({}, {})",
+                "torch.minimum({}, {})",
+                "({} * {}).clamp(-9, 9)",
+            ]
         )
         return form.format(a, b), broadcast(k, m)
 
     def _unary(self, depth: int) -> tuple[str, str]:
         a, kind = self.tensor(depth)
-        return self.one_of(["(-{})", "{}.relu()", "{}.abs()", "{}.clone()", "{}.clamp(max=5)", "{}.detach()"]).format(a), kind
+        return self.one_of(
+            ["(-{})", "{}.relu()", "{}.abs()", "{}.clone()", "{}.clamp(max=5)", "{}.detach()"]
+        ).format(a), kind
 
     def _scaled(self, depth: int) -> tuple[str, str]:
         a, kind = self.tensor(depth)
-        return self.one_of(["({} + {})", "({1} - {0})", "({} * {}).clamp(-9, 9)"]).format(a, self.number()), kind
+        return self.one_of(["({} + {})", "({1} - {0})", "({} * {}).clamp(-9, 9)"]).format(
+            a, self.number()
+        ), kind
 
     def _part(self, depth: int) -> tuple[str, str]:
         a = self.variable("full")[0]
         form, kind = self.one_of(
-            [("{}[0]", "row"), ("{}[-1]", "row"), ("{}[:, :1]", "column"), ("{}.t()[0][:, None]", "column"), ("{}[0, 1]", "scalar"),
-             ("{}.reshape(-1).view_as({})", "full"), ("{}.unbind(0)[0]", "row"), ("{}.t().t()", "full"), ("{}[:1].squeeze(0)", "row")]
-        )  # fmt: skip
+            [
+                ("{}[0]", "row"),
+                ("{}[-1]", "row"),
+                ("{}[:, :1]", "column"),
+                ("{}.t()[0][:, None]", "column"),
+                ("{}[0, 1]", "scalar"),
+                ("{}.reshape(-1).view_as({})", "full"),
+                ("{}.unbind(0)[0]", "row"),
+                ("{}.t().t()", "full"),
+                ("{}[:1].squeeze(0)", "row"),
+            ]
+        )
         return form.format(a, a), kind
 
     def _reduced(self, depth: int) -> tuple[str, str]:
@@ -267,41 +358,106 @@ class Program:
         a, b = self.variable("full")[0], self.variable("full")[0]
         items, table = self.one_of(self.names["list"]), self.one_of(self.names["dict"])
         return self.one_of(
-            [f"({items} + [{a}])[0]", f"[*{items}, {a}][-1]", f'{table}.get("{self.one_of("abcd")}", {a})', f"({a}, {b})[{self.number()} % 2]",
-             f'{{"a": {a}, **{table}}}["a"]', f"next(iter({items}), {a})", f"sum([{a}, *{items}])", f"[v + 1 for v in [{a}, {b}]][1]",
-             f"max([{a}, *{items}], key=lambda v: v.shape)"]
-        ), "full"  # fmt: skip
+            [
+                f"({items} + [{a}])[0]",
+                f"[*{items}, {a}][-1]",
+                f'{table}.get("{self.one_of("abcd")}", {a})',
+                f"({a}, {b})[{self.number()} % 2]",
+                f'{{"a": {a}, **{table}}}["a"]',
+                f"next(iter({items}), {a})",
+                f"sum([{a}, *{items}])",
+                f"[v + 1 for v in [{a}, {b}]][1]",
+                f"max([{a}, *{items}], key=lambda v: v.shape)",
+            ]
+        ), "full"
 
     def _called(self, depth: int) -> tuple[str, str]:
         a = self.full(depth)
-        return self.one_of([f"(lambda v, k=2: v + k)({a})", f"(lambda *v: v[-1])({a}, {self.full(0)})", f"STATE({a})"]), "full"
+        forms = [
+            f"(lambda v, k=2: v + k)({a})",
+            f"(lambda *v: v[-1])({a}, {self.full(0)})",
+            f"STATE({a})",
+            f"(lambda v, *, k: v - k)({a}, **{{'k': n}})",
+            f"(Box({a}) + 1).value",
+            f"sorted([{a}, {self.full(0)}], key=lambda v: v.dim())[0]",
+            f"(lambda v: [v + i for i in range(2)])({a})[1]",
+            f"[[v + w for w in (1, 2)] for v in ({a}, x)][1][0]",
+            f"{{k: v for k, v in zip('ab', [{a}, x])}}['a']",
+            f"dict(a={a}, b=x).popitem()[1]",
+        ]
+        if self.tries:
+            forms += [f"raises({a}, {self.number()})"] * 2
+        return self.one_of(forms), "full"
 
     def _chosen(self, depth: int) -> tuple[str, str]:
         a, b = self.full(depth), self.full(depth)
-        return self.one_of([f"({a} if {self.condition()} else {b})", f"torch.where({a} > {self.number()}, {a}, {b})"]), "full"
+        return self.one_of(
+            [f"({a} if {self.condition()} else {b})", f"torch.where({a} > {self.number()}, {a}, {b})"]
+        ), "full"
 
     def _broken(self, depth: int) -> tuple[str, str]:
         a = self.full(depth)
         return self.one_of(
-            [f"(smelt.graph_break() or {a})", f"({a} + {self.full(0)}.sum().item())", f"({a} if {self.full(0)}.sum() > 0 else {self.full(0)})"]
+            [
+                f"(smelt.graph_break() or {a})",
+                f"({a} + {self.full(0)}.sum().item())",
+                f"({a} if {self.full(0)}.sum() > 0 else {self.full(0)})",
+                f"deep({a}, {self.number()} % 3)",
+                f"Box({a}).broken({self.full(0)})",
+                f"Box({a}).breaking",
+                f"next(pieces({a}))",
+                f"sum(pieces({a}))",
+                f"[v for v in pieces({a})][-1]",
+                f"[v + v.sum().item() for v in ({a}, x)][0]",
+                f"max([{a}, x], key=lambda v: v.sum().item())",
+                f"(lambda v, k: v + k)(*[{a}], **{{'k': {self.full(0)}.amax().item()}})",
+                f"({self.full(0)}.sum() > 0 and {a}) + {self.full(0)}",
+            ]
         ), "full"
 
     # ---- numbers and conditions
 
     def number(self) -> str:
-        return self.one_of(["1", "2", "0", "n", "x.shape[0]", "len(LOG)", *self.names["int"], f"len({self.names['list'][0]})", "len(STATE)"])
+        return self.one_of(
+            [
+                "1",
+                "2",
+                "0",
+                "n",
+                "x.shape[0]",
+                "len(LOG)",
+                *self.names["int"],
+                f"len({self.names['list'][0]})",
+                "len(STATE)",
+            ]
+        )
 
     def condition(self) -> str:
         items, table = self.one_of(self.names["list"]), self.one_of(self.names["dict"])
         plain = [
-            f"{self.number()} > {self.number()}", "x.shape[0] > 2", items, f'"{self.one_of("abcd")}" in {table}', f"not {table}",
-            f"{self.number()} % 2 == 0", f"0 <= {self.number()} < 2", f"isinstance({self.variable('full')[0]}, torch.Tensor)",
-            f"{self.variable('full')[0]} is {self.variable('full')[0]}", f"{self.number()} in {{1, 2}}", "STATE.count and n > 1",
-            f"{items} == []", "n == 1 or x.dim() == 3",
-        ]  # fmt: skip
+            f"{self.number()} > {self.number()}",
+            "x.shape[0] > 2",
+            items,
+            f'"{self.one_of("abcd")}" in {table}',
+            f"not {table}",
+            f"{self.number()} % 2 == 0",
+            f"0 <= {self.number()} < 2",
+            f"isinstance({self.variable('full')[0]}, torch.Tensor)",
+            f"{self.variable('full')[0]} is {self.variable('full')[0]}",
+            f"{self.number()} in {{1, 2}}",
+            "STATE.count and n > 1",
+            f"{items} == []",
+            "n == 1 or x.dim() == 3",
+        ]
         if self.options.breaks:
             t = self.full(1)
-            plain += [f"{t}.sum() > 0", f"bool(({t} > 1).any())", f"{t}.amax().item() > {self.number()}"]
+            plain += [
+                f"{t}.sum() > 0",
+                f"bool(({t} > 1).any())",
+                f"{t}.amax().item() > {self.number()}",
+                f"0 < {t}.sum() < 9",
+                f"not {t}.any()",
+            ]
         return self.one_of(plain)
 
     # ---- simple statements
@@ -313,8 +469,15 @@ class Program:
             if targets:
                 self.line(f"{self.one_of(targets)} = {text}")
                 return
-        form = self.pick(5)
+        form = self.pick(6)
         name = self.name("t")
+        if form == 5 and kind == "full":
+            walker = self.name("w")
+            self.line(f"{walker} = iter([{text}, {self.full(1)}, {self.full(0)}])")
+            self.statements(1)
+            self.line(f"{name} = next({walker}) + next({walker}, x)")
+            self.names[kind].append(name)
+            return
         if form == 4:
             other, other_kind = self.tensor(1)
             second = self.name("t")
@@ -339,7 +502,10 @@ class Program:
             self.line(f"{self.one_of(targets)} += {self.number()}")
             return
         name = self.name("i")
-        self.line(f"{name} = ({self.number()} + {self.number()}) % 4")
+        form = self.one_of(
+            ["{0} = ({1} + {2}) % 4", "{0} = len(range({1})) + {2}", "_ = ({0} := {1} % 3) + {2}"]
+        )
+        self.line(form.format(name, self.number(), self.number()))
         self.names["int"].append(name)
 
     def write(self) -> None:
@@ -349,28 +515,57 @@ class Program:
         row = value[0] if value[1] in ("row", "scalar") else self.one_of(["1", "2"])
         self.line(
             self.one_of(
-                [f"{a}.add_({value[0]})", f"{a}[0] = {row}", f"{a}[:, 1] = {self.number()}", f"{a}[0].mul_(2)", f"{a}.t()[1].sub_(1)",
-                 f"{a}.clamp_(-9, 9)", f"{a}[-1, 0] += 1", f"{a}.view(-1)[1:3].zero_()"]
+                [
+                    f"{a}.add_({value[0]})",
+                    f"{a}[0] = {row}",
+                    f"{a}[:, 1] = {self.number()}",
+                    f"{a}[0].mul_(2)",
+                    f"{a}.t()[1].sub_(1)",
+                    f"{a}.clamp_(-9, 9)",
+                    f"{a}[-1, 0] += 1",
+                    f"{a}[{a} > 3] = 0",
+                    f"{a}[:, {self.number()} % 3].neg_()",
+                    f"{a}.view(-1)[1:3].zero_()",
+                ]
             )
-        )  # fmt: skip
+        )
 
     def containers(self) -> None:
         items, table = self.one_of(self.names["list"]), self.one_of(self.names["dict"])
         a, key = self.full(1), self.one_of("abcd")
         name = self.name("v")
         made = {
-            f"{name} = [v + 1 for v in {items}]": "list", f"{name} = {items}[1:] + [{a}]": "list", f"{name} = list(reversed({items}))": "list",
-            f"{name} = [{a} for _ in range({self.number()}) if n]": "list", f"{name} = [*{items}, *[{a}]]": "list", f"{name} = {items}": "list",
-            f'{name} = {{"a": {a}, "{key}": x}}': "dict", f"{name} = {{k: v * 1 for k, v in {table}.items()}}": "dict",
-            f"{name} = {{**{table}, 'c': {a}}}": "dict", f"{name} = dict({table})": "dict", f"{name} = list({table}.values())": "list",
-        }  # fmt: skip
+            f"{name} = [v + 1 for v in {items}]": "list",
+            f"{name} = {items}[1:] + [{a}]": "list",
+            f"{name} = list(reversed({items}))": "list",
+            f"{name} = [{a} for _ in range({self.number()}) if n]": "list",
+            f"{name} = [*{items}, *[{a}]]": "list",
+            f"{name} = {items}": "list",
+            f'{name} = {{"a": {a}, "{key}": x}}': "dict",
+            f"{name} = {{k: v * 1 for k, v in {table}.items()}}": "dict",
+            f"{name} = {{**{table}, 'c': {a}}}": "dict",
+            f"{name} = dict({table})": "dict",
+            f"{name} = list({table}.values())": "list",
+        }
         done = [
-            f"{items}.append({a})", f"{items}.extend([{a}, {self.full(0)}])", f"{items}.insert(0, {a})", f"{items}.reverse()",
-            f"{items}[:1] = [{a}]", f"{items}.pop() if {items} else None", f"del {items}[1:]", f"{items} += [{a}]" if items not in self.fixed else f"{items}.append({a})",
-            f'{table}["{key}"] = {a}', f'{table}.setdefault("{key}", {a})', f'{table}.pop("{key}", None)', f'{table}.update({key}={a})',
-            f"LOG.append({self.number()})", f"LOG.append(len({items}))", f"LOG.append(sorted({{{self.number()}, 1}}))",
-            f'LOG.append(f"{{n}} {{x.shape}} {{len({items})}}")', f"STATE.value = {self.variable('full')[0]}[0].detach().clone()",
-        ]  # fmt: skip
+            f"{items}.append({a})",
+            f"{items}.extend([{a}, {self.full(0)}])",
+            f"{items}.insert(0, {a})",
+            f"{items}.reverse()",
+            f"{items}[:1] = [{a}]",
+            f"{items}.pop() if {items} else None",
+            f"del {items}[1:]",
+            f"{items} += [{a}]" if items not in self.fixed else f"{items}.append({a})",
+            f'{table}["{key}"] = {a}',
+            f'{table}.setdefault("{key}", {a})',
+            f'{table}.pop("{key}", None)',
+            f"{table}.update({key}={a})",
+            f"LOG.append({self.number()})",
+            f"LOG.append(len({items}))",
+            f"LOG.append(sorted({{{self.number()}, 1}}))",
+            f'LOG.append(f"{{n}} {{x.shape}} {{len({items})}}")',
+            f"STATE.value = {self.variable('full')[0]}[0].detach().clone()",
+        ]
         text = self.one_of([*done, *made])
         self.line(text)
         if text in made:
@@ -382,20 +577,29 @@ class Program:
         value = self.name("t")
         self.line(
             self.one_of(
-                [f"{name} = Box({self.full(1)}, {self.number()})", f"{box}.count += 1", f"{name} = Box({self.full(0)})", f"LOG.append(len({box}))",
-                 f"{box}.extra = {self.number()}", f"LOG.append(hasattr({box}, 'extra'))", f"{name} = Box({box}.double + {self.full(0)})"]
+                [
+                    f"{name} = Box({self.full(1)}, {self.number()})",
+                    f"{box}.count += 1",
+                    f"{name} = Box({self.full(0)})",
+                    f"LOG.append(len({box}))",
+                    f"{box}.extra = {self.number()}",
+                    f"LOG.append(hasattr({box}, 'extra'))",
+                    f"{name} = Box({box}.double + {self.full(0)})",
+                ]
             )
-        )  # fmt: skip
+        )
         if self.lines[-1].lstrip().startswith(f"{name} ="):
             self.names["box"].append(name)
             return
         if box != "STATE":
-            self.line(f"{value} = {self.one_of([f'{box}.add({self.full(0)})', f'{box}.double', f'{box}[n]', f'{box}.value', f'sum({box})'])}")
+            self.line(
+                f"{value} = {self.one_of([f'{box}.add({self.full(0)})', f'{box}.double', f'{box}[n]', f'{box}.value', f'sum({box})'])}"
+            )
             self.names["full"].append(value)
 
     def leave(self) -> None:
         """Out of a loop, a handler or the function."""
-        forms = []
+        forms = ["LOG.append(n)"]
         if self.loops:
             forms += ["break", "continue"] * 2
         if self.tries:
@@ -404,8 +608,6 @@ class Program:
             forms += [f"return {self.full(0)}, n"]
         elif self.depth and self.functions == 1:
             forms += [f"return {self.full(0)}"]
-        if not forms:
-            return
         with self.block(f"if {self.condition()}:"):
             self.line(self.one_of(forms))
 
@@ -425,19 +627,33 @@ class Program:
         items, table = self.one_of(self.names["list"]), self.one_of(self.names["dict"])
         i, v = self.name("i"), self.name("t")
         header, made = self.one_of(
-            [(f"for {i} in range({self.number()} % 4):", {"int": [i]}), (f"for {i}, {v} in enumerate({items}[:3]):", {"int": [i], "full": [v]}),
-             (f"for {v} in {items}[:2] + [{self.full(0)}]:", {"full": [v]}), (f"for {i}, {v} in zip(range(2), {items}):", {"int": [i], "full": [v]}),
-             (f"for {v} in list({table}.values()):", {"full": [v]}), (f"for {v} in {self.variable('full')[0]}:", {"row": [v]}),
-             (f"for {i} in (1, 0, 2):", {"int": [i]}), (f"for {v} in (v + 1 for v in {items}[:2]):", {"full": [v]}), (f"for {v} in STATE:", {"row": [v]})]
-        )  # fmt: skip
+            [
+                (f"for {i} in range({self.number()} % 4):", {"int": [i]}),
+                (f"for {i}, {v} in enumerate({items}[:3]):", {"int": [i], "full": [v]}),
+                (f"for {v} in {items}[:2] + [{self.full(0)}]:", {"full": [v]}),
+                (f"for {i}, {v} in zip(range(2), {items}):", {"int": [i], "full": [v]}),
+                (f"for {v} in list({table}.values()):", {"full": [v]}),
+                (f"for {v} in {self.variable('full')[0]}:", {"row": [v]}),
+                (f"for {i} in (1, 0, 2):", {"int": [i]}),
+                (f"for {v} in map(lambda v: v + 1, {items}[:2]):", {"full": [v]}),
+                (f"for {v} in reversed({items}[:3]):", {"full": [v]}),
+                *([(f"for {v} in pieces({self.full(0)}):", {"full": [v]})] if self.options.breaks else []),
+                (f"for {v} in (v + 1 for v in {items}[:2]):", {"full": [v]}),
+                (f"for {v} in STATE:", {"row": [v]}),
+            ]
+        )
         self._loop(header, made)
 
     def while_loop(self) -> None:
         i = self.name("i")
         self.line(f"{i} = 0")
-        self._loop(f"while {i} < {self.one_of(['2', '3', 'n % 4'])}:", {"int": [i]}, first=f"{i} += 1", fixed={i})
+        self._loop(
+            f"while {i} < {self.one_of(['2', '3', 'n % 4'])}:", {"int": [i]}, first=f"{i} += 1", fixed={i}
+        )
 
-    def _loop(self, header: str, made: dict[str, list[str]], first: str = "", fixed: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    def _loop(
+        self, header: str, made: dict[str, list[str]], first: str = "", fixed: set[str] = frozenset()
+    ) -> None:  # type: ignore[assignment]
         with self.block(header), self._inside(loops=self.loops + 1, fixed=self.fixed | fixed):
             for kind, names in made.items():
                 self.names[kind] += names
@@ -455,24 +671,44 @@ class Program:
             if form != 3 and self.chance(2):
                 self.line("raise Stop(n)")
         if form != 3:
-            with self.block(self.one_of(["except Stop as e:", "except (Stop, KeyError):", "except Exception as e:"])):
+            with self.block(
+                self.one_of(["except Stop as e:", "except (Stop, KeyError):", "except Exception as e:"])
+            ):
                 if "as e" in self.lines[-1]:
-                    self.line("LOG.append(str(e))")
+                    self.line(
+                        self.one_of(
+                            ["LOG.append(str(e))", "LOG.append(repr(e.__context__))", "LOG.append(e.args)"]
+                        )
+                    )
                 self.statements(2)
+                if self.tries and self.chance(4):
+                    self.line(self.one_of(["raise", "raise Stop(n + 1)", "raise KeyError(n) from None"]))
         if form == 2:
             with self.block("else:"):
                 self.statements(2)
         if form in (1, 3):
-            with self.block("finally:"), self._inside(loops=0):  # `break` there would hide exceptions: fine, but rare in practice
+            with (
+                self.block("finally:"),
+                self._inside(loops=0),
+            ):
                 self.statements(2)
 
     def context(self) -> None:
         i = self.name("i")
         header = self.one_of(
-            ["with Scope(False):", f"with Scope(True) as {i}:", f"with scope({self.number()}) as {i}:", "with torch.no_grad():",
-             f"with Scope(False), scope(1) as {i}:", "with contextlib.suppress(Stop):", "with contextlib.nullcontext():", "with torch.enable_grad():"]
-        )  # fmt: skip
-        swallows = "True" in header or "suppress" in header
+            [
+                "with Scope(False):",
+                f"with Scope(True) as {i}:",
+                f"with scope({self.number()}) as {i}:",
+                "with torch.no_grad():",
+                f"with Scope(False), scope(1) as {i}:",
+                "with contextlib.suppress(Stop):",
+                *([f"with Breaking() as {i}:"] if self.options.breaks else []),
+                "with contextlib.nullcontext():",
+                "with torch.enable_grad():",
+            ]
+        )
+        swallows = "True" in header or "suppress" in header or "Breaking" in header
         with self.block(header), self._inside(tries=self.tries + swallows):
             if f"as {i}" in header:
                 self.names["int"].append(i)
@@ -483,7 +719,13 @@ class Program:
     def function(self) -> None:
         """A closure that is called, perhaps twice."""
         name, a, k = self.name("f"), self.name("t"), self.name("i")
-        header = self.one_of([f"def {name}({a}, {k}=1):", f"def {name}({a}, *, {k}=2):", f"def {name}({a}, {k}=1, *rest, **more):"])
+        header = self.one_of(
+            [
+                f"def {name}({a}, {k}=1):",
+                f"def {name}({a}, *, {k}=2):",
+                f"def {name}({a}, {k}=1, *rest, **more):",
+            ]
+        )
         outer = self.names
         shared = [n for n in outer["int"] if n not in self.fixed]
         with self.block(header), self._inside(loops=0, tries=0, functions=1, fixed=self._all_names()):
@@ -504,7 +746,10 @@ class Program:
 
     def generator(self) -> None:
         name, a, v = self.name("g"), self.name("t"), self.name("l")
-        with self.block(f"def {name}({a}):"), self._inside(loops=0, tries=0, functions=2, fixed=self._all_names()):
+        with (
+            self.block(f"def {name}({a}):"),
+            self._inside(loops=0, tries=0, functions=2, fixed=self._all_names()),
+        ):
             self.names["full"].append(a)
             with self.block(f"for _ in range({self.one_of(['2', 'n % 3'])}):"):
                 self.statements(2)
@@ -513,10 +758,15 @@ class Program:
                 self.line(f"yield from [{a}, {self.full(0)}]")
         self.line(
             self.one_of(
-                [f"{v} = list({name}({self.full(0)}))", f"{v} = [v + 1 for v in {name}({self.full(0)})]", f"{v} = [next({name}({self.full(0)}), x)]",
-                 f"{v} = [max(2, n) + v for _, v in zip(range(2), {name}({self.full(0)}))]", f"{v} = [sum({name}({self.full(0)}), x)]"]
+                [
+                    f"{v} = list({name}({self.full(0)}))",
+                    f"{v} = [v + 1 for v in {name}({self.full(0)})]",
+                    f"{v} = [next({name}({self.full(0)}), x)]",
+                    f"{v} = [max(2, n) + v for _, v in zip(range(2), {name}({self.full(0)}))]",
+                    f"{v} = [sum({name}({self.full(0)}), x)]",
+                ]
             )
-        )  # fmt: skip
+        )
         self.names["list"].append(v)
 
     def _all_names(self) -> set[str]:
@@ -535,9 +785,17 @@ class Program:
         name = self.name("i")
         t = self.full(1)
         text = self.one_of(
-            ["smelt.graph_break()", f"{name} = int({t}.sum().item()) % 3", f"print({t})", f"print(f'{{{self.variable('full')[0]}.sum()}} {{n}}')", f"print(n, len(LOG))",
-             f"{name} = int({t}.amax()) % 4", f"{name} = len({t}.tolist())", f"LOG.append({t}.sum().item())"]
-        )  # fmt: skip
+            [
+                "smelt.graph_break()",
+                f"{name} = int({t}.sum().item()) % 3",
+                f"print({t})",
+                f"print(f'{{{self.variable('full')[0]}.sum()}} {{n}}')",
+                "print(n, len(LOG))",
+                f"{name} = int({t}.amax()) % 4",
+                f"{name} = len({t}.tolist())",
+                f"LOG.append({t}.sum().item())",
+            ]
+        )
         self.line(text)
         if text.startswith(name):
             self.names["int"].append(name)

@@ -74,13 +74,27 @@ def test_programs_are_valid_and_various() -> None:
     for source in sources:
         compile(source, "program", "exec")
     bodies = "\n".join(source.split("def program", 1)[1] for source in sources)
-    for text in ("for ", "while ", "try:", "finally:", "with ", "yield ", "nonlocal ", "lambda", "graph_break", ".item()", "break\n"):
+    for text in (
+        "for ",
+        "while ",
+        "try:",
+        "finally:",
+        "with ",
+        "yield ",
+        "nonlocal ",
+        "lambda",
+        "graph_break",
+        ".item()",
+        "break\n",
+    ):
         assert bodies.count(text) > 10, text
 
 
 def test_shrinking_ends_at_the_simplest_program_that_still_fails() -> None:
     options = Options(breaks=True)
-    seed = next(s for s in range(1000) if "graph_break" in write_program(Seeded(s), options).split("def program")[1])
+    seed = next(
+        s for s in range(1000) if "graph_break" in write_program(Seeded(s), options).split("def program")[1]
+    )
     choices = Seeded(seed)
     write_program(choices, options)
 

@@ -1,0 +1,77 @@
+"""What random programs found, reduced."""
+
+from __future__ import annotations
+
+import torch
+
+import smelt
+from tests.catalogue.harness import program, tensor
+
+
+@program()
+def one_list_under_two_names_across_a_break():
+    def fn(x):
+        values = [x + 1, x]
+        again = values
+        smelt.graph_break()
+        again.append(x)
+        return values, again
+
+    return fn, [(tensor(2),)] * 3
+
+
+@program()
+def a_list_named_like_its_class_is_extended_after_a_break():
+    def fn(x):
+        return [v + 1 for v in (smelt.graph_break() or y for y in (x, x * 2))]
+
+    return fn, [(tensor(2),)] * 3
+
+
+@program(graphs=0)
+def parameters_named_like_builtins():
+    def fn(list, dict, slice, str):
+        list.append(1)
+        list.reverse()
+        dict["a"] = str
+        del list[0]
+        made = [3]
+        made.append(made)
+        return made, dict, f"{slice}"
+
+    return fn, [([5, 6], {}, torch.ones(2), "s") for _ in range(3)]
+
+
+@program(grad=True)
+def a_view_that_autograd_has_given_up_on():
+    def fn(x):
+        x = x * 1
+        for _ in x:
+            x.clamp_(-9, 9)
+            other = -(smelt.graph_break() or (x + 1))
+        return x, other
+
+    return fn, [(tensor(2, 3, requires_grad=True),)] * 3
+
+
+@program(grad=True)
+def text_of_a_tensor_whose_history_is_before_a_break():
+    def fn(x):
+        y = torch.ones_like(x) + x * 0
+        smelt.graph_break()
+        print(y)
+        return y * 2
+
+    return fn, [(tensor(2, 3, requires_grad=True),)] * 3
+
+
+@program(graphs=0)
+def builtins_that_write_are_called_by_native_code():
+    seen = []
+
+    def fn(n):
+        list(map(print, [n, "two"]))
+        list(map(seen.append, [n, 2]))
+        return sorted([3, n], key=len([]).__add__)
+
+    return fn, [(1,), (1,), (2,)], seen
