@@ -202,7 +202,7 @@ def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
         if refused is not None:
             raise Unsupported(Reason(*refused))
         return run_native(vm, fn, args, kwargs)
-    if id(fn) in vm.outside.origins and id(owner) not in vm.outside.origins:  # stored by itself
+    if id(fn) in vm.outside.origins:  # stored by itself
         origin = vm.outside.origins[id(fn)]
         owner = vm.outside.wrap(owner, origin.child("member", "__self__"))
         fn = getattr(owner, fn.__name__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import array
 import collections
+import copyreg
 import datetime
 import decimal
 import functools
@@ -25,13 +26,14 @@ import torch
 
 from smelt.capture import arrays
 from smelt.capture.effects import UndoLog
-from smelt.capture.rebuild import note_class
+from smelt.capture.rebuild import is_bound, note_class
 from smelt.capture.values import (
     CONTAINER_BASES,
     CONTAINER_TYPES,
     IMMUTABLE_TYPE_FLAG,
     LEAF_TYPES,
     MISSING,
+    BuiltinType,
     FunctionType,
     exception_fields,
     instance_dict,
@@ -105,6 +107,13 @@ class ClassState:
         )
 
 
+def _note_slots(cls: type) -> None:
+    """`copy` and `pickle` keep the names of a class's slots in the class: asked for now, that is no change of it later."""
+    for base in cls.__mro__:
+        if not base.__flags__ & IMMUTABLE_TYPE_FLAG and type(base).__setattr__ is type.__setattr__:
+            copyreg._slotnames(base)  # type: ignore[attr-defined]
+
+
 class Outside:
     """The registry of one capture."""
 
@@ -159,6 +168,7 @@ class Outside:
             and id(cls) not in self._fresh_classes
             and cls is not FakeTensor
         ):
+            _note_slots(cls)
             self.guard("type_version", self.const(cls), state.type_version(cls))
 
     def use_identity(self, value: Any) -> None:
@@ -253,6 +263,8 @@ class Outside:
             return self._wrap_tensor(value, origin)
         if kind is np.ndarray and arrays.is_traceable(value):
             return self._wrap_array(value, origin)
+        if kind is BuiltinType and is_bound(value):
+            return self._wrap_bound_builtin(value, origin)
         if is_identity(value):
             if not decided:
                 self.guard("id", origin, value)
@@ -268,6 +280,14 @@ class Outside:
             if id(value) not in self.origins:
                 self._guard_elements(origin, list(frozenset.__iter__(value)))
         return self._wrap_object(value, origin)
+
+    def _wrap_bound_builtin(self, value: Any, origin: Origin) -> Any:
+        """`values.append`: a new object at each access, known by its name and by what it is bound to."""
+        self.guard("type", origin, BuiltinType)
+        self.guard("eq", origin.child("member", "__name__"), value.__name__)
+        self.wrap(value.__self__, origin.child("member", "__self__"))
+        self._register(value, origin)
+        return value
 
     def _wrap_number(self, value: Any, origin: Origin) -> Any:
         """A number that changed between calls is symbolic; any other is part of the trace."""
