@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import logging
+import sys
 import threading
 import time
 import traceback
@@ -22,6 +23,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from smelt import _native, events
+from smelt.capture import raising
 from smelt.capture.again import is_repeatable
 from smelt.capture.emit import CompiledFrame, emit, reach
 from smelt.capture.resume import Resumes
@@ -197,7 +199,8 @@ class FrameCompiler:
                 return True
             _thread.capturing = True
             try:
-                return self._compile(fn, slots)
+                with raising.called_while_handling(sys.exception()):
+                    return self._compile(fn, slots)
             finally:
                 _thread.capturing = False
 
@@ -298,12 +301,21 @@ class FrameCompiler:
         captured = capture_frame(fn, slots, self.config, name=name, dynamic=dynamic, stop=stop)
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         try:
-            graph = self._compiled_graph(name, captured)
+            self._install(fn, slots, captured, why, start)
         except BackendError:
             if not captured.traced.numbers:
                 raise
             self.record.plain_numbers = True  # a backend that takes tensors only
-            return self._add_entry(fn, slots, why, stop)
+            self._add_entry(fn, slots, why, stop)
+        finally:
+            captured.release()
+
+    def _install(
+        self, fn: FunctionType, slots: tuple[object, ...], captured: CapturedFrame, why: Failure | None, start: float
+    ) -> None:
+        """Compiles what was captured, and installs it."""
+        name = fn.__qualname__
+        graph = self._compiled_graph(name, captured)
         frame = _emitted(fn, captured, graph, self.resumes)
         with _stage("guards", name):
             spec = build.build(captured.guards, frame.collect)

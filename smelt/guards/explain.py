@@ -127,7 +127,7 @@ _NAMED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
 def _named(x: Any) -> str:
     if not isinstance(x, _NAMED):
         return _short(x)
-    kind = "class" if isinstance(x, type) else type(x).__name__.replace("builtin_function_or_method", "function")
+    kind = "class" if isinstance(x, type) else "module" if isinstance(x, types.ModuleType) else "function"
     name = x.__name__ if isinstance(x, (types.ModuleType, types.BuiltinFunctionType)) else x.__qualname__
     return f"{kind} {name}"
 

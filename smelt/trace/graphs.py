@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,14 +63,18 @@ class Traced:
     mutated: frozenset[int]
     outputs: tuple[FakeTensor, ...]
     needs_grad: bool
-    _examples: tuple[weakref.ref[torch.Tensor], ...] = ()
+    _examples: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
-        found = zip((ref() for ref in self._examples), self.inputs)
+        found = itertools.zip_longest((ref() for ref in self._examples), self.inputs)
         tensors = [_empty_like(fake) if real is None else real for real, fake in found]
         return (*tensors, *(n.symbol.value for n in self.numbers))
+
+    def forget_examples(self) -> None:
+        """Lets go of the tensors that the trace saw: `torch.utils.swap_tensors` refuses those with weak references."""
+        self._examples.clear()
 
 
 def _empty_like(fake: FakeTensor) -> torch.Tensor:
@@ -101,7 +106,7 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
         mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written),
         outputs=tuple(outputs),
         needs_grad=_needs_grad(trace, outputs),
-        _examples=tuple(weakref.ref(trace.real(f)) for f in inputs),  # type: ignore[arg-type]
+        _examples=[weakref.ref(trace.real(f)) for f in inputs],  # type: ignore[arg-type]
         numbers=numbers,
     )
 

@@ -11,6 +11,7 @@ import builtins
 import collections
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import enum
 import functools
@@ -18,6 +19,7 @@ import gc
 import inspect
 import math
 import os
+import pickle
 import sys
 import types
 import typing
@@ -76,7 +78,12 @@ def _access(owner: Any, name: Any) -> tuple[Any, Any, Any]:
     return (lambda n, v: setattr(owner, n, v)), (lambda n: delattr(owner, n)), old
 
 
-_SPECIAL = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__", "__name__")
+def put_item(undo: Undo, owner: Any, key: Any, value: Any) -> None:
+    owner[key] = value
+    undo.callback(owner.__delitem__, key)
+
+
+_SPECIAL = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__", "__name__", "grad")
 
 
 def putting(owner: Any, name: Any, value: Any) -> Change:
@@ -1573,6 +1580,197 @@ def submodule_shared_with_the_outside():
     shared = nn.Linear(3, 3)
     m = nn.Sequential(shared, nn.ReLU())
     return (lambda x: m(x) + shared(x)), (X,), putting(m._modules, "0", nn.Linear(3, 3))
+
+
+@row("")
+def loop_over_a_dictionary_of_tensors():
+    table = {"a": torch.ones(3), "b": torch.ones(3)}
+    return (lambda x: [x * t for t in table.values()]), (X,), putting(table, "c", torch.ones(3))
+
+
+@row("")
+def tensor_replaced_in_a_list_by_a_parameter():
+    values: list[Any] = [torch.ones(3)]
+    parameter = nn.Parameter(torch.ones(3), False)
+    back = values[0]
+    return (
+        (lambda x: (x * values[0], isinstance(values[0], nn.Parameter))),
+        (X,),
+        calling(lambda: values.__setitem__(0, parameter), lambda: values.__setitem__(0, back)),
+    )
+
+
+@row("")
+def data_of_a_tensor_replaced():
+    w = torch.ones(3)
+    old = w.data
+    return (
+        (lambda x: x.sum() * w),
+        (X,),
+        calling(lambda: setattr(w, "data", torch.ones(4)), lambda: setattr(w, "data", old)),
+    )
+
+
+@row(None)
+def data_of_a_tensor_replaced_by_values_alone():
+    w = torch.ones(3)
+    old = w.data
+    return (
+        (lambda x: x.sum() * w),
+        (X,),
+        calling(lambda: setattr(w, "data", torch.full((3,), 2.0)), lambda: setattr(w, "data", old)),
+    )
+
+
+@row(None)
+def copies_and_pickles():
+    class Plain:
+        pass
+
+    m, box, plain = net(), Box(value=2.0), Plain()
+
+    def change(undo: Undo) -> None:
+        copy.deepcopy(m), copy.copy(box), copy.copy(plain), pickle.dumps(m), m.state_dict()
+
+    return (lambda x: m(x) * box.value * (2.0 if plain else 3.0)), (X,), change
+
+
+@row("dtype")
+def tensors_swapped():
+    a, b = torch.ones(3), torch.ones(3, dtype=torch.float64)
+    swap = lambda: torch.utils.swap_tensors(a, b)  # noqa: E731
+    return (lambda x: x.sum() * a), (X,), calling(swap, swap)
+
+
+@row(".shape")
+def tensor_resized_in_place():
+    w = torch.ones(1, 3)
+    return (lambda x: x.sum() * w), (X,), calling(lambda: w.squeeze_(0), lambda: w.unsqueeze_(0))
+
+
+@row("")
+def attribute_of_a_tensor():
+    w = torch.ones(3)
+    w.scale = 2.0  # type: ignore[attr-defined]
+    return (lambda x: x.sum() * w * w.scale), (X,), putting(w, "scale", 5.0)  # type: ignore[attr-defined]
+
+
+@row("")
+def gradient_of_a_parameter():
+    w = nn.Parameter(torch.ones(3))
+    fn = lambda x: x.sum() * (w if w.grad is None else w.grad)  # noqa: E731
+    return fn, (X,), putting(w, "grad", torch.full((3,), 4.0))
+
+
+@row("")
+def optimizer_settings():
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    group = optimizer.param_groups[0]
+    return (lambda x: x * group["lr"]), (X,), putting(group, "lr", 0.25)
+
+
+@row("")
+def generator_function_replaced():
+    box = Box(steps=lambda: iter([1.0, 2.0]))
+    return (lambda x: [x * v for v in box.steps()]), (X,), putting(box, "steps", lambda: iter([5.0]))
+
+
+@row("")
+def body_of_a_generator():
+    def steps() -> Any:
+        yield 1.0
+        yield 2.0
+
+    def other() -> Any:
+        yield 7.0
+
+    return (lambda x: [x * v for v in steps()]), (X,), putting(steps, "__code__", other.__code__)
+
+
+@row("")
+def decorated_function():
+    def twice(f: Any) -> Any:
+        @functools.wraps(f)
+        def inner(*args: Any) -> Any:
+            return f(*args) * inner.factor  # type: ignore[attr-defined]
+
+        inner.factor = 2.0  # type: ignore[attr-defined]
+        return inner
+
+    f = twice(lambda x: x + 1)
+    return (lambda x: f(x)), (X,), putting(f, "factor", 3.0)
+
+
+@row("")
+def base_class_method_called_through_super():
+    class Base:
+        def scale(self) -> float:
+            return 2.0
+
+    class Derived(Base):
+        def scale(self) -> float:
+            return super().scale() * 2
+
+    box = Derived()
+    return (lambda x: x * box.scale()), (X,), putting(Base, "scale", lambda self: 5.0)
+
+
+@row("")
+def mixin_inserted():
+    class Base:
+        def scale(self) -> float:
+            return 2.0
+
+    class Mixin(Base):
+        def scale(self) -> float:
+            return super().scale() + 1
+
+    class Plain(Base):
+        pass
+
+    class Derived(Plain):
+        pass
+
+    box = Derived()
+    return (lambda x: x * box.scale()), (X,), putting(Derived, "__bases__", (Mixin,))
+
+
+@row("")
+def slots_and_dictionary():
+    class Both(Slotted):
+        pass
+
+    box = Both(1.0)
+    return (lambda x: x * getattr(box, "more", box.value)), (X,), putting(box, "more", 2.0)
+
+
+@row("")
+def user_list_class():
+    class Values(list):
+        pass
+
+    values = Values([1.0, 2.0])
+    return (lambda x: [x * v for v in values]), (X,), putting(Values, "__iter__", lambda self: iter((9.0,)))
+
+
+@row("")
+def user_dictionary_class():
+    class Table(dict):
+        pass
+
+    table = Table(a=1.0)
+    return (lambda x: x * table["a"]), (X,), putting(Table, "__getitem__", lambda self, key: 5.0)
+
+
+@row("")
+def model_output_of_a_library():
+    class Output(collections.OrderedDict):
+        pass
+
+    out = Output(a=1.0)
+    return (lambda x: x * out["a"] + len(out)), (X,), lambda undo: put_item(undo, out, "b", 2.0)
+
 
 
 @row("")
