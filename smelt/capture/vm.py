@@ -135,6 +135,7 @@ class VM:
         self.depth, self.depth_limit = 0, sys.getrecursionlimit()  # frames that run, and how many may
         self.generators: list[weakref.ref[Generator]] = []
         self.running = False  # the user's code runs: what it drops is finalized
+        self.host, self.outer = sys.exception(), raising.outer()  # what is handled around the VM, and around the call
         self.raising: BaseException | None = None  # on its way through frames: it has its context
         self.traceback: Any = MISSING  # of an exception that is raised again
         self._places: dict[int, tuple[FunctionType, int]] = {}  # outside cells in closures that the trace made
@@ -215,6 +216,9 @@ class VM:
             if frame.handled is not None:
                 return frame.handled
             frame = frame.parent
+        if self.outer is not None:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another"))
+        self.outside.guard("eq", self.outside.const(sys.exception).child("call", None), None)
         return None
 
     # ---- the loop
@@ -251,6 +255,7 @@ class VM:
                     if self.failure is not None:
                         raise self.failure from e
                     if e is not self.raising:
+                        raising.without(e, self.host)
                         raising.chain(e, self.handled_exception())
                     elif self.traceback is not MISSING:
                         e.__traceback__ = self.traceback
@@ -386,6 +391,14 @@ class VM:
             if type(value) in LEAF_TYPES:
                 self.outside.wrap(value, origin.child("attr", name))
         self._left.append((manager, dict(vars(manager))))
+
+    # ---- the end
+
+    def release(self) -> None:
+        """Lets go of the user's objects: in the cycles of a capture they would live until the next collection."""
+        self.trace.forget_inputs()
+        vars(self.outside).clear()
+        vars(self).clear()
 
     # ---- names
 
@@ -652,6 +665,7 @@ class CapturedFrame:
     filename: str
     first_line: int
     outside: Outside
+    release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
 
     @property
     def result(self) -> Any:
@@ -703,9 +717,11 @@ def capture_frame(
     vm.depth_limit -= _stack_depth()
     vm.stop = stop.path if stop else ()
     vm.outside.dynamic = dynamic
+    captured = None
     with _quiet():
         try:
-            return _capture(vm, fn, slots, name, stop)
+            captured = _capture(vm, fn, slots, name, stop)
+            return captured
         except Exception as e:
             fixed = _to_fix(vm, e)
             if not fixed:
@@ -717,6 +733,8 @@ def capture_frame(
             vm.outside.log.roll_back()
             if vm.trace.symbols is not None:
                 vm.trace.symbols.release()
+            if captured is None:
+                vm.release()
     return capture_frame(fn, slots, config, name=name, stop=stop, dynamic=dynamic - fixed)
 
 
@@ -774,6 +792,7 @@ def _capture(
         filename=fn.__code__.co_filename,
         first_line=fn.__code__.co_firstlineno,
         outside=outside,
+        release=vm.release,
     )
 
 

@@ -93,6 +93,13 @@ def _require_grad(fake: FakeTensor) -> None:
         functorch.set_inplace_requires_grad_allowed(False)
 
 
+def _check_writable(args: tuple[Any, ...]) -> None:
+    """What eager checks where it counts a tensor's version. The eager call itself says it in its own words."""
+    target = args[0] if args else None
+    if type(target) is FakeTensor and target.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed.")
+
+
 def _pop_saved_tensor_hooks() -> Iterator[tuple[Any, Any]]:
     """The caller's hooks, innermost first, which are the user's code and must not see fakes."""
     autograd: Any = torch._C._autograd
@@ -541,6 +548,8 @@ class Trace:
             key.append(name)
             node_kwargs[name] = self._aten_argument(a, key)
         info = effects(func)
+        if info.writes:
+            _check_writable(args)
         if self.symbols is not None:
             args, kwargs = tuple(map(hint, args)), {k: hint(v) for k, v in kwargs.items()}
         out, spec = shapes.infer(self, func, info, tuple(key), args, kwargs)
@@ -632,6 +641,11 @@ class Trace:
         return self.unsupported(DATA_DEPENDENT, what)
 
     # ---- result
+
+    def forget_inputs(self) -> None:
+        """Lets go of the real tensors, and of who asked for this trace."""
+        self.on_unknown = None
+        self._by_real.clear()
 
     def finish(self, outputs: Sequence[torch.Tensor]) -> Traced:
         """The graphs that compute `outputs` (fakes of this trace). Call it after the trace was left."""

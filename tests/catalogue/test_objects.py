@@ -12,7 +12,6 @@ import operator
 import types
 import typing
 
-import torch
 from torch import nn
 
 from tests.catalogue.changing import Changing
