@@ -246,7 +246,17 @@ def _checked(function: Any, args: Any, kwargs: Any, compute: Callable[[], Any]) 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         like = function(*seen[0], **seen[1])
-    return _dressed(function, like, compute(), operands)
+    try:
+        got = compute()
+    except (
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        IndexError,
+    ) as error:  # NumPy itself did it
+        raise _refuse(f"{function!r} ({error})") from error
+    return _dressed(function, like, got, operands)
 
 
 def _dressed(function: Any, like: Any, got: Any, operands: list[tuple[Array, Any]]) -> Any:
@@ -329,9 +339,13 @@ def apply_ufunc(ufunc: Any, args: tuple[Any, ...]) -> Any:
         stand_ins = [_stand_in(a) for a in args]
         if ufunc in _BY_RESULT:
             dtype = _result_dtype(ufunc, stand_ins)
+            if dtype == np.bool_ and ufunc in _NOT_OF_BOOLEANS:
+                raise _refuse(f"numpy.{ufunc.__name__} of booleans")
             return _BY_RESULT[ufunc](*(_operand(a, dtype) for a in args))
         if ufunc in _BY_OPERANDS:
             dtype = np.result_type(*stand_ins)
+            if not all(_fits(a, dtype) for a in args):
+                raise _refuse("a comparison with a number out of range")
             return _BY_OPERANDS[ufunc](*(_operand(a, dtype) for a in args))
         return _BY_ITSELF[ufunc](*(_operand(a, None) for a in args))
 
@@ -340,6 +354,16 @@ def apply_ufunc(ufunc: Any, args: tuple[Any, ...]) -> Any:
     if ufunc in _CAREFUL and not _is_safe(ufunc, args):
         raise _refuse(f"numpy.{ufunc.__name__} of integers that are not known")
     return _checked(ufunc, args, {}, compute)
+
+
+_NOT_OF_BOOLEANS = (np.absolute, np.floor, np.ceil, np.trunc, np.matmul)
+
+
+def _fits(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a number can be cast to `dtype` unchanged."""
+    if not isinstance(value, int) or dtype.kind not in "iu":
+        return True
+    return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
 def _is_safe(ufunc: Any, args: tuple[Any, ...]) -> bool:
@@ -438,9 +462,12 @@ _FUNCTION_NAMES = """
     column_stack split array_split hsplit vsplit where clip reshape transpose ravel swapaxes moveaxis expand_dims squeeze
     broadcast_to zeros_like ones_like full_like empty_like copy dot outer inner vdot tensordot einsum trace diagonal diag
     tril triu flip fliplr flipud roll tile repeat sort round around atleast_1d atleast_2d count_nonzero rot90 take diff
-    median shape ndim size
+    shape ndim size
 """
 _FUNCTIONS = frozenset(getattr(np, name) for name in _FUNCTION_NAMES.split())
+_PRODUCTS = frozenset(
+    (np.dot, np.inner, np.outer, np.vdot, np.tensordot, np.einsum)
+)  # torch has none of booleans
 _FACTS = {np.shape: lambda a: a.shape, np.ndim: lambda a: a.ndim, np.size: lambda a: a.size}
 _METHODS = (
     "sum prod mean std var max min argmax argmin any all cumsum cumprod clip ravel swapaxes squeeze diagonal trace repeat "
@@ -457,14 +484,13 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
     if "out" in kwargs or "where" in kwargs:
         raise _refuse(f"numpy.{function.__name__} with out or where")
     implemented = getattr(tnp, function.__name__, None)
-    if implemented is None:
+    if implemented is None or (
+        function in _PRODUCTS and any(a.dtype == np.bool_ for a in _arrays_in((args, kwargs)))
+    ):
         raise _refuse(f"numpy.{function.__name__}")
 
     def compute() -> Any:
-        try:
-            found = implemented(*_map(_for_torch, args), **_map(_for_torch, kwargs))
-        except (NotImplementedError, TypeError, ValueError) as error:  # NumPy itself did it a moment ago
-            raise _refuse(f"numpy.{function.__name__}: {error}") from error
+        found = implemented(*_map(_for_torch, args), **_map(_for_torch, kwargs))
         return _map(lambda v: v.tensor if isinstance(v, tnp.ndarray) else v, found)
 
     return _checked(function, args, kwargs, compute)

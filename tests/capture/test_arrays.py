@@ -1,0 +1,119 @@
+"""`Array` does what NumPy does or refuses: type, dtype, shape, strides and values, over real tensors in place of fakes."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from smelt.capture import arrays
+from smelt.capture.arrays import Array
+from smelt.errors import Unsupported
+
+DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+NUMBERS: tuple[Any, ...] = (2, 1.5, True, np.float64(2), np.float32(0.5), np.int8(3), -3, 300)
+UFUNCS = [*arrays._BY_RESULT, *arrays._BY_OPERANDS, *arrays._BY_ITSELF]
+REDUCTIONS = ["sum", "prod", "mean", "std", "var", "max", "min", "argmax", "argmin", "any", "all", "cumsum", "cumprod", "sort", "ravel", "transpose", "squeeze", "diff", "ptp"]
+
+
+def made(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    random = np.random.default_rng(len(dtype))
+    kind = np.dtype(dtype).kind
+    if kind != "f":
+        low = 0 if kind in "bu" else -5
+        return random.integers(low, 2 if kind == "b" else 9, shape).astype(dtype)
+    array = (random.standard_normal(shape) * 3).astype(dtype)
+    array.flat[:3] = np.nan, np.inf, -0.0
+    return array
+
+
+def traced(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(traced, value))
+    return Array(torch.from_numpy(value)) if isinstance(value, np.ndarray) else value
+
+
+def agree(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """`function` of arrays is `function` of what stands for them, unless that is refused."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            want, error = function(*args, **kwargs), None
+        except Exception as e:
+            want, error = None, type(e)
+        try:
+            got = function(*map(traced, args), **kwargs)
+        except Unsupported:
+            return
+        except Exception as e:
+            assert type(e) is error, (function, args, kwargs)
+            return
+    assert error is None, (function, args, kwargs)
+    same(want, got)
+
+
+def same(want: Any, got: Any) -> None:
+    if isinstance(want, (list, tuple)):
+        assert len(want) == len(got)
+        for w, g in zip(want, got):
+            same(w, g)
+        return
+    found = got.tensor.numpy()
+    found = found[()] if got.scalar else found
+    assert (type(want), want.dtype, want.shape, want.strides) == (
+        type(found),
+        found.dtype,
+        found.shape,
+        found.strides,
+    )
+    tolerance = 2e-2 if want.dtype == np.float16 else 1e-4
+    np.testing.assert_allclose(found.astype(float), want.astype(float), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda u: u.__name__)
+def test_ufuncs(ufunc: Any) -> None:
+    for dtype in DTYPES:
+        array = made(dtype, (2, 3))
+        if ufunc.nin == 1:
+            agree(ufunc, array)
+            agree(ufunc, array.T)
+            continue
+        for number in NUMBERS:
+            agree(ufunc, array, number)
+            agree(ufunc, number, array)
+        for other in DTYPES:
+            agree(ufunc, array, made(other, (3, 2) if ufunc is np.matmul else (2, 3)))
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_functions_of_one_array(name: str) -> None:
+    for dtype, shape in itertools.product(DTYPES, ((4,), (2, 3), (3, 1, 2))):
+        agree(getattr(np, name), made(dtype, shape))
+        agree(getattr(np, name), made(dtype, shape), axis=0)
+        agree(getattr(np, name), made(dtype, shape), axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", ["concatenate", "stack", "vstack", "hstack", "dstack"])
+def test_functions_that_join(name: str) -> None:
+    for a, b in itertools.product(DTYPES, DTYPES):
+        agree(getattr(np, name), [made(a, (2, 3)), made(b, (2, 3))])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        0, -1, slice(1, None), slice(None, None, 2), ..., None, (slice(None), 1), (0, 1), (..., 0), (None, slice(None), 1),
+        [0, 1], ([0, 1], [2, 0]), (slice(None), [2, 0]), np.array([1, 0]), (1, np.array([0, 2])), slice(None, None, -1),
+        np.int64(1), (slice(None), slice(2, 0)), 7, (0, 0, 0), True,
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_subscripts(key: Any) -> None:
+    for dtype in ("int32", "float32"):
+        agree(lambda a: a[key], made(dtype, (2, 3)))
+        agree(lambda a: a.T[key], made(dtype, (2, 3)))
