@@ -18,7 +18,10 @@ from smelt.errors import Unsupported
 DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
 NUMBERS: tuple[Any, ...] = (2, 1.5, True, np.float64(2), np.float32(0.5), np.int8(3), -3, 300)
 UFUNCS = [*arrays._BY_RESULT, *arrays._BY_OPERANDS, *arrays._BY_ITSELF]
-REDUCTIONS = ["sum", "prod", "mean", "std", "var", "max", "min", "argmax", "argmin", "any", "all", "cumsum", "cumprod", "sort", "ravel", "transpose", "squeeze", "diff", "ptp"]
+NAMES = (
+    "sum", "prod", "mean", "std", "var", "max", "min", "argmax", "argmin", "any", "all", "cumsum", "cumprod", "sort",
+    "ravel", "transpose", "squeeze", "diff", "ptp",
+)  # fmt: skip
 
 
 def made(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -65,12 +68,8 @@ def same(want: Any, got: Any) -> None:
         return
     found = got.tensor.numpy()
     found = found[()] if got.scalar else found
-    assert (type(want), want.dtype, want.shape, want.strides) == (
-        type(found),
-        found.dtype,
-        found.shape,
-        found.strides,
-    )
+    assert (type(want), want.dtype, want.shape) == (type(found), found.dtype, found.shape)
+    assert want.strides == found.strides or want.size == 0
     tolerance = 2e-2 if want.dtype == np.float16 else 1e-4
     np.testing.assert_allclose(found.astype(float), want.astype(float), rtol=tolerance, atol=tolerance)
 
@@ -90,7 +89,7 @@ def test_ufuncs(ufunc: Any) -> None:
             agree(ufunc, array, made(other, (3, 2) if ufunc is np.matmul else (2, 3)))
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_functions_of_one_array(name: str) -> None:
     for dtype, shape in itertools.product(DTYPES, ((4,), (2, 3), (3, 1, 2))):
         agree(getattr(np, name), made(dtype, shape))
