@@ -331,6 +331,8 @@ def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
     value = found.__get__(obj, type(obj))
     if name == "__class__":
         return vm.class_of(obj)
+    if type(obj) is types.CellType and vm.cell_written(obj):
+        return value
     origin = outside.origins.get(id(obj))
     computed = type(found) is not types.MemberDescriptorType
     if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
@@ -774,6 +776,8 @@ def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
 
 def set_instance(vm: Any, obj: Any, name: str, value: Any) -> None:
     """Stores in the instance itself, for real; the undo log remembers."""
+    if type(obj) is types.CellType and id(obj) in vm.outside.origins:
+        vm.outside.log.touch_cell(obj)
     vm.outside.touch(obj)
     vm.outside.note_store(obj, "attr", name, value)
     memo = vm.outside.attributes.get(id(obj))

@@ -6,6 +6,9 @@ each raise, when the frame that raised sees the exception.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from smelt.errors import Unsupported
@@ -13,6 +16,37 @@ from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 _NOT_EXCEPTIONS = "catching classes that do not inherit from BaseException is not allowed"
 _GROUPS = "catching ExceptionGroup with except* is not allowed. Use except instead."
+
+
+class _Thread(threading.local):
+    outer: BaseException | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def called_while_handling(error: BaseException | None) -> Iterator[None]:
+    """A compiled function is called by someone who is handling `error`."""
+    _thread.outer = error
+    try:
+        yield
+    finally:
+        _thread.outer = None
+
+
+def outer() -> BaseException | None:
+    """What the caller of the function that is captured is handling."""
+    return _thread.outer
+
+
+def without(error: BaseException, host: BaseException | None) -> None:
+    """Cuts off `host`, which the interpreter that runs the VM is handling, from the contexts of `error`."""
+    at: BaseException | None = error if host is not None else None
+    while at is not None:
+        if at.__context__ is host:
+            at.__context__ = None
+        at = at.__context__
 
 
 def chain(error: BaseException, handled: BaseException | None) -> None:

@@ -115,6 +115,7 @@ class VM:
     builtins = BUILTINS
     methods = METHODS
     tensor_methods = TENSOR_METHODS
+    released = False
 
     def __init__(self) -> None:
         self.trace = Trace(self.where)
@@ -399,6 +400,7 @@ class VM:
         self.trace.forget_inputs()
         vars(self.outside).clear()
         vars(self).clear()
+        self.released = True
 
     # ---- names
 

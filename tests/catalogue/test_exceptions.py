@@ -4,6 +4,7 @@ import sys
 
 import torch
 
+import smelt
 from tests.catalogue.harness import program, tensor
 
 
@@ -852,3 +853,24 @@ def notes():
             return x + 1, e.__notes__, str(error)
 
     return fn, numbers()
+
+
+def test_called_while_the_caller_handles_an_exception():
+    def fn(x):
+        try:
+            raise ValueError("inside")
+        except ValueError as e:
+            return x * 2, chain(e), sys.exc_info()[1] is e
+
+    def from_handler(call, x):
+        try:
+            {}["k"]
+        except KeyError:
+            return call(x)
+
+    compiled, x = smelt.compile(fn), tensor(3)
+    for _ in range(2):
+        for way in (lambda call: call(x), lambda call: from_handler(call, x)):
+            got, want = way(compiled), way(fn)
+            assert torch.equal(got[0], want[0])
+            assert got[1:] == want[1:]

@@ -757,3 +757,25 @@ def unbound_closure_variable():
         return early, result, attempt(use), x + 1
 
     return fn, numbers()
+
+
+@program()
+def cells_read_and_written_by_name():
+    def make(k):
+        def inner(v):
+            nonlocal k
+            k += 1
+            return v * k
+
+        return inner
+
+    scale = make(1)
+
+    def fn(x, n):
+        y = scale(x)
+        cell = scale.__closure__[0]
+        before = cell.cell_contents
+        cell.cell_contents = before + n
+        return y + scale(x), before, cell.cell_contents
+
+    return fn, numbers(), [scale]
