@@ -230,6 +230,8 @@ class VMCallable:
         self.function = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.vm.released:  # native code kept it for longer than the capture
+            return self.function(*args, **kwargs)
         return self.vm.call(self.function, args, kwargs)
 
     def __repr__(self) -> str:
