@@ -259,7 +259,7 @@ class FrameCompiler:
     def _outrun(self) -> bool:
         """Whether other threads may have changed the world during capture: then this call runs eagerly, the next may not."""
         self.record.outrun += 1
-        return threading.active_count() > 1 and self.record.outrun <= self.config.recompile_limit
+        return not _alone() and self.record.outrun <= self.config.recompile_limit
 
     def _add_whole_or_broken(self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None) -> None:
         """An entry for the whole frame, or for what comes before the instruction that cannot be captured."""
@@ -355,7 +355,7 @@ class FrameCompiler:
         """Emits a "recompile" event for each entry that refused the call; returns the latest entry's failure."""
         failure = None
         for number, entry in enumerate(record.entries):
-            if self.config.verify and first_failing(entry.facts, slots) is None:
+            if self.config.verify and first_failing(entry.facts, slots) is None and _alone():
                 raise VerificationError(
                     f"entry {number} of {entry.name} refused a call that its guards accept"
                 )
@@ -420,8 +420,8 @@ def _does_something(traced: Traced) -> bool:
 
 
 def _verify_accepts(tree: Any, spec: build.TreeSpec, slots: tuple[object, ...]) -> None:
-    """A fresh guard must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged where
-    the evaluation in Python refuses the call too."""
+    """A fresh guard must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged
+    where the evaluation in Python refuses the call too."""
     if tree.check(*slots) is not None:
         return
     index = tree.explain(*slots)
@@ -432,12 +432,17 @@ def _verify_accepts(tree: Any, spec: build.TreeSpec, slots: tuple[object, ...]) 
     raise kind(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
 
 
+def _alone() -> bool:
+    """Whether no other thread can have changed the world between two looks at it."""
+    return threading.active_count() == 1
+
+
 def _checked(frame: CompiledFrame, spec: build.TreeSpec) -> Callable[..., Any]:
     """Verify mode: the compiled frame, after the Python evaluation of the guards has agreed with the native tree."""
 
     def checked(*arguments: object) -> Any:
         failing = first_failing(spec.guards, arguments[:-1])
-        if failing is not None:
+        if failing is not None and _alone():
             raise VerificationError(
                 f"the native tree accepts a call that a guard refuses: {format_guard(failing)}"
             )
