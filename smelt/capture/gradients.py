@@ -275,13 +275,16 @@ _switch_level(forward_ad.dual_level.__enter__, forward_ad.enter_dual_level)
 _switch_level(forward_ad.dual_level.__exit__, forward_ad.exit_dual_level)
 
 
-@function(torch.inference_mode.__exit__)
+_leave: Any = torch.inference_mode.__exit__
+
+
+@function(_leave)
 def _leave_inference_mode(vm: Any, args: Any, kwargs: Any) -> Any:
     """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
     if id(args[0]) in vm.outside.origins:
         raise unsupported("an inference mode from outside is left")
-    with _natively(vm, torch.inference_mode.__exit__):
-        return calls.call_native_python(vm, torch.inference_mode.__exit__, args, kwargs)
+    with _natively(vm, _leave):
+        return calls.call_native_python(vm, _leave, args, kwargs)
 
 
 # --------------------------------------------------------------------------------------------------- hooks

@@ -587,3 +587,17 @@ def test_condition_on_a_known_value_in_inference_mode():
         return x
 
     return fn, [(tensor(3),) for _ in range(3)]
+
+
+@both()
+def test_inference_tensors_are_not_written_outside():
+    def fn(x):
+        with torch.inference_mode():
+            y = x * 2
+        try:
+            y[0] = 0
+        except RuntimeError as e:
+            return y, str(e)
+        return y
+
+    return fn, [(tensor(3),), (leaf(3),), (tensor(3),)]
