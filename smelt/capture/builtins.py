@@ -75,7 +75,8 @@ def _type(vm: Any, args: Any, kwargs: Any) -> Any:
         return vm.class_of(args[0])
     if len(args) != 3:
         raise TypeError("type() takes 1 or 3 arguments")
-    return _made_by(vm, type, *args, kwargs)
+    name, bases, namespace = args
+    return _made_by(vm, type, name, bases, namespace, kwargs)
 
 
 @builtin(super)

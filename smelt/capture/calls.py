@@ -548,9 +548,9 @@ def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     info = vm.type_info(cls)
     vm.outside.use_class(cls)
     if info.find("__del__")[0] is not attributes.ABSENT:
-        refused = unsupported_call(f"{cls.__qualname__}, which has a finalizer, is instantiated")
-        refused.breaks = False  # a resume function would keep it alive
-        raise refused
+        error = unsupported_call(f"{cls.__qualname__}, which has a finalizer, is instantiated")
+        error.breaks = False  # a resume function would keep it alive
+        raise error
     _, new, _ = info.find("__new__")
     init_how, init, _ = info.find("__init__")
     new = new.__func__ if isinstance(new, staticmethod) else new

@@ -120,7 +120,7 @@ def _reduced(vm: Any, obj: Any) -> Any:
         found = python_method(vm, obj, name)
         if found is not None:
             return vm.call_function(found, (obj, *arguments))
-    cls = type(obj)
+    cls: Any = type(obj)
     if cls.__new__ is not object.__new__ or _slots(cls) or _has_new_arguments(vm, cls):
         raise unsupported(f"copying a {cls.__qualname__}")
     own_state = python_method(vm, obj, "__getstate__")

@@ -102,7 +102,7 @@ def _interpreted_codes() -> frozenset[types.CodeType]:
 # Python functions that call the user's code back, in modules that otherwise run natively.
 INTERPRETED: set[Any] = {
     f for f in (
-        functools.wraps, functools.partialmethod.__get__, functools.partialmethod._make_unbound_method,
+        functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
         functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
@@ -349,7 +349,8 @@ _C_DESCRIPTORS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, t
 
 def _defining_class(cls: type, name: str) -> type:
     """The class that has the C method `name` found on `cls`: a base, or the metaclass or one of its bases."""
-    candidates = (k for k in (*cls.__mro__, *type(cls).__mro__) if name in vars(k))
+    bases: list[type] = [*cls.__mro__, *type.mro(type(cls))]
+    candidates = (k for k in bases if name in vars(k))
     return next((k for k in candidates if type(vars(k)[name]) in _C_DESCRIPTORS), cls)
 
 

@@ -405,7 +405,8 @@ class Outside:
     def _guard_value(self, value: Any, origin: Origin) -> None:
         """What C code alone knows of a number, a text or a date; dates and decimals are guarded by their identity."""
         if isinstance(value, _VALUE_BASES):
-            reader = _plain_reader(type(value))
+            kind: Any = type(value)
+            reader = _plain_reader(kind)
             if reader:
                 self.guard("eq", origin.child("member", reader).child("call", None), getattr(value, reader)())
             else:
@@ -592,7 +593,9 @@ class Outside:
         """A store gives a class a new version: what is compared instead are its attributes, but for those stored."""
         changed = self._changed_classes
         for key, guard in list(self._guards.items()) if changed else ():
-            if guard.kind == "type_version" and not changed.keys().isdisjoint(guard.origin.value.__mro__):
+            if guard.kind != "type_version" or guard.origin is None:
+                continue
+            if not changed.keys().isdisjoint(guard.origin.value.__mro__):
                 del self._guards[key]
                 for base in guard.origin.value.__mro__:
                     if changed.keys().isdisjoint(base.__mro__):

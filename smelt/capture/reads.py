@@ -85,7 +85,7 @@ def use_native(outside: Any, fn: FunctionType) -> None:
 def use_state(vm: Any, args: Sequence[Any]) -> None:
     """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
     for value in args:
-        kind = type(value)
+        kind: Any = type(value)
         if id(value) in vm.outside.origins and kind.__flags__ & _HEAP_TYPE and _is_library_class(kind):
             for name in (*(instance_dict(value) or ()), *slot_names(kind)):
                 attributes.load_default(vm, value, name, MISSING)
