@@ -688,14 +688,15 @@ def weak_containers():
     class Key:
         pass
 
-    key, other = Key(), Key()
+    key = Key()  # one alone: sets of weak references are in the order of addresses
     by_key = weakref.WeakKeyDictionary()
     values = weakref.WeakValueDictionary({"k": key})
     members = weakref.WeakSet([key])
 
     def fn(x):
         by_key[key] = 3
-        members.add(other)
+        members.discard(key)
+        members.add(key)
         return x * by_key[key] + len(members) + (values["k"] is key)
 
     return fn, [(tensor(3),)] * 3, lambda: (len(by_key), len(members))
