@@ -1,7 +1,7 @@
 # Every target sets itself up: a fresh machine needs Python 3.11 or 3.12 with venv, g++ and make, nothing else.
 #   make demo    the main job: compile real models, compare eager, torch.compile and smelt
 #   make test    all tests            make lint    ruff, mypy, clang-format
-#   make bench   the benchmark tables make sweep   long sweeps (operator database)
+#   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models)
 PYTHON ?= python3
 # Used only where the Python above has no torch of its own. TORCH_ARGS may name an index with CPU builds.
 TORCH ?= torch==2.13.0
@@ -54,6 +54,9 @@ bench: $(VENV)/.native $(VENV)/.test
 sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_ops
 	$(PY) -m benchmarks.sweep_programs
+	$(PY) -m benchmarks.sweep_models transformers
+	$(PY) -m benchmarks.sweep_models timm
+	$(PY) -m benchmarks.loops
 
 lint: $(VENV)/.native $(VENV)/.lint
 	$(PY) -m ruff check .

@@ -1,9 +1,12 @@
 """`make sweep`: every text architecture of transformers and one model of every timm family, compiled, against eager.
 
-    python -m benchmarks.sweep_models transformers|timm [--only NAME ...] [--workers N] [--out DIR] [--no-rival]
+    python -m benchmarks.sweep_models transformers|timm [--only NAME ...] [--workers N] [--out DIR] [--resume]
+        [--rival all|some|none]
 
-Architectures of transformers: the default configuration cut to 2 layers, random weights, 2 x 16 tokens, eval mode.
-timm: the smallest model of each family by name, eval mode and train mode (outputs, gradients of the parameters, buffers).
+Architectures of transformers: the default configuration cut to 2 layers (where that is still large, also fewer experts,
+words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode.
+timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode
+and train mode (outputs, gradients of the parameters, buffers).
 A row a model: does it agree, in how many graphs, why it broke or ran eagerly, seconds of the first call, and in how many
 graphs torch.compile captures it. Each model runs in a process of its own, so that a crash is a row.
 """
@@ -34,11 +37,29 @@ from benchmarks import models  # noqa: F401  (declares torchvision's operators b
 
 TOLERANCE = 1e-4  # of the largest magnitude (at least 1)
 GRADIENT_TOLERANCE = 1e-3
-LIMIT = 300  # seconds a model
-LARGEST = 1_500_000_000  # parameters
+LIMIT = 90  # seconds of CPU time a model
+LARGE = 100_000_000  # parameters: these models are made smaller
+LARGEST = 1_000_000_000
+PICTURE = 96  # pixels of height and width, where a model takes that
+TILE = 65_537  # values, repeated to fill the weights: prime, so that no two rows of a matrix are equal
 LAYERS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_encoder_layers",
     "num_decoder_layers", "num_hidden_groups",
+)  # fmt: skip
+SHRUNK = {
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "zero_expert_num"), 4
+    ),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"), 2
+    ),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "ffn_dim", "d_ff"), 1024),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "ngram_vocab_size"), 4000),
+}
+OTHER_INPUTS = (
+    "vision_config", "audio_config", "image_size", "num_channels", "patch_size", "num_mel_bins", "qformer_config",
+    "vq_config", "codec_config", "depth_decoder_config", "conv_dim", "conv_stride",
 )  # fmt: skip
 SMALL = (
     "test_", "zepto", "pico", "atto", "femto", "nano", "_tiny", "xxs", "_xs", "xxt", "mobile", "_small", "_s", "18", "26",
@@ -50,46 +71,139 @@ SMALL = (
 
 
 def architectures() -> list[str]:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    """The entries of transformers' table of configurations that have a model of text."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto
 
-    return sorted(CONFIG_MAPPING_NAMES)
+    known = modeling_auto.MODEL_MAPPING_NAMES
+    others = (n for n in CONFIG_MAPPING if n in known and _reads_text(n))
+    return sorted({name for head in _heads() for name in head} | set(others))
+
+
+def _heads() -> list[dict[str, Any]]:
+    from transformers.models.auto import modeling_auto as auto
+
+    return [
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    ]
+
+
+def _reads_text(name: str) -> bool:
+    import transformers as hf
+
+    try:
+        config = hf.AutoConfig.for_model(name)
+    except Exception:  # needs arguments
+        return False
+    sees = any(part in config.to_dict() for part in OTHER_INPUTS)
+    return bool(getattr(config, "vocab_size", None)) and not sees
 
 
 def _cut(config: Any) -> None:
-    for part in (config, *(getattr(config, n, None) for n in ("text_config", "encoder", "decoder"))):
-        for name in LAYERS if part is not None else ():
+    """To two layers."""
+    for part in _parts(config):
+        for name in LAYERS:
             if isinstance(getattr(part, name, None), int):
-                with contextlib.suppress(Exception):
-                    setattr(part, name, 2)
+                _set(part, name, 2)
         for name in ("layer_types", "mlp_layer_types", "attention_layers", "block_types"):
             if isinstance(getattr(part, name, None), list):
-                setattr(part, name, getattr(part, name)[:2])
+                _set(part, name, _two_kinds(getattr(part, name)))
+
+
+def _two_kinds(layers: list[Any]) -> list[Any]:
+    """The first layer, and the first of another kind if there is one."""
+    first, *others = layers or [None]
+    return [first, next((kind for kind in others if kind != first), first)]
+
+
+def _set(part: Any, name: str, value: Any) -> None:
+    with contextlib.suppress(Exception):  # a property, or not allowed alone
+        setattr(part, name, value)
+
+
+def _shrink(config: Any) -> None:
+    """To fewer experts and words and narrower feed-forward layers, where two layers are still large."""
+    for part in _parts(config):
+        for name, most in SHRUNK.items():
+            if isinstance(getattr(part, name, None), int):
+                _set(part, name, min(getattr(part, name), most))
+        if isinstance(getattr(part, "pad_token_id", None), int):
+            part.pad_token_id = 0
+
+
+def _narrow(config: Any) -> None:
+    """Also to a quarter of the heads, which are as wide as before."""
+    _shrink(config)
+    for part in _parts(config):
+        heads = getattr(part, "num_attention_heads", None)
+        if not isinstance(heads, int) or heads % 4:
+            continue
+        for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"):
+            if isinstance(getattr(part, name, None), int):
+                _set(part, name, max(1, getattr(part, name) // 4))
+
+
+def _parts(config: Any) -> list[Any]:
+    names = ("text_config", "encoder", "decoder", "audio_config", "vision_config")
+    parts = (config, *(getattr(config, name, None) for name in names))
+    return [part for part in parts if part is not None and not isinstance(part, dict)]
 
 
 def architecture(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """The text model of one entry of transformers' table of configurations. Raises where it has none."""
     import transformers as hf
 
-    config = hf.AutoConfig.for_model(name)
-    _cut(config)
-    config.use_cache = False
-    errors = []
-    for auto in (hf.AutoModelForCausalLM, hf.AutoModelForMaskedLM, hf.AutoModelForSeq2SeqLM, hf.AutoModel):
+    autos = (hf.AutoModelForCausalLM, hf.AutoModelForMaskedLM, hf.AutoModelForSeq2SeqLM)
+    auto = next((a for a, head in zip(autos, _heads()) if name in head), hf.AutoModel)
+    errors: list[Exception] = []
+    for smaller, limit in ((_cut, LARGE), (_narrow, LARGE), (_shrink, LARGEST)):
+        config = hf.AutoConfig.for_model(name)
+        _cut(config)
+        smaller(config)
+        config.use_cache = False
         try:
-            with torch.device("meta"):
-                size = sum(p.numel() for p in auto.from_config(config).parameters())
-            if size > LARGEST:
-                raise ValueError(f"{size / 1e9:.1f} billion parameters")
-            model = auto.from_config(config)
-        except Exception as error:
-            errors.append(f"{auto.__name__}: {type(error).__name__}: {error}")
-            continue
-        return model.eval(), _token_inputs(model, config)
-    raise ValueError("; ".join(e.splitlines()[0][:80] for e in errors[:1]))
+            return _built(auto, config, limit)
+        except Exception as error:  # too large, or made of parts that no longer fit
+            errors.append(error)
+    raise errors[-1]
+
+
+def _built(auto: Any, config: Any, limit: int) -> tuple[nn.Module, dict[str, Any]]:
+    """A model with cheap random weights: initialising them would take longer than compiling."""
+    from transformers import initialization
+
+    with torch.device("meta"):
+        size = sum(p.numel() for p in auto.from_config(config).parameters())
+    if size > limit:
+        raise ValueError(f"{size / 1e9:.1f} billion parameters")
+    with initialization.no_init_weights():
+        model: nn.Module = auto.from_config(config, dtype=torch.float32)
+    model.tie_weights()  # type: ignore[operator]
+    tile = 0.02 * torch.randn(TILE)
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            _fill(parameter.detach(), tile)
+            if parameter.ndim == 1 and name.endswith("weight"):  # of a normalisation
+                parameter.detach().add_(1)
+    inputs = _token_inputs(model.eval(), config)
+    with torch.no_grad():
+        model(**inputs)
+    return model, inputs
+
+
+def _fill(tensor: torch.Tensor, tile: torch.Tensor) -> None:
+    flat = tensor.view(-1)
+    whole = flat.numel() // TILE
+    flat[: whole * TILE].view(whole, TILE).copy_(tile)
+    flat[whole * TILE :].copy_(tile[: flat.numel() - whole * TILE])
 
 
 def _token_inputs(model: nn.Module, config: Any) -> dict[str, Any]:
-    vocabulary = getattr(config, "vocab_size", None) or getattr(config.get_text_config(), "vocab_size", 1000)
+    vocabulary: Any = getattr(config, "vocab_size", None) or getattr(
+        config.get_text_config(), "vocab_size", 1000
+    )
     tokens = torch.randint(3, min(vocabulary, 1000), (2, 16))
     accepted = inspect.signature(model.forward).parameters
     if "input_ids" not in accepted:
@@ -97,6 +211,8 @@ def _token_inputs(model: nn.Module, config: Any) -> dict[str, Any]:
     given: dict[str, Any] = {"input_ids": tokens}
     if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = tokens
+    if "bbox" in accepted:
+        given["bbox"] = torch.zeros(2, 16, 4, dtype=torch.long)
     return given
 
 
@@ -111,9 +227,25 @@ def family(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
     names = timm.list_models(module=name)
     chosen = next((n for part in SMALL for n in names if part in n), names[0])
-    model = timm.create_model(chosen, pretrained=False)
-    channels, height, width = model.default_cfg.get("input_size", (3, 224, 224))
-    return model.eval(), {"x": torch.randn(2, channels, height, width)}
+    errors: list[Exception] = []
+    tries: tuple[dict[str, Any], ...] = ({"img_size": PICTURE}, {})
+    for options in tries:
+        try:
+            model: Any = timm.create_model(chosen, pretrained=False, **options)
+        except Exception as error:  # no such argument, or not this size
+            errors.append(error)
+            continue
+        channels, *full = model.default_cfg.get("input_size", (3, 224, 224))
+        for size in ((PICTURE, PICTURE), tuple(full)):
+            inputs = {"x": torch.randn(2, channels, *size)}
+            with torch.no_grad():
+                try:
+                    model.eval()(**inputs)
+                except Exception as error:
+                    errors.append(error)
+                    continue
+            return model, inputs
+    raise errors[-1]
 
 
 BUILDERS: dict[str, tuple[Callable[[], list[str]], Callable[[str], Any]]] = {
@@ -225,16 +357,15 @@ def _rival(model: nn.Module, inputs: dict[str, Any]) -> int | str:
     return count
 
 
-def _row(kind: str, name: str, rival: bool, pipe: Any) -> None:
-    signal.alarm(LIMIT)
+def _row(kind: str, name: str, rival: str, pipe: Any) -> None:
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    signal.alarm(5 * LIMIT)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     row: dict[str, Any] = {"name": name}
     try:
         model, inputs = BUILDERS[kind][1](name)
-        with torch.no_grad():
-            model(**inputs)
     except Exception as error:
         pipe.send({**row, "skipped": f"{type(error).__name__}: {error}".splitlines()[0][:160]})
         return
@@ -246,12 +377,16 @@ def _row(kind: str, name: str, rival: bool, pipe: Any) -> None:
             row[mode] = run(model, inputs)
         except Exception as error:
             row[mode] = {"raised": f"{type(error).__name__}: {error}"[:300]}
-    if rival:
+    if rival == "all" or (rival == "some" and not _whole(row["eval"])):
         row["rival"] = _rival(model, inputs)
     pipe.send(row)
 
 
-def _measured(kind: str, name: str, rival: bool) -> dict[str, Any]:
+def _whole(result: dict[str, Any]) -> bool:
+    return result.get("graphs") == 1 and not result["eager"]
+
+
+def _measured(kind: str, name: str, rival: str) -> dict[str, Any]:
     context = get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_row, args=(kind, name, rival, theirs))
@@ -263,7 +398,8 @@ def _measured(kind: str, name: str, rival: bool) -> dict[str, Any]:
         row = {"name": name, "died": True}
     process.join()
     if row.get("died"):
-        row["died"] = f"exit code {process.exitcode}"
+        late = -(process.exitcode or 0) in (signal.SIGPROF, signal.SIGALRM)
+        row["died"] = f"longer than {LIMIT} s" if late else f"exit code {process.exitcode}"
     return row
 
 
@@ -298,7 +434,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
     counts = {v: sum(verdict(r) == v for r in rows) for v in ("ok", "differs", "raised", "died", "skipped")}
     ran = [r for r in rows if verdict(r) in ("ok", "differs")]
-    whole = sum(r["eval"]["graphs"] == 1 and not r["eval"]["eager"] for r in ran)
+    whole = sum(_whole(r["eval"]) for r in ran)
     head = [
         f"# Sweep of {kind}",
         "",
@@ -306,12 +442,15 @@ def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
         f"{os.cpu_count()} CPU cores; "
         f"`python -m benchmarks.sweep_models {kind}`. Skipped: does not run in eager as it is, or is too large here.",
         "",
-        ", ".join(f"{k}: {v}" for k, v in counts.items()) + f"; whole in one graph (eval): {whole} of {len(ran)}.",
+        ", ".join(f"{k}: {v}" for k, v in counts.items())
+        + f"; whole in one graph (eval): {whole} of {len(ran)}.",
         "",
         "| model | | graphs | s | why not one | train: graphs | s | why not one | torch.compile's graphs |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    lines = ["| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in _cells(r)) + " |" for r in rows]
+    lines = [
+        "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in _cells(r)) + " |" for r in rows
+    ]
     shown = [line for line, row in zip(lines, rows) if verdict(row) != "skipped"]
     skipped = [f"`{r['name']}` ({r['skipped'][:70]})" for r in rows if "skipped" in r]
     return "\n".join([*head, *shown, "", "Skipped: " + ", ".join(skipped) + "."]) + "\n"
@@ -323,26 +462,43 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", default="benchmarks/results")
-    parser.add_argument("--no-rival", action="store_true")
+    parser.add_argument(
+        "--rival", choices=("all", "some", "none"), default="all", help="some: where smelt breaks"
+    )
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the table of --out has")
     args = parser.parse_args()
-    names = args.only or BUILDERS[args.kind][0]()
     import timm  # noqa: F401  (before the fork: once for all)
-    import transformers  # noqa: F401
+    import transformers
 
     import smelt  # noqa: F401
 
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    names = args.only or BUILDERS[args.kind][0]()
+    table = Path(args.out, f"{args.kind}.json")
+    found = {r["name"]: r for r in json.loads(table.read_text())} if args.resume and table.exists() else {}
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.workers) as pool:
-        for row in pool.map(lambda n: _measured(args.kind, n, not args.no_rival), names):
+        for row in pool.map(lambda n: found.get(n) or _measured(args.kind, n, args.rival), names):
             rows.append(row)
-            graphs = {m: row[m].get("graphs") for m in ("eval", "train") if m in row}
-            print(f"{len(rows)}/{len(names)} {row['name']}: {verdict(row)} {graphs} rival {row.get('rival')}", flush=True)
-    if not args.only:
-        Path(args.out, f"{args.kind}.md").write_text(markdown(args.kind, rows))
-        Path(args.out, f"{args.kind}.json").write_text(json.dumps(rows, indent=1) + "\n")
-    else:
+            if not args.only:
+                _write(args.kind, rows, table)
+            if row["name"] not in found:
+                print(_progress(row, f"{len(rows)}/{len(names)}"), flush=True)
+    if args.only:
         print(json.dumps(rows, indent=1))
     return int(any(verdict(r) in ("differs", "raised", "died") for r in rows))
+
+
+def _progress(row: dict[str, Any], position: str) -> str:
+    graphs = {m: row[m].get("graphs") for m in ("eval", "train") if m in row}
+    why = row.get("skipped") or row.get("died") or ""
+    return f"{position} {row['name']}: {verdict(row)} {graphs} rival {row.get('rival')} {why}"
+
+
+def _write(kind: str, rows: list[dict[str, Any]], table: Path) -> None:
+    table.with_suffix(".md").write_text(markdown(kind, rows))
+    table.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
