@@ -246,6 +246,9 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     kind = type(owner)
     if kind is FakeTensor:
         handler = vm.tensor_methods.get(name)
+        state = attributes.TENSOR_STATE.get(name)
+        if state is not None and handler is None and vm.trace.is_input(owner):  # `x.name` bound earlier, or `Tensor.name(x)`
+            state(vm, owner, vm.trace.real(owner), name)
         return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
     if args and vm.trace.symbols is not None and name in numbers.LOOKUPS:
         args = (plain_parts(args[0]), *args[1:])
