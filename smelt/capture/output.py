@@ -89,7 +89,7 @@ def _print(vm: Any, args: Any, kwargs: Any) -> None:
 
 def _standard_stream(vm: Any, name: str) -> Any:
     """sys.stdout or sys.stderr, whose class is guarded."""
-    if vm.outside.log.touches(sys, name):
+    if vm.outside.log.touches(vars(sys), name):
         raise unsupported(f"sys.{name} was replaced inside the function", OUTPUT)
     stream = attributes.load_attr(vm, sys, name)
     if stream is not None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import contextvars
+import io
+import sys
 
 import torch
 
@@ -661,3 +663,25 @@ def finally_of_a_dropped_generator():
         return y
 
     return fn, numbers(), log
+
+
+@program()
+def redirect_stdout_to_an_argument():
+    def fn(x, out):
+        with contextlib.redirect_stdout(out):
+            print("captured", x.shape)
+        print("outside")
+        return x * 2, out.getvalue()
+
+    return fn, [(tensor(3), io.StringIO()) for _ in range(3)]
+
+
+@program()
+def stdout_replaced_by_hand():
+    def fn(x, out):
+        old, sys.stdout = sys.stdout, out
+        print("captured")
+        sys.stdout = old
+        return x * 2, out.getvalue()
+
+    return fn, [(tensor(3), io.StringIO()) for _ in range(3)]
