@@ -115,6 +115,7 @@ class VM:
     builtins = BUILTINS
     methods = METHODS
     tensor_methods = TENSOR_METHODS
+    running = False  # the user's code runs: what it drops is finalized (of the class: a VM that has ended holds nothing)
     released = False
 
     def __init__(self) -> None:
@@ -135,7 +136,6 @@ class VM:
         self._own_scopes: dict[int, dict[str, Any]] = {}  # dictionaries made by the trace that hold globals
         self.depth, self.depth_limit = 0, sys.getrecursionlimit()  # frames that run, and how many may
         self.generators: list[weakref.ref[Generator]] = []
-        self.running = False  # the user's code runs: what it drops is finalized
         self.host, self.outer = sys.exception(), raising.outer()  # what is handled around the VM, and around the call
         self.raising: BaseException | None = None  # on its way through frames: it has its context
         self.traceback: Any = MISSING  # of an exception that is raised again
