@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ def _compile(traced: Traced, config: Config) -> Compiled:
         schedule = fuse(program, config)
     with _stage("codegen"):
         plan = build_plan(schedule, config, compile_kernels, prefers_native)
+        first = len(traced.inputs)
+        plan = replace(plan, numbers=tuple(range(first, first + len(traced.numbers))))
     events.emit("plan", kernels=len(plans.kernel_names(plan)), externs=plans.extern_names(plan))
     if config.verify:
         with _stage("verify"):

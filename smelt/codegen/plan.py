@@ -105,7 +105,8 @@ Step = Alloc | View | Launch | Aten | BumpVersion | Free
 
 @dataclass(frozen=True)
 class Plan:
-    """`release_gil`: the plan runs long enough for giving other Python threads a turn to be worth its cost."""
+    """`release_gil`: the plan runs long enough for giving other Python threads a turn to be worth its cost. `numbers`: the
+    inputs that are Python numbers, each held as a 0-d tensor (float64 or int64) that does not take part in promotion."""
 
     n_inputs: int
     constants: tuple[torch.Tensor, ...]
@@ -115,6 +116,7 @@ class Plan:
     arena_bytes: int = 0
     release_gil: bool = True
     keepalive: tuple[Any, ...] = field(default=(), compare=False)  # owners of the machine code
+    numbers: tuple[int, ...] = ()
 
     def to_native(self) -> _native.Plan:
         """The executable plan: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`."""
@@ -129,7 +131,7 @@ class Plan:
             self.arena_bytes,
             self.release_gil,
         )
-        return _native.Plan((*spec, self.keepalive))
+        return _native.Plan((*spec, self.keepalive, self.numbers))
 
     def __str__(self) -> str:
         return print_plan(self)

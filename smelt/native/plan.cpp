@@ -115,6 +115,7 @@ struct Program {
     bool release_gil = false;
     // Derived:
     std::vector<char> needs_tensor, needs_data, in_arena, written;  // per register
+    std::vector<char> is_number;                                    // per input
     std::vector<Reg> dynamic;                                       // registers to empty after a call
 };
 
@@ -435,7 +436,12 @@ at::Tensor number_tensor(PyObject* item) {
 bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
     for (size_t i = 0; i < p.n_inputs; ++i) {
         PyObject* item = PyTuple_GET_ITEM(inputs, i);
-        if (PyFloat_CheckExact(item) || PyLong_CheckExact(item)) {
+        if (p.is_number[i]) {
+            if (!PyFloat_CheckExact(item) && !PyLong_CheckExact(item)) {
+                PyErr_Format(PyExc_TypeError, "Plan: input %zu must be a number, got %s", i,
+                             Py_TYPE(item)->tp_name);
+                return false;
+            }
             f.tensors[i] = number_tensor(item);
             f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
             continue;
@@ -555,6 +561,8 @@ class Reader {
         p_.release_gil = spec[6].cast<bool>();
         for (auto* flags : {&p_.needs_tensor, &p_.needs_data, &p_.in_arena, &p_.written})
             flags->assign(p_.n_registers, 0);
+        p_.is_number.assign(p_.n_inputs, 0);
+        for (py::handle h : py::tuple(spec[8])) p_.is_number.at(h.cast<size_t>()) = 1;
         for (py::handle h : py::tuple(spec[3])) step(py::reinterpret_borrow<py::tuple>(h));
         derive();
     }
