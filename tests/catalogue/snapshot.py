@@ -163,7 +163,8 @@ class _Walk:
 
     def of_dict(self, o: dict[Any, Any], path: str) -> None:
         self.note(path, "len", dict.__len__(o))
-        for i, (key, value) in enumerate(list(dict.items(o))):
+        items = collections.OrderedDict.items if isinstance(o, collections.OrderedDict) else dict.items
+        for i, (key, value) in enumerate(list(items(o))):
             self.visit(key, f"{path}.keys[{i}]")
             self.visit(value, f"{path}[{_address_free(repr(key)) if isinstance(key, (str, int)) else i}]")
         if isinstance(o, collections.defaultdict):
