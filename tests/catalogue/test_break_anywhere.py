@@ -1,0 +1,97 @@
+"""The catalogue's programs again, with a graph break forced where none is needed.
+
+Every program is captured as usual until some frame has begun a given number of instructions; there capture fails, as if that
+instruction could not be captured, at whatever depth it is. The results must still be eager's. `SMELT_BREAKS=N` tries N
+places for each program; without it one place is tried for every sixth program.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import pkgutil
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+import tests.catalogue
+from smelt.capture import frames, vm
+from smelt.errors import Unsupported
+from smelt.reasons import GRAPH_BREAK_REQUESTED, Reason
+from tests.catalogue.harness import _report, _world
+from tests.catalogue.snapshot import difference
+
+PLACES = int(os.environ.get("SMELT_BREAKS", "0"))
+BREAKS = 3  # forced in a program; what comes after is captured as usual
+
+
+def _programs() -> Iterator[Any]:
+    return (p for i, p in enumerate(_all_programs()) if PLACES or i % 6 == 0)
+
+
+def _all_programs() -> Iterator[Any]:
+    for module in pkgutil.iter_modules(tests.catalogue.__path__):
+        if not module.name.startswith("test_") or module.name in ("test_break_anywhere", "test_harness"):
+            continue
+        for name, value in vars(importlib.import_module(f"tests.catalogue.{module.name}")).items():
+            factory = getattr(value, "__wrapped__", None)
+            if getattr(value, "__test__", False) and factory is not None and not factory.__code__.co_argcount:
+                yield pytest.param(factory, id=f"{module.name[5:]}-{name}")
+
+
+class Forced:
+    """Raises Unsupported when a frame begins its `at`-th instruction, the first `BREAKS` times."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.left = BREAKS
+
+    def frame(self, original: Callable[..., None], frame: Any, *args: Any) -> None:
+        original(frame, *args)
+        frame.stop = self.at
+
+    def check_stop(self, original: Callable[..., None], machine: Any, frame: Any) -> None:
+        if machine.stop:
+            depth = len(machine.stopped)
+            if depth < len(machine.stop) and frame.ticks == machine.stop[depth] and self._follows(machine, frame):
+                original(machine, frame)
+        elif self.left:
+            self.left -= 1
+            raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, f"instruction {self.at}"))
+
+    @staticmethod
+    def _follows(machine: Any, frame: Any) -> bool:
+        if not machine.stopped:
+            return frame is machine.root
+        return frame.direct and frame.parent is machine.stopped[-1]
+
+
+@pytest.mark.parametrize("factory", _programs())
+def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    want = list(_world(factory, lambda fn: fn))
+    places = random.Random(factory.__qualname__).sample(range(3, 40), PLACES or 1)
+    for at in places:
+        forced = Forced(at)
+        with monkeypatch.context() as patch:
+            patch.setattr(frames.Frame, "__init__", functools.partialmethod(_call, forced.frame, frames.Frame.__init__))
+            patch.setattr(vm.VM, "check_stop", functools.partialmethod(_call, forced.check_stop, vm.VM.check_stop))
+            smelt.reset()
+            compiled: list[Any] = []
+            for number, got in enumerate(_world(factory, lambda fn: _compile(fn, compiled))):
+                problem = difference(got.facts, want[number].facts, 1e-5, 1e-5)
+                assert problem is None, f"broken at {at}, call {number}: {problem}\n{_report(compiled[0])}"
+    torch.set_grad_enabled(True)
+
+
+def _call(self: Any, method: Callable[..., Any], original: Callable[..., Any], *args: Any) -> Any:
+    return method(original, self, *args)
+
+
+def _compile(fn: Any, compiled: list[Any]) -> Any:
+    compiled.append(smelt.compile(fn, backend="eager"))
+    return compiled[0]
