@@ -22,7 +22,8 @@ from torch import nn
 
 from benchmarks import models  # noqa: F401  (declares torchvision's operators before transformers is imported)
 
-Program = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]  # the function, and arguments for its next call
+# the function, and arguments for its next call
+Program = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 PROGRAMS: dict[str, Callable[[], Program]] = {}
 
 
@@ -181,7 +182,9 @@ def training_step_with_adamw() -> Program:
     return _training_step(lambda p: torch.optim.AdamW(p, lr=0.01))
 
 
-def results(build: Callable[[], Program], compile: Callable[[Any], Any], calls: int = 2) -> tuple[Any, list[Any]]:
+def results(
+    build: Callable[[], Program], compile: Callable[[Any], Any], calls: int = 2
+) -> tuple[Any, list[Any]]:
     """The compiled function, and what `calls` calls of a fresh program return."""
     function, arguments = build()
     compiled = compile(function)
@@ -219,7 +222,13 @@ def _row(name: str) -> tuple[list[str], bool]:
         agree = False
     kinds = list(dict.fromkeys(r.kind.id for r in inspect.reasons(compiled)))
     graphs = str(inspect.graph_count(compiled))
-    return [name.replace("_", " "), "yes" if agree else "NO", graphs, _rival(PROGRAMS[name]), ", ".join(kinds)], agree
+    return [
+        name.replace("_", " "),
+        "yes" if agree else "NO",
+        graphs,
+        _rival(PROGRAMS[name]),
+        ", ".join(kinds),
+    ], agree
 
 
 def main() -> int:

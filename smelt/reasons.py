@@ -163,7 +163,7 @@ BACKEND_FAILED = _kind(
     "backend-failed",
     "the backend raised while compiling the graph",
     "See the chained exception.",
-    'smelt.compile(f, backend=my_backend)',
+    "smelt.compile(f, backend=my_backend)",
 )
 INTERNAL = _kind(
     "internal-error", "smelt failed while capturing", "This is a bug in smelt; please report it.", ""

@@ -18,7 +18,10 @@ Built = tuple[nn.Module, dict[str, Any]]
 
 
 def image(name: str, size: int = 64, **options: Any) -> Callable[[], Built]:
-    return lambda: (models.timm.create_model(name, num_classes=10, **options), {"x": torch.randn(2, 3, size, size)})
+    return lambda: (
+        models.timm.create_model(name, num_classes=10, **options),
+        {"x": torch.randn(2, 3, size, size)},
+    )
 
 
 MODELS: dict[str, Callable[[], Built]] = {

@@ -26,7 +26,9 @@ def is_repeatable(graph: Graph) -> bool:
 def run_again(original: Callable[..., Any], failure: Exception, *args: Any, **kwargs: Any) -> Any:
     """`original(...)`, which raises as eager does."""
     result = original(*args, **kwargs)
-    log.warning("smelt: the graph of %s raised %r, the function itself did not", original.__qualname__, failure)
+    log.warning(
+        "smelt: the graph of %s raised %r, the function itself did not", original.__qualname__, failure
+    )
     return result
 
 

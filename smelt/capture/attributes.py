@@ -518,13 +518,23 @@ def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
         return value
     if name == "__dict__":
         return outside.own_dict(function, value)
-    if name in ("__kwdefaults__", "__annotations__", "__closure__", "__name__", "__qualname__", "__module__", "__doc__"):
+    if name in (
+        "__kwdefaults__",
+        "__annotations__",
+        "__closure__",
+        "__name__",
+        "__qualname__",
+        "__module__",
+        "__doc__",
+    ):
         return outside.wrap(value, outside.const(function).child("member", name))
     if name in function.__dict__:
         return outside.wrap(value, outside.const(function).child("attr", name))
     outside.use_function(function)
     if name in _FUNCTION_PARTS:
-        return outside.wrap(value, outside.const(function).child("member", name), decided=name != "__annotations__")
+        return outside.wrap(
+            value, outside.const(function).child("member", name), decided=name != "__annotations__"
+        )
     return outside.fake(value)
 
 
@@ -755,7 +765,9 @@ def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
 def _store_natively(vm: Any, obj: Any, name: str, value: Any, store: Any) -> None:
     """By the `__setattr__` of a C class, which stores in the instance (SimpleNamespace, exceptions, partial)."""
     if id(obj) in vm.outside.origins and instance_dict(obj) is None:
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set")
+        )
     vm.outside.touch(obj)
     vm.outside.note_store(obj, "attr", name, value)
     vm.outside.attributes.pop(id(obj), None)
@@ -818,7 +830,9 @@ def _store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> No
         return setter(vm, tensor, value)
     if vm.trace.is_input(tensor):
         if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set"))
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set")
+            )
         vm.outside.log.set_tensor_attribute(tensor, name, value)
     else:
         vm.outside.log.call(Call(setattr, (tensor, name, value)))

@@ -97,7 +97,9 @@ def _unexpected(fn: FunctionType, code: Any, name: str, kwargs: dict[str, Any]) 
     by_position = [n for n in code.local_names[: code.posonly] if n in kwargs]
     if by_position:
         names = ", ".join(by_position)
-        return f"{fn.__qualname__}() got some positional-only arguments passed as keyword arguments: '{names}'"
+        return (
+            f"{fn.__qualname__}() got some positional-only arguments passed as keyword arguments: '{names}'"
+        )
     return f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"
 
 

@@ -76,7 +76,9 @@ def _next(frame: Frame, pops: int, *pushed: Any) -> tuple[Way, ...]:
     return (Way(frame.pc + 1, [*stack[: len(stack) - pops], *pushed]),)
 
 
-def _expression(frame: Frame, template: str, operands: Sequence[Any], pops: int, name: str = "result") -> Step:
+def _expression(
+    frame: Frame, template: str, operands: Sequence[Any], pops: int, name: str = "result"
+) -> Step:
     result = Placeholder(name)
     return Step((result, *operands), _next(frame, pops, result), "{} = " + template)
 
@@ -140,7 +142,9 @@ def _with_except_start(frame: Frame, arg: Any) -> Step:
 @row("BEFORE_WITH")
 def _before_with(frame: Frame, arg: Any) -> Step:
     leave, entered = Placeholder("leave"), Placeholder("entered")
-    return Step((leave, entered, frame.stack[-1]), _next(frame, 1, leave, entered), "{}, {} = enter_context({})")
+    return Step(
+        (leave, entered, frame.stack[-1]), _next(frame, 1, leave, entered), "{}, {} = enter_context({})"
+    )
 
 
 @row("IMPORT_NAME")
@@ -305,7 +309,9 @@ def _unpack_ex(frame: Frame, arg: Any) -> Step:
     items = [Placeholder(f"item{i}") for i in range(before + 1 + after)]
     targets = ["{}"] * len(items)
     targets[before] = "*{}"
-    return Step((*items, frame.stack[-1]), _next(frame, 1, *reversed(items)), f"[{', '.join(targets)}] = {{}}")
+    return Step(
+        (*items, frame.stack[-1]), _next(frame, 1, *reversed(items)), f"[{', '.join(targets)}] = {{}}"
+    )
 
 
 def _into(method: str) -> Row:
@@ -387,14 +393,16 @@ class Break:
     ways: tuple[tuple[Level, ...], ...]
     handling: tuple[Level, ...] | None
     error: Placeholder
-    handled: BaseException | None = None  # what the frame is handling: the step sees it as the one that is handled
+    # what the frame is handling: the step sees it as the one that is handled
+    handled: BaseException | None = None
 
     @property
     def roots(self) -> tuple[Any, ...]:
         """The objects that the compiled frame needs for it."""
         found = [*self.step.operands, *([] if self.handled is None else [self.handled])]
         for levels in (*self.ways, *([self.handling] if self.handling else [])):
-            found += [v for level in levels for v in _values(level)]  # twice where it is needed twice: one object
+            # twice where it is needed twice: one object
+            found += [v for level in levels for v in _values(level)]
         return tuple(v for v in found if type(v) is not Placeholder)
 
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:
@@ -416,7 +424,11 @@ class Break:
         if self.handling is None:
             lines += body
         else:
-            lines += ["try:", *(f"    {line}" for line in body), f"except BaseException as {writer(self.error)}:"]
+            lines += [
+                "try:",
+                *(f"    {line}" for line in body),
+                f"except BaseException as {writer(self.error)}:",
+            ]
             lines.append(f"    {_tail(writer, resumes, self.handling)}")
         first = _tail(writer, resumes, self.ways[0])
         if condition:

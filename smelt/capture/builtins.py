@@ -136,7 +136,9 @@ def _prepared(vm: Any, meta: Any, name: str, bases: Any, kwds: Any) -> Any:
     """The mapping in which the body of a class stores its names."""
     prepare = attributes.load_default(vm, meta, "__prepare__", MISSING)
     namespace = {} if prepare is MISSING else vm.call(prepare, (name, bases), kwds)
-    if python_method(vm, namespace, "__setitem__") is not None and not is_native_module(type(namespace).__module__):
+    if python_method(vm, namespace, "__setitem__") is not None and not is_native_module(
+        type(namespace).__module__
+    ):
         raise unsupported(f"class {name} whose names are stored in a {type(namespace).__qualname__}")
     return namespace
 

@@ -247,7 +247,8 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
     if kind is FakeTensor:
         handler = vm.tensor_methods.get(name)
         state = attributes.TENSOR_STATE.get(name)
-        if state is not None and handler is None and vm.trace.is_input(owner):  # `x.name` bound earlier, or `Tensor.name(x)`
+        # `x.name` bound earlier, or `Tensor.name(x)`
+        if state is not None and handler is None and vm.trace.is_input(owner):
             state(vm, owner, vm.trace.real(owner), name)
         return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
     if args and vm.trace.symbols is not None and name in numbers.LOOKUPS:
@@ -390,7 +391,19 @@ def call_lru_cached(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 _OUTPUT = frozenset(
-    ("print", "write", "warn", "warning", "warning_once", "warn_once", "debug", "info", "error", "critical", "log")
+    (
+        "print",
+        "write",
+        "warn",
+        "warning",
+        "warning_once",
+        "warn_once",
+        "debug",
+        "info",
+        "error",
+        "critical",
+        "log",
+    )
 )
 
 

@@ -41,7 +41,8 @@ class _Call:
 
 
 _Calls = tuple[_Call, _Call | None]  # of a level: as it returns, in the handler
-_chains: dict[int, tuple[Any, dict[int, int], list[_Calls]]] = {}  # id of code -> (reference, level of a line, levels)
+# id of code -> (reference, level of a line, levels)
+_chains: dict[int, tuple[Any, dict[int, int], list[_Calls]]] = {}
 
 
 def remaining(frame: Frame) -> list[Level] | None:
@@ -143,7 +144,9 @@ class ChainText:
 
     def compiled(self) -> types.FunctionType:
         parameters = ", ".join(f"a{i}" for i in range(len(self.values)))
-        source = "\n".join([f"def {self.name}({parameters}):", *(f"    {line}" for line in self._lines)]) + "\n"
+        source = (
+            "\n".join([f"def {self.name}({parameters}):", *(f"    {line}" for line in self._lines)]) + "\n"
+        )
         filename = f"<smelt {self.name} #{next(_serial)}>"
         scope = {"__builtins__": __builtins__, "__name__": CHAIN_MODULE, **self._scope}
         exec(compile(source, filename, "exec"), scope)

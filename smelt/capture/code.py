@@ -67,7 +67,8 @@ class Original:
     places: tuple[int, ...]
 
 
-_originals: dict[int, tuple[Any, Original]] = {}  # id of a resume function's code -> (weak reference, original)
+# id of a resume function's code -> (weak reference, original)
+_originals: dict[int, tuple[Any, Original]] = {}
 
 
 def note_original(code: types.CodeType, original: Original) -> None:

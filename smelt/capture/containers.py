@@ -246,7 +246,9 @@ def _pair(vm: Any, number: int, pair: Any) -> Any:
             raise TypeError(f"cannot convert dictionary update sequence element #{number} to a sequence")
         pair = tuple(vm.elements(pair))
     if len(pair) != 2:
-        raise ValueError(f"dictionary update sequence element #{number} has length {len(pair)}; 2 is required")
+        raise ValueError(
+            f"dictionary update sequence element #{number} has length {len(pair)}; 2 is required"
+        )
     return pair
 
 

@@ -97,7 +97,9 @@ def _wrapper(vm: Any, fn: FunctionType, args: Any, kwargs: Any) -> Any:
 
 
 def _register(vm: Any, fn: FunctionType, args: Any, kwargs: Any) -> Any:
-    if any(id(cell.cell_contents) in vm.outside.origins for cell in fn.__closure__ or () if cell_is_full(cell)):
+    if any(
+        id(cell.cell_contents) in vm.outside.origins for cell in fn.__closure__ or () if cell_is_full(cell)
+    ):
         raise unsupported(f"{fn.__qualname__} of a function from outside")
     return fn(*args, **kwargs)
 

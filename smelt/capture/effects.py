@@ -100,7 +100,11 @@ class _Snapshot:
 def slot_names(cls: type) -> Iterator[str]:
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
-            if type(found) is types.MemberDescriptorType and base.__flags__ & (1 << 9) and not _is_dunder(name):
+            if (
+                type(found) is types.MemberDescriptorType
+                and base.__flags__ & (1 << 9)
+                and not _is_dunder(name)
+            ):
                 yield name
 
 
@@ -199,7 +203,9 @@ class UndoLog:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None and snapshot.attributes is not None:
-            self._snapshots.setdefault(id(own), _Snapshot(own, dict, None, {}, list(snapshot.attributes.items())))
+            self._snapshots.setdefault(
+                id(own), _Snapshot(own, dict, None, {}, list(snapshot.attributes.items()))
+            )
 
     def touch_global(self, namespace: dict[str, Any], name: str) -> None:
         """One name of a module's globals (whose other names may change on other threads)."""
@@ -368,9 +374,7 @@ def _attribute_differences(
             yield SetAttr(obj, name, value)
 
 
-def _content_differences(
-    obj: Any, before: list[Any], now: list[Any], stored: set[Any]
-) -> Iterator[Effect]:
+def _content_differences(obj: Any, before: list[Any], now: list[Any], stored: set[Any]) -> Iterator[Effect]:
     """What was appended, set or deleted is replayed alone: the rest of the contents need not be guarded for that."""
     if isinstance(obj, dict):
         if stored or not _same_pairs(before, now):
@@ -382,9 +386,7 @@ def _content_differences(
         yield ReplaceContents(obj, tuple(now))
 
 
-def _entry_differences(
-    obj: Any, before: list[Any], now: list[Any], stored: set[Any]
-) -> Iterator[Effect]:
+def _entry_differences(obj: Any, before: list[Any], now: list[Any], stored: set[Any]) -> Iterator[Effect]:
     """Entries that are not where they were, in order, were deleted; what follows was set."""
     kept = 0
     places = iter(before)

@@ -43,7 +43,8 @@ _NATIVE_HASHES = frozenset(
     {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
 )
 _BUILTINS = vars(builtins)
-_RESERVED = frozenset({*_BUILTINS, "inputs", "graph", "failure", "error", "run_again"})  # besides NAMES, what statements may use
+# besides NAMES, what statements may use
+_RESERVED = frozenset({*_BUILTINS, "inputs", "graph", "failure", "error", "run_again"})
 _RECURSION_LIMIT = 20_000
 _NESTING = 20  # how deep expressions may be nested: the parser has a limit
 _serial = itertools.count()
@@ -118,9 +119,7 @@ def reach(roots: Iterable[object], origin_of: Callable[[object], Origin | None])
     return found
 
 
-def collect_fakes(
-    roots: Iterable[object], origin_of: Callable[[object], Origin | None]
-) -> list[FakeTensor]:
+def collect_fakes(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> list[FakeTensor]:
     """The fakes that the graph must return: those reachable from a frame's end and from the operands of its effects
     that are not inputs (inputs have an origin), in order of first use. Raises Unsupported as `reach`.
     """
@@ -372,7 +371,9 @@ def _emit(
     body += writer.lines
     body += statements
     body += last
-    return _compiled(code, slots, body, {**writer.scope, "graph": graph, "run_again": run_again}, tuple(writer.collect))
+    return _compiled(
+        code, slots, body, {**writer.scope, "graph": graph, "run_again": run_again}, tuple(writer.collect)
+    )
 
 
 def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:

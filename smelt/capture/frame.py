@@ -45,7 +45,8 @@ Backend = Callable[[Traced, Config], Graph]
 Answer = bool | Callable[[], None]  # see _native.wrap
 
 log = logging.getLogger("smelt")
-_lock = hold_at_fork(threading.RLock(), CAPTURE)  # held while capturing: outside objects may hold fakes meanwhile
+# held while capturing: outside objects may hold fakes meanwhile
+_lock = hold_at_fork(threading.RLock(), CAPTURE)
 
 
 class _Thread(threading.local):
@@ -311,7 +312,12 @@ class FrameCompiler:
             captured.release()
 
     def _install(
-        self, fn: FunctionType, slots: tuple[object, ...], captured: CapturedFrame, why: Failure | None, start: float
+        self,
+        fn: FunctionType,
+        slots: tuple[object, ...],
+        captured: CapturedFrame,
+        why: Failure | None,
+        start: float,
     ) -> None:
         """Compiles what was captured, and installs it."""
         name = fn.__qualname__

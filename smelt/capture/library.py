@@ -161,7 +161,7 @@ def _buffer(vm: Any, args: Any, kwargs: Any) -> Any:
     data, persistent = call.arguments["data"], call.arguments["persistent"]
     if type(data) is not FakeTensor:
         raise unsupported("nn.Buffer of something that is not a tensor", UNSUPPORTED_OBJECT)
-    made = data.detach().requires_grad_(data.requires_grad)
+    made: Any = data.detach().requires_grad_(data.requires_grad)
     made.persistent, made._is_buffer = persistent, True
     return made
 

@@ -149,7 +149,8 @@ PURE_SYS = frozenset(
 _NEVER_ENTERED = frozenset(
     (
         "queue", "threading", "random", "uuid", "tempfile", "shutil", "subprocess", "socket", "multiprocessing",
-        "pdb", "bdb", "concurrent", "asyncio", "selectors", "pickle", "shelve", "zipfile", "tarfile", "urllib", "http", "secrets", "sched",
+        "pdb", "bdb", "concurrent", "asyncio", "selectors", "pickle", "shelve", "zipfile", "tarfile", "urllib",
+        "http", "secrets", "sched",
     )
 )  # fmt: skip
 

@@ -60,7 +60,9 @@ UNGUARDABLE: frozenset[type] = frozenset(
     }
 )  # fmt: skip
 # Objects of C that never change but hold what no guard can read.
-IMMUTABLE_HOLDERS = frozenset({operator.itemgetter, operator.attrgetter, operator.methodcaller, re.Pattern, re.Match})
+IMMUTABLE_HOLDERS = frozenset(
+    {operator.itemgetter, operator.attrgetter, operator.methodcaller, re.Pattern, re.Match}
+)
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -132,19 +134,23 @@ class Outside:
         ] = {}  # outside objects other than constants, tensors and what identity says all of
         self._consts: dict[int, Origin] = {}
         self._classes: set[type] = set()
-        self._copies: dict[int, tuple[Any, Any]] = {}  # of opened containers that hold tensors: the copies with fakes
+        # of opened containers that hold tensors: the copies with fakes
+        self._copies: dict[int, tuple[Any, Any]] = {}
         self._copied: dict[int, Origin] = {}  # by id of such a copy, where its container was found
         self.stale: set[int] = set()  # ids of containers that may have changed since their copies were made
         self._opened: dict[int, Any] = {}  # containers whose contents are guarded: what native code may see
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> its instance
         self._fresh_classes: set[int] = set()
         self._changed_classes: dict[type, set[str]] = {}  # the names that were stored before they were read
-        self._tuples: dict[int, Any] = {}  # id of an outside tuple -> what stands for it: fakes in place of tensors
+        # id of an outside tuple -> what stands for it: fakes in place of tensors
+        self._tuples: dict[int, Any] = {}
         self._functions: set[int] = set()  # guarded already, or made by the trace
         self._made: set[int] = set()  # functions made by the trace
-        self.dynamic: frozenset[tuple[Any, ...]] = frozenset()  # paths of origins whose numbers change between calls
+        # paths of origins whose numbers change between calls
+        self.dynamic: frozenset[tuple[Any, ...]] = frozenset()
         self._numbers: dict[Origin, Any] = {}  # the symbolic number at each of them
-        self.natives: set[int] = set()  # functions that run natively, with what they read (`reads.use_native`)
+        # functions that run natively, with what they read (`reads.use_native`)
+        self.natives: set[int] = set()
 
     # ---- guards
 
@@ -534,7 +540,7 @@ class Outside:
         if origin is None or id(error) in self._opened:
             return
         self._opened[id(error)] = False
-        for name in exception_fields(type(error)):
+        for name in exception_fields(type(error)):  # type: ignore[arg-type]
             found = self.wrap(getattr(error, name), origin.child("member", name))
             for part in found if type(found) is tuple else ():
                 self.view(part)
@@ -610,7 +616,9 @@ class Outside:
                 before.pop(name, None)
                 before |= {} if old is MISSING else {name: old}
         unchanged = ClassState(cls, before, frozenset(besides))
-        self.guard("id", self.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True)
+        self.guard(
+            "id", self.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True
+        )
 
     def guard_distinct(self) -> None:
         """An object that the trace changed must not be another object that the trace used."""

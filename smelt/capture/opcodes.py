@@ -137,7 +137,8 @@ def _unbound_cell(frame: Frame, arg: int) -> NameError:
     if arg < frame.code.nlocals - frame.code.nfree:
         return UnboundLocalError(_UNBOUND.format(name))
     return NameError(
-        f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope", name=name
+        f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope",
+        name=name,
     )
 
 

@@ -34,7 +34,9 @@ def keys(vm: Any, subject: Any, names: tuple[Any, ...]) -> tuple[Any, ...] | Non
     return tuple(found)
 
 
-def class_parts(vm: Any, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+def class_parts(
+    vm: Any, subject: Any, cls: Any, count: int, names: tuple[str, ...]
+) -> tuple[Any, ...] | None:
     """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
     if not isinstance(cls, type):
         raise TypeError("called match pattern must be a type")

@@ -223,6 +223,7 @@ def _view_kind(how: str) -> Kind:
 
 _VIEWS = ("keys", "values", "items")
 
+
 def _method_parts(x: types.MethodType) -> tuple[object, ...]:
     return (x.__self__,) if type(x.__self__) is Generator else (x.__func__, x.__self__)
 
@@ -242,7 +243,13 @@ _SMALL_ARRAY = 4096  # bytes
 
 def _is_small_array(x: Any) -> bool:
     """Whether the source can hold the array's values."""
-    return x.base is None and x.flags.c_contiguous and x.flags.writeable and x.dtype in DTYPES.values() and x.nbytes <= _SMALL_ARRAY
+    return (
+        x.base is None
+        and x.flags.c_contiguous
+        and x.flags.writeable
+        and x.dtype in DTYPES.values()
+        and x.nbytes <= _SMALL_ARRAY
+    )
 
 
 _NUMPY_ARRAY = Kind(
@@ -304,13 +311,18 @@ KINDS: dict[type, Kind] = {
         lambda x, text, name: [f"{name}.__dict__.update({_dict_text(vars(x), text)})"] if vars(x) else [],
         lambda x: _pairs(vars(x)),
     ),
-    **{type(getattr(kind(), how)()): _view_kind(how) for kind in (dict, collections.OrderedDict) for how in _VIEWS},
+    **{
+        type(getattr(kind(), how)()): _view_kind(how)
+        for kind in (dict, collections.OrderedDict)
+        for how in _VIEWS
+    },
     torch.Size: Kind(tuple, lambda x, text: f"torch.Size({_list_text(x, text)})"),
     bytearray: Kind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
     types.FunctionType: Kind(
         _function_needs, _function_text, _function_text, _function_fill, _function_holds, named=True
     ),
 }
+
 
 def _text_text(x: texts.Text, text: Text) -> str:
     return f"{text.constant(x.how, x.how.__name__)}({', '.join(map(text, x.args))})"

@@ -90,7 +90,10 @@ def resume_function(decode: Callable[[types.CodeType], Code], point: Point) -> t
     """The function that goes on at `point`, given its live locals and what is on its stack. Of a generator's point, it is a
     generator function."""
     source, code = point.source, decode(point.source)
-    extra = [_extra_name(code, p, i) for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))]
+    extra = [
+        _extra_name(code, p, i)
+        for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))
+    ]
     name = f"resume_in_{source.co_name.strip('<>')}_at_{code.lines[point.at]}"
     made, prologue = resumed(source, code, point.at, point.slots, point.layout, extra, name)
     note_original(made, Original(source, prologue, _places(made, code, point, len(extra))))
@@ -103,10 +106,13 @@ def resume_function(decode: Callable[[types.CodeType], Code], point: Point) -> t
 class Resumes:
     """The resume functions and chains of one compiled function. `wrap(function)` makes the callable that compiles it."""
 
-    def __init__(self, wrap: Callable[[types.FunctionType], Any], decode: Callable[[types.CodeType], Code]) -> None:
+    def __init__(
+        self, wrap: Callable[[types.FunctionType], Any], decode: Callable[[types.CodeType], Code]
+    ) -> None:
         self._wrap = wrap
         self._decode = decode
-        self._made: dict[tuple[Any, ...], tuple[Any, list[Point]]] = {}  # key -> (callable, what its ids belong to)
+        # key -> (callable, what its ids belong to)
+        self._made: dict[tuple[Any, ...], tuple[Any, list[Point]]] = {}
 
     def __len__(self) -> int:
         return len(self._made)

@@ -17,7 +17,8 @@ Handler = Callable[..., Any]
 BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
-CODES: dict[Any, Handler] = {}  # `(vm, function, args, kwargs)`, by code: functions that library functions make
+# `(vm, function, args, kwargs)`, by code: functions that library functions make
+CODES: dict[Any, Handler] = {}
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 

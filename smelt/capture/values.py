@@ -124,7 +124,9 @@ def is_constant(value: Any) -> bool:
 
 
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_NO_FIELDS = frozenset(("__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__", "characters_written"))
+_NO_FIELDS = frozenset(
+    ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__", "characters_written")
+)
 
 
 @functools.cache

@@ -115,7 +115,8 @@ class VM:
     builtins = BUILTINS
     methods = METHODS
     tensor_methods = TENSOR_METHODS
-    running = False  # the user's code runs: what it drops is finalized (of the class: a VM that has ended holds nothing)
+    # the user's code runs: what it drops is finalized (of the class: a VM that has ended holds nothing)
+    running = False
     released = False
 
     def __init__(self) -> None:
@@ -123,7 +124,8 @@ class VM:
         self.trace.on_unknown = self._unknown_tensor
         self.outside = Outside(self.trace, self.where)
         self.frame: Frame | None = None
-        self.tail: Frame | None = None  # the frame whose CALL is being carried out, while what is called gives its result
+        # the frame whose CALL is being carried out, while what is called gives its result
+        self.tail: Frame | None = None
         self.stop: tuple[int, ...] = ()  # where to stop: the tick of each frame from the root on
         self.stopped: list[Frame] = []  # the frames at the stop, outermost first
         self.root: Frame | None = None  # the captured frame, once it runs
@@ -136,23 +138,29 @@ class VM:
         self._own_scopes: dict[int, dict[str, Any]] = {}  # dictionaries made by the trace that hold globals
         self.depth, self.depth_limit = 0, sys.getrecursionlimit()  # frames that run, and how many may
         self.generators: list[weakref.ref[Generator]] = []
-        self.host, self.outer = sys.exception(), raising.outer()  # what is handled around the VM, and around the call
+        # what is handled around the VM, and around the call
+        self.host, self.outer = sys.exception(), raising.outer()
         self.raising: BaseException | None = None  # on its way through frames: it has its context
         self.traceback: Any = MISSING  # of an exception that is raised again
-        self._places: dict[int, tuple[FunctionType, int]] = {}  # outside cells in closures that the trace made
+        # outside cells in closures that the trace made
+        self._places: dict[int, tuple[FunctionType, int]] = {}
         # Context managers entered natively, with what they were before; and those from outside that were left.
         self._entered: list[tuple[Any, dict[str, Any]]] = []
         self._left: list[tuple[Any, dict[str, Any]]] = []
-        self.module_callers: list[Frame | None] = []  # frames that are calling a module's `forward` without `__call__`
+        # frames that are calling a module's `forward` without `__call__`
+        self.module_callers: list[Frame | None] = []
         self._levels = transforms.levels()
         self.failure: Unsupported | None = (
             None  # why capture must end, whatever native code makes of the error
         )
         self.kinds = windows.Kinds(self.outside.use_class)
         self.running_natively: Any = None  # a function with a handler, which runs for real
-        self.hooked: list[tuple[FakeTensor, Any]] = []  # tensors that a hook was registered on, with their `grad_fn`
-        self.held_cells: list[tuple[Any, Any]] = []  # cells of functions that the graph holds, with their contents
-        self.making_classes: list[tuple[str, tuple[type, ...]]] = []  # names and bases of classes that C code makes
+        # tensors that a hook was registered on, with their `grad_fn`
+        self.hooked: list[tuple[FakeTensor, Any]] = []
+        # cells of functions that the graph holds, with their contents
+        self.held_cells: list[tuple[Any, Any]] = []
+        # names and bases of classes that C code makes
+        self.making_classes: list[tuple[str, tuple[type, ...]]] = []
 
     # ---- where
 
@@ -218,7 +226,9 @@ class VM:
                 return frame.handled
             frame = frame.parent
         if self.outer is not None:
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another"))
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another")
+            )
         self.outside.guard("eq", self.outside.const(sys.exception).child("call", None), None)
         return None
 
@@ -490,7 +500,9 @@ class VM:
         self._register_cell(function, cell, at)
 
     def _register_cell(self, function: FunctionType, cell: Any, at: int) -> None:
-        self.outside._register(cell, self.outside.const(function).child("member", "__closure__").child("item", at))
+        self.outside._register(
+            cell, self.outside.const(function).child("member", "__closure__").child("item", at)
+        )
 
     def register_cells(self, frame: Frame) -> None:
         """The cells of a function from outside are outside objects."""
@@ -649,7 +661,10 @@ def is_library(filename: str) -> bool:
     """Files of the standard library and of torch: not the user's."""
     if filename.startswith(_STDLIB) and "site-packages" not in filename:
         return True
-    return filename.startswith((_TORCH, "<frozen", "<string>", "<smelt")) or "/smelt/capture/polyfills" in filename
+    return (
+        filename.startswith((_TORCH, "<frozen", "<string>", "<smelt"))
+        or "/smelt/capture/polyfills" in filename
+    )
 
 
 @dataclass
@@ -693,7 +708,10 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stop:
-    """Before which instruction to end capture, and why. `path`: how many instructions each frame has begun, outermost first."""
+    """Before which instruction to end capture, and why.
+
+    `path`: how many instructions each frame has begun, outermost first.
+    """
 
     path: tuple[int, ...]
     reason: Reason
@@ -746,7 +764,11 @@ def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
         return frozenset()
     if isinstance(error, texts.Unreadable):
         return frozenset(vm.shown_numbers)
-    return vm.outside.dynamic if isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported) else frozenset()
+    return (
+        vm.outside.dynamic
+        if isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported)
+        else frozenset()
+    )
 
 
 def _capture(
@@ -769,7 +791,8 @@ def _capture(
             _check_left(vm, ending)
             settings = _settings(vm)
         finally:
-            vm.leave_contexts()  # while the modes of the trace are on, as they were when the contexts were entered
+            # while the modes of the trace are on, as they were when the contexts were entered
+            vm.leave_contexts()
         effects = (*outside.log.effects(), *settings)
         outside.guard_distinct()
         outside.guard_changed_classes()
@@ -834,7 +857,9 @@ def _check_generators(vm: VM) -> None:
     held = {id(v) for frame in vm.stopped for v in (*frame.stack, *frame.locals)}
     for generator in filter(None, (ref() for ref in vm.generators)):
         if id(generator) in held and generator.protected:
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break while a generator is inside of `try` or `with`"))
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, "a graph break while a generator is inside of `try` or `with`")
+            )
 
 
 def _plan_break(vm: VM, stop: Stop) -> Break:
@@ -858,7 +883,8 @@ def _settings(vm: VM) -> list[Effect]:
         if grad_then is not grad:
             found.append(Call(torch._C._set_grad_enabled, (grad_then,)))
         found.append(Enter(manager))
-        grad = _GRAD_IN.get(type(manager), lambda m: grad_then)(manager)
+        inside = _GRAD_IN.get(type(manager))
+        grad = grad_then if inside is None else inside(manager)
     if before != now:
         if found:
             now = (now[0], before[1], *now[2:])  # inference mode is left to its manager

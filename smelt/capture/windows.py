@@ -114,7 +114,8 @@ def calls_back(kinds: Kinds, value: Any, depth: int = _DEPTH) -> bool:
         return bool(how)
     if how is _function_calls_back:
         return _function_calls_back(value)
-    return depth > 0 and any([calls_back(kinds, part, depth - 1) for part in how(value)])  # all: each class is guarded
+    # A list: each class is guarded.
+    return depth > 0 and any([calls_back(kinds, part, depth - 1) for part in how(value)])  # noqa: C419
 
 
 def _classify(kind: type) -> Any:
@@ -175,7 +176,9 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
     except Exception as e:
         refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
         if vm.trace.frozen and "read-only" in str(e):
-            refused = Unsupported(Reason(UNSUPPORTED_EFFECT, "a NumPy array is written that a tensor looks at"))
+            refused = Unsupported(
+                Reason(UNSUPPORTED_EFFECT, "a NumPy array is written that a tensor looks at")
+            )
         if refused is not None:
             raise refused from e
         raise

@@ -58,7 +58,9 @@ def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if found is None:
         device = _device_of(args) or _device_of(kwargs) or torch.device("cpu")
         with torch.no_grad():
-            found = _RESULTS[key] = _specs(on_metas(op, _meta(args), _meta(kwargs), device.type == "cpu"), device)
+            found = _RESULTS[key] = _specs(
+                on_metas(op, _meta(args), _meta(kwargs), device.type == "cpu"), device
+            )
     return found
 
 
@@ -83,7 +85,9 @@ def _device_of(value: Any) -> torch.device | None:
 
 def _meta(value: Any) -> Any:
     if isinstance(value, Node):
-        return value.spec.type(1) if isinstance(value.spec, NumberSpec) else empty_like_spec(value.spec, _META)
+        return (
+            value.spec.type(1) if isinstance(value.spec, NumberSpec) else empty_like_spec(value.spec, _META)
+        )
     if isinstance(value, (list, tuple)):
         return [_meta(v) for v in value]
     if isinstance(value, dict):

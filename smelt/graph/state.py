@@ -48,7 +48,8 @@ def difference(old: State, new: State) -> list[tuple[Callable[..., Any], tuple[A
     for device, i in (("cpu", 2), ("cuda", 4)):
         if old[i] != new[i]:
             calls.append((torch.set_autocast_enabled, (device, new[i])))
-            if not new[i] and not autocast_depth():  # eager drops the casts of parameters when it leaves autocast
+            # eager drops the casts of parameters when it leaves autocast
+            if not new[i] and not autocast_depth():
                 calls.append((torch.clear_autocast_cache, ()))
         if old[i + 1] != new[i + 1]:
             calls.append((torch.set_autocast_dtype, (device, new[i + 1])))

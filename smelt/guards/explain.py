@@ -85,7 +85,9 @@ def _colliding(guard: Guard, read: Reader, what: Callable[[Any], int], expected:
 _SEVERAL: dict[str, Callable[[Guard, Reader], Failure]] = {
     "alias": _alias,
     "distinct": lambda guard, read: _colliding(guard, read, id, "two objects", "one"),
-    "no_overlap": lambda guard, read: _colliding(guard, read, _storage, "no shared memory", "that they share it"),
+    "no_overlap": lambda guard, read: _colliding(
+        guard, read, _storage, "no shared memory", "that they share it"
+    ),
 }
 
 Detail = tuple[str, str, str]

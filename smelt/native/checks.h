@@ -357,7 +357,7 @@ struct TypeVersionIs : Check {
     }
     bool stamp(PyObject* x, Stamps& stamps, bool same) override {
         auto* type = reinterpret_cast<PyTypeObject*>(x);
-        return same && stamps.take(&type->tp_flags) && stamps.take(&type->tp_version_tag);  // half of it is padding
+        return same && stamps.take(&type->tp_flags) && stamps.take(&type->tp_version_tag);  // half is padding
     }
 };
 
@@ -628,8 +628,9 @@ inline bool to_step(PyObject* item, Building& b, Py_ssize_t* depth, ExpressionGi
     step->operands = static_cast<int>(PyLong_AsLong(value));
     step->object = hold(b.held, kind);
     *depth += 1 - step->operands;
-    bool is_native = PyCFunction_Check(kind) || (PyType_Check(kind) && !PyType_HasFeature(
-        reinterpret_cast<PyTypeObject*>(kind), Py_TPFLAGS_HEAPTYPE));
+    bool is_native = PyCFunction_Check(kind) ||
+                     (PyType_Check(kind) &&
+                      !PyType_HasFeature(reinterpret_cast<PyTypeObject*>(kind), Py_TPFLAGS_HEAPTYPE));
     return is_native && step->operands > 0 && *depth > 0;
 }
 

@@ -168,7 +168,7 @@ class Memo {
     bool ready_ = false;
     int wait_ = 0, wait_left_ = 1;
     long hits_ = 0;
-    std::vector<PyObject*> values_;   // by node; borrowed, and looked at only after what says that they are there
+    std::vector<PyObject*> values_;   // by node; borrowed: looked at only after what says they are there
     std::vector<PyObject*> anchors_;  // by node, of the last time; compared only
     std::unordered_map<int, int> strays_;
     Stamps stamps_;

@@ -94,7 +94,9 @@ class _Decomposer:
         else:
             args = map_nodes(node.args, self.values.__getitem__)
             kwargs = map_nodes(node.kwargs, self.values.__getitem__)
-            function = node.target if has_symbols((args, kwargs)) else self.table.get(node.target, node.target)
+            function = (
+                node.target if has_symbols((args, kwargs)) else self.table.get(node.target, node.target)
+            )
             self.values[node] = self._checked(node, function(*args, **kwargs))
         for new in self.trace.aten.graph.nodes[start:]:
             new.source = node.source

@@ -113,7 +113,9 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
 
 def _fold_pinned(trace: Trace) -> None:
     """Numbers that turned out to be the same at every call are constants of the graphs."""
-    folded = {node: n.symbol.value for n in trace.numbers.values() if n.is_pinned for node in n.nodes.values()}
+    folded = {
+        node: n.symbol.value for n in trace.numbers.values() if n.is_pinned for node in n.nodes.values()
+    }
     if not folded:
         return
     for node in (*trace.torch.graph, *trace.aten.graph):

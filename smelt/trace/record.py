@@ -157,7 +157,8 @@ class Trace:
         self.counted_from_start: list[FakeTensor] = []
         self.kept: set[Node] = set()  # torch-level nodes that change a tensor without writing memory
         self.failed: Reason | None = None  # why `finish` must refuse
-        self.first_history: dict[int, Any] = {}  # id of an input that requires grad -> its `grad_fn` to begin with
+        # id of an input that requires grad -> its `grad_fn` to begin with
+        self.first_history: dict[int, Any] = {}
         self.needs_autograd = False  # a call changed what autograd knows of an input
         self._names: dict[int, str] = {}
         self._storages = Storages()
@@ -334,7 +335,9 @@ class Trace:
                 self.needs_autograd = True
         return out
 
-    def _only_symbols_failed(self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _only_symbols_failed(
+        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
         """Whether the call is to be made again with plain numbers: for what does not take others, and for its text."""
         if self.symbols is None or self._changed or isinstance(error, Unsupported):
             return False
@@ -352,7 +355,9 @@ class Trace:
             found = self.numbers[symbol.expression] = NumberInput(symbol)
         return found.node(builder)
 
-    def _pin_unusual(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _pin_unusual(
+        self, func: OpOverload, args: Any, kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """An operator's arguments, symbolic only where a number may differ without changing the result's metadata."""
         names = [] if self._opaque else number_arguments(func)
         arguments = func._schema.arguments
@@ -384,7 +389,9 @@ class Trace:
         try:
             out = run()
         except Exception as error:  # what it did before it raised is not recorded
-            self.failed = Reason(UNSUPPORTED_EFFECT, f"{name_of(target)} raised {type(error).__name__}", self._line())
+            self.failed = Reason(
+                UNSUPPORTED_EFFECT, f"{name_of(target)} raised {type(error).__name__}", self._line()
+            )
             raise
         finally:
             self._source, self._opaque = None, False
@@ -469,7 +476,9 @@ class Trace:
         now = now or state.read()
         if self._left_autocast:
             self._left_autocast = False
-            self.torch.make("call_function", torch.clear_autocast_cache, (), {}, "clear_cache", None, self.where())
+            self.torch.make(
+                "call_function", torch.clear_autocast_cache, (), {}, "clear_cache", None, self.where()
+            )
         if now != self._state:
             for function, args in state.difference(self._state, now):
                 self.torch.make("call_function", function, args, {}, name_of(function), None, self.where())
@@ -572,7 +581,9 @@ class Trace:
         self.wrote = self._changed = True
         self.written.update(storages)
         if not self.frozen.isdisjoint(self.written):
-            raise self.unsupported(UNSUPPORTED_EFFECT, "a tensor is written that shares memory with a NumPy array")
+            raise self.unsupported(
+                UNSUPPORTED_EFFECT, "a tensor is written that shares memory with a NumPy array"
+            )
 
     def _name_aten(self, node: Node, out: Any) -> None:
         if type(out) is FakeTensor:

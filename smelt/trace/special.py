@@ -196,7 +196,9 @@ def _zero_tensor(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: 
     device = shapes.canonical_device(kwargs.get("device") or "cpu")
     elem = func(*args, **{**kwargs, "device": "meta"})
     fake = wrap(elem, device)
-    node = trace.aten.make("call_function", func, args, kwargs, "zero", fake.spec, trace._line(), trace._source)
+    node = trace.aten.make(
+        "call_function", func, args, kwargs, "zero", fake.spec, trace._line(), trace._source
+    )
     trace._name_aten(node, fake)
     return fake
 

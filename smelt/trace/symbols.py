@@ -40,7 +40,9 @@ class Symbols:
             of exactly that type (int, float).
     """
 
-    def __init__(self, pin: Callable[[Any, Number], None], require: Callable[[Expression, Any], None]) -> None:
+    def __init__(
+        self, pin: Callable[[Any, Number], None], require: Callable[[Expression, Any], None]
+    ) -> None:
         self._pin = pin
         self._require = require
         self._table = Table()
@@ -423,8 +425,7 @@ _OPERANDS = frozenset({int, float, bool})
 
 
 def apply(fn: Any, args: Any, kwargs: Any) -> Any:
-    """`fn` on arguments of which some are symbolic numbers: an expression where there is one for it, else NotImplemented.
-    """
+    """`fn` on arguments of which some are symbolic numbers: an expression where there is one, else NotImplemented."""
     function = FUNCTIONS.get(fn) if not kwargs else None
     if function is None or not all(type(a) in NUMBERS or type(a) in _OPERANDS for a in args):
         return NotImplemented

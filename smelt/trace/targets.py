@@ -86,7 +86,10 @@ _READS: dict[Any, tuple[ReasonKind, str]] = {
     T.__contains__: (TENSOR_CONDITION, "in a tensor"),
     T.is_nonzero: (TENSOR_CONDITION, "Tensor.is_nonzero"),
     torch.is_nonzero: (TENSOR_CONDITION, "torch.is_nonzero"),
-    **{f: (DATA_DEPENDENT, f"{f.__name__.strip('_')}() of a tensor") for f in (T.__int__, T.__float__, T.__complex__)},
+    **{
+        f: (DATA_DEPENDENT, f"{f.__name__.strip('_')}() of a tensor")
+        for f in (T.__int__, T.__float__, T.__complex__)
+    },
     T.__index__: (DATA_DEPENDENT, "a tensor as an index or a count"),
 }
 

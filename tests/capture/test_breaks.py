@@ -117,7 +117,13 @@ def test_code_that_needs_long_arguments_and_jumps() -> None:
     lines += [f"            v{i} = x + {i}.5" for i in range(300)]
     lines += ["            if v299.sum() > 1e6:", "                break"]
     lines += [f"            x = x + v{i} * {i}.25 / 1000" for i in range(0, 300, 7)]
-    lines += ["    except ValueError:", "        return None", "    def g():", "        return v3 + v298", "    return x, g()"]
+    lines += [
+        "    except ValueError:",
+        "        return None",
+        "    def g():",
+        "        return v3 + v298",
+        "    return x, g()",
+    ]
     scope: dict[str, Any] = {}
     exec("\n".join(lines), scope)
     f = scope["f"]

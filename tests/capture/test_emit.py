@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from smelt.capture.emit import CompiledFrame, emit, reach
 from smelt.capture.endings import Return
 from smelt.capture.resume import Resumes
-from smelt.capture.vm import decoded
-from smelt.capture.emit import CompiledFrame, emit, reach
 from smelt.capture.stores import Store
+from smelt.capture.vm import decoded
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor, wrap
@@ -51,7 +51,16 @@ class Frame:
             return tuple(inputs[0] * 2 ** (i + 1) for i in range(len(outputs)))
 
         inputs = [(self.fx, self.origins[id(self.fx)])]
-        return emit(f.__code__, found, Return(result), stores, inputs, outputs, graph if outputs else None, Resumes(id, decoded))
+        return emit(
+            f.__code__,
+            found,
+            Return(result),
+            stores,
+            inputs,
+            outputs,
+            graph if outputs else None,
+            Resumes(id, decoded),
+        )
 
     def run(self, result: object, *stores: Store, extra: tuple[object, ...] = ()) -> Any:
         return self.emit(result, *stores).function(self.x, self.obj, (self.x, *extra))
@@ -228,7 +237,9 @@ class Odd:
         return 1
 
 
-@pytest.mark.parametrize("make", [lambda: (i for i in ()), lambda: memoryview(b""), Finalized, lambda: {Odd(): 1}])
+@pytest.mark.parametrize(
+    "make", [lambda: (i for i in ()), lambda: memoryview(b""), Finalized, lambda: {Odd(): 1}]
+)
 def test_what_cannot_be_rebuilt_is_refused(make: Any) -> None:
     with pytest.raises(Unsupported, match="unsupported-object"):
         Frame().emit([make()])

@@ -22,9 +22,8 @@ from smelt.errors import BackendError, Unsupported
 from smelt.reasons import (
     BACKEND_FAILED,
     RECOMPILE_LIMIT,
-    USER_EXCEPTION,
-    Reason,
     TENSOR_CONDITION,
+    USER_EXCEPTION,
 )
 
 

@@ -327,9 +327,14 @@ TOLERANCES = {
 
 def difference(got: list[Fact], want: list[Fact], rtol: float, atol: float) -> str | None:
     """Where the first difference is and what it is; None when there is none."""
-    raised = [next((f"{f.kind} {f.value}" for f in facts if f.path == "error"), None) for facts in (got, want)]
+    raised = [
+        next((f"{f.kind} {f.value}" for f in facts if f.path == "error"), None) for facts in (got, want)
+    ]
     if raised[0] != raised[1]:
-        said = [next((f.value for f in facts if f.path == "error" and f.kind == "str"), "") for facts in (got, want)]
+        said = [
+            next((f.value for f in facts if f.path == "error" and f.kind == "str"), "")
+            for facts in (got, want)
+        ]
         return f"eager raises {raised[1]} {said[1]}; compiled {raised[0]} {said[0]}"
     for g, w in zip(got, want):
         if g.path != w.path or g.kind != w.kind:

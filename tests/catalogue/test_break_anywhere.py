@@ -58,7 +58,11 @@ class Forced:
     def check_stop(self, original: Callable[..., None], machine: Any, frame: Any) -> None:
         if machine.stop:
             depth = len(machine.stopped)
-            if depth < len(machine.stop) and frame.ticks == machine.stop[depth] and self._follows(machine, frame):
+            if (
+                depth < len(machine.stop)
+                and frame.ticks == machine.stop[depth]
+                and self._follows(machine, frame)
+            ):
                 original(machine, frame)
         elif self.left:
             self.left -= 1
@@ -78,8 +82,12 @@ def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
     for at in places:
         forced = Forced(at)
         with monkeypatch.context() as patch:
-            patch.setattr(frames.Frame, "__init__", functools.partialmethod(_call, forced.frame, frames.Frame.__init__))
-            patch.setattr(vm.VM, "check_stop", functools.partialmethod(_call, forced.check_stop, vm.VM.check_stop))
+            patch.setattr(
+                frames.Frame, "__init__", functools.partialmethod(_call, forced.frame, frames.Frame.__init__)
+            )
+            patch.setattr(
+                vm.VM, "check_stop", functools.partialmethod(_call, forced.check_stop, vm.VM.check_stop)
+            )
             smelt.reset()
             compiled: list[Any] = []
             for number, got in enumerate(_world(factory, lambda fn: _compile(fn, compiled))):

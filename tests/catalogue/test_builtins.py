@@ -39,7 +39,13 @@ def attribute_builtins():
         u = Thing(x)
         setattr(u, name, 4)
         got = getattr(u, name) + getattr(t, "missing", 2) + getattr(t, "v")
-        has = [hasattr(u, name), hasattr(t, "nothing"), hasattr(Thing, "kind"), hasattr(x, "shape"), hasattr(x, "nothing")]
+        has = [
+            hasattr(u, name),
+            hasattr(t, "nothing"),
+            hasattr(Thing, "kind"),
+            hasattr(x, "shape"),
+            hasattr(x, "nothing"),
+        ]
         delattr(u, name)
         setattr(t, name, x)
         return x * got, has, hasattr(u, name), getattr(x, "dtype"), getattr(t, name)
@@ -56,7 +62,11 @@ def attribute_appears_between_calls():
             return x * t.extra
         return x + getattr(t, "other", 1)
 
-    changes = {1: lambda: setattr(t, "other", 5), 2: lambda: setattr(t, "extra", 7), 3: lambda: delattr(t, "extra")}
+    changes = {
+        1: lambda: setattr(t, "other", 5),
+        2: lambda: setattr(t, "extra", 7),
+        3: lambda: delattr(t, "extra"),
+    }
     return fn, Changing([(tensor(3),)] * 5, changes)
 
 
@@ -154,7 +164,15 @@ def identity_leaves():
 def unhashable_and_uncallable():
     def fn(x):
         texts = []
-        for bad in (lambda: {[]: 1}, lambda: (lambda v: v())(3), lambda: hash({}), lambda: Thing(1) < 3, lambda: len(3), lambda: iter(3), lambda: None + 1):
+        for bad in (
+            lambda: {[]: 1},
+            lambda: (lambda v: v())(3),
+            lambda: hash({}),
+            lambda: Thing(1) < 3,
+            lambda: len(3),
+            lambda: iter(3),
+            lambda: None + 1,
+        ):
             try:
                 bad()
             except (TypeError, AttributeError) as e:
@@ -246,7 +264,12 @@ def sums_and_extremes():
     def fn(x):
         parts = [x, x * 2]
         return (
-            sum(parts) + sum(parts, x) + sum(p.sum() for p in parts) + sum([[1], [2]], [])[1] + max(1, 2, 3) + min([4, 5]),
+            sum(parts)
+            + sum(parts, x)
+            + sum(p.sum() for p in parts)
+            + sum([[1], [2]], [])[1]
+            + max(1, 2, 3)
+            + min([4, 5]),
             max([], default=7),
             max("abc", key=ord),
             max([1, 5], [2]),
@@ -266,7 +289,12 @@ def sums_and_extremes():
 @program()
 def extremes_of_tensors():
     def fn(x, y):
-        return max(x.sum(), y.sum()), min([x.mean(), y.mean()]), any([x.sum() > 0]), sorted([x[0], x[1], x[2]])
+        return (
+            max(x.sum(), y.sum()),
+            min([x.mean(), y.mean()]),
+            any([x.sum() > 0]),
+            sorted([x[0], x[1], x[2]]),
+        )
 
     return fn, [(tensor(3), tensor(3)), (tensor(3), tensor(3)), (tensor(3), tensor(3))]
 
@@ -291,7 +319,14 @@ def iteration_builtins():
         rest = list(it)
         end = next(it, "done")
         counted = iter(lambda: len(rest), 1)
-        return total + rows[0] + first, rest, end, list(counted), [*range(5)][1:4:2], list(zip(*[(1, 2), (3, 4)]))
+        return (
+            total + rows[0] + first,
+            rest,
+            end,
+            list(counted),
+            [*range(5)][1:4:2],
+            list(zip(*[(1, 2), (3, 4)])),
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -368,7 +403,16 @@ def tuples_lists_sets_dicts():
 def comparisons_of_containers_with_tensors():
     def fn(x, y):
         a = [x, 1]
-        return x + y, a == [x, 1], (x, 2) == (x, 3), x in [x, y], [x] != [x], {"k": x} == {"k": x}, [y, x].index(y), (x,).count(x)
+        return (
+            x + y,
+            a == [x, 1],
+            (x, 2) == (x, 3),
+            x in [x, y],
+            [x] != [x],
+            {"k": x} == {"k": x},
+            [y, x].index(y),
+            (x,).count(x),
+        )
 
     return fn, [(tensor(1), tensor(1)), (tensor(1), tensor(1)), (tensor(1), tensor(1))]
 
@@ -398,7 +442,14 @@ def number_builtins():
 def division_by_zero():
     def fn(x):
         texts = []
-        for f in (lambda: 1 / 0, lambda: 1 // 0, lambda: 1 % 0, lambda: 0.0**-1, lambda: divmod(1, 0), lambda: 1 << -1):
+        for f in (
+            lambda: 1 / 0,
+            lambda: 1 // 0,
+            lambda: 1 % 0,
+            lambda: 0.0**-1,
+            lambda: divmod(1, 0),
+            lambda: 1 << -1,
+        ):
             try:
                 f()
             except (ZeroDivisionError, ValueError) as e:
@@ -411,7 +462,20 @@ def division_by_zero():
 @program(graphs=1)
 def numbers_of_tensors_by_operators():
     def fn(x):
-        return abs(x), pow(x, 2), pow(2, x), divmod(x, 2), round(x), x.__add__(1), torch.Tensor.mul(x, 2), x // 2, x % 2, -x, +x, 2**x
+        return (
+            abs(x),
+            pow(x, 2),
+            pow(2, x),
+            divmod(x, 2),
+            round(x),
+            x.__add__(1),
+            torch.Tensor.mul(x, 2),
+            x // 2,
+            x % 2,
+            -x,
+            +x,
+            2**x,
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -419,7 +483,15 @@ def numbers_of_tensors_by_operators():
 @program()
 def conversions_of_tensors():
     def fn(x):
-        return int(x.sum() * 0 + 3), float(x.max()), bool((x == x).all()), x.tolist(), len(x), list(x)[0], x.sum().item()
+        return (
+            int(x.sum() * 0 + 3),
+            float(x.max()),
+            bool((x == x).all()),
+            x.tolist(),
+            len(x),
+            list(x)[0],
+            x.sum().item(),
+        )
 
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
@@ -506,7 +578,12 @@ def unbound_methods_of_tensors():
         f = torch.Tensor.add
         g = x.mul
         h = getattr(x, "sum")
-        return f(x, 1) + g(2) + h(), map(torch.Tensor.exp, [x]).__next__(), torch.Tensor.size(x), list(map(torch.neg, [x, x]))
+        return (
+            f(x, 1) + g(2) + h(),
+            map(torch.Tensor.exp, [x]).__next__(),
+            torch.Tensor.size(x),
+            list(map(torch.neg, [x, x])),
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -564,7 +641,17 @@ def evaluated_code():
 @program(graphs=1)
 def ellipsis_notimplemented_none():
     def fn(x):
-        return x[..., 0], Ellipsis is ..., NotImplemented, None, type(...), [None] * 2, bool(None), repr(...), __name__
+        return (
+            x[..., 0],
+            Ellipsis is ...,
+            NotImplemented,
+            None,
+            type(...),
+            [None] * 2,
+            bool(None),
+            repr(...),
+            __name__,
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -576,7 +663,14 @@ def bytes_and_memory():
         b[0] = 90
         b.extend(b"de")
         m = memoryview(bytes(b))
-        return x + b[0] + m[1] + len(m), bytes(b), b.find(b"c"), b"x".join([b"1", b"2"]), bytes(m[:2]), b == b"Zbcde"
+        return (
+            x + b[0] + m[1] + len(m),
+            bytes(b),
+            b.find(b"c"),
+            b"x".join([b"1", b"2"]),
+            bytes(m[:2]),
+            b == b"Zbcde",
+        )
 
     return fn, [(tensor(3),)] * 3
 

@@ -97,7 +97,10 @@ def class_attribute_changes_between_calls():
     def fn(x):
         return x * Local.factor + Local(2).factor
 
-    return fn, Changing([(tensor(3),)] * 4, {1: lambda: setattr(Local, "factor", 5.0), 3: lambda: setattr(Base, "factor", 2.0)})
+    return fn, Changing(
+        [(tensor(3),)] * 4,
+        {1: lambda: setattr(Local, "factor", 5.0), 3: lambda: setattr(Base, "factor", 2.0)},
+    )
 
 
 @program(graphs=1)
@@ -113,7 +116,9 @@ def method_replaced_between_calls():
     def shadow():
         held.run = lambda x: x * 100
 
-    return fn, Changing([(tensor(3),)] * 4, {1: lambda: setattr(Local, "run", lambda self, x: x - self.v), 3: shadow})
+    return fn, Changing(
+        [(tensor(3),)] * 4, {1: lambda: setattr(Local, "run", lambda self, x: x - self.v), 3: shadow}
+    )
 
 
 @program(graphs=1)
@@ -168,7 +173,9 @@ def base_class_patched_between_calls():
 
         Kid.__bases__ = (Other,)
 
-    return fn, Changing([(tensor(3),)] * 5, {2: lambda: setattr(Parent, "go", lambda self, x: x + 5), 4: rebase})
+    return fn, Changing(
+        [(tensor(3),)] * 5, {2: lambda: setattr(Parent, "go", lambda self, x: x + 5), 4: rebase}
+    )
 
 
 @program(graphs=1)
@@ -934,7 +941,15 @@ def comparison_and_sorting():
         s = sorted(vs)
         s2 = sorted(vs, reverse=True)
         vs.sort()
-        return x * max(vs).n + min(vs).n, repr(s), repr(s2), Ver(1) <= Ver(2), Ver(3) >= Ver(4), vs == s, vs[0] in s2
+        return (
+            x * max(vs).n + min(vs).n,
+            repr(s),
+            repr(s2),
+            Ver(1) <= Ver(2),
+            Ver(3) >= Ver(4),
+            vs == s,
+            vs[0] in s2,
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -1071,7 +1086,17 @@ def number_conversions():
 
     def fn(x):
         n = N()
-        values = [int(n), float(n), complex(n), [1, 2, 3][n], hex(n), bin(n), range(n)[-1], bytes(n), math.trunc(n)]
+        values = [
+            int(n),
+            float(n),
+            complex(n),
+            [1, 2, 3][n],
+            hex(n),
+            bin(n),
+            range(n)[-1],
+            bytes(n),
+            math.trunc(n),
+        ]
         return x * int(n) + float(n), values, x[n]
 
     return fn, [(tensor(3),)] * 3
@@ -1112,7 +1137,13 @@ def iterator_protocol():
             total = total + i
         a, *b = Count(4)
         return (
-            total + sum(Sequence()) + list(Gen())[2] + a + len(b) + (4 in Sequence()) + sum(reversed(Sequence())),
+            total
+            + sum(Sequence())
+            + list(Gen())[2]
+            + a
+            + len(b)
+            + (4 in Sequence())
+            + sum(reversed(Sequence())),
             [*Gen()],
             dict(zip(Count(2), Gen())),
             next(iter(Gen())),
@@ -1684,7 +1715,12 @@ def typed_dict_and_newtype():
     def fn(x):
         m = Movie(name="a", year=3)
         m2: Movie = {"name": "b", "year": 4}
-        return x * m["year"] + m2["year"] + UserId(5), m, typing.cast(int, 3), typing.get_type_hints(Movie) is not None
+        return (
+            x * m["year"] + m2["year"] + UserId(5),
+            m,
+            typing.cast(int, 3),
+            typing.get_type_hints(Movie) is not None,
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -1828,7 +1864,11 @@ def builtin_subclass_arguments():
         return x * i + f + t[1] + len(s), s.shout(), i.tag, f.half, t.first
 
     args = (MyStr("abc"), MyInt(3), MyFloat(2.5), MyTuple(1, 2))
-    return fn, [(tensor(3), *args), (tensor(3), *args), (tensor(3), MyStr("abcd"), MyInt(4), MyFloat(3.5), MyTuple(1, 3))]
+    return fn, [
+        (tensor(3), *args),
+        (tensor(3), *args),
+        (tensor(3), MyStr("abcd"), MyInt(4), MyFloat(3.5), MyTuple(1, 3)),
+    ]
 
 
 @program(graphs=1)
@@ -1889,7 +1929,15 @@ def mutable_mapping_in_python():
         m.update(b=x * 2, c=3)
         p = m.pop("c")
         d = m.setdefault("d", 4)
-        return sum(m.values()) + p + d, list(m.items()), "a" in m, m.get("z", 5), list(m.keys()), dict(m), dict(**m)
+        return (
+            sum(m.values()) + p + d,
+            list(m.items()),
+            "a" in m,
+            m.get("z", 5),
+            list(m.keys()),
+            dict(m),
+            dict(**m),
+        )
 
     return fn, [(tensor(3),)] * 3
 

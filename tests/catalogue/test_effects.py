@@ -523,7 +523,12 @@ def chain_map():
     def fn(x):
         chain["a"] = x
         child = chain.new_child({"b": 5})
-        return chain["a"] * child["b"] + chain["b"] + len(child), list(chain), "b" in chain, chain.get("zz", 3)
+        return (
+            chain["a"] * child["b"] + chain["b"] + len(child),
+            list(chain),
+            "b" in chain,
+            chain.get("zz", 3),
+        )
 
     return fn, [(tensor(3),)] * 3, (base, chain.maps)
 
@@ -720,7 +725,11 @@ def buffer_replaced_and_registered():
             return self.fresh + self.running
 
     m = M()
-    return m, [(tensor(2, 3),)] * 3, lambda: (dict(m.named_buffers()), sorted(m._non_persistent_buffers_set), list(m._buffers))
+    return (
+        m,
+        [(tensor(2, 3),)] * 3,
+        lambda: (dict(m.named_buffers()), sorted(m._non_persistent_buffers_set), list(m._buffers)),
+    )
 
 
 @program(graphs=1)
@@ -919,7 +928,9 @@ def containers_of_arguments_alias():
         a["k"].append(x)
         return x + len(b["k"])
 
-    return fn, [(tensor(3), {"k": shared}, {"k": shared})] + [(tensor(3), {"k": s}, {"k": s}) for s in ([1], [1])]
+    return fn, [(tensor(3), {"k": shared}, {"k": shared})] + [
+        (tensor(3), {"k": s}, {"k": s}) for s in ([1], [1])
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- objects that escape

@@ -17,7 +17,9 @@ def three(*shape: int) -> list:
 @program(graphs=1)
 def rearrange():
     def fn(x):
-        return einops.rearrange(x, "b c h w -> b (h w) c"), einops.rearrange(x, "b c (h p) w -> (b p) c h w", p=2)
+        return einops.rearrange(x, "b c h w -> b (h w) c"), einops.rearrange(
+            x, "b c (h p) w -> (b p) c h w", p=2
+        )
 
     return fn, three(2, 3, 4, 4)
 

@@ -465,7 +465,11 @@ def test_checkpoint_with_numbers_that_change():
     def part(x, k):
         return m(x) * k
 
-    return lambda x, k: checkpoint(part, x, k, use_reentrant=False), [(leaf(3), 1.5 * i) for i in range(1, 6)], m
+    return (
+        lambda x, k: checkpoint(part, x, k, use_reentrant=False),
+        [(leaf(3), 1.5 * i) for i in range(1, 6)],
+        m,
+    )
 
 
 @both()

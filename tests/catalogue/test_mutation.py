@@ -590,7 +590,11 @@ def settings_change_between_calls():
         4: lambda: scope.update(SETTINGS=Box()) or setattr(Box, "__getitem__", lambda self, k: 7),
     }
 
-    return fn, Changing([(tensor(3),)] * 5, changes), lambda: [delattr(Box, n) for n in ("__getitem__",) if n in vars(Box)] and None
+    return (
+        fn,
+        Changing([(tensor(3),)] * 5, changes),
+        lambda: [delattr(Box, n) for n in ("__getitem__",) if n in vars(Box)] and None,
+    )
 
 
 # -------------------------------------------------------------------------------------------------- nn.Module again
@@ -623,9 +627,19 @@ def module_reads_of_everything():
     class M(Net):
         def forward(self, x):
             n = sum(p.numel() for p in self.parameters())
-            names = [k for k, _ in self.named_parameters()] + list(self.state_dict()) + [type(c).__name__ for c in self.children()]
+            names = (
+                [k for k, _ in self.named_parameters()]
+                + list(self.state_dict())
+                + [type(c).__name__ for c in self.children()]
+            )
             mods = [k for k, _ in self.named_modules()]
-            return x * n + self.get_parameter("lin.weight").sum(), names, mods, self.training, self.get_submodule("lin") is self.lin
+            return (
+                x * n + self.get_parameter("lin.weight").sum(),
+                names,
+                mods,
+                self.training,
+                self.get_submodule("lin") is self.lin,
+            )
 
     return M(), [(tensor(2, 3),)] * 3
 
@@ -666,7 +680,9 @@ def module_patched_between_calls():
     def again():
         m.forward = lambda x: m.lin(x) * 3
 
-    return m, Changing([(tensor(2, 3),)] * 5, {2: again, 4: lambda: delattr(m, "forward") or setattr(m, "forward", m.lin)})
+    return m, Changing(
+        [(tensor(2, 3),)] * 5, {2: again, 4: lambda: delattr(m, "forward") or setattr(m, "forward", m.lin)}
+    )
 
 
 @program(graphs=1)

@@ -190,7 +190,21 @@ def every_in_place_operator():
         def __init__(self, v, log):
             self.v, self.log = v, log
 
-    names = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
+    names = [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    ]
     for i, name in enumerate(names):
 
         def method(self, other, name=name, i=i):
@@ -232,13 +246,43 @@ def every_reflected_operator():
     class R:
         pass
 
-    names = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift", "divmod"]
+    names = [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+        "divmod",
+    ]
     for name in names:
         setattr(R, f"__r{name}__", lambda self, other, name=name: log.append((name, other)) or len(log))
 
     def fn(x):
         r = R()
-        values = [1 + r, 2 - r, 3 * r, 4 / r, 5 // r, 6 % r, 7**r, 8 @ r, 9 & r, 10 | r, 11 ^ r, 12 << r, 13 >> r, divmod(14, r)]
+        values = [
+            1 + r,
+            2 - r,
+            3 * r,
+            4 / r,
+            5 // r,
+            6 % r,
+            7**r,
+            8 @ r,
+            9 & r,
+            10 | r,
+            11 ^ r,
+            12 << r,
+            13 >> r,
+            divmod(14, r),
+        ]
         return x + sum(values), [[1] + [2], "a" + "b"], (1,) * 2, operator.sub(5, r)
 
     return fn, [(tensor(3),)] * 3, log
@@ -302,9 +346,25 @@ def comparison_methods_fall_back():
 
     def fn(x):
         a, b = OnlyLess(1), OnlyLess(2)
-        facts = [a < b, a > b, a != b, a == a, OnlyEq() == 3, 3 == OnlyEq(), OnlyEq() != 3, Odd() == Odd(), Odd() != 1]
+        facts = [
+            a < b,
+            a > b,
+            a != b,
+            a == a,
+            OnlyEq() == 3,
+            3 == OnlyEq(),
+            OnlyEq() != 3,
+            Odd() == Odd(),
+            Odd() != 1,
+        ]
         texts = []
-        for f in (lambda: a <= b, lambda: Odd() < Odd(), lambda: Odd() < 3, lambda: 3 > Odd(), lambda: hash(OnlyEq())):
+        for f in (
+            lambda: a <= b,
+            lambda: Odd() < Odd(),
+            lambda: Odd() < 3,
+            lambda: 3 > Odd(),
+            lambda: hash(OnlyEq()),
+        ):
             try:
                 f()
             except TypeError as e:
@@ -553,7 +613,14 @@ def generic_dataclass_tree():
     def fn(x):
         q = Pair(x, x * 2) + Pair(1, 2, {"z": 3})
         r = q.swap()
-        return r, r.a - r.b, p.swap(), p == Pair(1, 2, {"k": 1}), dataclasses.asdict(p), dataclasses.astuple(p)
+        return (
+            r,
+            r.a - r.b,
+            p.swap(),
+            p == Pair(1, 2, {"k": 1}),
+            dataclasses.asdict(p),
+            dataclasses.astuple(p),
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -603,7 +670,10 @@ def dataclass_default_changes_between_calls():
         a.items.append(a.v)
         return x * a.v + len(a.items)
 
-    return fn, Changing([(tensor(3),)] * 4, {2: lambda: setattr(A.__init__, "__defaults__", (5, *A.__init__.__defaults__[1:]))})
+    return fn, Changing(
+        [(tensor(3),)] * 4,
+        {2: lambda: setattr(A.__init__, "__defaults__", (5, *A.__init__.__defaults__[1:]))},
+    )
 
 
 @program(graphs=1)
@@ -652,7 +722,18 @@ def flags_combined():
         AB = 3
 
     def fn(x, f):
-        return x * int(f), f | F.C, F.A in f, f & ~F.A, [m for m in F.AB], F(5), f == 3, F.AB.name, (f ^ F.A).value, bool(F(0))
+        return (
+            x * int(f),
+            f | F.C,
+            F.A in f,
+            f & ~F.A,
+            [m for m in F.AB],
+            F(5),
+            f == 3,
+            F.AB.name,
+            (f ^ F.A).value,
+            bool(F(0)),
+        )
 
     return fn, [(tensor(3), F.AB), (tensor(3), F.AB), (tensor(3), F.C)]
 
@@ -679,7 +760,9 @@ def calls_of_every_kind():
     d = {"f": c, "g": c.method, "h": C.make, "i": functools.partial(c, k=3)}
 
     def fn(x, *args, **kwargs):
-        return d["f"](x, *args, **kwargs) + d["g"](x) + d["h"]()(x) + d["i"](x, 1) + C.attribute([1]) + (lambda *a: a[0])(x, 2), kwargs
+        return d["f"](x, *args, **kwargs) + d["g"](x) + d["h"]()(x) + d["i"](x, 1) + C.attribute([1]) + (
+            lambda *a: a[0]
+        )(x, 2), kwargs
 
     return fn, [call(tensor(3), 1, 2, k=4, z=5), call(tensor(3), 1, 2, k=4, z=5), call(tensor(3))]
 
@@ -969,6 +1052,12 @@ def counter_and_chain_of_objects():
         g = collections.defaultdict(list)
         for t in c:
             g[t].append(x)
-        return c[Token("a")] * x, len(g[Token("a")]), len(set(c)), Token("b") in c, [t.s for t, _ in c.most_common()]
+        return (
+            c[Token("a")] * x,
+            len(g[Token("a")]),
+            len(set(c)),
+            Token("b") in c,
+            [t.s for t, _ in c.most_common()],
+        )
 
     return fn, [(tensor(3),)] * 3

@@ -54,7 +54,13 @@ def partials():
     def fn(x):
         inner = functools.partial(scaled, x, add=1)
         nested = functools.partial(inner, 2)
-        return outside(x) + nested() + inner(k=4), outside.func is scaled, outside.keywords, inner.args[0] + 1, nested
+        return (
+            outside(x) + nested() + inner(k=4),
+            outside.func is scaled,
+            outside.keywords,
+            inner.args[0] + 1,
+            nested,
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -840,7 +846,13 @@ def dates():
 
     def fn(x):
         d = datetime.datetime(2020, 1, 5) - datetime.timedelta(days=2)
-        return x * d.day + day.month, d, d.isoformat(), (d.date() - day).days, datetime.timedelta(hours=1).total_seconds()
+        return (
+            x * d.day + day.month,
+            d,
+            d.isoformat(),
+            (d.date() - day).days,
+            datetime.timedelta(hours=1).total_seconds(),
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -890,7 +902,13 @@ def paths():
 @program()
 def files():
     def fn(x):
-        return x * 2, os.path.exists("/"), os.path.isdir("/nowhere"), pathlib.Path("/").exists(), bool(os.getcwd())
+        return (
+            x * 2,
+            os.path.exists("/"),
+            os.path.isdir("/nowhere"),
+            pathlib.Path("/").exists(),
+            bool(os.getcwd()),
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -904,7 +922,9 @@ def imports_inside():
         from math import sqrt
 
         mod = importlib.import_module("math")
-        return x * sqrt(4) + mod.floor(2.5) + len(j.dumps([1])) + len(os.path.join("a", "b")), OrderedDict(a=1)
+        return x * sqrt(4) + mod.floor(2.5) + len(j.dumps([1])) + len(os.path.join("a", "b")), OrderedDict(
+            a=1
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -977,7 +997,13 @@ def abstract_numbers_and_abcs():
         b.add(3)
         b |= Bag([4])
         u = b & Bag([1, 9])
-        return s[0] + s.index(2) + s.count(1) + len(b), list(reversed(s))[0], 1 in s, list(u), b <= Bag([1, 2, 3, 4])
+        return (
+            s[0] + s.index(2) + s.count(1) + len(b),
+            list(reversed(s))[0],
+            1 in s,
+            list(u),
+            b <= Bag([1, 2, 3, 4]),
+        )
 
     return fn, [(tensor(3),)] * 3
 
@@ -987,7 +1013,12 @@ def enum_of_the_standard_library():
     def fn(x):
         pattern = re.compile("a", re.IGNORECASE | re.MULTILINE)
         k = enum.unique
-        return x + int(bool(pattern.flags & re.I)), inspect.Parameter.KEYWORD_ONLY.name, k is not None, abc.ABC.__name__
+        return (
+            x + int(bool(pattern.flags & re.I)),
+            inspect.Parameter.KEYWORD_ONLY.name,
+            k is not None,
+            abc.ABC.__name__,
+        )
 
     return fn, [(tensor(3),)] * 3
 

@@ -320,7 +320,9 @@ def notes_of(model: nn.Module) -> tuple[int, int]:
 
 def test_modules_that_did_not_change_are_not_looked_at() -> None:
     """Per layer only its two tensors are; the rest is a comparison of words."""
-    words, looks = zip(*(notes_of(nn.Sequential(*[nn.Linear(4, 4) for _ in range(n)]).eval()) for n in (10, 20)))
+    words, looks = zip(
+        *(notes_of(nn.Sequential(*[nn.Linear(4, 4) for _ in range(n)]).eval()) for n in (10, 20))
+    )
     assert looks[1] - looks[0] == 2 * 10
     assert words[1] - words[0] <= 10 * 10
 

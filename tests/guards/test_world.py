@@ -83,7 +83,16 @@ def put_item(undo: Undo, owner: Any, key: Any, value: Any) -> None:
     undo.callback(owner.__delitem__, key)
 
 
-_SPECIAL = ("__class__", "__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__", "__name__", "grad")
+_SPECIAL = (
+    "__class__",
+    "__dict__",
+    "__code__",
+    "__defaults__",
+    "__kwdefaults__",
+    "__bases__",
+    "__name__",
+    "grad",
+)
 
 
 def putting(owner: Any, name: Any, value: Any) -> Change:
@@ -1770,7 +1779,6 @@ def model_output_of_a_library():
 
     out = Output(a=1.0)
     return (lambda x: x * out["a"] + len(out)), (X,), lambda undo: put_item(undo, out, "b", 2.0)
-
 
 
 @row("")

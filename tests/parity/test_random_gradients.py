@@ -158,7 +158,8 @@ def backward(tensors: list[torch.Tensor]) -> str | None:
             if t.requires_grad and t.grad_fn is not None:
                 t.sum().backward(retain_graph=True)
     except RuntimeError as e:
-        return re.sub(r"\d+", "N", str(e))  # how often a tensor was written is not eager's where no gradient is recorded
+        # how often a tensor was written is not eager's where no gradient is recorded
+        return re.sub(r"\d+", "N", str(e))
     return None
 
 

@@ -592,9 +592,9 @@ class Program:
             self.names["box"].append(name)
             return
         if box != "STATE":
-            self.line(
-                f"{value} = {self.one_of([f'{box}.add({self.full(0)})', f'{box}.double', f'{box}[n]', f'{box}.value', f'sum({box})'])}"
-            )
+            added = f"{box}.add({self.full(0)})"
+            forms = [added, f"{box}.double", f"{box}[n]", f"{box}.value", f"sum({box})"]
+            self.line(f"{value} = {self.one_of(forms)}")
             self.names["full"].append(value)
 
     def leave(self) -> None:

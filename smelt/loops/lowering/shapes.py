@@ -47,7 +47,13 @@ def scalar_tensor(b: Builder, value: float, **options: Any) -> Tensor:
 
 
 TAKE_NUMBERS.update(
-    (aten.full.default, aten.new_full.default, aten.full_like.default, aten.fill.Scalar, aten.scalar_tensor.default)
+    (
+        aten.full.default,
+        aten.new_full.default,
+        aten.full_like.default,
+        aten.fill.Scalar,
+        aten.scalar_tensor.default,
+    )
 )
 
 
