@@ -181,16 +181,6 @@ class VM:
             frame = frame.parent
         return tuple(reversed(lines))
 
-    def frame_at(self, level: int) -> Frame:
-        """The frame `level - 1` callers up, as `stacklevel` of warnings counts."""
-        frame = self.frame
-        assert frame is not None
-        for _ in range(level - 1):
-            if frame.parent is None:
-                break
-            frame = frame.parent
-        return frame
-
     def calls_module(self, frame: Frame | None) -> bool:
         """Whether `frame` is calling a module, whose `__call__` has no frame here."""
         return any(f is frame for f in self.module_callers)
