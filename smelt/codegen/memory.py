@@ -61,15 +61,3 @@ def _tightest_gap(placed: list[tuple[int, int, int, int]], interval: Interval, s
         if stop > top:
             top = stop
     return top if best < 0 else best
-
-
-def peak(intervals: Sequence[Interval]) -> int:
-    """The most bytes that live at once: no placement can be smaller."""
-    grow = [(i.begin, aligned(i.nbytes)) for i in intervals]
-    shrink = [(i.end + 1, -aligned(i.nbytes)) for i in intervals]
-    changes = sorted(grow + shrink)
-    most = now = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most

@@ -10,7 +10,7 @@ import torch
 
 from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.memory import Interval, peak, place
+from smelt.codegen.memory import Interval, aligned, place
 from smelt.codegen.plan import Alloc, Aten, Launch, Plan, print_plan, verify
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
@@ -362,6 +362,18 @@ def test_equal_products_share_code():
 
 
 # ------------------------------------------------------------------------------------------------------------- arena
+
+
+def peak(intervals):
+    """The most bytes that live at once: no placement can be smaller."""
+    grow = [(i.begin, aligned(i.nbytes)) for i in intervals]
+    shrink = [(i.end + 1, -aligned(i.nbytes)) for i in intervals]
+    changes = sorted(grow + shrink)
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
 
 
 def test_placement_never_overlaps_and_stays_near_the_peak():
