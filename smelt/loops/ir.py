@@ -16,6 +16,7 @@ A `Kernel` is what one launch does: for every point of its `outer` loops (parall
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 from weakref import WeakValueDictionary
@@ -190,3 +191,39 @@ class Kernel:
     buffers: tuple[Buffer, ...]
     outer: tuple[Loop, ...]
     stages: tuple[Stage, ...]
+
+
+def fixed(size: Size) -> int:
+    """A size as a number. Raises ValueError for a symbolic one: kernels are compiled for fixed sizes."""
+    if not isinstance(size, int):
+        raise ValueError(f"kernels need fixed sizes, not {size}")
+    return size
+
+
+def stage_loops(stage: Stage) -> tuple[Loop, ...]:
+    return (stage.loop,) if isinstance(stage, ScanStage) else stage.loops
+
+
+def stage_stores(stage: Stage) -> tuple[Store, ...]:
+    if isinstance(stage, MapStage):
+        return stage.stores
+    return (stage.store,) if isinstance(stage, ScanStage) else ()
+
+
+def stage_values(stage: Stage) -> list[Value]:
+    """What is computed at a point of the stage: stored, reduced or scanned."""
+    results = stage.reductions if isinstance(stage, ReduceStage) else stage_stores(stage)
+    return [r.value for r in results]
+
+
+def walk(values: list[Value]) -> Iterator[Value]:
+    """Every subexpression once, operands after their users."""
+    seen: set[int] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        stack += [a for a in value.args if isinstance(a, Value)]

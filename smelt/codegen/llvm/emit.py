@@ -21,16 +21,24 @@ from smelt.codegen.llvm.vectorize import (
     Choice,
     choose,
     count_lanes,
-    fixed,
     lane_stride,
     local_bytes,
+)
+from smelt.codegen.llvm.vmath import MATH_OPS
+from smelt.graph.sizes import Size, Sym
+from smelt.loops.ir import (
+    Kernel,
+    Loop,
+    MapStage,
+    ReduceStage,
+    Reduction,
+    ScanStage,
+    Stage,
+    fixed,
     stage_loops,
     stage_values,
     walk,
 )
-from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Stage
 
 PIECE_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
 ITEM_CYCLES = 4_000  # an item should hide the decoding of its number

@@ -8,25 +8,28 @@ need no combining. The choice is by estimated cost: what decides is which memory
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, prod
 
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, Value
+from smelt.loops.ir import (
+    Kernel,
+    ReduceStage,
+    ScanStage,
+    Stage,
+    fixed,
+    stage_loops,
+    stage_stores,
+    stage_values,
+    walk,
+)
 
 # Costs in cycles of one instruction over one vector; GATHER and SCATTER per lane.
 CONTIGUOUS, SPLAT, GATHER, SCATTER, MATH, DIVIDE = 1.0, 1.0, 1.2, 1.8, 14.0, 5.0
 LOCAL_BYTES = 256 << 10  # scratch that may live on the stack of one thread
-
-
-def fixed(size: Size) -> int:
-    """A size as a number. Raises ValueError for a symbolic one: kernels are compiled for fixed sizes."""
-    if not isinstance(size, int):
-        raise ValueError(f"kernels need fixed sizes, not {size}")
-    return size
 
 
 @dataclass(frozen=True)
@@ -50,31 +53,6 @@ def lane_stride(index: Size, sym: Sym | None, lanes: int) -> int | None:
         block, lane = Sym("block", 0, sym.hi // lanes), Sym("lane", 0, lanes - 1)
         direct = affine(subs(index, {sym: block * lanes + lane}), lane)
     return direct[0] if direct and isinstance(direct[0], int) else None
-
-
-def stage_loops(stage: Stage) -> tuple[Loop, ...]:
-    return (stage.loop,) if isinstance(stage, ScanStage) else stage.loops
-
-
-def stage_values(stage: Stage) -> list[Value]:
-    if isinstance(stage, MapStage):
-        return [s.value for s in stage.stores]
-    if isinstance(stage, ReduceStage):
-        return [r.value for r in stage.reductions]
-    return [stage.store.value]
-
-
-def walk(values: list[Value]) -> Iterator[Value]:
-    """Every subexpression once, operands after their users."""
-    seen: set[int] = set()
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield value
-        stack += [a for a in value.args if isinstance(a, Value)]
 
 
 @dataclass(frozen=True)
@@ -105,14 +83,8 @@ def _facts(kernel: Kernel, stage: Stage) -> _StageFacts:
             arithmetic += (
                 MATH if value.op in MATH_OPS else DIVIDE if value.op in ("div", "sqrt", "rsqrt") else 1.0
             )
-    stores = (
-        stage.stores
-        if isinstance(stage, MapStage)
-        else (stage.store,)
-        if isinstance(stage, ScanStage)
-        else ()
-    )
-    accesses += [_Access(s.index, True, kernel.buffers[s.buffer].role == "local") for s in stores]
+    for store in stage_stores(stage):
+        accesses.append(_Access(store.index, True, kernel.buffers[store.buffer].role == "local"))
     return _StageFacts(stage, prod(fixed(l.size) for l in stage_loops(stage)), tuple(accesses), arithmetic)
 
 

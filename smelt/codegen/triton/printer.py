@@ -16,7 +16,22 @@ import torch
 from smelt.codegen.triton import values
 from smelt.codegen.triton.values import NAMES
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Stage, Store, Value
+from smelt.loops.ir import (
+    Kernel,
+    Loop,
+    MapStage,
+    ReduceStage,
+    Reduction,
+    ScanStage,
+    Stage,
+    Store,
+    Value,
+    fixed,
+    stage_loops,
+    stage_stores,
+    stage_values,
+    walk,
+)
 
 PERSISTENT = 8192  # stage points that one block may hold
 LOOPED = 2048  # block of a longer stage
@@ -60,7 +75,7 @@ class _Block:
 class _Printer:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.points = prod(_fixed(l.size) for l in kernel.outer)
+        self.points = prod(fixed(l.size) for l in kernel.outer)
         self.x = Sym("x", 0, max(self.points - 1, 0))
         self.r = Sym("r", 0, max([_trips(s) for s in kernel.stages] + [1]) - 1)
         self.blocks = _blocks(kernel, self.points)
@@ -100,7 +115,7 @@ class _Printer:
         lines = ["", "", f"def launch({', '.join(passed)}):"]
         for i, b in enumerate(self.kernel.buffers):
             if b.role == "local":
-                size = f"{self.points * _fixed(b.size)}, dtype={b.dtype}, device={passed[0]}.device"
+                size = f"{self.points * fixed(b.size)}, dtype={b.dtype}, device={passed[0]}.device"
                 lines.append(f"    p{i} = torch.empty({size})")
         arguments = ", ".join(f"p{i}" for i in range(len(self.kernel.buffers)))
         blocks = f"XBLOCK={self.blocks.x}, RBLOCK={max(self.blocks.r, 1)}, num_warps={self.blocks.warps}"
@@ -150,7 +165,7 @@ class _Printer:
     def _open(self, stage: Stage) -> _Block:
         """The block of the stage's points; begins the loop over blocks if there are several."""
         trips, wide = _trips(stage), self._index_type()
-        rewrite = {**self.outer, **_digits(_loops(stage), self.r)}
+        rewrite = {**self.outer, **_digits(stage_loops(stage), self.r)}
         looped = self._looped(stage)
         r = "r" if looped else f"r{trips}"
         if looped:
@@ -303,7 +318,7 @@ class _Printer:
         rewritten = self._rewritten(at, e)
         text = values.index(rewritten, {self.x: "x", self.r: at.r})
         if spec.role == "local":
-            text = f"(x * {_fixed(spec.size)} + {text})"
+            text = f"(x * {fixed(spec.size)} + {text})"
             return text
         return text if free_syms(rewritten) else f"({text} + tl.zeros([1, 1], tl.int32))"
 
@@ -315,25 +330,15 @@ class _Printer:
         self.lines.append("    " * at.indent + text)
 
 
-def _fixed(size: Size) -> int:
-    if not isinstance(size, int):
-        raise ValueError(f"kernels need fixed sizes, not {size}")
-    return size
-
-
-def _loops(stage: Stage) -> tuple[Loop, ...]:
-    return (stage.loop,) if isinstance(stage, ScanStage) else stage.loops
-
-
 def _trips(stage: Stage) -> int:
-    return prod(_fixed(l.size) for l in _loops(stage))
+    return prod(fixed(l.size) for l in stage_loops(stage))
 
 
 def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
     """Each loop's symbol as an expression of the flattened index."""
     digits: dict[Sym, Size] = {}
     rest: Size = number
-    total = prod(_fixed(l.size) for l in loops)
+    total = prod(fixed(l.size) for l in loops)
     number_is_exact = number.hi == total - 1
     for position, loop in reversed(list(enumerate(loops))):
         first = position == 0 and number_is_exact
@@ -366,48 +371,21 @@ def _accumulator(r: Reduction) -> str:
 
 def _stage_indices(stage: Stage) -> list[Size]:
     """Where the stage loads and stores."""
-    stores = (
-        stage.stores
-        if isinstance(stage, MapStage)
-        else (stage.store,)
-        if isinstance(stage, ScanStage)
-        else ()
-    )
-    roots = [s.value for s in stores] if stores else [r.value for r in getattr(stage, "reductions", ())]
-    found: list[Size] = [s.index for s in stores]
-    seen: set[int] = set()
-    while roots:
-        v = roots.pop()
-        if id(v) not in seen:
-            seen.add(id(v))
-            if v.op == "load":
-                found.append(v.args[1])
-            roots += [a for a in v.args if isinstance(a, Value)]
-    return found
+    loads = [v.args[1] for v in walk(stage_values(stage)) if v.op == "load"]
+    return [store.index for store in stage_stores(stage)] + loads
 
 
 def _reads_written(kernel: Kernel, stage: Stage) -> bool:
     """The stage loads a buffer that the kernel writes, so another thread of the program may have written it."""
-    roots = [s.value for s in stage.stores] if isinstance(stage, MapStage) else []
-    roots += [r.value for r in stage.reductions] if isinstance(stage, ReduceStage) else []
-    roots += [stage.store.value] if isinstance(stage, ScanStage) else []
-    seen: set[int] = set()
-    while roots:
-        v = roots.pop()
-        if id(v) in seen:
-            continue
-        seen.add(id(v))
-        if v.op == "load" and kernel.buffers[v.args[0]].role != "in":
-            return True
-        roots += [a for a in v.args if isinstance(a, Value)]
-    return False
+    loads = (v for v in walk(stage_values(stage)) if v.op == "load")
+    return any(kernel.buffers[v.args[0]].role != "in" for v in loads)
 
 
 def _blocks(kernel: Kernel, points: int) -> Blocks:
     """Heuristic: whole rows in a block while they fit; several short rows together; where neighbouring outer points
     are neighbours in memory and those of a stage are not, wide in x."""
     trips = max([_trips(s) for s in kernel.stages] + [0])
-    if all(not _loops(s) for s in kernel.stages):
+    if all(not stage_loops(s) for s in kernel.stages):
         return Blocks(min(POINTWISE, _power(points)), 0, 4)
     if _outer_is_contiguous(kernel):
         return Blocks(min(64, _power(points)), min(32, _power(trips)), 8)
@@ -424,11 +402,11 @@ def _outer_is_contiguous(kernel: Kernel) -> bool:
     """More accesses are contiguous along an outer loop than along a loop of their stage."""
     score = 0
     for stage in kernel.stages:
-        if not _loops(stage):
+        if not stage_loops(stage):
             continue
         for e in _stage_indices(stage):
             score += any(_stride(e, l) == 1 for l in kernel.outer)
-            score -= any(_stride(e, l) == 1 for l in _loops(stage))
+            score -= any(_stride(e, l) == 1 for l in stage_loops(stage))
     return score > 0
 
 
