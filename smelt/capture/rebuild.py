@@ -145,11 +145,16 @@ def _tuple_text(items: tuple[object, ...], text: Text) -> str:
 
 
 def _dict_text(items: dict[Any, Any], text: Text) -> str:
-    return "{" + ", ".join(f"{text(k)}: {text(v)}" for k, v in dict.items(items)) + "}"
+    return "{" + ", ".join(f"{text(k)}: {text(v)}" for k, v in _items(items)) + "}"
+
+
+def _items(x: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """In order, which an OrderedDict keeps for itself."""
+    return collections.OrderedDict.items(x) if isinstance(x, collections.OrderedDict) else dict.items(x)
 
 
 def _pairs(x: dict[Any, Any]) -> list[object]:
-    return [part for pair in dict.items(x) for part in pair]
+    return [part for pair in _items(x) for part in pair]
 
 
 def _extend(x: Any, text: Text, name: str) -> list[str]:

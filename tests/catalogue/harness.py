@@ -83,7 +83,6 @@ def program(
     def decorate(factory: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(factory)
         def run(*args: Any, **kwargs: Any) -> None:
-            smelt.reset()
             make = functools.partial(factory, *args, **kwargs)
             compiled: list[Any] = []
 

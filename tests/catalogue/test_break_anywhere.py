@@ -88,7 +88,6 @@ def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(
                 vm.VM, "check_stop", functools.partialmethod(_call, forced.check_stop, vm.VM.check_stop)
             )
-            smelt.reset()
             compiled: list[Any] = []
             for number, got in enumerate(_world(factory, lambda fn: _compile(fn, compiled))):
                 problem = difference(got.facts, want[number].facts, 1e-5, 1e-5)
