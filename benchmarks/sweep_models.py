@@ -7,8 +7,7 @@ Architectures of transformers: the default configuration cut to 2 layers (where 
 words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode.
 timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode
 and train mode (outputs, gradients of the parameters, buffers).
-A row a model: does it agree, in how many graphs, why it broke or ran eagerly, seconds of the first call, and in how many
-graphs torch.compile captures it. Each model runs in a process of its own, so that a crash is a row.
+A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile captures it. Each model runs in a process of its own, so that a crash is a row.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import os
 import platform
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,17 +103,24 @@ def _cut(config: Any) -> None:
     """To two layers."""
     for part in _parts(config):
         for name in LAYERS:
-            if isinstance(getattr(part, name, None), int):
+            if isinstance(_get(part, name), int):
                 _set(part, name, 2)
         for name in ("layer_types", "mlp_layer_types", "attention_layers", "block_types"):
-            if isinstance(getattr(part, name, None), list):
-                _set(part, name, _two_kinds(getattr(part, name)))
+            if isinstance(_get(part, name), list):
+                _set(part, name, _two_kinds(_get(part, name)))
+        if isinstance(_get(part, "num_kv_shared_layers"), int):
+            _set(part, "num_kv_shared_layers", 0)
 
 
 def _two_kinds(layers: list[Any]) -> list[Any]:
     """The first layer, and the first of another kind if there is one."""
     first, *others = layers or [None]
     return [first, next((kind for kind in others if kind != first), first)]
+
+
+def _get(part: Any, name: str) -> Any:
+    with contextlib.suppress(Exception):  # a property
+        return getattr(part, name, None)
 
 
 def _set(part: Any, name: str, value: Any) -> None:
@@ -127,9 +132,9 @@ def _shrink(config: Any) -> None:
     """To fewer experts and words and narrower feed-forward layers, where two layers are still large."""
     for part in _parts(config):
         for name, most in SHRUNK.items():
-            if isinstance(getattr(part, name, None), int):
-                _set(part, name, min(getattr(part, name), most))
-        if isinstance(getattr(part, "pad_token_id", None), int):
+            if isinstance(_get(part, name), int):
+                _set(part, name, min(_get(part, name), most))
+        if isinstance(_get(part, "pad_token_id"), int):
             part.pad_token_id = 0
 
 
@@ -137,18 +142,19 @@ def _narrow(config: Any) -> None:
     """Also to a quarter of the heads, which are as wide as before."""
     _shrink(config)
     for part in _parts(config):
-        heads = getattr(part, "num_attention_heads", None)
+        heads = _get(part, "num_attention_heads")
         if not isinstance(heads, int) or heads % 4:
             continue
         for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"):
-            if isinstance(getattr(part, name, None), int):
-                _set(part, name, max(1, getattr(part, name) // 4))
+            if isinstance(_get(part, name), int):
+                _set(part, name, max(1, _get(part, name) // 4))
 
 
 def _parts(config: Any) -> list[Any]:
-    names = ("text_config", "encoder", "decoder", "audio_config", "vision_config")
-    parts = (config, *(getattr(config, name, None) for name in names))
-    return [part for part in parts if part is not None and not isinstance(part, dict)]
+    from transformers import PreTrainedConfig
+
+    inner = [part for part in vars(config).values() if isinstance(part, PreTrainedConfig)]
+    return [config, *(p for part in inner for p in _parts(part))]
 
 
 def architecture(name: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -290,9 +296,14 @@ def _describe(compiled: Any) -> dict[str, Any]:
     records = report.records(compiled)
     return {
         "graphs": report.graph_count(compiled),
-        "breaks": [f"{b.kind.id} ({b.detail}) at {b.line}" for _, r in records for b in r.breaks],
-        "eager": [f"{b.kind.id} ({b.detail}) at {b.line}" for _, r in records for b in r.reasons],
+        "breaks": [_why(b) for _, r in records for b in r.breaks],
+        "eager": [_why(b) for _, r in records for b in r.reasons],
     }
+
+
+def _why(reason: Any) -> str:
+    """With the file named from its package on."""
+    return f"{reason.kind.id} ({reason.detail}) at {str(reason.line).rpartition('site-packages/')[2]}"
 
 
 def _evaluate(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -302,15 +313,12 @@ def _evaluate(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(0)
         want = model(**inputs)
         compiled = smelt.compile(model)
-        start = time.perf_counter()
         torch.manual_seed(0)
         got = compiled(**inputs)
-        seconds = time.perf_counter() - start
         torch.manual_seed(0)
         again = compiled(**inputs)
     return {
         "error": max(_distance(got, want), _distance(again, want)),
-        "seconds": seconds,
         **_describe(compiled),
     }
 
@@ -332,12 +340,10 @@ def _train(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
 
     want = step(model)
     compiled = smelt.compile(model)
-    start = time.perf_counter()
     got = step(compiled)
-    seconds = time.perf_counter() - start
     again = step(compiled)
     errors = [max(_distance(a, b), _distance(c, b)) for a, b, c in zip(got, want, again)]
-    return {"error": errors[0], "gradients": max(errors[1:]), "seconds": seconds, **_describe(compiled)}
+    return {"error": errors[0], "gradients": max(errors[1:]), **_describe(compiled)}
 
 
 def _rival(model: nn.Module, inputs: dict[str, Any]) -> int | str:
@@ -377,9 +383,15 @@ def _row(kind: str, name: str, rival: str, pipe: Any) -> None:
             row[mode] = run(model, inputs)
         except Exception as error:
             row[mode] = {"raised": f"{type(error).__name__}: {error}"[:300]}
-    if rival == "all" or (rival == "some" and not _whole(row["eval"])):
+    if _wants_rival(row, rival):
         row["rival"] = _rival(model, inputs)
     pipe.send(row)
+
+
+def _wants_rival(row: dict[str, Any], which: str) -> bool:
+    if which == "none" or "rival" in row or "eval" not in row:
+        return False
+    return which == "all" or not _whole(row["eval"])
 
 
 def _whole(result: dict[str, Any]) -> bool:
@@ -424,10 +436,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
     for mode in ("eval", "train"):
         r = row.get(mode)
         if r is None or "raised" in r:
-            cells += ["", "", r["raised"][:80] if r else ""]
+            cells += ["", r["raised"][:80] if r else ""]
             continue
         why = "; ".join(dict.fromkeys(x.split(" at ")[0][:90] for x in (*r["eager"], *r["breaks"])))
-        cells += [str(r["graphs"]), f"{r['seconds']:.2f}", why]
+        cells += [str(r["graphs"]), why]
     return [*cells, str(row.get("rival", ""))]
 
 
@@ -445,15 +457,16 @@ def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
         ", ".join(f"{k}: {v}" for k, v in counts.items())
         + f"; whole in one graph (eval): {whole} of {len(ran)}.",
         "",
-        "| model | | graphs | s | why not one | train: graphs | s | why not one | torch.compile's graphs |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | | graphs | why not one | train: graphs | why not one | torch.compile's graphs |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines = [
         "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in _cells(r)) + " |" for r in rows
     ]
     shown = [line for line, row in zip(lines, rows) if verdict(row) != "skipped"]
     skipped = [f"`{r['name']}` ({r['skipped'][:70]})" for r in rows if "skipped" in r]
-    return "\n".join([*head, *shown, "", "Skipped: " + ", ".join(skipped) + "."]) + "\n"
+    tail = ["", "Skipped: " + ", ".join(skipped) + "."] if skipped else []
+    return "\n".join([*head, *shown, *tail]) + "\n"
 
 
 def main() -> int:
@@ -465,7 +478,7 @@ def main() -> int:
     parser.add_argument(
         "--rival", choices=("all", "some", "none"), default="all", help="some: where smelt breaks"
     )
-    parser.add_argument("--resume", action="store_true", help="keep the rows that the table of --out has")
+    parser.add_argument("--resume", action="store_true", help="keep what the table of --out has")
     args = parser.parse_args()
     import timm  # noqa: F401  (before the fork: once for all)
     import transformers
@@ -476,7 +489,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     names = args.only or BUILDERS[args.kind][0]()
     table = Path(args.out, f"{args.kind}.json")
-    found = {r["name"]: r for r in json.loads(table.read_text())} if args.resume and table.exists() else {}
+    old = json.loads(table.read_text()) if args.resume and table.exists() else []
+    found = {row["name"]: row for row in old if not _wants_rival(row, args.rival)}
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.workers) as pool:
         for row in pool.map(lambda n: found.get(n) or _measured(args.kind, n, args.rival), names):
