@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
+from smelt.capture.binding import VARARGS, VARKEYWORDS
 from smelt.graph.ir import Graph
 from smelt.graph.passes import has_effect
 
 log = logging.getLogger("smelt")
-_VARARGS, _VARKEYWORDS = 4, 8
 
 
 def is_repeatable(graph: Graph) -> bool:
@@ -49,6 +49,6 @@ def _arguments(code: CodeType, slots: Sequence[str]) -> list[str]:
     """A call with what is in a frame's argument slots: positional, keyword-only, *args, **kwargs."""
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     rest = list(slots[named:])
-    positional = [*slots[:count], *([f"*{rest.pop(0)}"] if code.co_flags & _VARARGS else [])]
+    positional = [*slots[:count], *([f"*{rest.pop(0)}"] if code.co_flags & VARARGS else [])]
     keywords = [f"{name}={slot}" for name, slot in zip(code.co_varnames[count:named], slots[count:named])]
-    return [*positional, *keywords, *([f"**{rest.pop(0)}"] if code.co_flags & _VARKEYWORDS else [])]
+    return [*positional, *keywords, *([f"**{rest.pop(0)}"] if code.co_flags & VARKEYWORDS else [])]

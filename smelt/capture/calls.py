@@ -64,7 +64,7 @@ from smelt.reasons import (
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain, plain_parts
 
-GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80, 0x200
+COROUTINE, ASYNC_GENERATOR = 0x80, 0x200
 _Args = Sequence[Any]
 _Kwargs = dict[str, Any]
 

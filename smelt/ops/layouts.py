@@ -211,10 +211,8 @@ def _convolution(
     if n > 1:
         memory_format = torch._C._conv_determine_backend_memory_format(real, real_weight, backend)
         return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=memory_format)
-    flat, flat_weight = (
-        real.contiguous().unsqueeze(2),
-        real_weight.unsqueeze(2),
-    )  # as the operator itself does
+    # As the operator itself does.
+    flat, flat_weight = real.contiguous().unsqueeze(2), real_weight.unsqueeze(2)
     memory_format = torch._C._conv_determine_backend_memory_format(flat, flat_weight, backend)
     shape.insert(2, 1)
     return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=memory_format).squeeze(2)
