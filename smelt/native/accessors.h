@@ -11,7 +11,8 @@
 
 namespace smelt {
 
-inline PyTypeObject* deque_type;  // collections.deque
+inline PyTypeObject* deque_type;        // collections.deque
+inline PyTypeObject* tuplegetter_type;  // a field of a named tuple; a heap type since 3.12
 
 struct ModuleNames {  // the dictionaries of an nn.Module, and a special method
     PyObject *parameters, *buffers, *modules;
@@ -148,11 +149,14 @@ inline bool init_names() {
     return true;
 }
 
-inline bool init_deque_type() {
-    PyObject* module = PyImport_ImportModule("collections");
-    deque_type = module ? reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(module, "deque")) : nullptr;
+inline bool init_collections() {
+    PyObject* module = PyImport_ImportModule("_collections");
+    auto get = [&](const char* name) {
+        return module ? reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(module, name)) : nullptr;
+    };
+    if ((deque_type = get("deque"))) tuplegetter_type = get("_tuplegetter");
     Py_XDECREF(module);
-    return deque_type;
+    return tuplegetter_type;
 }
 
 // ---------------------------------------------------------------------------------------------- accessors
@@ -196,7 +200,7 @@ struct Attribute : Accessor {
 inline bool runs_python(PyObject* found) {
     if (!found) return false;
     PyTypeObject* type = Py_TYPE(found);
-    if (!type->tp_descr_get) return false;
+    if (!type->tp_descr_get || type == tuplegetter_type) return false;
     return PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || type == &PyProperty_Type;
 }
 

@@ -317,7 +317,7 @@ PyObject* check_guard_tree(PyObject* self, PyObject* const* slots, Py_ssize_t co
 }
 
 int init_guards(PyObject* module) {
-    if (!init_names() || !init_deque_type() || ready_guard_tree_type() < 0) return -1;
+    if (!init_names() || !init_collections() || ready_guard_tree_type() < 0) return -1;
     PyObject* state_names = global_state_names();
     int failed = !state_names || PyModule_AddObjectRef(module, "GLOBAL_STATE", state_names) < 0;
     Py_XDECREF(state_names);
