@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smelt.capture import attributes
+from smelt.capture.code import PY312
 from smelt.capture.values import MISSING
 
 # Flags of classes (Include/object.h); collections.abc sets the first two on what is registered or inherits.
@@ -39,7 +40,7 @@ def class_parts(
 ) -> tuple[Any, ...] | None:
     """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
     if not isinstance(cls, type):
-        raise TypeError("called match pattern must be a type")
+        raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
     if not vm.call(isinstance, (subject, cls), {}):
         return None
     itself, positional = _positional(vm, cls, count) if count else (False, ())
