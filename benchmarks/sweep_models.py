@@ -7,7 +7,8 @@ Architectures of transformers: the default configuration cut to 2 layers (where 
 words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode.
 timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode
 and train mode (outputs, gradients of the parameters, buffers).
-A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile captures it. Each model runs in a process of its own, so that a crash is a row.
+A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile
+captures it. Each model runs in a process of its own, so that a crash is a row.
 """
 
 from __future__ import annotations
@@ -373,7 +374,12 @@ def _row(kind: str, name: str, rival: str, pipe: Any) -> None:
     try:
         model, inputs = BUILDERS[kind][1](name)
     except Exception as error:
-        pipe.send({**row, "skipped": f"{type(error).__name__}: {error}".splitlines()[0][:160]})
+        pipe.send(
+            {
+                **row,
+                "skipped": f"{type(error).__name__}: {error}".splitlines()[0].partition(" from '/")[0][:160],
+            }
+        )
         return
     row["class"] = type(model).__name__
     for mode, run in (("eval", _evaluate), ("train", _train)):

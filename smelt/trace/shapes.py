@@ -312,6 +312,8 @@ def _wrap_one(
         if isinstance(source, (list, tuple)):
             source, position = source[index], index
         return source, Part("same", source.spec, result.arg, position)
+    if item.device.type != "meta" and not _has_tensor((*args, *kwargs.values())):
+        item = item.to(_META)  # of plain numbers: torch.div(5, 2)
     if item.device.type != "meta":  # a shape function that computes for real
         raise trace.unsupported(UNSUPPORTED_CALL, f"an operator gave a real tensor of {item.device}")
     if result.kind == "view":
