@@ -1,0 +1,96 @@
+"""What the caches keep alive: nothing of a model that the user has let go of, and nothing at all after `reset`."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt import runtime
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2)).eval()
+
+
+def parts(model: nn.Module) -> list[weakref.ref[Any]]:
+    return [weakref.ref(o) for o in (model, *model.modules(), *model.parameters(), *model.buffers())]
+
+
+def alive(references: list[weakref.ref[Any]]) -> list[Any]:
+    gc.collect()
+    return [o for o in (r() for r in references) if o is not None]
+
+
+def plans() -> int:
+    """How many plans are loaded."""
+    gc.collect()
+    return len(runtime._loaded)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("backend", ["smelt", "eager"])
+def test_a_compiled_model_goes_with_its_last_reference(backend: str, grad: bool) -> None:
+    model = network()
+    references = parts(model)
+    compiled = smelt.compile(model, backend=backend)
+    with torch.set_grad_enabled(grad):
+        for rows in (3, 5):
+            compiled(torch.randn(rows, 4))
+    del compiled, model
+    assert alive(references) == []
+
+
+def apply(model: Any, x: Any) -> Any:
+    return model(x) * 2
+
+
+def broken(model: Any, x: Any) -> Any:
+    y = model(x)
+    if y.sum() > 0:
+        y = y + model(x * 2)
+    return y
+
+
+@pytest.mark.parametrize("function", [apply, broken])
+def test_a_model_that_was_an_argument_goes_while_the_compiled_function_stays(function: Any) -> None:
+    compiled = smelt.compile(function)
+    model = network()
+    references = parts(model)
+    with torch.no_grad():
+        for x in (torch.ones(3, 4), -torch.ones(3, 4)):
+            torch.testing.assert_close(compiled(model, x), function(model, x))
+    del model
+    assert alive(references) == []
+    model = network()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model, x), function(model, x))
+
+
+def test_arguments_and_results_are_not_kept() -> None:
+    compiled = smelt.compile(lambda x: (x * 2).relu())
+    x = torch.randn(100, 100)
+    y = compiled(x)
+    references = [weakref.ref(x), weakref.ref(y)]
+    del x, y
+    assert alive(references) == []
+
+
+def test_reset_frees_everything() -> None:
+    smelt.reset()
+    before = plans()
+    model = network()
+    compiled = [smelt.compile(model), smelt.compile(lambda x: broken(model, x))]
+    with torch.no_grad():
+        for c in compiled:
+            c(torch.randn(3, 4))
+    assert plans() > before
+    smelt.reset()
+    assert plans() == before
+    with torch.no_grad():
+        torch.testing.assert_close(compiled[0](torch.ones(3, 4)), model(torch.ones(3, 4)))
