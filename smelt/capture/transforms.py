@@ -19,6 +19,14 @@ _load_once = torch.func.vmap.__globals__["vmap_impl"].__globals__["lazy_load_dec
 _hooks_message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message  # type: ignore[attr-defined]
 _disable_hooks = torch._C._autograd._saved_tensors_hooks_disable  # type: ignore[attr-defined]
 _enable_hooks = torch._C._autograd._saved_tensors_hooks_enable  # type: ignore[attr-defined]
+_functorch: Any = torch._C._functorch
+# One by one: `pop_dynamic_layer_stack_and_undo_to_depth` of torch 2.11 leaves two levels for each.
+_LEAVE = {
+    _functorch.TransformType.Vmap: _functorch._vmap_decrement_nesting,
+    _functorch.TransformType.Grad: _functorch._grad_decrement_nesting,
+    _functorch.TransformType.Jvp: _functorch._jvp_decrement_nesting,
+    _functorch.TransformType.Functionalize: _functorch._func_decrement_nesting,
+}
 
 Levels = tuple[int, str | None, bool, int]
 
@@ -26,7 +34,7 @@ Levels = tuple[int, str | None, bool, int]
 def levels() -> Levels:
     """(open transforms, why saved-tensor hooks are disabled, forward gradients enabled, level of forward mode)."""
     return (
-        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        _functorch.get_dynamic_layer_stack_depth(),
         _hooks_message(),
         torch._C._is_fwd_grad_enabled(),
         forward_ad._current_level,
@@ -36,8 +44,8 @@ def levels() -> Levels:
 def restore(before: Levels) -> None:
     """Leaves what is still open since `levels` gave `before`."""
     depth, message, forward, level = before
-    if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    while _functorch.get_dynamic_layer_stack_depth() > depth:
+        _LEAVE[_functorch.peek_interpreter_stack().key()]()
     if _hooks_message() != message:
         _enable_hooks() if message is None else _disable_hooks(message)
     torch._C._set_fwd_grad_enabled(forward)
