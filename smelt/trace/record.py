@@ -515,6 +515,8 @@ class Trace:
 
     def _operator_alone(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator outside of every torch-level call: its own torch-level node."""
+        if func in special.LIFTS:  # gives a constant
+            return self._run_operator(func, args, kwargs)
         try:
             source = self._torch_node(func, args, kwargs)
         except special.Unnameable as error:

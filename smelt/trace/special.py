@@ -61,6 +61,9 @@ def _read_value(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: d
     return value.item()
 
 
+LIFTS = (aten.lift_fresh.default, aten.lift.default)
+
+
 def _lift(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`torch.tensor(data)` hands the finished tensor to `lift_fresh`: a constant of the program."""
     if type(args[0]) is FakeTensor:
@@ -248,8 +251,7 @@ RULES: dict[Any, Rule] = {
     aten._local_scalar_dense.default: _read_value,
     aten.is_nonzero.default: lambda *call: bool(_read_value(*call)),  # not taken apart in inference mode
     aten.item.default: _read_value,
-    aten.lift_fresh.default: _lift,
-    aten.lift.default: _lift,
+    **dict.fromkeys(LIFTS, _lift),
     aten.index.Tensor: _index,
     aten.unsafe_split.Tensor: _as_view(aten.split.Tensor),
     aten.unsafe_split_with_sizes.default: _as_view(aten.split_with_sizes.default),
