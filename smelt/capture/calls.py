@@ -381,8 +381,10 @@ def call_lru_cached(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if handler is not None:
         return handler(vm, args, kwargs)
     args, kwargs = [plain(a) for a in args], {k: plain(v) for k, v in kwargs.items()}
-    if id(fn) not in vm.outside.origins:  # made by the trace, and so is what it holds
+    origin = vm.outside.origins.get(id(fn))
+    if origin is None:  # made by the trace, and so is what it holds
         return vm.native(fn, args, kwargs)
+    vm.outside.wrap(fn.__wrapped__, origin.child("attr", "__wrapped__"))
     if all(_is_key(a) for a in (*args, *kwargs.values())) and not _makes_tensors(fn.__wrapped__):
         if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
             return _cached_output(vm, fn, args, kwargs)
