@@ -308,6 +308,7 @@ class Trace:
         except special.Unnameable:  # its operators are recorded one by one
             return func(*args, **kwargs)
         self._source, self._changed = source, False
+        failure: Exception | None = None
         try:
             body = sequences.BODIES.get(func)
             out = func(*args, **kwargs) if body is None or kwargs else body(self, func, args)
@@ -320,15 +321,17 @@ class Trace:
             if isinstance(error, Unsupported) and error.reason.kind is DATA_DEPENDENT:
                 raise self.unsupported(*read_of(func)) from None
             if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
-                real = None if self._changed else self._error_of_real_tensors(func, args, kwargs)
-                if real is not None:
-                    raise real from None
-                self.failed = Reason(
-                    UNSUPPORTED_EFFECT, f"{name_of(func)} raised {type(error).__name__}", self._line()
-                )
-            raise
+                failure = None if self._changed else self._error_of_real_tensors(func, args, kwargs)
+                if failure is None:
+                    self.failed = Reason(
+                        UNSUPPORTED_EFFECT, f"{name_of(func)} raised {type(error).__name__}", self._line()
+                    )
+            if failure is None:
+                raise
         finally:
             self._source = None
+        if failure is not None:  # raised where nothing is handled: it has no context of ours
+            raise failure
         if self._changed or func in STATEFUL or _has_new(out):
             self._record_call(source, func, out)
             if func in STATEFUL and self.is_input(args[0]):

@@ -157,8 +157,9 @@ def _surroundings() -> dict[str, Any]:
 
 def _backward(result: Any) -> str:
     """Backward of the sum of what requires grad in the result, as the state then shows in `.grad`. Gives the error."""
-    roots = [t for t in tensors_in(result) if t.requires_grad and t.grad_fn is not None]
     try:
+        # Asking may raise too: a view that autograd has given up on.
+        roots = [t for t in tensors_in(result) if t.requires_grad and t.grad_fn is not None]
         for t in roots:
             total = t.abs().sum() if t.is_complex() else t.sum()
             total.backward(retain_graph=True)

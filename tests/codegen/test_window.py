@@ -67,7 +67,8 @@ def test_depthwise_convolutions(generated, dtype, layout, c, h, w, kernel, strid
 
     check(plain, x, weight, tolerance=TOLERANCE[dtype], strides=False)
     check(fused, x, weight, bias, torch.randn(c, dtype=dtype), tolerance=TOLERANCE[dtype], strides=False)
-    if dtype is not torch.bfloat16 and stride != 3:
+    # Eager gives channels-last results in another layout, which is ATen's to write.
+    if dtype is not torch.bfloat16 and stride != 3 and layout is torch.contiguous_format:
         assert not any("aten.convolution" in name for name in generated)
 
 
