@@ -414,6 +414,7 @@ class Trace:
         except special.Unnameable:
             return None
         except _OPERATOR_ERRORS as error:
+            error.__context__ = None  # the shape function's error, which is being handled here
             return error.with_traceback(None)
         return None
 

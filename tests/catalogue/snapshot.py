@@ -59,6 +59,14 @@ _CLASS_NOISE = {
 _CLASS_NOISE |= {"__static_attributes__", "__firstlineno__", "__annotations__", "__slotnames__"}
 
 
+def _is_leaf(t: torch.Tensor) -> bool | None:
+    """None for a view that autograd has given up on, which says so by an error."""
+    try:
+        return t.is_leaf
+    except RuntimeError:
+        return None
+
+
 class Fact(NamedTuple):
     path: str
     kind: str
@@ -131,7 +139,8 @@ class _Walk:
                     self.visit(value, f"{path}.{name}")
 
     def of_tensor(self, t: torch.Tensor, path: str) -> None:
-        about = f"{t.dtype} {tuple(t.shape)} on {t.device}, requires_grad={t.requires_grad}, leaf={t.is_leaf}"
+        leaf = _is_leaf(t)
+        about = f"{t.dtype} {tuple(t.shape)} on {t.device}, requires_grad={t.requires_grad}, leaf={leaf}"
         if t.layout is torch.strided:
             about += f", strides {t.stride()}, storage {self.storage(t)}"
         self.note(path, "tensor", about)
@@ -140,7 +149,7 @@ class _Walk:
             "values",
             t.detach().to_dense().clone() if t.layout is not torch.strided else t.detach().clone(),
         )
-        if t.is_leaf and t.grad is not None:
+        if leaf is True and t.grad is not None:
             self.visit(t.grad, f"{path}.grad")
 
     def storage(self, t: torch.Tensor) -> int | None:

@@ -75,3 +75,18 @@ def builtins_that_write_are_called_by_native_code():
         return sorted([3, n], key=len([]).__add__)
 
     return fn, [(1,), (1,), (2,)], seen
+
+
+@program()
+def the_context_of_an_operators_error():
+    def fn(x, log):
+        x = x * 1
+        try:
+            for row in x:
+                x[:, 1] = 3
+                x -= row
+        except RuntimeError as e:
+            log.append((str(e)[:20], e.__context__))
+        return log
+
+    return fn, [(tensor(2, 3, requires_grad=True), []) for _ in range(3)]
