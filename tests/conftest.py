@@ -13,3 +13,5 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+    # torch's operator database, imported by some test, forbids to set flags such as cudnn.benchmark.
+    torch.backends.__allow_nonbracketed_mutation_flag = True

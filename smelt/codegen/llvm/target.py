@@ -46,6 +46,7 @@ def host() -> Target:
 @functools.cache
 def machine(target: Target) -> llvm.TargetMachine:
     triple = llvm.Target.from_triple(llvm.get_process_triple())
+    # The large code model: the linker may place code and its constants more than 2 GiB apart, where 32-bit offsets abort.
     return triple.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True
+        cpu=target.cpu, features=target.features, opt=2, reloc="static", codemodel="large", jit=True
     )
