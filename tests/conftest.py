@@ -14,4 +14,4 @@ if not torch.cuda.is_available():
 def _seed() -> None:
     torch.manual_seed(0)
     # torch's operator database, imported by some test, forbids to set flags such as cudnn.benchmark.
-    torch.backends.__allow_nonbracketed_mutation_flag = True
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
