@@ -12,8 +12,6 @@ chain (`remaining`), so that chains do not nest and a loop comes back to the sam
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,9 +21,9 @@ from typing import Any
 from smelt.capture.frames import Frame
 from smelt.capture.points import Going, Level, Placeholder, Point
 from smelt.capture.values import LEAF_TYPES
+from smelt.capture.written import compiled_source
 
 CHAIN_MODULE = "__smelt_chain__"  # the __name__ in chains
-_serial = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -147,12 +145,8 @@ class ChainText:
         source = (
             "\n".join([f"def {self.name}({parameters}):", *(f"    {line}" for line in self._lines)]) + "\n"
         )
-        filename = f"<smelt {self.name} #{next(_serial)}>"
         scope = {"__builtins__": __builtins__, "__name__": CHAIN_MODULE, **self._scope}
-        exec(compile(source, filename, "exec"), scope)
-        function: types.FunctionType = scope.pop(self.name)
-        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-        weakref.finalize(function, linecache.cache.pop, filename, None)
+        function = compiled_source(source, self.name, self.name, scope)
         key = id(function.__code__)
         reference = weakref.ref(function.__code__, lambda _: _chains.pop(key, None))
         _chains[key] = reference, self._level_of_line, self._calls

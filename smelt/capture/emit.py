@@ -15,11 +15,9 @@ from __future__ import annotations
 import builtins
 import itertools
 import keyword
-import linecache
 import math
 import re
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +31,7 @@ from smelt.capture.endings import Ending
 from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
 from smelt.capture.resume import Resumes
 from smelt.capture.stores import Store
+from smelt.capture.written import compiled_source
 from smelt.graph import numbers
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
@@ -47,7 +46,6 @@ _BUILTINS = vars(builtins)
 _RESERVED = frozenset({*_BUILTINS, "inputs", "graph", "failure", "error", "run_again"})
 _RECURSION_LIMIT = 20_000
 _NESTING = 20  # how deep expressions may be nested: the parser has a limit
-_serial = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -422,10 +420,5 @@ def _compiled(
     lines = [f"def {name}({', '.join((*slots, 'inputs'))}):  # {code.co_filename}:{code.co_firstlineno}"]
     lines += [f"    {line}" for line in body]
     source = "\n".join(lines) + "\n"
-    filename = f"<smelt {code.co_qualname} #{next(_serial)}>"
     scope = {"__builtins__": __builtins__, "__name__": "smelt.compiled", **NAMES, **scope}
-    exec(compile(source, filename, "exec"), scope)
-    function = scope.pop(name)
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    weakref.finalize(function, linecache.cache.pop, filename, None)
-    return CompiledFrame(function, source, collect)
+    return CompiledFrame(compiled_source(source, name, code.co_qualname, scope), source, collect)

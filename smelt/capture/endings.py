@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from smelt.capture.breaks import Break, Writer
+from smelt.capture.breaks import Writer
 from smelt.capture.resume import Resumes
 
 
@@ -27,6 +27,3 @@ class Return:
 
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:
         return [f"return {writer(self.result)}"]
-
-
-__all__ = ["Break", "Ending", "Return"]

@@ -114,9 +114,6 @@ class Resumes:
         # key -> (callable, what its ids belong to)
         self._made: dict[tuple[Any, ...], tuple[Any, list[Point]]] = {}
 
-    def __len__(self) -> int:
-        return len(self._made)
-
     def clear(self) -> None:
         """Forgets them all; those in use stay alive."""
         self._made.clear()
@@ -130,11 +127,8 @@ class Resumes:
         """The resume function of `point`."""
         found = self._made.get(point.key)
         if found is None:
-            found = self._made[point.key] = self._wrap(self._resume_function(point)), [point]
+            found = self._made[point.key] = self._wrap(resume_function(self._decode, point)), [point]
         return found[0]
-
-    def _resume_function(self, point: Point) -> types.FunctionType:
-        return resume_function(self._decode, point)
 
     def chain(self, levels: Sequence[Level]) -> tuple[Any, tuple[Any, ...]]:
         """A callable for the rest of all frames, innermost first, and the values that it takes."""

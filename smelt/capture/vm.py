@@ -46,10 +46,11 @@ from smelt.capture import (
 )
 from smelt.capture.arrays import Array
 from smelt.capture.attributes import TypeInfo
+from smelt.capture.breaks import Break
 from smelt.capture.code import Code, decode
 from smelt.capture.effects import Call, Effect, Enter, Leave
 from smelt.capture.emit import collect_fakes
-from smelt.capture.endings import Break, Ending, Return
+from smelt.capture.endings import Ending, Return
 from smelt.capture.frames import Frame, Generator, VMCallable
 from smelt.capture.natives import REFUSED, is_native_module, runs_natively
 from smelt.capture.objects import Outside
