@@ -107,7 +107,7 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
     if fn.__dict__:
         _check_marks(fn)
         if "__smelt_is_compiling__" in fn.__dict__:
-            return True
+            return vm.is_compiling()
     if runs_natively(fn):
         return call_native_python(vm, fn, args, kwargs)
     if is_never_entered(fn):

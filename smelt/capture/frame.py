@@ -108,6 +108,7 @@ class Record:
     outrun: int = 0  # captures after which the world was another
     dynamic: set[tuple[Any, ...]] = field(default_factory=set)  # paths of origins whose number has changed
     plain_numbers: bool = False  # they are part of the trace nevertheless
+    as_eager: bool = False  # the program is told that it is not being compiled
 
 
 _compilers: weakref.WeakValueDictionary[int, FrameCompiler] = (
@@ -298,8 +299,7 @@ class FrameCompiler:
         start = time.perf_counter()
         name = fn.__qualname__
         events.emit("capture-start", name)
-        dynamic = frozenset() if self.record.plain_numbers else frozenset(self.record.dynamic)
-        captured = capture_frame(fn, slots, self.config, name=name, dynamic=dynamic, stop=stop)
+        captured = self._capture(fn, slots, stop)
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         try:
             self._install(fn, slots, captured, why, start)
@@ -310,6 +310,26 @@ class FrameCompiler:
             self._add_entry(fn, slots, why, stop)
         finally:
             captured.release()
+
+    def _capture(self, fn: FunctionType, slots: tuple[object, ...], stop: Stop | None) -> CapturedFrame:
+        """A program that raises only because it is told that it is being compiled is told from then on that it is not:
+        it must not raise where eager does not."""
+        record = self.record
+        dynamic = frozenset() if record.plain_numbers else frozenset(record.dynamic)
+        capture = functools.partial(
+            capture_frame, fn, slots, self.config, name=fn.__qualname__, dynamic=dynamic, stop=stop
+        )
+        try:
+            return capture(compiling=not record.as_eager)
+        except UserException as e:
+            if not e.told:
+                raise
+        record.as_eager = True  # also while the frame is captured up to a break that this attempt comes to
+        try:
+            return capture(compiling=False)
+        except UserException:
+            record.as_eager = False  # eager raises too
+            raise
 
     def _install(
         self,

@@ -120,7 +120,7 @@ _UNAWARE = ("torch.nn.modules.module", "torch._functorch", "torch.func")
 @function(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def _is_compiling(vm: Any, args: Any, kwargs: Any) -> bool:
     name = vm.frame.globals.get("__name__") if vm.frame is not None else None
-    return not (isinstance(name, str) and name.startswith(_UNAWARE))
+    return not (isinstance(name, str) and name.startswith(_UNAWARE)) and vm.is_compiling()
 
 
 _jit: Any = torch.jit

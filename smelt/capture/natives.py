@@ -65,6 +65,7 @@ NATIVE_MODULES = (
     "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions",
     "statistics", "ast", "traceback",
     "torch._dynamo.mutation_guard",  # what torch.compile puts around Module.__init__: tags new modules for itself
+    "torch._dynamo._trace_wrapped_higher_order_op",  # has a mode that makes indexing by tensors possible under vmap
     "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
 )  # fmt: skip
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")

@@ -99,10 +99,11 @@ def decoded(code: types.CodeType) -> Code:
 class UserException(Exception):
     """Raised by `capture_frame` when the user's code raised `error` (at `line`). Everything is rolled back."""
 
-    def __init__(self, error: BaseException, line: Line | None = None) -> None:
+    def __init__(self, error: BaseException, line: Line | None = None, told: bool = False) -> None:
         super().__init__(repr(error))
         self.error = error
         self.line = line
+        self.told = told  # the program was told that it is being compiled
 
 
 class Stopped(BaseException):
@@ -130,6 +131,8 @@ class VM:
         self.stop: tuple[int, ...] = ()  # where to stop: the tick of each frame from the root on
         self.stopped: list[Frame] = []  # the frames at the stop, outermost first
         self.root: Frame | None = None  # the captured frame, once it runs
+        self.compiling = True  # what the program is told when it asks
+        self.told_compiling = False  # it was told so
         self.shown_numbers: set[tuple[Any, ...]] = set()  # paths of the symbolic numbers in texts
         self.context_values: dict[int, Any] = {}
         self.context_tokens: list[tuple[Any, Any]] = []
@@ -181,6 +184,11 @@ class VM:
             lines.append(frame.line)
             frame = frame.parent
         return tuple(reversed(lines))
+
+    def is_compiling(self) -> bool:
+        """The answer to `torch.compiler.is_compiling()`."""
+        self.told_compiling |= self.compiling
+        return self.compiling
 
     def calls_module(self, frame: Frame | None) -> bool:
         """Whether `frame` is calling a module, whose `__call__` has no frame here."""
@@ -716,9 +724,11 @@ def capture_frame(
     name: str,
     stop: Stop | None = None,
     dynamic: frozenset[tuple[Any, ...]] = frozenset(),
+    compiling: bool = True,
 ) -> CapturedFrame:
     """Captures a call of `fn` whose frame has these argument slots, to its end or up to `stop`. Numbers at the origins
-    with a path in `dynamic` are symbolic; where that makes the program raise, they are not.
+    with a path in `dynamic` are symbolic; where that makes the program raise, they are not. `compiling` is what the
+    program is told when it asks whether it is being compiled.
 
     Raises:
         Unsupported: with the user's line and stack, and the `path` of a stop before the instruction that raised it.
@@ -728,6 +738,7 @@ def capture_frame(
     vm.depth_limit -= _stack_depth()
     vm.stop = stop.path if stop else ()
     vm.outside.dynamic = dynamic
+    vm.compiling = compiling
     captured = None
     with _quiet():
         try:
@@ -746,7 +757,9 @@ def capture_frame(
                 vm.trace.symbols.release()
             if captured is None:
                 vm.release()
-    return capture_frame(fn, slots, config, name=name, stop=stop, dynamic=dynamic - fixed)
+    return capture_frame(
+        fn, slots, config, name=name, stop=stop, dynamic=dynamic - fixed, compiling=compiling
+    )
 
 
 def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
@@ -826,7 +839,7 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
     except Exception as e:
         if vm.failure is not None:
             raise vm.failure from e
-        raise UserException(e, vm.where()) from e
+        raise UserException(e, vm.where(), vm.told_compiling) from e
     finally:
         vm.running = False
     if stop is not None:

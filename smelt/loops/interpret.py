@@ -11,7 +11,7 @@ from math import prod
 import torch
 
 from smelt.graph.sizes import Size, Sym, evaluate, static
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Value
+from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store, Value
 
 Grid = dict[Sym, torch.Tensor]
 
@@ -61,6 +61,7 @@ class _Run:
                 grid = self.grid(stage.loops)
                 done = {r.name: self.reduce(r, grid, _points(stage.loops)) for r in stage.reductions}
                 self.results.update(done)
+                self.store_all(stage.stores, grid, _points(stage.loops))
             else:
                 self.scan(stage)
 
@@ -71,10 +72,11 @@ class _Run:
         return _digits(self.kernel.outer, outer) | _digits(loops, inner)
 
     def map(self, stage: MapStage) -> None:
-        grid = self.grid(stage.loops)
-        points = _points(stage.loops)
-        values = [self.full(self.value(s.value, grid, {}), points) for s in stage.stores]
-        for store, value in zip(stage.stores, values):
+        self.store_all(stage.stores, self.grid(stage.loops), _points(stage.loops))
+
+    def store_all(self, stores: Sequence[Store], grid: Grid, points: int) -> None:
+        values = [self.full(self.value(s.value, grid, {}), points) for s in stores]
+        for store, value in zip(stores, values):
             self.store(store.buffer, self.index(store.index, grid, points), value)
 
     def scan(self, stage: ScanStage) -> None:

@@ -9,7 +9,7 @@ A `Kernel` is what one launch does: for every point of its `outer` loops (parall
 * Arithmetic happens in the dtype written on each value; conversions are explicit `cast`s, so float16 and
   bfloat16 round exactly where eager rounds.
 * A stage may load from an `out` or `local` buffer what an earlier stage stored at the same outer point. Within one
-  MapStage, at one point, all loads come before all stores.
+  stage, at one point, all loads come before all stores; no point of a stage loads what another one stores.
 * Kernels that differ only in names are equal (and hash alike): buffers are numbered in order of first use, symbols by
   position.
 """
@@ -154,8 +154,12 @@ class MapStage:
 
 @dataclass(frozen=True)
 class ReduceStage:
+    """Reduces over its loops; `stores` happen at every point of them, as in a MapStage (what is stored need not be read
+    again to be summed)."""
+
     loops: tuple[Loop, ...]
     reductions: tuple[Reduction, ...]
+    stores: tuple[Store, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,15 +209,13 @@ def stage_loops(stage: Stage) -> tuple[Loop, ...]:
 
 
 def stage_stores(stage: Stage) -> tuple[Store, ...]:
-    if isinstance(stage, MapStage):
-        return stage.stores
-    return (stage.store,) if isinstance(stage, ScanStage) else ()
+    return (stage.store,) if isinstance(stage, ScanStage) else stage.stores
 
 
 def stage_values(stage: Stage) -> list[Value]:
     """What is computed at a point of the stage: stored, reduced or scanned."""
-    results = stage.reductions if isinstance(stage, ReduceStage) else stage_stores(stage)
-    return [r.value for r in results]
+    reduced = stage.reductions if isinstance(stage, ReduceStage) else ()
+    return [*(r.value for r in reduced), *(s.value for s in stage_stores(stage))]
 
 
 def walk(values: list[Value]) -> Iterator[Value]:

@@ -248,7 +248,9 @@ _NARROW = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 
 
 def _device(spec: Any) -> torch.device:
-    return spec.device if isinstance(spec, TensorSpec) else spec[0].device
+    """Of a backward operator, the first result may be None: nobody asked for that gradient."""
+    found = spec if isinstance(spec, TensorSpec) else next(s for s in spec if s is not None)
+    return found.device  # type: ignore[no-any-return]
 
 
 def _short(node: Node) -> str:

@@ -10,9 +10,12 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <map>
 #include <utility>
 
 namespace smelt {
@@ -177,8 +180,9 @@ struct ExpressionGives : Check {
     }
 };
 
-// The metadata that a trace depends on; guards/guard.py: TensorFacts.
-struct TensorIs final : Check {
+// The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
+// a pass over a thousand weights must not read a thousand descriptions of them.
+struct TensorLooks {
     PyTypeObject* type = nullptr;
     at::ScalarType dtype{};
     at::Device device{at::kCPU};
@@ -187,13 +191,12 @@ struct TensorIs final : Check {
     std::vector<int64_t> shape, stride;
     uint64_t known_keys = 0;  // a dispatch key set that was found to agree with the facts it implies
 
-    bool holds(PyObject* x, Pass&) override {
+    bool holds(PyObject* x) {
         if (Py_TYPE(x) != type) return false;
         at::TensorImpl* t = THPVariable_Unpack(x).unsafeGetTensorImpl();
         c10::DispatchKeySet keys = t->key_set();
         if (keys.raw_repr() != known_keys && !agrees(t, keys)) return false;
-        return t->dtype() == c10::scalarTypeToTypeMeta(dtype) && t->sizes() == at::IntArrayRef(shape) &&
-               (layout != at::kStrided || t->strides() == at::IntArrayRef(stride)) && t->device() == device &&
+        return t->dtype() == c10::scalarTypeToTypeMeta(dtype) && t->device() == device && has_sizes(t) &&
                t->requires_grad() == requires_grad;
     }
 
@@ -210,6 +213,67 @@ struct TensorIs final : Check {
             known_keys = keys.raw_repr();  // other layouts are not told apart by keys alone
         return true;
     }
+
+    bool has_sizes(at::TensorImpl* t) const {
+        return same(t->sizes(), shape) && (layout != at::kStrided || same(t->strides(), stride));
+    }
+
+    // Most have up to four numbers: a call to compare them costs more than the comparison.
+    static bool same(at::IntArrayRef a, const std::vector<int64_t>& b) {
+        if (a.size() != b.size()) return false;
+        for (size_t i = 0; i < b.size(); i++)
+            if (a[i] != b[i]) return false;
+        return true;
+    }
+};
+
+struct TensorIs final : Check {
+    std::shared_ptr<TensorLooks> looks;
+    bool holds(PyObject* x, Pass&) override { return looks->holds(x); }
+};
+
+// A tensor that was found to look as it must, so that the next look is at a few words. What dtype, device, flags and
+// the dispatch keys imply is known from then; sizes, strides and requires_grad are compared.
+class TensorNote {
+  public:
+    TensorNote(PyObject* object, TensorLooks* looks)
+        : object_(object), impl_(impl_of(object)), word_(Peek::word(impl_)), looks_(looks) {}
+
+    void prefetch() const {
+        __builtin_prefetch(object_);
+        auto* at = reinterpret_cast<const char*>(impl_);
+        for (size_t line = 0; line < sizeof(at::TensorImpl); line += 64) __builtin_prefetch(at + line);
+    }
+
+    bool holds() const {
+        bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == looks_->type &&
+                     Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == looks_->known_keys;
+        if (!known) return looks_->holds(object_);
+        return looks_->has_sizes(impl_) && requires_grad() == looks_->requires_grad;
+    }
+
+  private:
+    // The eight bytes that hold dtype, device and all flags of a tensor.
+    struct Peek : at::TensorImpl {
+        static uint64_t word(const at::TensorImpl* t) {
+            static_assert(sizeof(caffe2::TypeMeta) == 2 && sizeof(std::optional<c10::Device>) <= 3);
+            uint64_t word;
+            std::memcpy(&word, &(t->*(&Peek::data_type_)), sizeof word);
+            return word;
+        }
+    };
+
+    static at::TensorImpl* impl_of(PyObject* x) { return THPVariable_Unpack(x).unsafeGetTensorImpl(); }
+
+    bool requires_grad() const {
+        auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl_->autograd_meta());
+        return meta && (meta->requires_grad_ || meta->grad_fn_);
+    }
+
+    PyObject* object_;
+    at::TensorImpl* impl_;  // compared before it is looked at
+    uint64_t word_;
+    TensorLooks* looks_;
 };
 
 inline Py_ssize_t length(PyObject* x) {  // -1 if it cannot be read without user code
@@ -449,6 +513,7 @@ using CheckPtr = std::unique_ptr<Check>;
 struct Building {
     Held& held;
     int node;  // the node that the check is on: it may refer to this one and those before it
+    std::map<std::vector<int64_t>, std::shared_ptr<TensorLooks>>& looks;
 };
 
 inline CheckPtr wrong_value(const char* kind, const char* expected, PyObject* value) {
@@ -517,21 +582,39 @@ class FactsReader {
     Held& held_;
 };
 
+// Everything that it says, as numbers.
+inline std::vector<int64_t> key_of(const TensorLooks& looks) {
+    std::vector<int64_t> key = {reinterpret_cast<intptr_t>(looks.type),
+                                static_cast<int64_t>(looks.dtype),
+                                static_cast<int64_t>(looks.device.type()),
+                                looks.device.index(),
+                                static_cast<int64_t>(looks.layout),
+                                looks.requires_grad,
+                                looks.conj_neg,
+                                looks.inference,
+                                static_cast<int64_t>(looks.shape.size())};
+    key.insert(key.end(), looks.shape.begin(), looks.shape.end());
+    key.insert(key.end(), looks.stride.begin(), looks.stride.end());
+    return key;
+}
+
 inline CheckPtr make_tensor(PyObject* value, Building& b) {
     FactsReader read(value, b.held);
-    auto check = std::make_unique<TensorIs>();
+    auto looks = std::make_shared<TensorLooks>();
     PyObject *type = read("type"), *dtype = read("dtype"), *device = read("device"), *layout = read("layout");
     PyObject *shape = read("shape"), *stride = read("stride");
     if (PyErr_Occurred()) return nullptr;
     if (!PyType_Check(type) || PyObject_IsSubclass(type, THPVariableClass) != 1 || !THPDtype_Check(dtype) ||
-        !THPDevice_Check(device) || !THPLayout_Check(layout) || !to_int64s(shape, &check->shape) ||
-        !to_int64s(stride, &check->stride) || !read.flag("requires_grad", &check->requires_grad) ||
-        !read.flag("conj_neg", &check->conj_neg) || !read.flag("inference", &check->inference))
+        !THPDevice_Check(device) || !THPLayout_Check(layout) || !to_int64s(shape, &looks->shape) ||
+        !to_int64s(stride, &looks->stride) || !read.flag("requires_grad", &looks->requires_grad) ||
+        !read.flag("conj_neg", &looks->conj_neg) || !read.flag("inference", &looks->inference))
         return wrong_value("tensor", "TensorFacts", value);
-    check->type = reinterpret_cast<PyTypeObject*>(type);
-    check->dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-    check->device = reinterpret_cast<THPDevice*>(device)->device;
-    check->layout = reinterpret_cast<THPLayout*>(layout)->layout;
+    looks->type = reinterpret_cast<PyTypeObject*>(type);
+    looks->dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+    looks->device = reinterpret_cast<THPDevice*>(device)->device;
+    looks->layout = reinterpret_cast<THPLayout*>(layout)->layout;
+    auto check = std::make_unique<TensorIs>();
+    check->looks = b.looks.emplace(key_of(*looks), looks).first->second;
     return check;
 }
 

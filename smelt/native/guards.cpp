@@ -40,6 +40,7 @@ struct Tree {
     std::vector<Node> nodes;
     std::vector<int> collected;  // nodes, in the order of the tuple
     Held held;
+    std::map<std::vector<int64_t>, std::shared_ptr<TensorLooks>> looks;
     Memo memo;
 
     // Whether all guards hold. If not, *failed is the number of the first that does not.
@@ -136,7 +137,7 @@ bool add_check(PyObject* spec, Tree& tree, Node& node) {
         return false;
     auto* row = find_row(kChecks, kind, "guard kind");
     if (!row) return false;
-    Building building{tree.held, static_cast<int>(tree.nodes.size())};
+    Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.looks};
     CheckPtr check = row->make(value, building);
     if (!check) return false;
     check->guard = guard;

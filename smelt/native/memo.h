@@ -30,7 +30,8 @@ class Memo {
     PyObject** values() { return values_.data(); }
     size_t words() const { return stamps_.size(); }
     size_t looks() const {
-        return std::count_if(steps_.begin(), steps_.end(), [](const Step& step) { return step.node >= 0; });
+        return tensors_.size() +
+               std::count_if(steps_.begin(), steps_.end(), [](const Step& step) { return step.node >= 0; });
     }
 
     // `pass.values` must be `values()`.
@@ -39,10 +40,6 @@ class Memo {
         for (const Step& step : steps_) {
             for (const Stamp* end = stamps_.list().data() + step.stamps_end; stamp != end; stamp++)
                 if (!stamp->agrees()) return Answer::Unknown;
-            if (step.tensor) {
-                if (!step.tensor->TensorIs::holds(pass.values[step.node], pass)) return Answer::Fails;
-                continue;
-            }
             if (step.node < 0) continue;
             if (step.is_read) {
                 const Node& node = nodes[step.node];
@@ -54,6 +51,10 @@ class Memo {
             }
             for (Check* check : step.checks)
                 if (!check->holds(pass.values[step.node], pass)) return Answer::Fails;
+        }
+        for (size_t i = 0; i < tensors_.size(); i++) {
+            if (i + kAhead < tensors_.size()) tensors_[i + kAhead].prefetch();
+            if (!tensors_[i].holds()) return Answer::Fails;
         }
         hits_++;
         return Answer::Holds;
@@ -74,6 +75,7 @@ class Memo {
         hits_ = 0;
         stamps_.restart();
         steps_.clear();
+        tensors_.clear();
         values_.assign(values, values + nodes.size());
         std::vector<PyObject*> anchors(nodes.size(), nullptr);
         Making making{nodes, values, std::vector<State>(nodes.size(), State::Unsettled), {}, anchors};
@@ -86,13 +88,13 @@ class Memo {
 
   private:
     static constexpr int kWorthIt = 8, kForgiven = 1000, kLongestWait = 255;
+    static constexpr size_t kAhead = 4;  // tensors that are on their way from memory
 
     struct Step {
         size_t stamps_end = 0;
         int node = -1;
         bool is_read = false;
         PyObject* anchor = nullptr;
-        TensorIs* tensor = nullptr;  // the only thing to do
         std::vector<Check*> checks{};
     };
     enum class State { Unsettled, Anchored, Settled };
@@ -123,7 +125,12 @@ class Memo {
             step.checks.push_back(check.get());
         }
         if (settled && step.checks.empty()) return;
-        if (settled && step.checks.size() == 1) step.tensor = dynamic_cast<TensorIs*>(step.checks[0]);
+        if (settled && step.checks.size() == 1) {
+            if (auto* tensor = dynamic_cast<TensorIs*>(step.checks[0])) {
+                tensors_.emplace_back(x, tensor->looks.get());
+                return;
+            }
+        }
         if (settled) step.stamps_end = stamps_.size();
         steps_.push_back(std::move(step));
     }
@@ -173,6 +180,7 @@ class Memo {
     std::unordered_map<int, int> strays_;
     Stamps stamps_;
     std::vector<Step> steps_;
+    std::vector<TensorNote> tensors_;  // of settled nodes: looked at after all steps
 };
 
 }  // namespace smelt

@@ -327,6 +327,51 @@ def test_modules_that_did_not_change_are_not_looked_at() -> None:
     assert words[1] - words[0] <= 10 * 10
 
 
+def _set_class(weight: Any) -> None:
+    weight.__class__ = type("Weight", (nn.Parameter,), {})
+
+
+IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "dtype": lambda w: setattr(w, "data", w.data.double()),
+    "sizes": lambda w: setattr(w, "data", torch.ones(2, 4)),
+    "strides": lambda w: setattr(w, "data", torch.ones(4, 4).t()),
+    "rank": lambda w: setattr(w, "data", torch.ones(1, 4, 4)),
+    "requires_grad": lambda w: w.requires_grad_(False),
+    "conj": lambda w: setattr(w, "data", torch.ones(4, 4, dtype=torch.complex64).conj()),
+    "class": _set_class,
+    "another tensor": lambda w: torch.utils.swap_tensors(w, nn.Parameter(torch.ones(4, 4).double())),
+}
+
+
+@pytest.mark.parametrize("change", IN_PLACE.values(), ids=IN_PLACE)
+def test_a_weight_that_changes_in_place_is_noticed(change: Callable[[Any], Any]) -> None:
+    """No dictionary changes with it."""
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).eval()
+    guards = list(facts(model, Origin("arg", "model", index=0)))
+    tree = _native.GuardTree(build(guards, []).native)
+    for _ in range(6):
+        assert tree.check(model) is not None
+    assert tree.notes() is not None
+    change(model[5].weight)
+    assert tree.check(model) is None
+    assert first_failing(guards, [model]) is not None
+
+
+def test_weights_that_look_alike_may_be_exchanged() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).eval()
+    weights = [
+        Origin("arg", "model", index=0).child("param", str(i)).child("param", "weight") for i in (2, 5)
+    ]
+    tree = _native.GuardTree(build(list(facts(model, Origin("arg", "model", index=0))), weights).native)
+    for _ in range(6):
+        tree.check(model)
+    torch.utils.swap_tensors(model[2].weight, model[5].weight)
+    assert [id(w) for w in tree.check(model)] == [id(model[2].weight), id(model[5].weight)]
+    fresh = nn.Parameter(torch.zeros(4, 4))
+    model[2].weight = fresh
+    assert tree.check(model)[0] is fresh
+
+
 class Counting(nn.Module):
     """Changes its own dictionary in every call: what hangs on it is looked at each time, other modules are not."""
 

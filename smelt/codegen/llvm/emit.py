@@ -31,11 +31,12 @@ from smelt.loops.ir import (
     Loop,
     MapStage,
     ReduceStage,
-    Reduction,
     ScanStage,
     Stage,
+    Store,
     fixed,
     stage_loops,
+    stage_stores,
     stage_values,
     walk,
 )
@@ -270,15 +271,13 @@ class _Emitter:
             p.values.clear()  # what a stage loaded, another may have stored
             if any(fixed(l.size) == 0 for l in stage_loops(stage)):
                 if isinstance(stage, ReduceStage):
-                    self._finish(stage, [self._identity(r, stage) for r in stage.reductions], False)
+                    self._finish(stage, reduce.start(self.b, stage, 1), False)
             else:
                 _STAGES[type(stage)](self, p, stage, self.choice.inner[i])
 
     def _map(self, p: Point, stage: MapStage, vector: Sym | None) -> None:
         def inside(q: Point) -> None:
-            values = [self.body.value(q, s.value) for s in stage.stores]
-            for store, value in zip(stage.stores, values, strict=True):
-                self.body.store(q, store, value)
+            self._stores(q, stage.stores)
 
         loops, last = _vector_last(stage.loops, vector)
         if last is None:
@@ -288,11 +287,16 @@ class _Emitter:
         point = Point(p.syms, last.sym, p.mask)
         self._nest(point, loops, lambda q: self._lanes(q, last.sym, size, zero, stop, inside))
 
+    def _stores(self, p: Point, stores: Sequence[Store]) -> None:
+        values = [self.body.value(p, s.value) for s in stores]
+        for store, value in zip(stores, values, strict=True):
+            self.body.store(p, store, value)
+
     def _scan(self, p: Point, stage: ScanStage, vector: Sym | None) -> None:
         b, t = self.b, TYPES[stage.store.value.dtype]
-        start = reduce.identity(b, stage.kind, t, b.lanes if p.outer_lanes else 1, "i64")
+        first = reduce.identity(b, stage.kind, t, b.lanes if p.outer_lanes else 1, "i64")
         stop = b.const("i64", fixed(stage.loop.size))
-        with b.loop(b.const("i64", 0), stop, 1, start) as it:
+        with b.loop(b.const("i64", 0), stop, 1, first) as it:
             q = p.at(stage.loop.sym, it.index)
             value = reduce.first_state(b, stage.kind, t, self.body.value(q, stage.store.value), None)
             it.next = [rounded(b, r, t) for r in reduce.combine(b, stage.kind, t, it.carried, value)]
@@ -300,7 +304,8 @@ class _Emitter:
 
     def _reduce(self, p: Point, stage: ReduceStage, vector: Sym | None) -> None:
         loops, last = _vector_last(stage.loops, vector)
-        states = [self._identity(r, stage, vector is not None or p.outer_lanes) for r in stage.reductions]
+        wide = vector is not None or p.outer_lanes
+        states = reduce.start(self.b, stage, self.b.lanes if wide else 1)
         if last is not None:
             p = Point(p.syms, last.sym, p.mask)
             loops = (*loops, last)
@@ -310,23 +315,11 @@ class _Emitter:
             states = _ReduceLoops(self, stage, False).accumulate(p, states, None)
         self._finish(stage, states, last is not None)
 
-    def _identity(self, r: Reduction, stage: ReduceStage, wide: bool = False) -> State:
-        lanes = self.b.lanes if wide else 1
-        return reduce.identity(self.b, r.kind, TYPES[r.value.dtype], lanes, _position_type(stage))
-
     def _finish(self, stage: ReduceStage, states: list[State], horizontal: bool) -> None:
-        b = self.b
         for r, state in zip(stage.reductions, states, strict=True):
-            t = TYPES[r.value.dtype]
             if horizontal:
-                state = reduce.across_lanes(b, r.kind, t, state)
-            if r.kind in ("argmax", "argmin"):
-                result = b.convert("sext", state[1], "i64")
-            elif r.kind in ("any", "all"):
-                result = state[0]
-            else:
-                result = rounded(b, state[0], t)
-            self.body.results[r.name] = result
+                state = reduce.across_lanes(self.b, r.kind, TYPES[r.value.dtype], state)
+            self.body.results[r.name] = reduce.finished(self.b, r, state)
 
 
 class _ReduceLoops:
@@ -337,7 +330,6 @@ class _ReduceLoops:
         self.b, self.body = emitter.b, emitter.body
         self.step = self.b.lanes if vector else 1
         self.unroll = _unroll(stage)
-        self.position = _position(stage)
 
     def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
         loop, rest = loops[0], loops[1:]
@@ -423,25 +415,18 @@ class _ReduceLoops:
         """Joins the values at `p` into `states`, in the lanes of `mask`."""
         b = self.b
         out: list[State] = []
-        for r, state in zip(self.stage.reductions, states, strict=True):
-            t = TYPES[r.value.dtype]
-            value = self.body.value(p, r.value)
-            where = None
-            if r.kind in ("argmax", "argmin"):
-                where = self.body.index_value(p, self.position, _position_type(self.stage))
-            new = reduce.combine(b, r.kind, t, state, reduce.first_state(b, r.kind, t, value, where))
+        for new, state in zip(
+            self.join(states, reduce.at_point(self.body, p, self.stage)), states, strict=True
+        ):
             out.append([b.select(mask, n, o) if mask else n for n, o in zip(new, state, strict=True)])
+        self.emitter._stores(p, self.stage.stores)
         return out
 
     def fresh(self, states: list[State]) -> list[State]:
-        wide = states[0][0].lanes > 1
-        return [self.emitter._identity(r, self.stage, wide) for r in self.stage.reductions]
+        return reduce.start(self.b, self.stage, states[0][0].lanes)
 
     def join(self, xs: list[State], ys: list[State]) -> list[State]:
-        return [
-            reduce.combine(self.b, r.kind, TYPES[r.value.dtype], x, y)
-            for r, x, y in zip(self.stage.reductions, xs, ys, strict=True)
-        ]
+        return reduce.join(self.b, self.stage, xs, ys)
 
     def like(self, flat: list[Ref], states: list[State]) -> list[State]:
         """`flat` in the structure of `states`."""
@@ -484,18 +469,6 @@ def _vector_last(loops: tuple[Loop, ...], vector: Sym | None) -> tuple[tuple[Loo
     return tuple(l for l in loops if l.sym is not vector), next(l for l in loops if l.sym is vector)
 
 
-def _position(stage: ReduceStage) -> Size:
-    """The row-major position over the stage's loops."""
-    position: Size = 0
-    for loop in stage.loops:
-        position = position * loop.size + loop.sym
-    return position
-
-
-def _position_type(stage: ReduceStage) -> str:
-    return "i32" if prod(fixed(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
-
-
 def _unroll(stage: ReduceStage) -> int:
     """Accumulators: many for cheap values, which otherwise wait for the previous addition."""
     ops = sum(4 * (v.op in MATH_OPS) + 1 for v in walk(stage_values(stage))) + 2 * len(stage.reductions)
@@ -509,8 +482,7 @@ def _indices(kernel: Kernel) -> list[Size]:
         for value in walk(stage_values(stage)):
             if value.op == "load" and kernel.buffers[value.args[0]].role != "local":
                 indices.append(value.args[1])
-        if isinstance(stage, MapStage):
-            indices += [s.index for s in stage.stores if kernel.buffers[s.buffer].role != "local"]
+        indices += [s.index for s in stage_stores(stage) if kernel.buffers[s.buffer].role != "local"]
     return indices
 
 

@@ -6,11 +6,14 @@ associative and commutative up to rounding, so accumulators, lanes and blocks ma
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf, nan, prod
 
+from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Builder, Ref
 from smelt.codegen.llvm.pointwise import emit
-from smelt.codegen.llvm.types import Type, truth
+from smelt.codegen.llvm.types import TYPES, Type, rounded, truth
+from smelt.graph.sizes import Size
+from smelt.loops.ir import ReduceStage, Reduction, fixed
 
 State = list[Ref]
 _BINARY = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
@@ -93,4 +96,52 @@ def _part(b: Builder, x: Ref, start: int, count: int) -> Ref:
     )
 
 
-__all__ = ["State", "across_lanes", "combine", "first_state", "identity", "nan"]
+# ---- of a stage
+
+
+def start(b: Builder, stage: ReduceStage, lanes: int) -> list[State]:
+    """Before any point."""
+    where = position_type(stage)
+    return [identity(b, r.kind, TYPES[r.value.dtype], lanes, where) for r in stage.reductions]
+
+
+def at_point(body: Body, p: Point, stage: ReduceStage) -> list[State]:
+    """What the point `p` contributes to each reduction."""
+    states: list[State] = []
+    for r in stage.reductions:
+        where = None
+        if r.kind in ("argmax", "argmin"):
+            where = body.index_value(p, position(stage), position_type(stage))
+        states.append(first_state(body.b, r.kind, TYPES[r.value.dtype], body.value(p, r.value), where))
+    return states
+
+
+def join(b: Builder, stage: ReduceStage, xs: list[State], ys: list[State]) -> list[State]:
+    return [
+        combine(b, r.kind, TYPES[r.value.dtype], x, y)
+        for r, x, y in zip(stage.reductions, xs, ys, strict=True)
+    ]
+
+
+def finished(b: Builder, r: Reduction, state: State) -> Ref:
+    """The result of a reduction from its last state."""
+    if r.kind in ("argmax", "argmin"):
+        return b.convert("sext", state[1], "i64")
+    return state[0] if r.kind in ("any", "all") else rounded(b, state[0], TYPES[r.value.dtype])
+
+
+def position(stage: ReduceStage) -> Size:
+    """The row-major position over the stage's loops."""
+    total: Size = 0
+    for loop in stage.loops:
+        total = total * loop.size + loop.sym
+    return total
+
+
+def position_type(stage: ReduceStage) -> str:
+    return "i32" if prod(fixed(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
+
+
+__all__ = [
+    "State", "across_lanes", "at_point", "combine", "finished", "first_state", "identity", "join", "nan", "start",
+]  # fmt: skip

@@ -185,8 +185,9 @@ class _Printer:
         if self._looped(stage):
             return self._reduce_looped(stage)
         at = self._open(stage) if stage.loops else self._top()
-        for r in stage.reductions:
-            value = self._contribution(at, r)
+        contributions = [self._contribution(at, r) for r in stage.reductions]
+        self._stores(at, stage.stores)
+        for r, value in zip(stage.reductions, contributions, strict=True):
             self.results[r.name] = self._across(r, value, at.r or "tl.zeros([1, 1], tl.int32)")
 
     def _reduce_looped(self, stage: ReduceStage) -> None:
@@ -212,6 +213,7 @@ class _Printer:
                 )
             else:
                 self._line(at, f"{acc} = {function}({acc}, {value})")
+        self._stores(at, stage.stores)
         for r in stage.reductions:
             acc, where = accumulators[r.name]
             self.results[r.name] = self._across(r, acc, where)

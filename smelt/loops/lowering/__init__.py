@@ -1,14 +1,28 @@
 """Tables of lowerings, one module per family of operators. Importing the package fills `table.LOWERINGS`."""
 
-from smelt.loops.lowering import convolutions, norm, pointwise, products, reductions, shapes, views
+from smelt.loops.lowering import (
+    backward,
+    convolutions,
+    losses,
+    norm,
+    norm_backward,
+    pointwise,
+    products,
+    reductions,
+    shapes,
+    views,
+)
 from smelt.loops.lowering.table import LOWERINGS, TAKE_NUMBERS, Builder
 
 __all__ = [
     "LOWERINGS",
     "TAKE_NUMBERS",
     "Builder",
+    "backward",
     "convolutions",
+    "losses",
     "norm",
+    "norm_backward",
     "pointwise",
     "products",
     "reductions",

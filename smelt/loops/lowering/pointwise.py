@@ -58,6 +58,7 @@ def _register_unary() -> None:
     LOWERINGS[aten.special_expm1.default] = LOWERINGS[aten.expm1.default]
     for name in SAME_UNARY:
         LOWERINGS[getattr(aten, name).default] = _same_unary(name)
+    LOWERINGS[aten.sgn.default] = LOWERINGS[aten.sign.default]
     for name in ROUNDING:
         LOWERINGS[getattr(aten, name).default] = _rounding(name)
 

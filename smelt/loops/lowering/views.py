@@ -11,9 +11,10 @@ import torch
 
 from smelt.graph.sizes import Size, bounds, static
 from smelt.loops.ir import Value
+from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.table import LOWERINGS, Builder, broadcast, lowers
 from smelt.loops.tensor import Index, Load, Tensor, contiguous_stride, numel
-from smelt.loops.values import both, cast, compare, where
+from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
 
 aten = torch.ops.aten
@@ -269,6 +270,16 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[int]) -> Tensor:
     )
 
 
+# ---- copies with one tensor inside another (or inside zeros: what the backward of a view gives)
+
+Inside = Callable[
+    [Index], list[tuple[str, Size, Size]]
+]  # conditions (comparison, left, right), all of which must hold
+Part = tuple[
+    Inside, Callable[[Index], Index]
+]  # where the part stands, and which of its elements stands there
+
+
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
     b: Builder,
@@ -279,8 +290,19 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
-    dim %= len(x.shape)
-    first = _clamped(start or 0, x.shape[dim])
+    return _scatter(b, x, source, _slice_part(b, source, dim, start, step))
+
+
+@lowers(aten.slice_backward.default)
+def slice_backward(
+    b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, start: int, end: int, step: int
+) -> Tensor:
+    return _scatter(b, None, grad, _slice_part(b, grad, dim, start, step))
+
+
+def _slice_part(b: Builder, source: Tensor, dim: int, start: int | None, step: int) -> Part:
+    dim %= len(b.spec.shape)
+    first = _clamped(start or 0, b.spec.shape[dim])
     count = source.shape[dim]
 
     def inside(i: Index) -> list[tuple[str, Size, Size]]:
@@ -290,37 +312,101 @@ def slice_scatter(
             ("eq", (i[dim] - first) % step, 0),
         ]
 
-    return _scatter(b, x, source, inside, _moved(dim, lambda e: _inside((e - first) // step, count)))
+    return inside, _moved(dim, lambda e: _inside((e - first) // step, count))
 
 
 @lowers(aten.select_scatter.default)
 def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    dim %= len(x.shape)
-    at = index + x.shape[dim] if index < 0 else index
-    return _scatter(b, x, source, lambda i: [("eq", i[dim], at)], lambda i: (*i[:dim], *i[dim + 1 :]))
+    return _scatter(b, x, source, _select_part(b, dim, index))
+
+
+@lowers(aten.select_backward.default)
+def select_backward(b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, index: int) -> Tensor:
+    return _scatter(b, None, grad, _select_part(b, dim, index))
+
+
+def _select_part(b: Builder, dim: int, index: int) -> Part:
+    dim %= len(b.spec.shape)
+    at = index + b.spec.shape[dim] if index < 0 else index
+    return lambda i: [("eq", i[dim], at)], lambda i: (*i[:dim], *i[dim + 1 :])
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    b: Builder, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    return _scatter(b, x, source, _diagonal_part(b, source, offset, dim1, dim2))
+
+
+@lowers(aten.diagonal_backward.default)
+def diagonal_backward(
+    b: Builder, grad: Tensor, shape: Sequence[Size], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    return _scatter(b, None, grad, _diagonal_part(b, grad, offset, dim1, dim2))
+
+
+def _diagonal_part(b: Builder, source: Tensor, offset: int, dim1: int, dim2: int) -> Part:
+    rank, count = len(b.spec.shape), source.shape[-1]
+    row, column = dim1 % rank, dim2 % rank
+    top, left = max(-offset, 0), max(offset, 0)
+
+    def inside(i: Index) -> list[tuple[str, Size, Size]]:
+        along = i[row] - top
+        return [("eq", along, i[column] - left), ("ge", along, 0), ("lt", along, count)]
+
+    def index(i: Index) -> Index:
+        rest = [e for d, e in enumerate(i) if d not in (row, column)]
+        return (*rest, _inside(i[row] - top, count))
+
+    return inside, index
 
 
 def _inside(e: Size, count: Size) -> Size:
     return 0 if count == 1 else e
 
 
-def _scatter(
-    b: Builder,
-    x: Tensor,
-    source: Tensor,
-    inside: Callable[[Index], list[tuple[str, Size, Size]]],
-    index: Callable[[Index], Index],
-) -> Tensor:
-    """x with `source[index(i)]` where all conditions (comparison, left, right) of `inside(i)` hold."""
+def _scatter(b: Builder, x: Tensor | None, source: Tensor, part: Part) -> Tensor:
+    """`source` where the part stands, elsewhere x or zero."""
+    inside, index = part
+    dtype = b.spec.dtype
 
     def body(load: Load, i: Index) -> Value:
         mask: Value | None = None
         for op, left, right in inside(i):
             mask = both(mask, compare(op, index_value(left), index_value(right)))
         assert mask is not None
-        return where(mask, cast(load.where(mask)(source, index(i)), x.dtype), load(x, i))
+        there = cast(load.where(mask)(source, index(i)), dtype)
+        return where(mask, there, const(0, dtype) if x is None else load(x, i))
 
-    return b.map(x.shape, x.dtype, (x, source), body)
+    return b.map(b.spec.shape, dtype, (source,) if x is None else (x, source), body)
+
+
+MAX_WINDOWS = 16  # that may overlap at one element
+
+
+@lowers(aten.unfold_backward.default)
+def unfold_backward(
+    b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, size: int, step: int
+) -> Tensor | None:
+    """Each element sums what the windows that cover it give: window `w` covers [w * step, w * step + size)."""
+    if not shape or -(-size // step) > MAX_WINDOWS:
+        return None
+    dim %= len(shape)
+    count, compute = grad.shape[dim], opmath(grad.dtype)
+
+    def body(load: Load, i: Index) -> Value:
+        total = const(0, compute)
+        for back in range(-(-size // step)):
+            window, at = i[dim] // step - back, i[dim] % step + back * step
+            mask: Value | None = None
+            for op, left, right in (("ge", window, 0), ("lt", window, count), ("lt", at, size)):
+                mask = both(mask, compare(op, index_value(left), index_value(right)))
+            assert mask is not None
+            place = (*i[:dim], _inside(window, count), *i[dim + 1 :], _inside(at, size))
+            total = total + cast(load.where(mask)(grad, place), compute)  # 0 where nothing is read
+        return cast(total, grad.dtype)
+
+    return b.map(b.spec.shape, grad.dtype, (grad,), body, cost=3.0 * -(-size // step))
 
 
 LOWERINGS[aten.broadcast_to.default] = expand
