@@ -2,6 +2,7 @@
 #   make demo    the main job: compile real models, compare eager, torch.compile and smelt
 #   make test    all tests            make lint    ruff, mypy, clang-format
 #   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models)
+#   make curves  train examples/train_gpt.py eager and compiled, plot both loss curves
 PYTHON ?= python3
 # Used only where the Python above has no torch of its own. TORCH_ARGS may name an index with CPU builds.
 TORCH ?= torch==2.13.0
@@ -12,7 +13,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(wildcard smelt/native/*.cpp smelt/native/*.h)
 
-.PHONY: demo test bench sweep lint format clean
+.PHONY: demo test bench sweep curves lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
@@ -34,6 +35,10 @@ $(VENV)/.test: $(VENV)/.torch requirements/test.txt
 	@echo "== what tests, demo and benchmarks use"
 	$(PIP) install -q -r requirements/test.txt
 	$(PIP) show -q torchvision 2>/dev/null || $(PIP) install -q --no-deps $(TORCHVISION)
+	touch $@
+
+$(VENV)/.examples: $(VENV)/.torch requirements/examples.txt
+	$(PIP) install -q -r requirements/examples.txt
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.torch requirements/lint.txt
@@ -58,6 +63,9 @@ sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_models transformers
 	$(PY) -m benchmarks.sweep_models timm
 	$(PY) -m benchmarks.loops
+
+curves: $(VENV)/.native $(VENV)/.examples
+	$(PY) examples/compare_curves.py
 
 lint: $(VENV)/.native $(VENV)/.lint
 	$(PY) -m ruff check .

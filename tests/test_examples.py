@@ -1,0 +1,85 @@
+"""examples/train_gpt.py, made tiny: the compiled run has eager's loss curve, resumed runs too, nothing is compiled twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.train_gpt import Options, train
+from smelt import events
+
+TINY = Options(
+    steps=12, layers=2, heads=2, width=32, context=16, batch=4, warmup=4, eval_every=5, eval_batches=2, sample=0
+)  # fmt: skip
+
+# Relative. The losses are means of 64 terms; Adam divides by the size of the gradient, so that rounding in the smallest
+# gradients comes back as steps of full size: what float32 leaves equal in one step drifts over twelve.
+FLOAT32 = 1e-4
+BFLOAT16 = 2e-2
+
+
+def run(**options: Any) -> list[dict[str, Any]]:
+    return train(replace(TINY, **options), say=lambda line: None)
+
+
+def numbers(curve: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The curve without what may differ between equal runs."""
+    return [{name: row[name] for name in row if name not in ("ms", "graphs")} for row in curve]
+
+
+@contextmanager
+def compilations() -> Iterator[list[tuple[str, str]]]:
+    """Kind and name of what became of each capture in the context."""
+    seen: list[tuple[str, str]] = []
+    kinds = ("entry-installed", "fallback", "graph-break")
+    with events.subscribed(lambda e: seen.append((e.kind, e.name)) if e.kind in kinds else None):
+        yield seen
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"dropout": 0.0}, FLOAT32),
+        ({"dropout": 0.2}, FLOAT32),
+        ({"dropout": 0.2, "bf16": True}, BFLOAT16),
+    ],
+    ids=["float32", "dropout", "autocast"],
+)
+def test_curves_agree(options: dict[str, Any], tolerance: float) -> None:
+    eager, compiled = numbers(run(compile="none", **options)), numbers(run(compile="smelt", **options))
+    assert len(compiled) == TINY.steps and eager[-1]["loss"] < eager[0]["loss"]
+    for want, got in zip(eager, compiled, strict=True):
+        assert got == pytest.approx(want, rel=tolerance)
+
+
+def test_nothing_is_compiled_twice() -> None:
+    with compilations() as seen:
+        curve = run(compile="smelt", sample=20)
+    assert seen == [("entry-installed", "GPT")] * 3  # training, evaluation, sampling
+    assert [row["graphs"] for row in curve] == [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
+    assert (
+        len({row["rate"] for row in curve}) == TINY.steps
+    )  # although the learning rate changes at every step
+
+
+@pytest.mark.parametrize("compiler", ["none", "smelt"])
+def test_resumed(compiler: str, tmp_path: Path) -> None:
+    out = tmp_path / "curve.jsonl"
+    whole = run(compile=compiler, save=str(tmp_path), save_every=5, out=str(out))
+    assert len(out.read_text().splitlines()) == TINY.steps
+    resumed = run(compile=compiler, resume=str(tmp_path / "step-5.pt"), out=str(out))
+    assert numbers(resumed) == numbers(whole)[5:]
+    assert [line.split(",")[0] for line in out.read_text().splitlines()] == [
+        f'{{"step": {step}' for step in range(TINY.steps)
+    ]
+
+
+def test_seeds_differ() -> None:
+    """That curves agree would say little if they could not differ."""
+    first, second = run(compile="none", seed=1, steps=2), run(compile="none", seed=2, steps=2)
+    assert first[0]["loss"] != pytest.approx(second[0]["loss"], rel=FLOAT32)
