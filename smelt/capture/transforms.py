@@ -13,6 +13,8 @@ import torch
 from torch.autograd import forward_ad
 
 from smelt.capture.tables import function
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 _gradients = torch.func.vjp.__globals__["_autograd_grad"]
 _load_once = torch.func.vmap.__globals__["vmap_impl"].__globals__["lazy_load_decompositions"]
@@ -39,6 +41,13 @@ def levels() -> Levels:
         torch._C._is_fwd_grad_enabled(),
         forward_ad._current_level,
     )
+
+
+def check_break(before: Levels) -> None:
+    """Raises Unsupported if a transform was opened since `levels` gave `before`: the compiled frame has no transform open,
+    and its values would be wrapped for a level that is gone. The graph breaks at a caller's call of the transform."""
+    if _functorch.get_dynamic_layer_stack_depth() > before[0]:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break inside a transform of torch.func"))
 
 
 def restore(before: Levels) -> None:

@@ -869,6 +869,7 @@ def _check_generators(vm: VM) -> None:
 def _plan_break(vm: VM, stop: Stop) -> Break:
     frames = vm.stopped
     _check_generators(vm)
+    transforms.check_break(vm._levels)
     for frame in frames:
         frame.pc -= 1
         vm.register_cells(frame)

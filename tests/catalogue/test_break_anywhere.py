@@ -27,8 +27,6 @@ from tests.catalogue.harness import _report, _world
 from tests.catalogue.snapshot import difference
 
 PLACES = int(os.environ.get("SMELT_BREAKS", "0"))
-# What a forced break still gets wrong.
-KNOWN = {"grad_and_value": "a break inside of grad_and_value lets a wrapped tensor out"}
 BREAKS = 3  # forced in a program; what comes after is captured as usual
 
 
@@ -43,8 +41,7 @@ def _all_programs() -> Iterator[Any]:
         for name, value in vars(importlib.import_module(f"tests.catalogue.{module.name}")).items():
             factory = getattr(value, "__wrapped__", None)
             if getattr(value, "__test__", False) and factory is not None and not factory.__code__.co_argcount:
-                known = pytest.mark.xfail(reason=KNOWN[name], strict=False) if name in KNOWN else ()
-                yield pytest.param(factory, id=f"{module.name[5:]}-{name}", marks=known)
+                yield pytest.param(factory, id=f"{module.name[5:]}-{name}")
 
 
 class Forced:
