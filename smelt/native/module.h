@@ -6,5 +6,6 @@ namespace smelt {
 int init_hook(PyObject* module);
 int init_guards(PyObject* module);
 int init_plan(PyObject* module);
+int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
 }  // namespace smelt

@@ -27,7 +27,9 @@
 #include <string>
 #include <vector>
 
+#include "layout.h"
 #include "module.h"
+#include "plan.h"
 // After Python.h, which it does not include itself.
 #include <structmember.h>
 
@@ -39,11 +41,6 @@ constexpr size_t kAlignment = 64;
 
 using Kernel = void (*)(void**, int64_t, int64_t);
 using Reg = int32_t;  // -1: none
-
-struct Layout {
-    std::vector<int64_t> shape, stride;
-    c10::ScalarType dtype;
-};
 
 struct Alloc {
     Reg out;
@@ -105,7 +102,7 @@ struct Step {
 struct Program {
     size_t n_inputs = 0, n_registers = 0, arena_bytes = 0;
     std::vector<at::Tensor> constants;
-    std::vector<Step> steps;
+    std::vector<Step> steps, owning_steps;  // the latter also free each input after its last use
     std::vector<Alloc> allocs;
     std::vector<View> views;
     std::vector<Launch> launches;
@@ -115,8 +112,8 @@ struct Program {
     bool release_gil = false;
     // Derived:
     std::vector<char> needs_tensor, needs_data, in_arena, written;  // per register
-    std::vector<char> is_number;                                    // per input
-    std::vector<Reg> dynamic;                                       // registers to empty after a call
+    std::vector<char> is_number, is_read;  // per input; is_read: returned, or by a step
+    std::vector<Reg> dynamic;              // registers to empty after a call
 };
 
 // ------------------------------------------------------------------------------------------------ frames
@@ -202,20 +199,13 @@ std::unique_ptr<Frame> make_frame(const Program& p) {
 
 // ------------------------------------------------------------------------------------------------ running
 
-// Keys of the dispatcher that steps of the plan skip.
-c10::impl::LocalDispatchKeySet below_autograd(c10::impl::LocalDispatchKeySet caller) {
-    caller.excluded_ =
-        caller.excluded_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
-    return caller;
-}
-
 class Run {
   public:
     Run(const Program& p, Frame& f) : p_(p), f_(f), caller_(c10::impl::tls_local_dispatch_key_set()) {}
 
-    void operator()() {
+    void operator()(const std::vector<Step>& steps) {
         c10::impl::ForceDispatchKeyGuard guard(below_autograd(caller_));
-        for (const Step& s : p_.steps) {
+        for (const Step& s : steps) {
             switch (s.kind) {
                 case Kind::launch:
                     launch(p_.launches[s.index]);
@@ -333,7 +323,6 @@ class Run {
         f_.tensors[reg] = std::move(t);
     }
 
-    // Put together without streams: this file may be built by another compiler than torch was.
     static std::string disagreement(const Aten& a, const Layout& want, const at::Tensor& t) {
         return "smelt: " + c10::toString(a.op.operator_name()) + " returned " +
                (t.defined() ? described(t.scalar_type(), t.sizes()) : "no tensor") + ", but " +
@@ -342,27 +331,11 @@ class Run {
                "real one.";
     }
 
-    static std::string described(at::ScalarType dtype, at::IntArrayRef shape) {
-        std::string text = c10::toString(dtype);
-        text += "[";
-        for (size_t d = 0; d < shape.size(); ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
-        return text + "]";
-    }
-
     // Kernels address memory by the strides that the trace predicted; an operator may return others (it
     // chooses a library at run time).
     at::Tensor conform(const Aten& a, const Layout& want, at::Tensor t) const {
-        TORCH_CHECK(t.defined() && t.sizes() == want.shape && t.scalar_type() == want.dtype,
-                    disagreement(a, want, t));
-        if (t.numel() == 0) return t;
-        for (size_t d = 0; d < want.shape.size(); ++d) {
-            if (want.shape[d] != 1 && t.stride(static_cast<int64_t>(d)) != want.stride[d]) {
-                at::Tensor copy = at::empty_strided(want.shape, want.stride, t.options());
-                copy.copy_(t);
-                return copy;
-            }
-        }
-        return t;
+        TORCH_CHECK(want.describes(t), disagreement(a, want, t));
+        return want.has_strides_of(t) ? t : want.copy_of(t);
     }
 
     const Program& p_;
@@ -422,18 +395,23 @@ class Borrowed {
     std::unique_ptr<Frame> frame_;
 };
 
-// A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion.
-at::Tensor number_tensor(PyObject* item) {
-    at::Tensor t = at::detail::empty_cpu({}, PyFloat_CheckExact(item) ? at::kDouble : at::kLong);
-    if (PyFloat_CheckExact(item))
-        *t.mutable_data_ptr<double>() = PyFloat_AS_DOUBLE(item);
-    else
-        *t.mutable_data_ptr<int64_t>() = THPUtils_unpackLong(item);
-    t.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return t;
+void set_address(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
+    auto* impl = t.unsafeGetTensorImpl();
+    if (p.needs_data[i]) f.data[i] = p.written[i] ? impl->mutable_data() : const_cast<void*>(impl->data());
 }
 
+void set_constant_addresses(const Program& p, Frame& f) {
+    for (size_t i = p.n_inputs; i < p.n_inputs + p.constants.size(); ++i)
+        if (p.needs_data[i]) f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
+}
+
+// False with a Python error.
 bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
+    if (static_cast<size_t>(PyTuple_GET_SIZE(inputs)) != p.n_inputs) {
+        PyErr_Format(PyExc_TypeError, "Plan: %zu inputs expected, got %zd", p.n_inputs,
+                     PyTuple_GET_SIZE(inputs));
+        return false;
+    }
     for (size_t i = 0; i < p.n_inputs; ++i) {
         PyObject* item = PyTuple_GET_ITEM(inputs, i);
         if (p.is_number[i]) {
@@ -452,13 +430,10 @@ bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
             return false;
         }
         const at::Tensor& t = THPVariable_Unpack(item);
-        if (p.needs_data[i])
-            f.data[i] = p.written[i] ? t.unsafeGetTensorImpl()->mutable_data()
-                                     : const_cast<void*>(t.unsafeGetTensorImpl()->data());
+        set_address(p, f, i, t);
         if (p.needs_tensor[i]) f.tensors[i] = t;
     }
-    for (size_t i = p.n_inputs; i < p.n_inputs + p.constants.size(); ++i)
-        if (p.needs_data[i]) f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
+    set_constant_addresses(p, f);
     return true;
 }
 
@@ -492,17 +467,12 @@ PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
         PyErr_SetString(PyExc_TypeError, "Plan: call it with one tuple of tensors");
         return nullptr;
     }
-    if (static_cast<size_t>(PyTuple_GET_SIZE(args[0])) != p.n_inputs) {
-        PyErr_Format(PyExc_TypeError, "Plan: %zu inputs expected, got %zd", p.n_inputs,
-                     PyTuple_GET_SIZE(args[0]));
-        return nullptr;
-    }
     HANDLE_TH_ERRORS
     Borrowed frame(plan);
     if (!bind_inputs(p, *frame, args[0])) return nullptr;
     {
         ReleaseGil gil(p.release_gil);
-        Run(p, *frame)();
+        Run(p, *frame)(p.steps);
     }
     return collect_outputs(p, *frame, args[0]);
     END_HANDLE_TH_ERRORS
@@ -513,11 +483,6 @@ PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
 
 std::vector<int64_t> integers(py::handle h) {
     return h.cast<std::vector<int64_t>>();
-}
-
-c10::ScalarType scalar_type(py::handle h) {
-    if (!THPDtype_Check(h.ptr())) throw py::type_error("Plan: a torch.dtype is expected");
-    return reinterpret_cast<THPDtype*>(h.ptr())->scalar_type;
 }
 
 c10::Device device(py::handle h) {
@@ -542,10 +507,6 @@ bool is_contiguous(const Layout& l) {
         expected *= l.shape[d] == 0 ? 1 : l.shape[d];
     }
     return true;
-}
-
-Layout layout(py::handle shape, py::handle stride, py::handle dtype) {
-    return {integers(shape), integers(stride), scalar_type(dtype)};
 }
 
 class Reader {
@@ -701,6 +662,47 @@ class Reader {
             const bool is_constant = r >= p_.n_inputs && r < n_held;
             if (!is_constant && !p_.in_arena[r]) p_.dynamic.push_back(static_cast<Reg>(r));
         }
+        free_inputs();
+    }
+
+    // What a register is made of may outlive it: views and results hold the memory that they share.
+    void free_inputs() {
+        constexpr size_t kNever = SIZE_MAX;
+        std::vector<size_t> last(p_.n_inputs, kNever);
+        p_.is_read.assign(p_.n_inputs, 0);
+        for (size_t i = 0; i < p_.steps.size(); ++i)
+            for (Reg r : reads(p_.steps[i]))
+                if (is_input(r)) last[r] = i;
+        for (size_t r = 0; r < p_.n_inputs; ++r) p_.is_read[r] = last[r] != kNever;
+        for (Reg r : p_.outputs) {
+            if (!is_input(r)) continue;
+            last[r] = kNever;
+            p_.is_read[r] = 1;
+        }
+        std::vector<Registers> ending(p_.steps.size());
+        for (size_t r = 0; r < p_.n_inputs; ++r)
+            if (last[r] != kNever) ending[last[r]].regs.push_back(static_cast<Reg>(r));
+        for (size_t i = 0; i < p_.steps.size(); ++i) {
+            p_.owning_steps.push_back(p_.steps[i]);
+            if (ending[i].regs.empty()) continue;
+            p_.owning_steps.push_back({Kind::free, static_cast<uint32_t>(p_.frees.size())});
+            p_.frees.push_back(std::move(ending[i]));
+        }
+    }
+
+    bool is_input(Reg r) const { return r >= 0 && static_cast<size_t>(r) < p_.n_inputs; }
+
+    std::vector<Reg> reads(const Step& s) const {
+        if (s.kind == Kind::view) return {p_.views[s.index].src};
+        if (s.kind == Kind::launch) return p_.launches[s.index].regs;
+        if (s.kind == Kind::bump) return p_.bumps[s.index].regs;
+        if (s.kind != Kind::aten) return {};
+        const Aten& a = p_.atens[s.index];
+        std::vector<Reg> regs;
+        for (const auto& [position, reg] : a.tensors) regs.push_back(reg);
+        for (const NumberArgument& n : a.numbers) regs.push_back(n.reg);
+        for (const ListArgument& l : a.lists) regs.insert(regs.end(), l.regs.begin(), l.regs.end());
+        return regs;
     }
 
     Program& p_;
@@ -798,14 +800,94 @@ PyType_Slot plan_slots[] = {
 PyType_Spec plan_spec = {"smelt._native.Plan", sizeof(PlanObject), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, plan_slots};
 
+PyTypeObject* plan_type = nullptr;
+
+PlanObject* as_plan(PyObject* object) {
+    return reinterpret_cast<PlanObject*>(object);
+}
+
 }  // namespace
+
+// ------------------------------------------------------------------------------------------------ for C++
+
+bool is_plan(PyObject* object) {
+    return Py_TYPE(object) == plan_type;
+}
+
+size_t plan_inputs(PyObject* plan) {
+    return as_plan(plan)->program->n_inputs;
+}
+
+size_t plan_outputs(PyObject* plan) {
+    return as_plan(plan)->program->outputs.size();
+}
+
+int64_t plan_returned_input(PyObject* plan, size_t position) {
+    const Program& p = *as_plan(plan)->program;
+    const Reg r = p.outputs.at(position);
+    return r >= 0 && static_cast<size_t>(r) < p.n_inputs ? r : -1;
+}
+
+// A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion.
+at::Tensor number_tensor(PyObject* item) {
+    at::Tensor t = at::detail::empty_cpu({}, PyFloat_CheckExact(item) ? at::kDouble : at::kLong);
+    if (PyFloat_CheckExact(item))
+        *t.mutable_data_ptr<double>() = PyFloat_AS_DOUBLE(item);
+    else
+        *t.mutable_data_ptr<int64_t>() = THPUtils_unpackLong(item);
+    t.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return t;
+}
+
+Results run_plan(PyObject* plan, PyObject* inputs) {
+    const Program& p = *as_plan(plan)->program;
+    Borrowed frame(as_plan(plan));
+    if (!bind_inputs(p, *frame, inputs)) throw python_error();
+    {
+        ReleaseGil gil(p.release_gil);
+        Run(p, *frame)(p.steps);
+    }
+    Results results(p.outputs.size());
+    for (size_t i = 0; i < p.outputs.size(); ++i) {
+        const Reg r = p.outputs[i];
+        if (r < 0) continue;
+        Result& result = results[i];
+        result.is_input = static_cast<size_t>(r) < p.n_inputs;
+        if (!result.is_input) {
+            result.tensor = (*frame).tensors[r];
+            continue;
+        }
+        result.object = PyTuple_GET_ITEM(inputs, r);
+        if (!p.is_number[r]) result.tensor = THPVariable_Unpack(result.object);
+    }
+    return results;
+}
+
+std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& inputs) {
+    const Program& p = *as_plan(plan)->program;
+    TORCH_CHECK(inputs.size() == p.n_inputs, "Plan: " + std::to_string(p.n_inputs) +
+                                                 " inputs expected, got " + std::to_string(inputs.size()));
+    Borrowed frame(as_plan(plan));
+    Frame& f = *frame;
+    for (size_t i = 0; i < p.n_inputs; ++i) {
+        TORCH_CHECK(inputs[i].defined(), "Plan: input " + std::to_string(i) + " must be a Tensor, got none");
+        set_address(p, f, i, inputs[i]);
+        if (p.is_read[i]) f.tensors[i] = std::move(inputs[i]);
+    }
+    inputs.clear();
+    set_constant_addresses(p, f);
+    Run(p, f)(p.owning_steps);
+    std::vector<at::Tensor> outputs(p.outputs.size());
+    for (size_t i = 0; i < p.outputs.size(); ++i)
+        if (p.outputs[i] >= 0) outputs[i] = f.tensors[p.outputs[i]];
+    return outputs;
+}
 
 int init_plan(PyObject* module) {
     PyObject* type = PyType_FromSpec(&plan_spec);
     if (!type) return -1;
-    const int failed = PyModule_AddObjectRef(module, "Plan", type);
-    Py_DECREF(type);
-    return failed;
+    plan_type = reinterpret_cast<PyTypeObject*>(type);  // and kept for ever
+    return PyModule_AddObjectRef(module, "Plan", type);
 }
 
 }  // namespace smelt

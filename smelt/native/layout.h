@@ -1,0 +1,56 @@
+// How a tensor lies in memory, as later code that takes its address relies on it.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <vector>
+
+namespace smelt {
+
+struct Layout {
+    std::vector<int64_t> shape, stride;
+    c10::ScalarType dtype;
+
+    bool describes(const at::Tensor& t) const {
+        return t.defined() && t.sizes() == shape && t.scalar_type() == dtype;
+    }
+
+    // Strides of dimensions of size 1 reach no address.
+    bool has_strides_of(const at::Tensor& t) const {
+        if (t.numel() == 0) return true;
+        for (size_t d = 0; d < shape.size(); ++d)
+            if (shape[d] != 1 && t.stride(static_cast<int64_t>(d)) != stride[d]) return false;
+        return true;
+    }
+
+    // With these strides, which must not overlap.
+    at::Tensor copy_of(const at::Tensor& t) const {
+        at::Tensor copy = at::empty_strided(shape, stride, t.options());
+        copy.copy_(t);
+        return copy;
+    }
+};
+
+// Put together without streams: this may be built by another compiler than torch was.
+inline std::string described(at::ScalarType dtype, at::IntArrayRef shape) {
+    std::string text = c10::toString(dtype);
+    text += "[";
+    for (size_t d = 0; d < shape.size(); ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
+    return text + "]";
+}
+
+inline c10::ScalarType scalar_type(py::handle h) {
+    if (!THPDtype_Check(h.ptr())) throw py::type_error("a torch.dtype is expected");
+    return reinterpret_cast<THPDtype*>(h.ptr())->scalar_type;
+}
+
+inline Layout layout(py::handle shape, py::handle stride, py::handle dtype) {
+    Layout l{shape.cast<std::vector<int64_t>>(), stride.cast<std::vector<int64_t>>(), scalar_type(dtype)};
+    if (l.shape.size() != l.stride.size()) throw py::value_error("as many strides as sizes are expected");
+    return l;
+}
+
+}  // namespace smelt

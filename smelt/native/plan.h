@@ -1,0 +1,46 @@
+// Running a `smelt._native.Plan` from C++ (plan.cpp).
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <vector>
+
+namespace smelt {
+
+bool is_plan(PyObject* object);
+size_t plan_inputs(PyObject* plan);
+size_t plan_outputs(PyObject* plan);
+// The input that the plan returns at this position, -1 if it returns something else there.
+int64_t plan_returned_input(PyObject* plan, size_t position);
+
+// What a graph returns at one position. An input is returned as the very object that came in, which then is in
+// `object` (borrowed). Nothing (None) is an undefined tensor without an object.
+struct Result {
+    at::Tensor tensor;
+    PyObject* object = nullptr;
+    bool is_input = false;
+};
+using Results = c10::SmallVector<Result, 6>;
+
+// On a tuple of tensors and numbers that outlives the results. Needs the GIL; plans that run long release it
+// meanwhile. Throws python_error and what operators throw.
+Results run_plan(PyObject* plan, PyObject* inputs);
+
+// On tensors that the plan may drop after their last use, as it is their only owner. A number is given as
+// `number_tensor`. Works with and without the GIL, which it leaves as it is.
+std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& inputs);
+
+// A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion. Throws
+// python_error if it is neither an int of 64 bits nor a float.
+at::Tensor number_tensor(PyObject* item);
+
+// The dispatch state in which a plan's own steps run: beneath autograd, ADInplaceOrView and autocast.
+inline c10::impl::LocalDispatchKeySet below_autograd(c10::impl::LocalDispatchKeySet caller) {
+    caller.excluded_ =
+        caller.excluded_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+    return caller;
+}
+
+}  // namespace smelt
