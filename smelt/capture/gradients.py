@@ -13,7 +13,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -382,6 +382,22 @@ def set_flag(vm: Any, tensor: FakeTensor, value: Any) -> None:
 
 
 TENSOR_SETTERS.update(grad=set_grad, data=set_data, requires_grad=set_flag)
+
+
+def check_history(fakes: Iterable[FakeTensor]) -> None:
+    """Raises Unsupported for a tensor whose gradients lead through a custom function of torch's own: a mode of torch that
+    runs natively has applied it, and the graph holds only the operators of its forward."""
+    todo = [f.grad_fn for f in fakes if f.requires_grad]
+    seen: set[Any] = {None}
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        applied = getattr(type(node), "_forward_cls", None)
+        if applied is not None and applied.__module__.startswith("torch."):
+            raise unsupported(f"torch.autograd.Function {applied.__name__}, applied by a mode of torch")
+        todo += [following for following, _ in node.next_functions]
 
 
 def check_end(vm: Any) -> None:

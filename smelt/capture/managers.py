@@ -48,9 +48,11 @@ def _exit_record(vm: Any, args: Any, kwargs: Any) -> None:
     vm.left(args[0])
 
 
-def check_modes() -> None:
-    """Raises Unsupported under a mode of the user's: its handlers would run inside every operator of the capture."""
-    stacks = (_get_current_function_mode_stack(), _get_current_dispatch_mode_stack())
-    for mode in (mode for stack in stacks for mode in stack):
+def check_modes() -> bool:
+    """Whether the call is under modes. Raises Unsupported for one of the user's: its handlers would run inside every
+    operator of the capture."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    for mode in modes:
         if not is_native_module(type(mode).__module__):
             raise unsupported(f"a call under a {type(mode).__qualname__}")
+    return bool(modes)

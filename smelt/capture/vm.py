@@ -131,6 +131,7 @@ class VM:
         self.stop: tuple[int, ...] = ()  # where to stop: the tick of each frame from the root on
         self.stopped: list[Frame] = []  # the frames at the stop, outermost first
         self.root: Frame | None = None  # the captured frame, once it runs
+        self.under_modes = False  # a mode of torch has seen calls before the trace did
         self.compiling = True  # what the program is told when it asks
         self.told_compiling = False  # it was told so
         self.shown_numbers: set[tuple[Any, ...]] = set()  # paths of the symbolic numbers in texts
@@ -779,7 +780,7 @@ def _capture(
     vm: VM, fn: FunctionType, slots: Sequence[object], name: str, stop: Stop | None
 ) -> CapturedFrame:
     outside, trace = vm.outside, vm.trace
-    managers.check_modes()
+    vm.under_modes = managers.check_modes()
     snapshot = state.snapshot()
     outside.guard("global_state", None, snapshot)
     outside.const(fn)
@@ -804,7 +805,10 @@ def _capture(
         _guard_offsets(vm)
         gradients.check_end(vm)
         outside.log.roll_back()
-        traced = trace.finish(_fakes(vm, ending, effects))
+        fakes = _fakes(vm, ending, effects)
+        if vm.under_modes:
+            gradients.check_history([*fakes, *trace.inputs])
+        traced = trace.finish(fakes)
     if state.snapshot() != snapshot:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")

@@ -231,10 +231,11 @@ def check_mode(vm: Any, manager: Any) -> None:
     for name in ("__torch_function__", "__torch_dispatch__"):
         found = vm.type_info(type(manager)).find(name)[1]
         found = getattr(found, "__func__", found)
-        if type(found) is FunctionType and not runs_natively(found):
-            raise Unsupported(
-                Reason(UNSUPPORTED_CALL, f"entering {type(manager).__qualname__}, which has a {name}")
-            )
+        if type(found) is FunctionType:
+            if not runs_natively(found):
+                what = f"entering {type(manager).__qualname__}, which has a {name}"
+                raise Unsupported(Reason(UNSUPPORTED_CALL, what))
+            vm.under_modes = True
 
 
 def called_back(vm: Any, fn: FunctionType, *slots: Any) -> Any:

@@ -7,8 +7,10 @@ import contextlib
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import smelt
 from tests.catalogue.harness import program, tensor
 
 
@@ -571,3 +573,48 @@ def gumbel_softmax():
         return F.gumbel_softmax(logits, hard=True)
 
     return fn, three(3, 4)
+
+
+# -------------------------------------------------------------------------------------------------- modes of torch
+
+
+def under_vmap(rows, columns):
+    """A mask made position by position, as attention masks are."""
+
+    def at(row, column):
+        return rows[row] * columns[column]
+
+    inner = torch.vmap(at, in_dims=(None, 0))
+    with TransformGetItemToIndex():
+        return torch.vmap(inner, in_dims=(0, None))(torch.arange(len(rows)), torch.arange(len(columns)))
+
+
+@program(graphs=1)
+def a_mode_of_torch_that_makes_indices_of_tensors():
+    def fn(rows, columns):
+        return under_vmap(rows, columns) + 1
+
+    return fn, [(tensor(2), tensor(3)), (tensor(2), tensor(3)), (tensor(4), tensor(1))]
+
+
+@program()
+def gradients_through_a_mode_of_torch_that_makes_indices_of_tensors():
+    def fn(rows, columns):
+        return under_vmap(rows, columns) * 2
+
+    return fn, [(tensor(2, requires_grad=True), tensor(3)) for _ in range(3)]
+
+
+def test_a_call_under_a_mode_of_torch():
+    def second(x):
+        return x[1] * 2
+
+    compiled = smelt.compile(second)
+    for requires_grad in (False, True):
+        x = tensor(3, requires_grad=requires_grad)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), second(x))
+            with TransformGetItemToIndex():
+                got, want = compiled(x), second(x)
+            torch.testing.assert_close(got, want)
+            assert (got.grad_fn is None) == (want.grad_fn is None)

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import rnn as rnn_utils
 from torch.utils.hooks import RemovableHandle
 
+import smelt
 from tests.catalogue.harness import program, tensor
 
 
@@ -702,3 +703,48 @@ def operators_by_their_overloads():
         return torch.ops.aten.sum.dim_IntList(y, [0], True), F.gelu(y)
 
     return fn, [(tensor(3, 2),) for _ in range(3)]
+
+
+# ------------------------------------------------------------------------------- code that asks whether it is compiled
+
+
+@program(graphs=1)
+def a_default_that_is_only_made_where_nothing_compiles():
+    def fn(x, mask=None):
+        if mask is None and not torch.compiler.is_compiling():
+            mask = torch.ones(x.shape[0])
+        return x * mask[:, None]
+
+    return fn, [(tensor(2, 3),), (tensor(2, 3), tensor(2)), (tensor(4, 3),)]
+
+
+@program(graphs=2)
+def a_default_that_is_only_made_where_nothing_compiles_before_a_break():
+    def fn(x, mask=None):
+        if mask is None and not smelt.is_compiling():
+            mask = torch.ones(x.shape[0])
+        y = x * mask[:, None]
+        return y + 1 if y.sum() > 0 else y - 1
+
+    return fn, [(tensor(2, 3),), (tensor(2, 3), tensor(2)), (tensor(4, 3),)]
+
+
+@program(graphs=2)
+def a_default_that_is_only_made_where_nothing_compiles_after_a_break():
+    def fn(x, mask=None):
+        y = x + x.sum().item()
+        if mask is None and not torch.compiler.is_compiling():
+            mask = torch.ones(x.shape[0])
+        return y * mask[:, None]
+
+    return fn, [(tensor(2, 3),), (tensor(2, 3), tensor(2)), (tensor(4, 3),)]
+
+
+@program()
+def an_error_of_code_that_asks_whether_it_is_compiled():
+    def fn(x, weight):
+        if torch.compiler.is_compiling():
+            torch._check(x.dim() == 2)
+        return x @ weight
+
+    return fn, [(tensor(2, 3), tensor(2)), (tensor(2, 3), tensor(3)), (tensor(2, 3), tensor(2))]
