@@ -19,6 +19,8 @@ from smelt.capture.tables import function, unsupported
 from smelt.capture.values import instance_dict
 
 _record_function = torch.autograd.profiler.record_function
+# Capture neither enters nor leaves these. Around a graph break the compiled frames do, for real.
+IDLE = (_record_function,)
 _profiler_enabled = torch._C._autograd._profiler_enabled  # type: ignore[attr-defined]
 
 

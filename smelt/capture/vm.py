@@ -631,10 +631,13 @@ class VM:
         self.context_tokens.clear()
         while self._entered:
             manager, before = self._entered.pop()
-            manager.__exit__(None, None, None)
+            if not isinstance(manager, managers.IDLE):
+                manager.__exit__(None, None, None)
             _restore_attributes(manager, before)
         while self._left:
             manager, before = self._left.pop()
+            if isinstance(manager, managers.IDLE):
+                continue
             manager.__enter__()
             if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made
                 _restore_attributes(manager, before)
@@ -645,7 +648,9 @@ class VM:
 
 
 # Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing.
-_REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast)
+_REVERSIBLE = (
+    torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast, *managers.IDLE,
+)  # fmt: skip
 # Grad mode inside of those that change it.
 _GRAD_IN: dict[type, Callable[[Any], bool]] = {
     torch.no_grad: lambda m: False,

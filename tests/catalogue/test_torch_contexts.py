@@ -344,6 +344,24 @@ def a_record_function_as_a_decorator():
     return fn, three(3)
 
 
+@program(graphs=3)
+def breaks_inside_of_record_functions():
+    def inner(x):
+        with torch.profiler.record_function("inner"), torch.no_grad():
+            y = x * 2
+            if y.abs().sum() >= 0:
+                y = y + 1
+            return y * 3
+
+    def fn(x):
+        with torch.profiler.record_function("step"):
+            y = inner(x + 1)
+            smelt.graph_break()
+            return y * x, torch.is_grad_enabled()
+
+    return fn, three(3)
+
+
 @program()
 def sdpa_kernel_as_a_context():
     def fn(q):
