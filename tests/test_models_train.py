@@ -175,9 +175,8 @@ def same_state(got: nn.Module, want: nn.Module, start: dict[str, torch.Tensor]) 
     for (path, p), q in zip(want.named_parameters(), got.parameters(), strict=True):
         assert (p.grad is None) is (q.grad is None), path
     for kind in ("named_parameters", "named_buffers"):
-        final = {path: t.detach() for path, t in getattr(want, kind)() if path in start}
-        moved = max(((t - start[path]).abs().max().item() for path, t in final.items()), default=0.0)
-        for path, t in getattr(got, kind)():
-            torch.testing.assert_close(
-                t.detach(), final[path], rtol=0, atol=MOVED * moved, msg=lambda m: f"{path}: {m}"
-            )
+        tensors = zip(getattr(want, kind)(), getattr(got, kind)(), strict=True)
+        pairs = {path: (t.detach(), other.detach()) for (path, t), (_, other) in tensors if path in start}
+        moved = max(((t - start[path]).abs().max().item() for path, (t, _) in pairs.items()), default=0.0)
+        for path, (t, other) in pairs.items():
+            torch.testing.assert_close(other, t, rtol=0, atol=MOVED * moved, msg=lambda m: f"{path}: {m}")
