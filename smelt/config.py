@@ -20,6 +20,9 @@ class Config:
     native_gemm       generate matrix products instead of calling ATen, where the cost table prefers it
     verify            run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
+    activation_memory_budget
+                      0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
+                      all that is dear to compute again (1); see docs/autograd.md
     """
 
     recompile_limit: int = 8
@@ -27,6 +30,13 @@ class Config:
     native_gemm: bool = True
     verify: bool = False
     threads: int = 0
+    activation_memory_budget: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.activation_memory_budget <= 1:
+            raise OptionError(
+                f"activation_memory_budget must be between 0 and 1, got {self.activation_memory_budget!r}"
+            )
 
     def with_options(self, options: dict[str, Any] | None) -> Config:
         """Raises OptionError for an unknown name or a value of the wrong type."""
@@ -37,7 +47,7 @@ class Config:
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
                 raise OptionError(f"options: unknown option {key!r}{hint}")
             want = type(getattr(self, key))
-            if type(value) is not want:
+            if type(value) is not want and not (want is float and type(value) is int):
                 raise OptionError(f"options[{key!r}] must be {want.__name__}, got {value!r}")
         return replace(self, **(options or {}))
 

@@ -1,0 +1,106 @@
+"""What keeping a value of the forward for the backward costs, in bytes of memory that would otherwise be freed.
+
+Memory is counted by storages: a view is kept by keeping the tensor that owns the memory (its *base*). The rules follow what
+the user may do between forward and backward, namely write what he holds:
+
+* A primal that eager's backward reads costs nothing: the user holds it, and writing it raises, as in eager.
+* A primal that eager's backward does not read may be written without harm in eager, so only a copy of it can be kept.
+* A primal that the forward overwrites has its old value kept as a copy. The new value is the primal itself.
+* A result that shares memory with an output is kept only if eager keeps it; the output itself then costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from smelt.autograd.classes import aten, viewed
+from smelt.graph.ir import Node, NumberSpec, TensorSpec, argument_nodes
+from smelt.trace.joint import Joint
+
+Kind = Literal["primal", "output", "temporary"]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A way to keep a value. `index`: of the primal or forward output. `copies`: a copy is kept, made when the forward
+    starts (a primal) or when the value exists."""
+
+    kind: Kind
+    index: int
+    nbytes: int
+    copies: bool = False
+
+
+def nbytes(spec: Any) -> int:
+    """Bytes of memory that a fresh tensor of this layout takes."""
+    if not isinstance(spec, TensorSpec):
+        return 0
+    if 0 in spec.shape:
+        return 0
+    extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
+    return extent * spec.dtype.itemsize  # type: ignore[operator,return-value]
+
+
+class Memory:
+    """Bases, and how each base can be kept, of one joint graph."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.bases: dict[Node, Node] = {}
+        graph = joint.graph
+        outputs: tuple[Node | None, ...] = graph.output.args[0][: joint.n_outputs]
+        for node in graph:
+            source = viewed(node)
+            self.bases[node] = node if source is None else self.bases[source]
+        self.primals = {p: i for i, p in enumerate(graph.placeholders[: joint.n_primals])}
+        self.outputs: dict[Node, int] = {}
+        for i, output in enumerate(outputs):
+            if output is not None:
+                self.outputs.setdefault(output, i)
+        self.escaping = {self.bases[n] for n in self.outputs}
+        writes = [n for n in graph if n.target is aten.copy_.default and n.args[0] in self.primals]
+        self.written: dict[Node, Node] = {n.args[0]: n for n in writes}  # primal -> the node that writes it
+        self.in_primal: dict[Node, int] = {}  # value -> a primal that holds it after the forward
+        for write in writes:
+            self.in_primal[write] = self.primals[write.args[0]]
+            value = write.args[1]
+            if _same_layout(value.spec, write.args[0].spec) and self.bases[value] is value:
+                self.in_primal.setdefault(value, self.primals[write.args[0]])
+        self.eager = {self.bases[n] for n in joint.eager_saved} | {
+            self.bases[a]
+            for n in graph
+            if n in joint.backward
+            for a in argument_nodes(n)
+            if a not in joint.backward
+        }
+
+    def keep(self, node: Node) -> Keep | None:
+        """The cheapest way to keep a node's value, or None: it is to be taken from its base, or is no tensor."""
+        if node in self.primals:
+            return self._primal(node)
+        if not isinstance(node.spec, TensorSpec) or self.bases[node] is not node:
+            return None
+        size = nbytes(node.spec)
+        if node in self.in_primal and node in self.eager:
+            return Keep("primal", self.in_primal[node], 0)
+        if node in self.escaping:
+            if node not in self.eager:
+                return None
+            index = self.outputs.get(node)
+            return Keep("temporary", -1, size, copies=True) if index is None else Keep("output", index, 0)
+        return Keep("temporary", -1, size)
+
+    def _primal(self, node: Node) -> Keep | None:
+        index = self.primals[node]
+        if isinstance(node.spec, NumberSpec) or (node in self.eager and node not in self.written):
+            return Keep("primal", index, 0)
+        return Keep("temporary", -1, nbytes(node.spec), copies=True)
+
+    def eager_bytes(self) -> int:
+        """What eager keeps beyond primals and outputs."""
+        owned = {b for b in self.eager if b.op == "call_function" and b not in self.escaping}
+        return sum(nbytes(b.spec) for b in owned if b not in self.in_primal)
+
+
+def _same_layout(a: Any, b: Any) -> bool:
+    return (a.shape, a.stride, a.dtype) == (b.shape, b.stride, b.dtype)
