@@ -12,7 +12,7 @@ from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.tensor import Tensor, numel
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, call
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
 
 aten = torch.ops.aten
 
@@ -255,6 +255,20 @@ def softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """exp(x - max) / sum: in the dtype ATen computes in, rounded once."""
     exponent, total = _exponentials(b, x, dim)
     return b.pointwise(lambda e, s: e / s, [exponent, total], exponent.dtype, cost=DIVISION)
+
+
+@lowers(aten._safe_softmax.default)
+def safe_softmax(b: Builder, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor | None:
+    """softmax, but rows of nothing than -inf (fully masked ones) give zeros."""
+    if dtype not in (None, x.dtype):
+        return None
+    exponent, total, top = _shifted(b, x, dim)
+
+    def f(e: Value, s: Value, m: Value) -> Value:
+        empty = compare("eq", m, const(float("-inf"), m.dtype))
+        return where(empty, const(0, e.dtype), e / s)
+
+    return b.pointwise(f, [exponent, total, top], exponent.dtype, cost=DIVISION + 2)
 
 
 @lowers(aten._log_softmax.default)

@@ -1,0 +1,217 @@
+"""Backward of elementwise operators and of soft maxima. Costs are in additions.
+
+Each formula is ATen's for a CPU, on values in the dtype that ATen computes in; the result rounds once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.graph.sizes import Size
+from smelt.loops.ir import Value
+from smelt.loops.lowering.dtypes import opmath
+from smelt.loops.lowering.reductions import dims_of
+from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
+from smelt.loops.tensor import Index, Load, Tensor
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
+from smelt.loops.values import index as index_value
+
+aten = torch.ops.aten
+
+# ---- activations
+
+
+def _backward(f: Callable[..., Value], overload: Any, cost: float = 3.0) -> None:
+    """`f(gradient of the result, operand or result, *scalar arguments)`."""
+
+    def lower(b: Builder, grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return b.pointwise(lambda g, v: f(g, v, *args, **kwargs), [grad, x], opmath(b.spec.dtype), cost=cost)
+
+    LOWERINGS[overload] = lower
+
+
+def _is(op: str, x: Value, bound: float) -> Value:
+    return compare(op, x, const(bound, x.dtype))
+
+
+def _where(condition: Value, x: Value | float, y: Value | float, dtype: torch.dtype) -> Value:
+    a, b = (v if isinstance(v, Value) else const(v, dtype) for v in (x, y))
+    return where(condition, a, b)
+
+
+def _between(x: Value, low: float, high: float, strictly: bool) -> Value:
+    above, below = ("gt", "lt") if strictly else ("ge", "le")
+    inside = both(_is(above, x, low), _is(below, x, high))
+    assert inside is not None
+    return inside
+
+
+def threshold(g: Value, x: Value, threshold: float) -> Value:
+    return _where(_is("le", x, threshold), 0, g, g.dtype)
+
+
+def sigmoid(g: Value, y: Value) -> Value:
+    return g * (1 - y) * y
+
+
+def tanh(g: Value, y: Value) -> Value:
+    return g * (1 - y * y)
+
+
+def logit(g: Value, x: Value, eps: float | None = None) -> Value:
+    slope = g / (x * (1 - x))  # infinite at 0 and 1, where the sign is that of g
+    if eps is None or eps < 0:
+        return _where(_between(x, 0, 1, False), slope, math.nan, g.dtype)
+    return _where(_between(x, eps, 1 - eps, False), slope, 0, g.dtype)
+
+
+def silu(g: Value, x: Value) -> Value:
+    s = call("sigmoid", x)
+    return g * s * (x * (1 - s) + 1)
+
+
+def gelu(g: Value, x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        beta = math.sqrt(2 / math.pi)
+        square = x * x
+        t = call("tanh", beta * (x + 0.044715 * (square * x)))
+        slope = beta * (3 * 0.044715 * square + 1)
+        return g * (0.5 * (t + 1) + 0.5 * x * (1 - t * t) * slope)
+    below = 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
+    density = call("exp", -0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    return g * (x * density + below)
+
+
+def hardtanh(g: Value, x: Value, low: float, high: float) -> Value:
+    return _where(_between(x, low, high, True), g, 0, g.dtype)
+
+
+def hardsigmoid(g: Value, x: Value) -> Value:
+    sixth = 0.1666666716337204  # ATen has it in float32, also for float64
+    return _where(_between(x, -3, 3, True), g * sixth, 0, g.dtype)
+
+
+def hardswish(g: Value, x: Value) -> Value:
+    above = where(_is("ge", x, 3), g, g * (x / 3 + 0.5))
+    return _where(_is("le", x, -3), 0, above, g.dtype)
+
+
+def leaky_relu(g: Value, x: Value, slope: float, is_result: bool) -> Value:
+    return where(_is("gt", x, 0), g, g * slope)
+
+
+def softplus(g: Value, x: Value, beta: float, threshold: float) -> Value:
+    return where(_is("gt", x * beta, threshold), g, g * call("sigmoid", x * beta))
+
+
+def mish(g: Value, x: Value) -> Value:
+    t = call("tanh", call("log1p", call("exp", x)))
+    return g * (t + x * call("sigmoid", x) * (1 - t * t))
+
+
+def shrink(g: Value, x: Value, bound: float) -> Value:
+    outside = compare("logical_or", _is("lt", x, -bound), _is("gt", x, bound))
+    return _where(outside, g, 0, g.dtype)
+
+
+_backward(threshold, aten.threshold_backward.default, cost=1)
+_backward(sigmoid, aten.sigmoid_backward.default)
+_backward(tanh, aten.tanh_backward.default)
+_backward(logit, aten.logit_backward.default, cost=DIVISION + 5)
+_backward(silu, aten.silu_backward.default, cost=TRANSCENDENTAL + 5)
+_backward(gelu, aten.gelu_backward.default, cost=2 * TRANSCENDENTAL + 8)
+_backward(hardtanh, aten.hardtanh_backward.default)
+_backward(hardsigmoid, aten.hardsigmoid_backward.default)
+_backward(hardswish, aten.hardswish_backward.default, cost=DIVISION + 4)
+_backward(leaky_relu, aten.leaky_relu_backward.default)
+_backward(softplus, aten.softplus_backward.default, cost=TRANSCENDENTAL)
+_backward(mish, aten.mish_backward.default, cost=4 * TRANSCENDENTAL)
+_backward(shrink, aten.hardshrink_backward.default)
+_backward(shrink, aten.softshrink_backward.default)
+
+
+@lowers(aten.elu_backward.default)
+def elu_backward(
+    b: Builder, grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
+) -> Tensor:
+    coefficient = alpha * scale
+
+    def f(g: Value, v: Value) -> Value:
+        growth = v + coefficient if is_result else coefficient * call("exp", v * input_scale)
+        return where(_is("gt", v, 0), g * scale, g * input_scale * growth)
+
+    return b.pointwise(f, [grad, x], opmath(x.dtype), cost=TRANSCENDENTAL + 3)
+
+
+@lowers(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    """1 - sigmoid(x) without cancellation. The forward's buffer (of a CPU only) is not needed."""
+    return b.pointwise(
+        lambda g, v: g * call("sigmoid", -v), [grad, x], opmath(x.dtype), cost=TRANSCENDENTAL + 1
+    )
+
+
+@lowers(aten._prelu_kernel_backward.default)
+def prelu_backward(b: Builder, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of the shape of x: the weight's gradient is summed by what follows."""
+    compute = opmath(x.dtype)
+
+    def of_weight(g: Value, v: Value) -> Value:
+        return _where(_is("gt", v, 0), 0, g * v, g.dtype)
+
+    return (
+        b.pointwise(
+            lambda g, v, w: where(_is("gt", v, 0), g, g * w),
+            [grad, x, weight], compute, b.spec[0].dtype, 3.0, x.shape,
+        ),
+        b.pointwise(of_weight, [grad, x], compute, b.spec[1].dtype, 3.0, x.shape),
+    )  # fmt: skip
+
+
+@lowers(aten.glu_backward.default)
+def glu_backward(b: Builder, grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Of a * sigmoid(b), the halves of x: (sigmoid(b), a * sigmoid(b) * (1 - sigmoid(b))) * grad, side by side."""
+    dim %= len(x.shape)
+    half, compute = grad.shape[dim], opmath(x.dtype)
+
+    def body(load: Load, i: Index) -> Value:
+        def read(t: Tensor, at: Size) -> Value:
+            return cast(load(t, (*i[:dim], at, *i[dim + 1 :])), compute)
+
+        within = i[dim] % half
+        first = compare("lt", index_value(i[dim]), index_value(half))
+        g, a, s = read(grad, within), read(x, within), call("sigmoid", read(x, within + half))
+        return cast(where(first, g * s, g * s * (1 - s) * a), x.dtype)
+
+    return b.map(x.shape, x.dtype, (grad, x), body, TRANSCENDENTAL + 6)
+
+
+@lowers(aten.native_dropout_backward.default)
+def native_dropout_backward(b: Builder, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return b.pointwise(lambda g, m: g * m * scale, [grad, mask], opmath(grad.dtype), cost=2.0)
+
+
+# ---- soft maxima
+
+
+@lowers(aten._softmax_backward_data.default)
+def softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """y * (g - sum of g * y)"""
+    compute = opmath(y.dtype)
+    weighted = b.pointwise(lambda g, v: g * v, [grad, y], compute, compute, 1.0, y.shape)
+    total = b.reduce("sum", weighted, dims_of(y, dim), True, compute)
+    return b.pointwise(lambda g, v, s: v * (g - s), [grad, y, total], compute, cost=2.0)
+
+
+@lowers(aten._log_softmax_backward_data.default)
+def log_softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """g - exp(y) * sum of g"""
+    compute = opmath(y.dtype)
+    total = b.reduce("sum", grad, dims_of(y, dim), True, compute)
+    return b.pointwise(
+        lambda g, v, s: g - call("exp", v) * s, [grad, y, total], compute, cost=TRANSCENDENTAL + 2
+    )

@@ -1,0 +1,201 @@
+"""Losses of two tensors, and the backward of those and of the negative log likelihood.
+
+What checks the values it is given (nll_loss, binary_cross_entropy) is left to ATen forward: loops cannot raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.sizes import static
+from smelt.loops.ir import Value
+from smelt.loops.lowering.dtypes import opmath
+from smelt.loops.lowering.reductions import dims_of, finish
+from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
+from smelt.loops.tensor import Index, Load, Tensor, numel
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
+from smelt.loops.values import index as index_value
+
+aten = torch.ops.aten
+
+NONE, MEAN, SUM = range(3)  # ATen's numbers of the reductions
+
+
+def _share(x: Tensor, reduction: int) -> float:
+    """What one element's loss counts in the result."""
+    return 1 / static(numel(x.shape)) if reduction == MEAN else 1.0
+
+
+def _reduced(
+    b: Builder, f: Callable[..., Value], operands: Sequence[Tensor], reduction: int, cost: float
+) -> Tensor:
+    compute = opmath(b.spec.dtype)
+    shape = torch.broadcast_shapes(*[t.shape for t in operands])
+    if reduction == NONE:
+        return b.pointwise(f, operands, compute, cost=cost)
+    losses = b.pointwise(f, operands, compute, compute, cost, shape)
+    total = b.reduce("sum", losses, dims_of(losses, None), False, compute)
+    share = _share(losses, reduction)
+    return finish(b, total, lambda v: v * share)
+
+
+# ---- of the difference d = input - target: (loss, its slope)
+
+Pair = tuple[Callable[[Value], Value], Callable[[Value], Value]]
+
+
+def _squared() -> Pair:
+    return lambda d: d * d, lambda d: d * 2
+
+
+def _smooth_l1(beta: float = 1.0) -> Pair:
+    """d^2 / 2 beta within beta, |d| - beta / 2 beyond."""
+
+    def loss(d: Value) -> Value:
+        size = call("abs", d)
+        return where(compare("lt", size, const(beta, d.dtype)), d * d * (0.5 / beta), size - 0.5 * beta)
+
+    return loss, lambda d: _limited(d, beta) * (1 / beta)
+
+
+def _huber(delta: float = 1.0) -> Pair:
+    """d^2 / 2 within delta, delta (|d| - delta / 2) beyond."""
+
+    def loss(d: Value) -> Value:
+        size = call("abs", d)
+        inside = compare("le", size, const(delta, d.dtype))
+        return where(inside, d * d * 0.5, (size - 0.5 * delta) * delta)
+
+    return loss, lambda d: _limited(d, delta)
+
+
+def _limited(d: Value, bound: float) -> Value:
+    return call("minimum", call("maximum", d, const(-bound, d.dtype)), const(bound, d.dtype))
+
+
+def _of_difference(pair: Callable[..., Pair], forward: Any, backward: Any) -> None:
+    def loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEAN, *args: float) -> Tensor | None:
+        if 0 in args:  # a limit without a slope
+            return None
+        f, _ = pair(*args)
+        return _reduced(b, lambda u, v: f(u - v), [x, target], reduction, 4.0)
+
+    def slope(
+        b: Builder, grad: Tensor, x: Tensor, target: Tensor, reduction: int, *args: float
+    ) -> Tensor | None:
+        if 0 in args:
+            return None
+        _, f = pair(*args)
+        share, compute = _share(x, reduction), opmath(x.dtype)
+        return b.pointwise(lambda g, u, v: f(u - v) * share * g, [grad, x, target], compute, cost=5.0)
+
+    LOWERINGS[forward], LOWERINGS[backward] = loss, slope
+
+
+_of_difference(_squared, aten.mse_loss.default, aten.mse_loss_backward.default)
+_of_difference(_smooth_l1, aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default)
+_of_difference(_huber, aten.huber_loss.default, aten.huber_loss_backward.default)
+
+
+# ---- of two classes
+
+
+@lowers(aten.binary_cross_entropy_backward.default)
+def binary_cross_entropy_backward(
+    b: Builder, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
+    """(x - target) / (x * (1 - x)): the divisor has a lower bound, the loss a limit of -100 that has no slope."""
+    share = _share(x, reduction)
+
+    def f(g: Value, u: Value, t: Value, *w: Value) -> Value:
+        slope = (u - t) / call("maximum", u * (1 - u), const(1e-12, u.dtype)) * g * share
+        return slope * w[0] if w else slope
+
+    operands = [grad, x, target] if weight is None else [grad, x, target, weight]
+    return b.pointwise(f, operands, opmath(x.dtype), cost=DIVISION + 6)
+
+
+@lowers(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(
+    b: Builder,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Tensor:
+    """(1 - target) * x - (1 + (pos_weight - 1) * target) * log(sigmoid(x))"""
+
+    def f(u: Value, t: Value, *rest: Value) -> Value:
+        extra = list(rest)
+        log_sigmoid = call("minimum", u, const(0, u.dtype)) - call("log1p", call("exp", -call("abs", u)))
+        scale = extra.pop(0) if weight is not None else None
+        if pos_weight is not None:
+            log_sigmoid = log_sigmoid * ((extra.pop(0) - 1) * t + 1)
+        loss = (1 - t) * u - log_sigmoid
+        return loss if scale is None else loss * scale
+
+    operands = [x, target, *[w for w in (weight, pos_weight) if w is not None]]
+    return _reduced(b, f, operands, reduction, 2 * TRANSCENDENTAL + 6)
+
+
+@lowers(aten.soft_margin_loss.default)
+def soft_margin_loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    return _reduced(
+        b, lambda u, t: call("log1p", call("exp", -t * u)), [x, target], reduction, 2 * TRANSCENDENTAL
+    )
+
+
+@lowers(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """Of log(1 + exp(-target * x))."""
+    share = _share(x, reduction)
+    return b.pointwise(
+        lambda g, u, t: -t * call("sigmoid", -t * u) * share * g,
+        [grad, x, target], opmath(x.dtype), cost=TRANSCENDENTAL + 4,
+    )  # fmt: skip
+
+
+# ---- of many classes
+
+
+@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(
+    b: Builder,
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    total_weight: Tensor,
+) -> Tensor | None:
+    """-weight * grad at the target's class, elsewhere zero. The forward has checked the targets."""
+    if len(target.shape) != len(x.shape) - 1:
+        return None
+    dim, compute = min(1, len(x.shape) - 1), opmath(x.dtype)
+
+    def body(load: Load, i: Index) -> Value:
+        at = (*i[:dim], *i[dim + 1 :])
+        there = cast(load(target, at), torch.int64)
+        hit: Value | None = compare("eq", index_value(i[dim]), there)
+        if 0 <= ignored < static(x.shape[dim]):
+            hit = both(hit, compare("ne", there, const(ignored, torch.int64)))
+        assert hit is not None
+        slope = -cast(load(grad, at if grad.shape else ()), compute)
+        if weight is not None:
+            slope = slope * cast(load(weight, (i[dim],)), compute)
+        if reduction == MEAN:
+            slope = slope / cast(load(total_weight, ()), compute)
+        return cast(where(hit, slope, const(0, compute)), x.dtype)
+
+    inputs = [
+        grad,
+        target,
+        *([] if weight is None else [weight]),
+        *([total_weight] if reduction == MEAN else []),
+    ]
+    return b.map(x.shape, x.dtype, inputs, body, cost=3.0)
