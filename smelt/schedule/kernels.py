@@ -1,7 +1,8 @@
 """A group of units as a loop kernel: which units are stored, in which stages, and the expressions of each stage.
 
-Stages are ordered by level. A reduction is one level above what it reads; elementwise units stand on the level of the
-last reduction they need. Elementwise units of a level with equal loops share a stage, and so do reductions.
+Stages are ordered by level. Whatever reads a reduction is one level above it; elementwise units stand on the level of the
+last reduction they need. Elementwise units of a level with equal loops share a stage, and so do reductions; reductions of
+what such a stage computes join it, so that it is computed once and not read back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from smelt.loops.ir import (
     Store,
     Value,
 )
-from smelt.loops.tensor import Index, Map, Reduce, Scan, Tensor, numel
+from smelt.loops.tensor import Index, Reduce, Scan, Tensor, numel
 from smelt.loops.values import COSTS, both, compare, where
 from smelt.loops.values import index as index_value
 from smelt.schedule.groups import Group, Place
@@ -74,6 +75,7 @@ class KernelBuilder:
         self.in_memory = in_memory
         self.units = {u.tensor: u for u in group.units}
         self.levels = self.level_all()
+        self.joint = self.find_joint()
         self.local = self.choose_local()
         self.buffers: list[Buffer] = []
         self.arguments: list[int | None] = []
@@ -102,8 +104,31 @@ class KernelBuilder:
         return 0 if same or not unit.is_map else 1
 
     def key(self, unit: Unit) -> StageKey:
-        kind = {Map: "map", Reduce: "reduce", Scan: "scan"}[type(unit.tensor.definition)]  # type: ignore[index]
-        return self.levels[unit.tensor], kind, self.group.places[unit.tensor].inner
+        level, inner = self.levels[unit.tensor], self.group.places[unit.tensor].inner
+        if unit.is_map:
+            return level, "reduce" if (level, inner) in self.joint else "map", inner
+        return level, "scan" if isinstance(unit.tensor.definition, Scan) else "reduce", inner
+
+    def find_joint(self) -> set[tuple[int, Loops]]:
+        """Levels and loops whose elementwise units share a stage with the reductions: everybody who reads the former on
+        that level does so at the point that computes them."""
+        places, units = self.group.places, self.group.units
+
+        def at(unit: Unit) -> tuple[int, Loops]:
+            return self.levels[unit.tensor], places[unit.tensor].inner
+
+        joint = {at(u) for u in units if isinstance(u.tensor.definition, Reduce)}
+        for unit in units:
+            for tensor, own in unit.reads:
+                read = self.units.get(tensor)
+                if read is None or not read.is_map or self.levels[tensor] != self.levels[unit.tensor]:
+                    continue
+                if (
+                    at(read) != at(unit)
+                    or substituted(own, places[unit.tensor].values) != places[tensor].index
+                ):
+                    joint.discard(at(read))
+        return {(level, inner) for level, inner in joint if inner}
 
     def stored(self, unit: Unit) -> bool:
         return not unit.is_map or unit.tensor in self.in_memory or unit.target is not None
@@ -267,12 +292,12 @@ class KernelBuilder:
         positional = any(r.kind in ("argmax", "argmin") for r in draft.reductions)
         loops, inner = tidy(draft.loops, indices, layout + indices, "i", positional)
         renaming = _Renaming(outer, inner)
-        if draft.kind == "reduce":
-            reductions = tuple(Reduction(r.name, r.kind, renaming.value(r.value)) for r in draft.reductions)
-            return ReduceStage(_loops(loops), reductions)
         stores = tuple(
             Store(s.buffer, renaming.index(s.index), renaming.value(s.value)) for s in draft.stores
         )
+        if draft.kind == "reduce":
+            reductions = tuple(Reduction(r.name, r.kind, renaming.value(r.value)) for r in draft.reductions)
+            return ReduceStage(_loops(loops), reductions, stores)
         return MapStage(_loops(loops), stores)
 
     def scan_stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:

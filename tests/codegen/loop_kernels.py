@@ -130,6 +130,18 @@ def reduction(kind: str, rows: int, columns: int, dtype: torch.dtype, over: str 
     return Kernel(f"{kind}_{over}", buffers((dtype, "in"), (out, "out")), outer, stages)
 
 
+def doubled_and_summed(rows: int, width: int, over: str) -> Kernel:
+    """2x, and its sums over rows or columns, in one pass."""
+    (r, lr), (c, lc) = loop("r", rows), loop("c", width)
+    inner, outer = (lr, lc) if over == "rows" else (lc, lr)
+    double = load(0, r * width + c) * 2.0
+    stages = (
+        ReduceStage((inner,), (Reduction("s", "sum", double),), (Store(1, r * width + c, double),)),
+        MapStage((), (Store(2, outer.sym, result("s")),)),
+    )
+    return Kernel("doubled", buffers((f32, "in"), (f32, "out"), (f32, "out")), (outer,), stages)
+
+
 def scan(kind: str, rows: int, columns: int, along: str) -> Kernel:
     (r, lr), (c, lc) = loop("r", rows), loop("c", columns)
     inner, outer = (lc, lr) if along == "columns" else (lr, lc)

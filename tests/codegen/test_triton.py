@@ -19,6 +19,7 @@ from tests.codegen.loop_kernels import (
     bias_gelu,
     buffers,
     const,
+    doubled_and_summed,
     flat,
     layer_norm,
     load,
@@ -152,6 +153,16 @@ def test_long_rows_are_reduced_in_blocks() -> None:
         y = torch.empty(want.shape, dtype=want.dtype)
         run(reduction(kind, 2, 10_000, f32), x, y)
         torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("over", ("columns", "rows"))
+@pytest.mark.parametrize("shape", [(20, 33), (3, 9000), (9000, 3)])
+def test_what_is_summed_is_stored_too(shape: tuple[int, int], over: str) -> None:
+    x, y = torch.randn(shape), torch.empty(shape)
+    s = torch.empty(shape[1 if over == "rows" else 0])
+    run(doubled_and_summed(*shape, over), x, y, s)
+    assert torch.equal(y, x * 2)
+    torch.testing.assert_close(s, (x * 2).sum(0 if over == "rows" else 1), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("along", ("columns", "rows"))

@@ -79,7 +79,8 @@ def test_softmax_keeps_the_exponentials_of_a_row():
     (kernel,) = kernels(scheduled(lambda x: torch.softmax(x, -1), r(64, 64))[0])
     assert [b.role for b in kernel.buffers] == ["in", "local", "out"]
     kinds = [type(stage) for stage in kernel.stages]
-    assert kinds == [ReduceStage, MapStage, ReduceStage, MapStage]
+    assert kinds == [ReduceStage, ReduceStage, MapStage]  # they are summed as they are stored
+    assert len(kernel.stages[1].stores) == 1
 
 
 def test_rows_too_long_for_scratch_are_recomputed():
@@ -185,3 +186,43 @@ def test_shared_subexpressions_do_not_multiply():
         return b
 
     check(f, r(1000), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_stored_and_summed_over_rows_is_one_stage():
+    def f(g, x):
+        dx = g * torch.tanh(x)
+        return dx, dx.sum(0)
+
+    schedule = check(f, r(40, 33), r(40, 33), n_kernels=1, n_externs=0)
+    (kernel,) = kernels(schedule)
+    reduce, result = kernel.stages
+    assert isinstance(reduce, ReduceStage) and len(reduce.stores) == 1
+    assert isinstance(result, MapStage) and not result.loops
+
+
+def test_a_reduction_that_reads_elsewhere_does_not_share_the_stage():
+    """The second sum reads what the first stored, along other places of the row."""
+
+    def f(x):
+        y = torch.exp(x)
+        return y, y.sum(-1), (y.flip(-1) * torch.arange(16)).sum(-1)
+
+    check(f, r(24, 16), n_externs=0, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_over_both_dimensions_of_a_result():
+    def f(x, w):
+        y = torch.sigmoid(x) * w
+        return y, y.sum(0), y.sum(1), (y * x).sum(1)
+
+    check(f, r(24, 16), r(16), n_externs=0, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_is_summed_as_it_is_stored():
+    x = (torch.randn(64, 32) * 100).bfloat16()
+
+    def f(x):
+        y = x * 1.01
+        return y, y.sum(0), y.sum(1)
+
+    check(f, x, n_externs=0)

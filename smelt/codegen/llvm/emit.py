@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from smelt.codegen.llvm import reduce
+from smelt.codegen.llvm import columns, reduce
 from smelt.codegen.llvm.body import Body, Point, iota
 from smelt.codegen.llvm.builder import Builder, Module, Ref
 from smelt.codegen.llvm.reduce import State
@@ -90,6 +90,8 @@ class _Emitter:
             return Function(_frame(name, [], [], []), 0, 1)
         if self.choice.outer is None:
             extent, cycles = self._inner_items()
+        elif columns.applies(self.kernel, self.choice.outer, self.b.lanes):
+            extent, cycles = columns.Strips(self, self.choice.outer).items()
         else:
             extent, cycles = self._outer_items(self.choice.outer)
         grain = max(1, min(extent, ceil(PIECE_CYCLES / cycles)))

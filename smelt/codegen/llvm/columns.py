@@ -1,0 +1,367 @@
+"""Outer mode over strips of columns: stages whose loops run down rows that lie apart in memory (a sum over dim 0).
+
+One vector after the other would take a cache line of every row, again and again. Instead a *strip* of neighbouring lanes
+goes through a stage together, a few rows at a time and along memory. What belongs to a column and not to a row (partial
+results of reductions, expressions that the stage's loops do not change) waits in *slots*: scratch arrays with one element
+for each column of the strip, which stay in the first-level cache.
+
+An item is a granule of columns; consecutive items are taken together, as strips as wide as slots are. Rows are added in
+groups, pairwise, and many groups in blocks of CASCADE, which keeps rounding errors small; no split of the items changes
+a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Protocol
+
+from smelt.codegen.llvm import reduce
+from smelt.codegen.llvm.body import Body, Point
+from smelt.codegen.llvm.builder import Builder, Ref, type_text
+from smelt.codegen.llvm.reduce import State
+from smelt.codegen.llvm.types import TYPES
+from smelt.codegen.llvm.vectorize import Choice, lane_stride
+from smelt.codegen.llvm.vmath import MATH_OPS
+from smelt.graph.sizes import Size, Sym, free_syms
+from smelt.loops.ir import (
+    Kernel,
+    Loop,
+    ReduceStage,
+    ScanStage,
+    Stage,
+    Store,
+    Value,
+    fixed,
+    stage_loops,
+    stage_stores,
+    stage_values,
+    walk,
+)
+
+GRANULE = 2  # vectors of an item: two cache lines, which are fetched together
+SLOT_BYTES = 16 << 10  # all slots of a strip
+WIDEST = 2048  # columns of a strip
+GROUP_ROWS, GROUP_OPS = 8, 160  # rows taken together: streams of memory, instructions
+CASCADE = 64  # groups summed apart
+
+
+class Emitter(Protocol):
+    """What strips need of the emitter of the kernel's function."""
+
+    kernel: Kernel
+    b: Builder
+    body: Body
+    choice: Choice
+    entry: list[str]
+
+    def _decode(self, item: Ref, counts: Sequence[int]) -> list[Ref]: ...
+    def _nest(self, p: Point, loops: Sequence[Loop], inside: Callable[[Point], None]) -> None: ...
+    def _stores(self, p: Point, stores: Sequence[Store]) -> None: ...
+    def _lanes(
+        self, p: Point, sym: Sym, size: int, start: Ref, stop: Ref, inside: Callable[[Point], None]
+    ) -> None: ...
+
+
+def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
+    """Whether lanes along `sym` are better taken in strips: some stage runs down rows, whatever rows hold is contiguous
+    along `sym`, and there is more than one vector of it."""
+    size = next(fixed(l.size) for l in kernel.outer if l.sym is sym)
+    rows = [s for s in kernel.stages if prod(fixed(l.size) for l in stage_loops(s)) > 1]
+    if size <= lanes or not rows or any(b.role == "local" for b in kernel.buffers):
+        return False
+    if any(isinstance(s, ScanStage) or 0 in (fixed(l.size) for l in stage_loops(s)) for s in kernel.stages):
+        return False
+    return all(lane_stride(e, sym, lanes) in (0, 1) for s in rows for e in _moving(s))
+
+
+def _moving(stage: Stage) -> Iterator[Size]:
+    """The indices at which a stage reads and writes other elements at each of its points."""
+    syms = {l.sym for l in stage_loops(stage)}
+    loads = (v.args[1] for v in walk(stage_values(stage)) if v.op == "load")
+    for e in (*loads, *(s.index for s in stage_stores(stage))):
+        if not free_syms(e).isdisjoint(syms):
+            yield e
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """One element of LLVM type `elem` (in memory: `memory`) for each column of a strip, at `address`."""
+
+    address: Ref
+    elem: str
+    memory: str
+
+
+class Strips:
+    """Emits the kernel's items. `left`, `right`: the columns of the strip at hand."""
+
+    def __init__(self, emitter: Emitter, sym: Sym) -> None:
+        self.emitter, self.sym = emitter, sym
+        self.kernel, self.b, self.body = emitter.kernel, emitter.b, emitter.body
+        self.size = next(fixed(l.size) for l in self.kernel.outer if l.sym is sym)
+        self.granule = GRANULE * self.b.lanes
+        self.kept = {id(s): _kept(self.kernel, s, sym) for s in self.kernel.stages}
+        self.width = self._strip_width()
+        self.states: dict[str, list[_Slot]] = {}
+        self.left = self.right = Ref("0", "i64")
+
+    def _strip_width(self) -> int:
+        element = 4 if self.b.lanes * 4 == self.b.target.lanes(1) else 8
+        slots = sum(map(len, self.kept.values()))
+        for stage in self.kernel.stages:
+            if isinstance(stage, ReduceStage):
+                slots += 4 * len(stage.reductions)
+        fits = SLOT_BYTES // (element * max(slots, 1)) // self.granule * self.granule
+        whole = ceil(self.size / self.granule) * self.granule
+        return min(whole, max(self.granule, min(fits, WIDEST)))
+
+    # ---- items
+
+    def items(self) -> tuple[int, float]:
+        """The number of items, and the estimated cycles of one."""
+        b, per = self.b, ceil(self.size / self.granule)
+        others = [l for l in self.kernel.outer if l.sym is not self.sym]
+        rows = prod(fixed(l.size) for l in others)
+        begin, end = Ref("%begin", "i64"), Ref("%end", "i64")
+        if rows == 1:
+            zero = b.const("i64", 0)
+            self._range(Point({l.sym: zero for l in others}, self.sym, None, True), begin, end)
+        else:
+            count = b.const("i64", per)
+            first = b.op("udiv", begin, count)
+            last = b.op("udiv", b.op("add", end, b.const("i64", per - 1)), count)
+            with b.loop(first, last, 1) as row:
+                digits = self.emitter._decode(row.index, [fixed(l.size) for l in others])
+                point = Point({l.sym: d for l, d in zip(others, digits, strict=True)}, self.sym, None, True)
+                skipped = b.op("mul", row.index, count)
+                start = b.intrinsic("smax", b.op("sub", begin, skipped), b.const("i64", 0))
+                self._range(point, start, b.intrinsic("smin", b.op("sub", end, skipped), count))
+        return rows * per, self.emitter.choice.point_cost * self.granule
+
+    def _range(self, p: Point, first: Ref, last: Ref) -> None:
+        """The granules [first, last) of one point of the other loops, strip by strip."""
+        b, granule = self.b, self.b.const("i64", self.granule)
+        start = b.op("mul", first, granule)
+        stop = b.intrinsic("smin", b.op("mul", last, granule), b.const("i64", self.size))
+        if self.width >= self.size:
+            return self._strip(p, start, stop)
+        with b.loop(start, stop, self.width) as strip:
+            right = b.intrinsic("smin", b.op("add", strip.index, b.const("i64", self.width)), stop)
+            self._strip(p, strip.index, right)
+
+    def _strip(self, p: Point, left: Ref, right: Ref) -> None:
+        self.left, self.right = left, right
+        for stage in self.kernel.stages:
+            self._stage(p, stage)
+
+    def _vectors(self, p: Point, inside: Callable[[Point], None]) -> None:
+        self.emitter._lanes(p, self.sym, self.size, self.left, self.right, inside)
+
+    # ---- stages
+
+    def _stage(self, p: Point, stage: Stage) -> None:
+        kept = self._keep(p, stage)
+        if isinstance(stage, ReduceStage):
+            slots = self._new_states(p, stage)
+            self._rows(p, stage, kept, slots)
+            self.states.update(zip((r.name for r in stage.reductions), slots, strict=True))
+        else:
+            self._rows(p, stage, kept, [])
+
+    def _keep(self, p: Point, stage: Stage) -> dict[int, _Slot]:
+        """Slots with the expressions that the stage's loops do not change, by id of the value."""
+        values = self.kept[id(stage)]
+        slots = {id(v): self._slot(TYPES[v.dtype].elem) for v in values}
+
+        def inside(q: Point) -> None:
+            self._results(q, values)
+            for v in values:
+                self._write(q, slots[id(v)], self.body.value(q, v))
+
+        if values:
+            self._vectors(p, inside)
+        return slots
+
+    def _new_states(self, p: Point, stage: ReduceStage) -> list[list[_Slot]]:
+        """Slots for the stage's reductions, before any row."""
+        start = reduce.start(self.b, stage, self.b.lanes)
+        slots = [[self._slot(r.elem) for r in state] for state in start]
+        self._reset(p, slots, start)
+        return slots
+
+    def _reset(self, p: Point, slots: list[list[_Slot]], start: list[State]) -> None:
+        self._vectors(p, lambda q: self._put(q, slots, start))
+
+    def _rows(self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]]) -> None:
+        """All points of the stage, in groups of rows of its innermost loop."""
+        loops = stage_loops(stage)
+        if not loops:
+            return self._vectors(p, lambda q: self._group(q, stage, kept, slots, None, ()))
+        *around, rows = loops
+        self.emitter._nest(p, around, lambda q: self._row_loop(q, stage, kept, slots, rows))
+
+    def _row_loop(
+        self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], rows: Loop
+    ) -> None:
+        b, size, count = self.b, fixed(rows.size), _group_rows(stage)
+
+        def group(into: list[list[_Slot]], first: Ref, n: int) -> None:
+            which = [b.op("add", first, b.const("i64", k)) if k else first for k in range(n)]
+            self._vectors(p, lambda q: self._group(q, stage, kept, into, rows.sym, which))
+
+        def groups(into: list[list[_Slot]], start: Ref, stop: Ref) -> None:
+            with b.loop(start, stop, count) as it:
+                group(into, it.index, count)
+
+        done, block = 0, CASCADE * count
+        if isinstance(stage, ReduceStage) and size >= 8 * block:
+            done = size - size % block
+            inner = self._new_states(p, stage)
+            with b.loop(b.const("i64", 0), b.const("i64", done), block) as it:
+                groups(inner, it.index, b.op("add", it.index, b.const("i64", block)))
+                self._vectors(p, lambda q: self._fold(q, stage, inner, slots))
+        full = size - size % count
+        if full > done:
+            groups(slots, b.const("i64", done), b.const("i64", full))
+        if full < size:
+            group(slots, b.const("i64", full), size - full)
+
+    def _fold(self, q: Point, stage: ReduceStage, inner: list[list[_Slot]], into: list[list[_Slot]]) -> None:
+        """Adds one block of groups, and begins the next."""
+        self._put(q, into, reduce.join(self.b, stage, self._get(q, into), self._get(q, inner)))
+        self._put(q, inner, reduce.start(self.b, stage, self.b.lanes))
+
+    def _group(
+        self, q: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], sym: Sym | None, rows: Sequence[Ref]
+    ) -> None:  # fmt: skip
+        """One vector of columns at some rows (`sym` None: of a stage without loops)."""
+        self._results(q, stage_values(stage), kept)
+        known = {v: self._read(q, slot) for v, slot in kept.items()}
+        points = [q.at(sym, r) for r in rows] if sym is not None else [q]
+        parts: list[list[State]] = []
+        for point in points:
+            point.values.update(known)
+            if isinstance(stage, ReduceStage):
+                parts.append(reduce.at_point(self.body, point, stage))
+            self.emitter._stores(point, stage_stores(stage))
+        if isinstance(stage, ReduceStage):
+            while len(parts) > 1:
+                pairs = [reduce.join(self.b, stage, x, y) for x, y in zip(parts[::2], parts[1::2])]
+                parts = pairs + parts[len(parts) & ~1 :]
+            self._put(q, slots, reduce.join(self.b, stage, self._get(q, slots), parts[0]))
+
+    # ---- slots
+
+    def _slot(self, elem: str) -> _Slot:
+        memory = "i8" if elem == "i1" else elem
+        address = Ref(f"%slot{len(self.emitter.entry)}", "ptr")
+        self.emitter.entry.append(f"  {address.text} = alloca [{self.width} x {memory}], align 64")
+        return _Slot(address, elem, memory)
+
+    def _place(self, q: Point, slot: _Slot) -> Ref:
+        """The address of the elements of the columns at `q`."""
+        b = self.b
+        left = b.op("sub", b.const("i64", 0), self.left)
+        base = b.pure(f"getelementptr {slot.memory}, {slot.address}, {left}", "ptr", 1, left.depth)
+        column = q.syms[self.sym]
+        depth = max(base.depth, column.depth)
+        return b.pure(f"getelementptr {slot.memory}, {base}, {column}", "ptr", 1, depth)
+
+    def _read(self, q: Point, slot: _Slot) -> Ref:
+        b = self.b
+        text = f"load {type_text(slot.memory, b.lanes)}, {self._place(q, slot)}, align 4"
+        x = b.ordered(text, slot.memory, b.lanes)
+        return b.compare("icmp ne", x, b.like(x, 0)) if slot.elem == "i1" else x
+
+    def _write(self, q: Point, slot: _Slot, x: Ref) -> None:
+        x = self.b.convert("zext", self.b.widen(x), "i8") if slot.elem == "i1" else self.b.widen(x)
+        self.b.line(f"store {x}, {self._place(q, slot)}, align 4")
+
+    def _get(self, q: Point, slots: list[list[_Slot]]) -> list[State]:
+        return [[self._read(q, s) for s in state] for state in slots]
+
+    def _put(self, q: Point, slots: list[list[_Slot]], states: list[State]) -> None:
+        for into, state in zip(slots, states, strict=True):
+            for slot, x in zip(into, state, strict=True):
+                self._write(q, slot, x)
+
+    def _results(
+        self, q: Point, values: Sequence[Value], kept: Sequence[int] | dict[int, _Slot] = ()
+    ) -> None:
+        """Makes the reductions that `values` use (outside of what is kept) known at the columns of `q`."""
+        done = {r.name: r for s in self.kernel.stages if isinstance(s, ReduceStage) for r in s.reductions}
+        for v in _above(values, kept):
+            if v.op == "result":
+                name = v.args[0]
+                state = [self._read(q, slot) for slot in self.states[name]]
+                self.body.results[name] = reduce.finished(self.b, done[name], state)
+
+
+def _above(values: Sequence[Value], kept: Sequence[int] | dict[int, _Slot]) -> Iterator[Value]:
+    """The subexpressions of `values` that are not inside kept ones."""
+    seen: set[int] = set(kept)
+    stack = list(values)
+    while stack:
+        v = stack.pop()
+        if id(v) not in seen:
+            seen.add(id(v))
+            yield v
+            stack += [a for a in v.args if isinstance(a, Value)]
+
+
+def _kept(kernel: Kernel, stage: Stage, sym: Sym) -> list[Value]:
+    """The largest expressions that differ from column to column but not from row to row, and cost more than a load."""
+    loops = {l.sym for l in stage_loops(stage)}
+    if not loops:
+        return []
+    facts: dict[int, tuple[bool, bool]] = {}
+
+    def fact(v: Value) -> tuple[bool, bool]:
+        """(changes with the rows, with the columns)"""
+        found = facts.get(id(v))
+        if found is None:
+            syms = (
+                free_syms(v.args[1]) if v.op == "load" else free_syms(v.args[0]) if v.op == "index" else set()
+            )
+            parts = [fact(a) for a in v.args if isinstance(a, Value)]
+            rows = not loops.isdisjoint(syms) or any(r for r, _ in parts)
+            columns = v.op == "result" or sym in syms or any(c for _, c in parts)
+            found = facts[id(v)] = rows, columns
+        return found
+
+    result: dict[int, Value] = {}
+    seen: set[int] = set()
+    stack = stage_values(stage)
+    while stack:
+        v = stack.pop()
+        if id(v) in seen:
+            continue
+        seen.add(id(v))
+        rows, columns = fact(v)
+        if rows:
+            stack += [a for a in v.args if isinstance(a, Value)]
+        elif columns and not _is_cheap(kernel, v, sym):
+            result[id(v)] = v
+    return list(result.values())
+
+
+def _is_cheap(kernel: Kernel, v: Value, sym: Sym) -> bool:
+    """Reading it where it is costs no more than reading it from a slot."""
+    if v.op == "result":
+        return True
+    if v.op != "load" or v.args[2] is not None:
+        return False
+    wide = TYPES[v.dtype].memory == TYPES[v.dtype].elem
+    return kernel.buffers[v.args[0]].role == "in" and wide and lane_stride(v.args[1], sym, 64) in (0, 1)
+
+
+def _group_rows(stage: Stage) -> int:
+    """As many as memory streams and code size allow; of maps few, they have no partial results to read and write."""
+    values = list(walk(stage_values(stage)))
+    moving = len(set(_moving(stage)))
+    ops = sum(8 * (v.op in MATH_OPS) + (v.op not in ("const", "index")) for v in values)
+    most = GROUP_ROWS if isinstance(stage, ReduceStage) else 2
+    rows = min(most, GROUP_ROWS // max(moving, 1), GROUP_OPS // max(ops, 1))
+    return 1 << max(rows, 1).bit_length() - 1
