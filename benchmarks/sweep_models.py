@@ -1,14 +1,15 @@
 """`make sweep`: every text architecture of transformers and one model of every timm family, compiled, against eager.
 
-    python -m benchmarks.sweep_models transformers|timm [--only NAME ...] [--workers N] [--out DIR] [--resume]
-        [--rival all|some|none]
+    python -m benchmarks.sweep_models transformers|timm [--only NAME ...] [--workers N] [--limit SECONDS] [--out DIR]
+        [--resume] [--rival all|some|none]
 
 Architectures of transformers: the default configuration cut to 2 layers (where that is still large, also fewer experts,
 words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode.
 timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode
 and train mode (outputs, gradients of the parameters, buffers).
 A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile
-captures it. Each model runs in a process of its own, so that a crash is a row.
+captures it. Each model runs in a process of its own on one thread, so that a crash is a row; the slowest start first. The
+table is written after each row; `--resume` measures what it lacks, and each row knows what it was measured on.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib.metadata
 import inspect
 import json
 import os
 import platform
 import signal
 import sys
+import threading
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -36,14 +41,16 @@ from benchmarks import models  # noqa: F401  (declares torchvision's operators b
 
 TOLERANCE = 1e-4  # of the largest magnitude (at least 1)
 GRADIENT_TOLERANCE = 1e-3
-LIMIT = 90  # seconds of CPU time a model
+LIMIT = 90.0  # seconds of CPU time a model
+RESULTS = Path(__file__).parent / "results"
 LARGE = 100_000_000  # parameters: these models are made smaller
 LARGEST = 1_000_000_000
 PICTURE = 96  # pixels of height and width, where a model takes that
 TILE = 65_537  # values, repeated to fill the weights: prime, so that no two rows of a matrix are equal
 LAYERS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_encoder_layers",
-    "num_decoder_layers", "num_hidden_groups",
+    "num_decoder_layers", "num_hidden_groups", "num_blocks",
+    "conf_num_hidden_layers",
 )  # fmt: skip
 SHRUNK = {
     **dict.fromkeys(
@@ -54,7 +61,10 @@ SHRUNK = {
     ),
     **dict.fromkeys(("n_group", "topk_group"), 1),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "ffn_dim", "d_ff"), 1024),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "ngram_vocab_size"), 4000),
+    **dict.fromkeys(
+        ("vocab_size", "vocab_size_per_layer_input", "ngram_vocab_size", "encoder_hash_byte_group_vocab"),
+        4000,
+    ),
 }
 OTHER_INPUTS = (
     "vision_config", "audio_config", "image_size", "num_channels", "patch_size", "num_mel_bins", "qformer_config",
@@ -133,8 +143,11 @@ def _shrink(config: Any) -> None:
     """To fewer experts and words and narrower feed-forward layers, where two layers are still large."""
     for part in _parts(config):
         for name, most in SHRUNK.items():
-            if isinstance(_get(part, name), int):
-                _set(part, name, min(_get(part, name), most))
+            value = _get(part, name)
+            if isinstance(value, int):
+                _set(part, name, min(value, most))
+            elif isinstance(value, list) and all(isinstance(v, int) for v in value):  # one for each layer
+                _set(part, name, [min(v, most) for v in value])
         if isinstance(_get(part, "pad_token_id"), int):
             part.pad_token_id = 0
 
@@ -162,19 +175,22 @@ def architecture(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """The text model of one entry of transformers' table of configurations. Raises where it has none."""
     import transformers as hf
 
-    autos = (hf.AutoModelForCausalLM, hf.AutoModelForMaskedLM, hf.AutoModelForSeq2SeqLM)
-    auto = next((a for a, head in zip(autos, _heads()) if name in head), hf.AutoModel)
+    heads = (hf.AutoModelForCausalLM, hf.AutoModelForMaskedLM, hf.AutoModelForSeq2SeqLM)
+    autos = [*(a for a, head in zip(heads, _heads()) if name in head), hf.AutoModel]
     errors: list[Exception] = []
-    for smaller, limit in ((_cut, LARGE), (_narrow, LARGE), (_shrink, LARGEST)):
-        config = hf.AutoConfig.for_model(name)
-        _cut(config)
-        smaller(config)
-        config.use_cache = False
-        try:
-            return _built(auto, config, limit)
-        except Exception as error:  # too large, or made of parts that no longer fit
-            errors.append(error)
-    raise errors[-1]
+    for auto in autos:
+        for smaller, limit in ((_cut, LARGE), (_narrow, LARGE), (_shrink, LARGEST)):
+            config = hf.AutoConfig.for_model(name)
+            _cut(config)
+            smaller(config)
+            config.use_cache = False
+            try:
+                return _built(auto, config, limit)
+            except (
+                Exception
+            ) as error:  # too large, made of parts that no longer fit, or not for this configuration
+                errors.append(error)
+    raise errors[2]  # of the largest that was tried of its first kind
 
 
 def _built(auto: Any, config: Any, limit: int) -> tuple[nn.Module, dict[str, Any]]:
@@ -364,9 +380,9 @@ def _rival(model: nn.Module, inputs: dict[str, Any]) -> int | str:
     return count
 
 
-def _row(kind: str, name: str, rival: str, pipe: Any) -> None:
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)
-    signal.alarm(5 * LIMIT)
+def _row(kind: str, name: str, rival: str, limit: float, pipe: Any) -> None:
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    signal.setitimer(signal.ITIMER_REAL, 5 * limit)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -404,12 +420,17 @@ def _whole(result: dict[str, Any]) -> bool:
     return result.get("graphs") == 1 and not result["eager"]
 
 
-def _measured(kind: str, name: str, rival: str) -> dict[str, Any]:
+_forking = threading.Lock()  # a child must not hold the end of another's pipe open
+
+
+def _measured(kind: str, name: str, rival: str, limit: float) -> dict[str, Any]:
     context = get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_row, args=(kind, name, rival, theirs))
-    process.start()
-    theirs.close()
+    start = time.perf_counter()
+    with _forking:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_row, args=(kind, name, rival, limit, theirs))
+        process.start()
+        theirs.close()
     try:
         row: dict[str, Any] = ours.recv()
     except EOFError:
@@ -417,8 +438,15 @@ def _measured(kind: str, name: str, rival: str) -> dict[str, Any]:
     process.join()
     if row.get("died"):
         late = -(process.exitcode or 0) in (signal.SIGPROF, signal.SIGALRM)
-        row["died"] = f"longer than {LIMIT} s" if late else f"exit code {process.exitcode}"
-    return row
+        row["died"] = f"longer than {limit:g} s" if late else f"exit code {process.exitcode}"
+    return {**row, "seconds": round(time.perf_counter() - start, 1), "measured": _circumstances(kind)}
+
+
+def _circumstances(kind: str) -> str:
+    """What a row was measured on."""
+    library = f"{kind} {importlib.metadata.version(kind)}"
+    versions = f"torch {torch.__version__}, {library}, Python {platform.python_version()}"
+    return f"{datetime.date.today()}, {versions}, {os.cpu_count()} CPU cores"
 
 
 # ------------------------------------------------------------------------------------------------------ the table
@@ -456,9 +484,9 @@ def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
     head = [
         f"# Sweep of {kind}",
         "",
-        f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} CPU cores; "
         f"`python -m benchmarks.sweep_models {kind}`. Skipped: does not run in eager as it is, or is too large here.",
+        "",
+        *_measured_on(rows),
         "",
         ", ".join(f"{k}: {v}" for k, v in counts.items())
         + f"; whole in one graph (eval): {whole} of {len(ran)}.",
@@ -475,16 +503,26 @@ def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
     return "\n".join([*head, *shown, *tail]) + "\n"
 
 
+def _measured_on(rows: list[dict[str, Any]]) -> list[str]:
+    """One line for each of the circumstances; the rows are named of all but the most frequent."""
+    lines = []
+    for where, count in Counter(r["measured"] for r in rows).most_common():
+        names = [f"`{r['name']}`" for r in rows if r["measured"] == where]
+        lines.append(f"* {where}: {', '.join(names) if lines else f'{count} rows'}")
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=sorted(BUILDERS))
     parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", default="benchmarks/results")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at a time")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of CPU time a model")
+    parser.add_argument("--out", default=str(RESULTS))
     parser.add_argument(
         "--rival", choices=("all", "some", "none"), default="all", help="some: where smelt breaks"
     )
-    parser.add_argument("--resume", action="store_true", help="keep what the table of --out has")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the table of --out has")
     args = parser.parse_args()
     import timm  # noqa: F401  (before the fork: once for all)
     import transformers
@@ -495,30 +533,46 @@ def main() -> int:
     warnings.simplefilter("ignore")
     names = args.only or BUILDERS[args.kind][0]()
     table = Path(args.out, f"{args.kind}.json")
-    old = json.loads(table.read_text()) if args.resume and table.exists() else []
-    found = {row["name"]: row for row in old if not _wants_rival(row, args.rival)}
-    rows: list[dict[str, Any]] = []
+    table.parent.mkdir(parents=True, exist_ok=True)
+    old = _rows_in(table) if args.resume else []
+    kept = [r for r in old if r["name"] in names and "died" not in r and not _wants_rival(r, args.rival)]
+    rows = {r["name"]: r for r in kept}
+    seconds = {r["name"]: r.get("seconds", 0.0) for r in (*_rows_in(RESULTS / table.name), *_rows_in(table))}
+    todo = [n for n in names if n not in rows]
+    todo.sort(key=lambda n: -seconds.get(n, args.limit))  # nothing is known of a new one: it may be slow
     with ThreadPoolExecutor(args.workers) as pool:
-        for row in pool.map(lambda n: found.get(n) or _measured(args.kind, n, args.rival), names):
-            rows.append(row)
+        for done in as_completed(
+            [pool.submit(_measured, args.kind, n, args.rival, args.limit) for n in todo]
+        ):
+            row = done.result()
+            rows[row["name"]] = row
             if not args.only:
-                _write(args.kind, rows, table)
-            if row["name"] not in found:
-                print(_progress(row, f"{len(rows)}/{len(names)}"), flush=True)
+                _write(args.kind, [rows[n] for n in names if n in rows], table)
+            print(_progress(row, f"{len(rows)}/{len(names)}"), flush=True)
     if args.only:
-        print(json.dumps(rows, indent=1))
-    return int(any(verdict(r) in ("differs", "raised", "died") for r in rows))
+        print(json.dumps([rows[n] for n in names], indent=1))
+    return int(any(verdict(r) in ("differs", "raised", "died") for r in rows.values()))
+
+
+def _rows_in(table: Path) -> list[dict[str, Any]]:
+    return json.loads(table.read_text()) if table.exists() else []
 
 
 def _progress(row: dict[str, Any], position: str) -> str:
     graphs = {m: row[m].get("graphs") for m in ("eval", "train") if m in row}
     why = row.get("skipped") or row.get("died") or ""
-    return f"{position} {row['name']}: {verdict(row)} {graphs} rival {row.get('rival')} {why}"
+    return f"{position} {row['name']} ({row['seconds']} s): {verdict(row)} {graphs} rival {row.get('rival')} {why}"
 
 
 def _write(kind: str, rows: list[dict[str, Any]], table: Path) -> None:
-    table.with_suffix(".md").write_text(markdown(kind, rows))
-    table.write_text(json.dumps(rows, indent=1) + "\n")
+    """In whole or not at all: the sweep may be stopped at any time."""
+    for path, text in (
+        (table, json.dumps(rows, indent=1) + "\n"),
+        (table.with_suffix(".md"), markdown(kind, rows)),
+    ):
+        new = path.with_suffix(".new")
+        new.write_text(text)
+        new.replace(path)
 
 
 if __name__ == "__main__":
