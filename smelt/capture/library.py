@@ -249,3 +249,9 @@ def _update_wrapper(vm: Any, args: Any, kwargs: Any) -> Any:
     if id(args[0]) in vm.outside.origins:
         return calls.interpret(vm, functools.update_wrapper, args, kwargs)
     return functools.update_wrapper(*args, **kwargs)
+
+
+@function(torch.optim.Optimizer.zero_grad)
+def _zero_grad(vm: Any, args: Any, kwargs: Any) -> Any:
+    """torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
+    return calls.interpret(vm, torch.optim.Optimizer.zero_grad.__wrapped__, args, kwargs)

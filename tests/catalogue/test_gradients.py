@@ -1440,6 +1440,19 @@ def test_optimizer_step_alone(name):
     program()(factory)()
 
 
+@both(graphs=1)
+def test_zero_grad_is_captured():
+    m = nn.Linear(3, 2)
+    m(tensor(2, 3)).sum().backward()
+    optimizer = torch.optim.SGD(m.parameters(), 0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        return m(x)
+
+    return step, [(tensor(2, 3),) for _ in range(3)], lambda: [p.grad for p in m.parameters()]
+
+
 @both()
 def test_scheduler_in_the_step():
     m = nn.Linear(3, 2)
