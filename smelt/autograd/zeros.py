@@ -1,0 +1,199 @@
+"""The backward where some tangents are undefined, that is zero: nothing is computed from them.
+
+Autograd hands an undefined tangent to a node for an output that nobody differentiated. Zeros go through operators that are
+linear in what they get; where both sides of a sum are zero, or one factor of a product, the result is. A gradient that
+stays zero to the end is None, as eager's would be; infinite other factors make no difference, as eager computes nothing
+from undefined gradients either. What is neither linear nor a sum with one side left takes a tensor of zeros.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from torch._ops import OpOverload
+
+from smelt.autograd.classes import aten
+from smelt.graph.ir import Graph, Node, TensorSpec, map_nodes
+from smelt.graph.passes import eliminate_dead, has_effect
+from smelt.graph.specs import make_spec, result_spec
+from smelt.ops.kinds import Effects, effects
+
+# Sets of arguments -> operators whose result is zero if all arguments of one of the sets are (None and the number 0 count
+# as zero, and a list whose tensors all are). Views and `*_backward` need no entry.
+_SETS: dict[tuple[str, ...], str] = {
+    ("self other",): "add sub rsub where",
+    ("self", "other"): "mul dot vdot",
+    ("self", "mat2"): "mm bmm",
+    ("self", "vec"): "mv",
+    ("self mat1", "self mat2"): "addmm",
+    ("self batch1", "self batch2"): "baddbmm",
+    ("self tensor1", "self tensor2"): "addcmul",
+    ("self tensor1",): "addcdiv",
+    ("self end",): "lerp",
+    ("input bias", "weight bias"): "convolution",
+    ("tensors",): "cat stack",
+    ("self values",): "index_put _unsafe_index_put",
+    ("self src",): "scatter_add slice_scatter select_scatter diagonal_scatter as_strided_scatter",
+    ("self src", "self value"): "scatter",
+    ("self source",): "index_add",
+    ("self value",): "masked_fill constant_pad_nd",
+    ("src",): "copy",
+    ("weight",): "embedding",
+    (
+        "self",
+    ): "neg sum mean div clone _to_copy cumsum flip roll index index_select gather tril triu repeat trace real imag "
+    "_conj_physical _unsafe_view _reshape_copy view_copy channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im",
+}
+LINEAR = {name: sets for sets, names in _SETS.items() for name in names.split()}
+_SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second side
+
+
+def without_tangents(backward: Graph, undefined: frozenset[int]) -> Graph:
+    """A copy of `backward` without the placeholders of the tangents `undefined` (0 is `tangents_1`), which are zero."""
+    return _Zeros(backward, {f"tangents_{k + 1}" for k in undefined}).run()
+
+
+class _Zeros:
+    """`values`: node of the old graph -> its copy, or None for a value that is zero."""
+
+    def __init__(self, backward: Graph, undefined: set[str]) -> None:
+        self.old = backward
+        self.new = Graph("aten")
+        self.new.constants = dict(backward.constants)
+        self.undefined = undefined
+        self.names = {n.name for n in backward}
+        self.values: dict[Node, Node | None] = {}
+        self.made: dict[Node, Node] = {}  # zero value -> a node that holds zeros
+
+    def run(self) -> Graph:
+        for node in self.old:
+            if node.op == "placeholder" and node.name in self.undefined:
+                self.values[node] = None
+            elif node.op == "output":
+                self._end(node)
+            elif node.op == "call_function" and self._reads_zero(node):
+                self.values[node] = self._simplified(node)
+            else:
+                self.values[node] = self._copied(node)
+        eliminate_dead(self.new)
+        return self.new
+
+    def _end(self, output: Node) -> None:
+        results = tuple(None if n is None else self.values[n] for n in output.args[0])
+        specs = tuple(None if n is None else n.spec for n in results)
+        self.new.nodes.append(Node("output", "output", (results,), {}, "output", specs))
+
+    def _is_zero(self, value: Any) -> bool:
+        """Whether an argument is known to be zero."""
+        if isinstance(value, Node):
+            return self.values[value] is None
+        if isinstance(value, (list, tuple)):
+            return all(map(self._is_zero, value))
+        return value is None or (isinstance(value, (int, float)) and value == 0)
+
+    def _reads_zero(self, node: Node) -> bool:
+        found = False
+
+        def look(argument: Node) -> Node:
+            nonlocal found
+            found |= self.values[argument] is None
+            return argument
+
+        map_nodes((node.args, node.kwargs), look)
+        return found
+
+    def _simplified(self, node: Node) -> Node | None:
+        if node.target is operator.getitem:
+            return None
+        if has_effect(node) or not isinstance(node.target, OpOverload):
+            return self._copied(node)
+        does = effects(node.target)
+        for names in linear_in(node.target, does):
+            if all(self._is_zero(does.argument(name, node.args, node.kwargs)) for name in names):
+                return None
+        return self._one_side(node) or self._copied(node)
+
+    def _one_side(self, node: Node) -> Node | None:
+        """What is left of a sum that has one zero side, laid out as the sum; None if that is not just the other side."""
+        sign = _SUMS.get(node.target)
+        if sign is None or not all(isinstance(a, Node) for a in node.args):
+            return None
+        left, right = node.args
+        side = right if self._is_zero(left) else left
+        value, factor = self.values[side], 1 if side is left else sign * node.kwargs.get("alpha", 1)
+        if value is None or not _same_layout(value.spec, node.spec):
+            return None
+        if factor == 1:
+            return value
+        return self._emit(aten.mul.Tensor, (value, factor), node.spec, node)
+
+    # ---- nodes
+
+    def _copied(self, node: Node) -> Node:
+        """The node again; what is zero among its arguments becomes a tensor of zeros."""
+        new = Node(node.op, node.target, (), {}, node.name, node.spec, node.line, node.source)
+        new.args = map_nodes(node.args, lambda a: self._tensor(a, node))
+        new.kwargs = map_nodes(node.kwargs, lambda a: self._tensor(a, node))
+        self.new.nodes.append(new)
+        return new
+
+    def _tensor(self, argument: Node, user: Node) -> Node:
+        value = self.values[argument] or self.made.get(argument)
+        if value is None:
+            value = self.made[argument] = self._zeros(argument.spec, user)
+        return value
+
+    def _zeros(self, spec: TensorSpec, user: Node) -> Node:
+        """A tensor of zeros with these strides."""
+        options = {"dtype": spec.dtype, "device": spec.device}
+        dense = result_spec(aten.full.default, (list(spec.shape), 0), options)
+        if dense.stride == spec.stride:
+            return self._emit(aten.full.default, (list(spec.shape), 0), dense, user, options)
+        extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
+        flat = make_spec((extent,), (1,), spec.dtype, spec.device)
+        base = self._emit(aten.full.default, ([extent], 0), flat, user, options)
+        shape, stride = list(spec.shape), list(spec.stride)
+        laid_out = make_spec(spec.shape, spec.stride, spec.dtype, spec.device)
+        return self._emit(aten.as_strided.default, (base, shape, stride), laid_out, user)
+
+    def _emit(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        spec: Any,
+        user: Node,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Node:
+        name = stem = op._schema.name.split("::")[1]
+        count = 0
+        while name in self.names:
+            count += 1
+            name = f"{stem}_{count}"
+        self.names.add(name)
+        node = Node("call_function", op, args, kwargs or {}, name, spec, user.line, user.source)
+        self.new.nodes.append(node)
+        return node
+
+
+def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
+    """Sets of arguments: where all of one set are zero, so are the results."""
+    name = op._schema.name.split("::")[1]
+    if op.namespace != "aten":
+        return ()
+    if does.view:
+        return [(next(r.arg for r in does.results if r.kind == "view"),)]
+    if name in LINEAR:
+        sets = [tuple(names.split()) for names in LINEAR[name]]
+        return [names for names in sets if set(names) <= set(does.names)]
+    if "backward" in name and "double" not in name:
+        gradients = [
+            a.name for a in op._schema.arguments if a.name.startswith("grad") and "Tensor" in str(a.type)
+        ]
+        return [tuple(gradients)] if gradients else ()
+    return ()
+
+
+def _same_layout(a: TensorSpec, b: TensorSpec) -> bool:
+    return (a.shape, a.stride, a.dtype) == (b.shape, b.stride, b.dtype)

@@ -1,0 +1,198 @@
+"""A backward where some tangents are undefined: the same gradients as with zeros for them, and None for what stays zero."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from smelt.autograd import zeros
+from smelt.autograd.partition import partition
+from smelt.config import DEFAULT
+from smelt.graph.ir import Graph, Node, TensorSpec
+from smelt.graph.module import GraphFunction
+from smelt.graph.verify import verify
+from smelt.ops.kinds import effects
+from tests.autograd.joints import copies_of, joint_of, saved_values
+
+aten = torch.ops.aten
+A, B = torch.randn(3, 4), torch.randn(3, 4)
+INDEX = torch.tensor([[0, 1, 2, 0]])
+ROWS = torch.tensor([0, 2])
+PAIR = [torch.tensor([1, 2])]
+IMAGE, FILTER = torch.randn(1, 4, 6, 6), torch.randn(2, 4, 3, 3)
+GEOMETRY = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+# For each entry of the table: a call with arguments that are not zero.
+EXAMPLES = {
+    "add": (aten.add.Tensor, A, B),
+    "sub": (aten.sub.Tensor, A, B),
+    "rsub": (aten.rsub.Tensor, A, B),
+    "mul": (aten.mul.Tensor, A, B),
+    "div": (aten.div.Tensor, A, B),
+    "dot": (aten.dot.default, A[0], B[0]),
+    "vdot": (aten.vdot.default, A[0], B[0]),
+    "mm": (aten.mm.default, A, B.t()),
+    "bmm": (aten.bmm.default, A[None], B.t()[None]),
+    "mv": (aten.mv.default, A, B[0]),
+    "addmm": (aten.addmm.default, A[0, :3], A, B.t()),
+    "baddbmm": (aten.baddbmm.default, torch.ones(1, 3, 3), A[None], B.t()[None]),
+    "addcmul": (aten.addcmul.default, A, B, A),
+    "addcdiv": (aten.addcdiv.default, A, B, A),
+    "lerp": (aten.lerp.Scalar, A, B, 0.3),
+    "where": (aten.where.self, A > 0, A, B),
+    "cat": (aten.cat.default, [A, B], 1),
+    "stack": (aten.stack.default, [A, B]),
+    "convolution": (aten.convolution.default, IMAGE, FILTER, torch.ones(2), *GEOMETRY),
+    "index_put": (aten.index_put.default, A, PAIR, B[:2], True),
+    "_unsafe_index_put": (aten._unsafe_index_put.default, A, PAIR, B[:2], True),
+    "scatter_add": (aten.scatter_add.default, A, 0, INDEX, B),
+    "scatter": (aten.scatter.src, A, 0, INDEX, B),
+    "slice_scatter": (aten.slice_scatter.default, A, B[:2], 0, 1, 3),
+    "select_scatter": (aten.select_scatter.default, A, B[0], 0, 1),
+    "diagonal_scatter": (aten.diagonal_scatter.default, A, B[:, 0]),
+    "as_strided_scatter": (aten.as_strided_scatter.default, A, B[0], [4], [1], 4),
+    "index_add": (aten.index_add.default, A, 0, ROWS, B[:2]),
+    "masked_fill": (aten.masked_fill.Scalar, A, B > 0, 0.0),
+    "constant_pad_nd": (aten.constant_pad_nd.default, A, [1, 1], 0.0),
+    "copy": (aten.copy.default, A, B),
+    "embedding": (aten.embedding.default, A, INDEX),
+    "neg": (aten.neg.default, A),
+    "sum": (aten.sum.dim_IntList, A, [0]),
+    "mean": (aten.mean.dim, A, [0]),
+    "clone": (aten.clone.default, A),
+    "_to_copy": (aten._to_copy.default, A),
+    "cumsum": (aten.cumsum.default, A, 0),
+    "flip": (aten.flip.default, A, [0]),
+    "roll": (aten.roll.default, A, [1]),
+    "index": (aten.index.Tensor, A, PAIR),
+    "index_select": (aten.index_select.default, A, 0, ROWS),
+    "gather": (aten.gather.default, A, 0, INDEX),
+    "tril": (aten.tril.default, A),
+    "triu": (aten.triu.default, A),
+    "repeat": (aten.repeat.default, A, [2, 1]),
+    "trace": (aten.trace.default, A),
+    "_conj_physical": (aten._conj_physical.default, A),
+    "real": (aten.real.default, A),
+    "imag": (aten.imag.default, A + 1j * B),
+    "_unsafe_view": (aten._unsafe_view.default, A, [12]),
+    "_reshape_copy": (aten._reshape_copy.default, A, [12]),
+    "view_copy": (aten.view_copy.default, A, [12]),
+    "channel_shuffle": (aten.channel_shuffle.default, IMAGE, 2),
+    "pixel_shuffle": (aten.pixel_shuffle.default, IMAGE, 2),
+    "pixel_unshuffle": (aten.pixel_unshuffle.default, IMAGE, 2),
+    "im2col": (aten.im2col.default, IMAGE, [2, 2], [1, 1], [0, 0], [1, 1]),
+    "col2im": (aten.col2im.default, torch.randn(1, 4, 4), [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]),
+    # not in the table, but by their schemas
+    "t": (aten.t.default, A),
+    "tanh_backward": (aten.tanh_backward.default, A, B),
+    "native_layer_norm_backward": (
+        aten.native_layer_norm_backward.default, A, B, [4], torch.zeros(3, 1), torch.ones(3, 1), torch.ones(4),
+        torch.ones(4), [True, True, True],
+    ),
+    "embedding_dense_backward": (aten.embedding_dense_backward.default, A, ROWS.new_tensor([0, 1, 1]), 5, -1, False),
+    "convolution_backward": (
+        aten.convolution_backward.default, torch.randn(1, 2, 4, 4), IMAGE, FILTER, [2], *GEOMETRY, [True, True, True],
+    ),
+}  # fmt: skip
+
+
+def tensors(value):
+    return [value] if isinstance(value, torch.Tensor) else [t for v in value for t in tensors(v)]
+
+
+def zeroed(value):
+    if isinstance(value, torch.Tensor):
+        return torch.zeros_like(value)
+    return [zeroed(v) for v in value] if isinstance(value, list) else 0.0
+
+
+def test_every_entry_has_an_example():
+    assert zeros.LINEAR.keys() <= EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_operators_that_keep_zeros(name):
+    op, *args = EXAMPLES[name]
+    does = effects(op)
+    sets = list(zeros.linear_in(op, does))
+    assert sets
+    for names in sets:
+        given = [
+            zeroed(a) if n in names and isinstance(a, (torch.Tensor, list)) else a
+            for n, a in zip(does.names, args)
+        ]
+        assert all(torch.all(t == 0) for t in tensors(op(*given)))
+        for kept in names:  # all of the set are needed
+            partly = [a if n == kept else g for n, a, g in zip(does.names, args, given)]
+            if isinstance(does.argument(kept, tuple(args), {}), (torch.Tensor, list)):
+                assert any(torch.any(t != 0) for t in tensors(op(*partly)))
+
+
+def two_heads(x, w, v):
+    hidden = F.layer_norm(x @ w, (4,))
+    return hidden.tanh().sum(0), (hidden[:, :2] * v).relu(), hidden.view(-1).cumsum(0), torch.cat([x, v], 1)
+
+
+def shares(x, w, v):
+    both = torch.stack([x, w]).unbind()
+    return both[0].sin(), both[1] + v.sum(), (x - w).t(), 3 * (w + x)
+
+
+@pytest.mark.parametrize("program", [two_heads, shares])
+def test_all_sets_of_undefined_tangents(program):
+    inputs = [
+        torch.randn(4, 4).requires_grad_(),
+        torch.randn(4, 4).requires_grad_(),
+        torch.randn(4, 2).requires_grad_(),
+    ]
+    joint, primals = joint_of(program, *inputs)
+    parts = partition(joint, DEFAULT)
+    tangents = [torch.randn(joint.graph.placeholders[len(primals) + k].spec.shape) for k in range(4)]
+    given = copies_of(primals)
+    returned = GraphFunction(parts.forward)(*given)
+    saved = saved_values(parts, given, returned, joint.n_outputs)
+    for undefined in itertools.chain.from_iterable(itertools.combinations(range(4), n) for n in range(5)):
+        graph = zeros.without_tangents(parts.backward, frozenset(undefined))
+        verify(graph, functional=True)
+        assert len(graph.placeholders) == len(saved) + 4 - len(undefined)
+        got = GraphFunction(graph)(*saved, *(t for k, t in enumerate(tangents) if k not in undefined))
+        outputs = program(*inputs)
+        defined = [k for k in range(4) if k not in undefined]
+        want = [None] * 3
+        if defined:
+            want = torch.autograd.grad(
+                [outputs[k] for k in defined], inputs, [tangents[k] for k in defined], allow_unused=True
+            )
+        for g, e in zip(got, want):
+            assert e is not None or g is None or not g.any()
+            if e is not None:
+                torch.testing.assert_close(torch.zeros_like(e) if g is None else g, e)
+
+
+def test_what_stays_zero_is_none_and_costs_nothing():
+    joint, primals = joint_of(
+        lambda x, y: (x.sin(), y.cos()), torch.randn(3).requires_grad_(), torch.randn(3).requires_grad_()
+    )
+    graph = zeros.without_tangents(partition(joint, DEFAULT).backward, frozenset({1}))
+    assert graph.output.args[0][1] is None and graph.output.args[0][0] is not None
+    assert [str(n.target) for n in graph if n.op == "call_function"] == [
+        "aten.cos.default",
+        "aten.mul.Tensor",
+    ]
+
+
+@pytest.mark.parametrize("stride", [(4, 1), (1, 3), (0, 1), (8, 2)])
+def test_zeros_that_are_needed_have_the_strides_that_were_recorded(stride):
+    spec = TensorSpec((3, 4), stride, torch.float32, torch.device("cpu"))
+    tangent = Node("placeholder", "tangents_1", (), {}, "tangents_1", spec)
+    seen = Node("call_function", aten.as_strided.default, (tangent, [2], [stride[1]], 0), {}, "seen", None)
+    exp = Node("call_function", aten.exp.default, (tangent,), {}, "exp", spec)
+    graph = Graph("aten")
+    graph.nodes = [tangent, seen, exp, Node("output", "output", ((exp, seen),), {}, "output")]
+    without = zeros.without_tangents(graph, frozenset({0}))
+    verify(without)
+    (made,) = (n for n in without if n.op == "call_function" and n.spec.stride == stride and n.name != "exp")
+    assert made.spec == spec
+    exps, nothing = GraphFunction(without)()
+    assert torch.equal(exps, torch.ones(3, 4)) and nothing is None
