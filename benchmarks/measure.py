@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,6 +46,17 @@ def per_call(
                 run()
             best[name] = min(best[name], (time.perf_counter() - start) / calls * 1e6)
     return best
+
+
+def process(module: str, *arguments: str) -> Any:
+    """The JSON that a benchmark module run in a process of its own prints last; {"failed": ...}, and its stderr shown, when
+    it fails."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stderr[-4000:])
+        said = done.stderr.strip().splitlines()
+        return {"failed": said[-1] if said else f"exit {done.returncode}"}
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def machine() -> dict[str, str]:

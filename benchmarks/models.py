@@ -105,11 +105,13 @@ DEMO: dict[str, Callable[[], Built]] = {
     "Llama, 2 layers of 256": lambda: llama(layers=2, width=256, length=64),
 }
 
+LARGE: dict[str, Callable[[], Built]] = {"BERT base": lambda: bert(layers=12)}
+
 
 def build(name: str) -> Built:
     """The model called `name` in eval mode with weights and inputs from seed 0."""
     torch.manual_seed(0)
-    module, inputs = {**DEMO, **MODELS}[name]()
+    module, inputs = {**DEMO, **MODELS, **LARGE}[name]()
     return module.eval(), inputs
 
 

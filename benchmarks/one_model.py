@@ -9,22 +9,14 @@ directory. smelt keeps nothing on disk.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 import time
 from typing import Any
 
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="smelt-bench-")
-os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
-os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
-
 import torch
-import torch._dynamo
-import torch._inductor.compile_fx
 
 import smelt
-from benchmarks import measure
+from benchmarks import cold, measure  # noqa: F401  (cold: first, its import empties caches)
 from benchmarks.models import build, tensors
 from smelt import events
 

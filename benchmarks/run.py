@@ -13,7 +13,6 @@ import argparse
 import datetime
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,6 @@ NAMES = [
     "MobileNetV3-L",
     "Mixer-S/32",
 ]
-
-
-def _run(module: str, *arguments: str) -> Any:
-    """The JSON that a benchmark process prints last; its stderr is shown when it fails."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
-    if done.returncode:
-        sys.stderr.write(done.stderr[-4000:])
-        return {
-            "failed": done.stderr.strip().splitlines()[-1]
-            if done.stderr.strip()
-            else f"exit {done.returncode}"
-        }
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def model_table(rows: list[dict[str, Any]]) -> str:
@@ -94,7 +80,7 @@ def first_calls(rivals: bool, processes: int = 5) -> dict[str, float]:
     """Seconds of the first compiled call of a process, the median of several processes (of torch.compile: of one)."""
     found = {}
     for who, count in (("torch.compile", 1), ("smelt", processes)) if rivals else (("smelt", processes),):
-        rows = [_run("benchmarks.first_call", who) for _ in range(count)]
+        rows = [measure.process("benchmarks.first_call", who) for _ in range(count)]
         found[who] = statistics.median([row.get("first_s", float("nan")) for row in rows])
     return found
 
@@ -109,34 +95,50 @@ def first_table(row: dict[str, float]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(doc: str | None) -> argparse.Namespace:
+    """The command line of a benchmark of models."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="a model's name; may be repeated")
-    parser.add_argument("--no-rivals", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-rivals", action="store_true", help="leave torch.compile out, write no file")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    options = parser.parse_args()
-    saved = options.out / "inference-cpu.json"
-    old = json.loads(saved.read_text()) if options.only and saved.exists() else {"models": [], "calls": {}}
-    rows = {row["model"]: row for row in old["models"]}
-    for name in options.only or NAMES:
+    return parser.parse_args()
+
+
+def previous(saved: Path, only: list[str] | None) -> dict[str, Any]:
+    """What was measured before and stays: nothing when everything is measured again."""
+    old = json.loads(saved.read_text()) if only and saved.exists() else {}
+    return {"first": {}, "calls": {}, **old, "models": {row["model"]: row for row in old.get("models", ())}}
+
+
+def facts(command: str) -> dict[str, str]:
+    """What the figures belong to."""
+    return {"date": datetime.date.today().isoformat(), **measure.machine(), "command": command}
+
+
+def write(saved: Path, found: dict[str, Any], text: str) -> None:
+    """The figures as JSON, and as Markdown beside it."""
+    saved.parent.mkdir(parents=True, exist_ok=True)
+    saved.write_text(json.dumps(found, indent=1) + "\n")
+    saved.with_suffix(".md").write_text(text + "\n")
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    only, saved = chosen.only, chosen.out / "inference-cpu.json"
+    found = previous(saved, only)
+    rows = found["models"]
+    for name in only or NAMES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        measured = _run("benchmarks.one_model", name, *(["--no-rivals"] if options.no_rivals else []))
-        rows[name] = {"model": name, **measured}
-    calls = old["calls"] if options.only else _run("benchmarks.per_call")
-    first = old.get("first", {}) if options.only else first_calls(not options.no_rivals)
-    facts = {"date": datetime.date.today().isoformat(), **measure.machine(), "command": "make bench"}
-    text = report(facts, list(rows.values()), first, calls)
-    if not options.no_rivals:
-        options.out.mkdir(parents=True, exist_ok=True)
-        saved.write_text(
-            json.dumps(
-                {"facts": facts, "models": list(rows.values()), "first": first, "calls": calls}, indent=1
-            )
-            + "\n"
+        measured = measure.process(
+            "benchmarks.one_model", name, *(["--no-rivals"] if chosen.no_rivals else [])
         )
-        saved.with_suffix(".md").write_text(text + "\n")
+        rows[name] = {"model": name, **measured}
+    if not only:
+        found |= {"calls": measure.process("benchmarks.per_call"), "first": first_calls(not chosen.no_rivals)}
+    found |= {"facts": facts("make bench"), "models": list(rows.values())}
+    text = report(found["facts"], found["models"], found["first"], found["calls"])
+    if not chosen.no_rivals:
+        write(saved, found, text)
     print(text)
 
 

@@ -1,0 +1,130 @@
+"""One model in training, in a process of its own: prints one line of JSON.
+
+    python -m benchmarks.one_training first "ResNet-50" smelt     seconds of the first step: forward, loss, backward
+    python -m benchmarks.one_training steady "ResNet-50"          the rest, contestants side by side
+
+A step drops the gradients, runs the forward, takes the inner product of the first output with fixed random numbers as the
+loss, and runs the backward. There is no optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import smelt
+from benchmarks import cold, measure  # noqa: F401  (cold: first, its import empties caches)
+from benchmarks.models import build, tensors
+from benchmarks.one_model import largest_error
+from benchmarks.saved import saved_bytes
+from smelt import events
+
+CONTESTANTS: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda module: module,
+    "torch.compile": torch.compile,
+    "smelt": lambda module: smelt.compile(module, fullgraph=True),
+}
+
+
+class Training:
+    """A model in train mode, its inputs, and the loss; `step(call)` is what is measured."""
+
+    def __init__(self, name: str) -> None:
+        self.module, self.inputs = build(name)
+        self.module.train()
+        with torch.no_grad():
+            self.weights = torch.randn_like(self._result(self.module(**self.inputs)))
+
+    @staticmethod
+    def _result(output: Any) -> torch.Tensor:
+        return tensors(output)[0]
+
+    def step(self, call: Callable[..., Any]) -> torch.Tensor:
+        self.module.zero_grad(set_to_none=True)
+        loss = (self._result(call(**self.inputs)) * self.weights).sum()
+        loss.backward()
+        return loss.detach()
+
+    def gradients(self, call: Callable[..., Any]) -> dict[str, torch.Tensor]:
+        """Of one step, dropout drawn from seed 0, buffers put back; the loss is among them."""
+        buffers = {k: v.clone() for k, v in self.module.named_buffers()}
+        torch.manual_seed(0)
+        found = {"loss": self.step(call)}
+        found |= {k: p.grad.clone() for k, p in self.module.named_parameters() if p.grad is not None}
+        for k, v in self.module.named_buffers():
+            v.copy_(buffers[k])
+        return found
+
+    def saved(self, call: Callable[..., Any]) -> int:
+        given = [*self.module.parameters(), *self.module.buffers(), *tensors(self.inputs)]
+        return saved_bytes(lambda: call(**self.inputs), given)
+
+
+def first(name: str, who: str) -> dict[str, Any]:
+    """An eager step comes before, so that what torch itself sets up once is not counted."""
+    training = Training(name)
+    training.step(training.module)
+    call = CONTESTANTS[who](training.module)
+    stages: dict[str, float] = {}
+
+    def listen(event: events.Event) -> None:
+        if "seconds" in event.data:
+            key = event.name if event.kind == "stage" else event.kind
+            stages[key] = stages.get(key, 0.0) + event.data["seconds"]
+
+    with events.subscribed(listen):
+        start = time.perf_counter()
+        training.step(call)
+        seconds = time.perf_counter() - start
+    return {"first_s": seconds, "stages_s": stages}
+
+
+def _backward_graphs(loss: torch.Tensor) -> int:
+    """How many compiled nodes are behind `loss` in autograd's graph."""
+    seen, todo = set(), [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [n for n, _ in node.next_functions]
+    return sum(node.name() in ("CompiledFunctionBackward", "SmeltBackward") for node in seen)
+
+
+def steady(name: str, rivals: bool = True, budget_s: float = 12.0) -> dict[str, Any]:
+    training = Training(name)
+    calls = {
+        who: make(training.module) for who, make in CONTESTANTS.items() if rivals or who != "torch.compile"
+    }
+    want = training.gradients(calls["eager"])
+    row: dict[str, Any] = {"graphs": {}, "saved_bytes": {"eager": training.saved(calls["eager"])}}
+    seen: list[events.Event] = []
+    for who in list(calls)[1:]:
+        with events.subscribed(seen.append):
+            got = training.gradients(calls[who])
+        if who == "smelt":  # torch.compile draws other random numbers
+            row["error"] = {who: largest_error(got, want)}
+        row["saved_bytes"][who] = training.saved(calls[who])
+        output = training._result(calls[who](**training.inputs))
+        forward = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        if who == "smelt":
+            forward = sum(e.kind == "entry-installed" for e in seen)
+        row["graphs"][who] = [forward, _backward_graphs(output)]
+        del output
+    row["kernels"] = {"smelt": sum(e.data.get("kernels", 0) for e in seen if e.kind == "plan")}
+    row["call_s"] = measure.interleaved({w: lambda c=c: training.step(c) for w, c in calls.items()}, budget_s)
+    return row
+
+
+def main() -> None:
+    what, name, *rest = sys.argv[1:]
+    row = first(name, rest[0]) if what == "first" else steady(name, "--no-rivals" not in rest)
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
