@@ -109,7 +109,8 @@ def report(facts: dict[str, str], rows: list[dict[str, Any]], calls: dict[str, A
             ", ".join(f"{k}: {v}" for k, v in facts.items()) + ".",
             "A step: gradients dropped, forward, inner product of the first output with fixed numbers, backward. "
             "First step: in a fresh process with cold caches. Saved: bytes of the storages that autograd holds "
-            "between forward and backward, parameters, buffers and inputs not counted. Largest error: of all gradients, relative.",
+            "between forward and backward, parameters, buffers and inputs not counted. "
+            "Largest error: of all gradients, relative.",
             table(models),
             goals(models),
             first_table([r for r in rows if r["model"] in LARGE]),
