@@ -445,16 +445,21 @@ class Attach {
     // What an in-place operator does. A view is rebased by way of its base, which takes a node like copy_'s: its
     // outputs are the gradients of the old value and of the new.
     void rebase(const at::Tensor& t) {
+        namespace impl = torch::autograd::impl;
         const Edge edge(pointer_, node_.add_input_metadata(t));
         if (!t.is_view()) {
-            torch::autograd::impl::rebase_history(t, edge);
+            impl::rebase_history(t, edge);
             return;
         }
+        const at::Tensor base(t._base());
         auto copy = make_node<torch::autograd::CopyBackwards>();
-        copy->set_next_edges({torch::autograd::impl::gradient_edge(t), edge});
+        copy->set_next_edges({base.requires_grad() ? impl::gradient_edge(base) : Edge(), edge});
         copy->src_options = t.options();
         copy->add_input_metadata(t);
-        torch::autograd::impl::rebase_history(t, {std::move(copy), 0});
+        // A view looks for its history anew if its version is another than when it last did; the write itself may
+        // have made it look.
+        impl::bump_version(t);
+        impl::rebase_history(t, {std::move(copy), 0});
     }
 
     CompiledBackward& node_;
@@ -538,10 +543,8 @@ class Reader {
         s_.name = spec["name"].cast<std::string>();
         s_.n_outputs = spec["n_outputs"].cast<size_t>();
         for (py::handle h : spec["gradients"]) s_.gradients.push_back(h.cast<size_t>());
-        for (py::handle h : spec["differentiable"])
-            s_.tangents.push_back(tangent(py::tuple(py::reinterpret_borrow<py::object>(h))));
-        for (py::handle h : spec["saved"])
-            s_.saved.push_back(source(py::tuple(py::reinterpret_borrow<py::object>(h))));
+        for (py::handle h : spec["differentiable"]) s_.tangents.push_back(tangent(h.cast<py::tuple>()));
+        for (py::handle h : spec["saved"]) s_.saved.push_back(source(h.cast<py::tuple>()));
         s_.compile_backward = owned(callable(spec, "backward"));
         s_.lock = spec.contains("lock") ? owned(spec["lock"])
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
@@ -557,23 +560,24 @@ class Reader {
                                            "backward", "name", "lock"));
         for (auto item : spec)
             if (!known.contains(item.first))
-                throw py::type_error("Differentiable: unknown key " +
-                                     py::repr(item.first).cast<std::string>());
+                raise(PyExc_TypeError,
+                      "Differentiable: unknown key " + py::repr(item.first).cast<std::string>());
         for (py::handle key : known)
             if (!spec.contains(key) && !key.equal(py::str("lock")))
-                throw py::type_error("Differentiable: " + py::repr(key).cast<std::string>() + " is missing");
+                raise(PyExc_TypeError,
+                      "Differentiable: " + py::repr(key).cast<std::string>() + " is missing");
     }
 
     static py::object callable(const py::dict& spec, const char* key) {
         py::object object = spec[key];
         if (!PyCallable_Check(object.ptr()))
-            throw py::type_error(std::string("Differentiable: ") + key + " must be callable");
+            raise(PyExc_TypeError, std::string("Differentiable: ") + key + " must be callable");
         return object;
     }
 
     Tangent tangent(const py::tuple& t) const {
         Tangent result{t[0].cast<size_t>(), layout(t[1], t[2], t[3])};
-        if (result.output >= s_.n_outputs) throw py::value_error("Differentiable: no such output");
+        if (result.output >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
         return result;
     }
 
@@ -582,8 +586,8 @@ class Reader {
         const auto index = t[1].cast<size_t>();
         if (kind == "primal") return {Source::Kind::primal, index};
         if (kind == "temporary") return {Source::Kind::temporary, index};
-        if (kind != "output") throw py::value_error("Differentiable: unknown kind of saved value " + kind);
-        if (index >= s_.n_outputs) throw py::value_error("Differentiable: no such output");
+        if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
+        if (index >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
         return {Source::Kind::output, index};
     }
 
@@ -599,7 +603,7 @@ class Reader {
 
     void read_plan() {
         if (plan_inputs(s_.forward) < s_.n_inputs || plan_outputs(s_.forward) < s_.n_results)
-            throw py::value_error("Differentiable: the forward's plan has too few inputs or outputs");
+            raise(PyExc_ValueError, "Differentiable: the forward's plan has too few inputs or outputs");
         for (const Tangent& t : s_.tangents) {
             const int64_t input = plan_returned_input(s_.forward, t.output);
             if (input >= 0) s_.returned_inputs.push_back(static_cast<size_t>(input));
