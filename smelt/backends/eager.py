@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from smelt import _native
+from smelt.autograd.compile import compile_joint
 from smelt.config import Config
+from smelt.graph.ir import Graph
 from smelt.graph.module import GraphFunction
 from smelt.trace.graphs import Traced
 
-Compiled = Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...]]
+Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
@@ -21,8 +24,18 @@ def eager(traced: Traced, config: Config) -> Compiled:
 
 
 def aot_eager(traced: Traced, config: Config) -> Compiled:
-    """The functional aten graph, operator by operator; where gradients are needed, the torch-level graph."""
+    """The functional aten graphs, operator by operator: forward and, where gradients are needed, backward; the torch-level
+    graph where there is no joint graph."""
+    if traced.joint is not None:
+        return compile_joint(traced.joint, config, _by_operators)
     if traced.needs_grad:
         return eager(traced, config)
-    function = GraphFunction(traced.aten_graph)
+    return _by_operators(traced.aten_graph)
+
+
+aot_eager.differentiates = hasattr(_native, "Differentiable")  # type: ignore[attr-defined]
+
+
+def _by_operators(graph: Graph) -> Compiled:
+    function = GraphFunction(graph)
     return lambda tensors: function(*tensors)

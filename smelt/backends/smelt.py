@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from smelt import events, runtime
+from smelt import _native, events, runtime
+from smelt.autograd.compile import compile_joint
 from smelt.backends.eager import eager
 from smelt.codegen import plan as plans
 from smelt.codegen.build import build_plan
@@ -18,7 +19,7 @@ from smelt.codegen.cost import prefers_native
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
-from smelt.graph.ir import TensorSpec
+from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.loops.lower import lower
 from smelt.loops.lowering.table import LOWERINGS
 from smelt.ops import decompositions
@@ -27,7 +28,7 @@ from smelt.schedule.fuse import fuse
 from smelt.trace.decompose import decompose
 from smelt.trace.graphs import Traced
 
-Compiled = Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...]]
+Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 def compile_graph(traced: Traced, config: Config) -> Compiled:
@@ -36,31 +37,36 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     Raises Unsupported for graphs on another device than the CPU, BackendError (chained) for a failure of the compiler
     itself.
     """
-    if traced.needs_grad:  # there is no backward graph: autograd records the torch-level graph as it runs
+    if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
     elsewhere = {str(d) for d in _devices(traced) if d.type != "cpu"}
     if elsewhere:
         detail = f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for the CPU only so far"
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     try:
-        return _compile(traced, config)
+        if traced.joint is not None:
+            return compile_joint(traced.joint, config, lambda graph: _compile(graph, config))
+        return _compile(traced.aten_graph, config)
     except Unsupported:
         raise
     except Exception as error:
         raise BackendError(f"the smelt backend failed: {type(error).__name__}: {error}") from error
 
 
-def _compile(traced: Traced, config: Config) -> Compiled:
+compile_graph.differentiates = hasattr(_native, "Differentiable")  # type: ignore[attr-defined]
+
+
+def _compile(graph: Graph, config: Config) -> Compiled:
+    numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
     with _stage("decompose"):
-        graph = decompose(traced.aten_graph, decompositions.table(excluded=LOWERINGS.keys()))
+        graph = decompose(graph, decompositions.table(excluded=LOWERINGS.keys()))
     with _stage("lower"):
         program = lower(graph, config)
     with _stage("fuse"):
         schedule = fuse(program, config)
     with _stage("codegen"):
         plan = build_plan(schedule, config, compile_kernels, prefers_native)
-        first = len(traced.inputs)
-        plan = replace(plan, numbers=tuple(range(first, first + len(traced.numbers))))
+        plan = replace(plan, numbers=numbers)
     events.emit("plan", kernels=len(plans.kernel_names(plan)), externs=plans.extern_names(plan))
     if config.verify:
         with _stage("verify"):

@@ -38,6 +38,7 @@ from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
 from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
 from smelt.runtime.forks import CAPTURE, hold_at_fork
+from smelt.trace.joint import NotDifferentiable
 from smelt.trace.record import Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
@@ -108,6 +109,7 @@ class Record:
     outrun: int = 0  # captures after which the world was another
     dynamic: set[tuple[Any, ...]] = field(default_factory=set)  # paths of origins whose number has changed
     plain_numbers: bool = False  # they are part of the trace nevertheless
+    plain_gradients: Reason | None = None  # why autograd follows the graph operator by operator
     as_eager: bool = False  # the program is told that it is not being compiled
 
 
@@ -315,21 +317,39 @@ class FrameCompiler:
         """A program that raises only because it is told that it is being compiled is told from then on that it is not:
         it must not raise where eager does not."""
         record = self.record
-        dynamic = frozenset() if record.plain_numbers else frozenset(record.dynamic)
-        capture = functools.partial(
-            capture_frame, fn, slots, self.config, name=fn.__qualname__, dynamic=dynamic, stop=stop
-        )
         try:
-            return capture(compiling=not record.as_eager)
+            return self._capture_once(fn, slots, stop)
         except UserException as e:
             if not e.told:
                 raise
         record.as_eager = True  # also while the frame is captured up to a break that this attempt comes to
         try:
-            return capture(compiling=False)
+            return self._capture_once(fn, slots, stop)
         except UserException:
             record.as_eager = False  # eager raises too
             raise
+
+    def _capture_once(self, fn: FunctionType, slots: tuple[object, ...], stop: Stop | None) -> CapturedFrame:
+        """With the joint graph, where the backend can use one and there is one."""
+        record = self.record
+        capture = functools.partial(
+            capture_frame,
+            fn,
+            slots,
+            self.config,
+            name=fn.__qualname__,
+            dynamic=frozenset() if record.plain_numbers else frozenset(record.dynamic),
+            stop=stop,
+            compiling=not record.as_eager,
+        )
+        if getattr(self.backend, "differentiates", False) and record.plain_gradients is None:
+            try:
+                return capture(differentiate=True)
+            except NotDifferentiable as e:
+                events.emit("no-joint-graph", fn.__qualname__, reason=e.reason)
+                log.debug("smelt: %s: %s", fn.__qualname__, e.reason)
+                record.plain_gradients = e.reason
+        return capture()
 
     def _install(
         self,

@@ -336,6 +336,7 @@ def _register(name: str) -> Handler:
         registered = Call(method, (tensor, hook))
         vm.outside.log.call(registered)
         vm.hooked.append((tensor, tensor.grad_fn))
+        vm.trace.hooked |= not vm.trace.is_input(tensor)
         return HookHandle(vm.outside.log.calls, registered)
 
     return handler

@@ -731,16 +731,20 @@ def capture_frame(
     stop: Stop | None = None,
     dynamic: frozenset[tuple[Any, ...]] = frozenset(),
     compiling: bool = True,
+    differentiate: bool = False,
 ) -> CapturedFrame:
     """Captures a call of `fn` whose frame has these argument slots, to its end or up to `stop`. Numbers at the origins
     with a path in `dynamic` are symbolic; where that makes the program raise, they are not. `compiling` is what the
-    program is told when it asks whether it is being compiled.
+    program is told when it asks whether it is being compiled. `differentiate`: where gradients are needed, the joint graph
+    is wanted.
 
     Raises:
         Unsupported: with the user's line and stack, and the `path` of a stop before the instruction that raised it.
+        NotDifferentiable: there is no joint graph.
         UserException: the user's code raised.
     """
     vm = VM()
+    vm.trace.differentiate = differentiate
     vm.depth_limit -= _stack_depth()
     vm.stop = stop.path if stop else ()
     vm.outside.dynamic = dynamic
@@ -764,7 +768,14 @@ def capture_frame(
             if captured is None:
                 vm.release()
     return capture_frame(
-        fn, slots, config, name=name, stop=stop, dynamic=dynamic - fixed, compiling=compiling
+        fn,
+        slots,
+        config,
+        name=name,
+        stop=stop,
+        dynamic=dynamic - fixed,
+        compiling=compiling,
+        differentiate=differentiate,
     )
 
 

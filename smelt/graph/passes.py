@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,14 +46,15 @@ def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> i
 _NO_CHANGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 
 
-def eliminate_detach(graph: Graph) -> int:
-    """Drops `detach` and `alias` of computed values that nothing else uses (an aten graph has no gradients to stop)."""
+def eliminate_detach(graph: Graph, everywhere: bool = False) -> int:
+    """Drops `detach` and `alias` of computed values that nothing else uses (an aten graph has no gradients to stop);
+    `everywhere`: all of them, where the caller sees none of the graph's memory twice."""
     users = Counter(n for node in graph.nodes for n in argument_nodes(node))
     replaced: dict[Node, Node] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _NO_CHANGE:
             source = replaced.get(node.args[0], node.args[0])
-            if source.op == "call_function" and users[node.args[0]] == 1:
+            if everywhere or (source.op == "call_function" and users[node.args[0]] == 1):
                 replaced[node] = source
     substitute(graph, replaced)
     return len(replaced)
@@ -67,6 +68,20 @@ def substitute(graph: Graph, replaced: Mapping[Node, Node]) -> None:
     for node in graph.nodes:
         node.args = map_nodes(node.args, lambda n: replaced.get(n, n))
         node.kwargs = map_nodes(node.kwargs, lambda n: replaced.get(n, n))
+
+
+def copied(nodes: Iterable[Node], constants: Mapping[str, torch.Tensor]) -> tuple[Graph, dict[Node, Node]]:
+    """An aten graph of new nodes like `nodes` (in execution order), and which is the copy of which."""
+    graph = Graph("aten")
+    copy_of: dict[Node, Node] = {}
+    graph.constants = dict(constants)
+    for node in nodes:
+        args, kwargs = (map_nodes(a, copy_of.__getitem__) for a in (node.args, node.kwargs))
+        copy_of[node] = Node(
+            node.op, node.target, args, kwargs, node.name, node.spec, node.line, node.source
+        )
+    graph.nodes = list(copy_of.values())
+    return graph, copy_of
 
 
 def eliminate_common(graph: Graph) -> int:

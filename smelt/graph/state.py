@@ -78,16 +78,16 @@ def set_inference_mode(enabled: bool) -> None:
     guard.__enter__()
 
 
-CHANGES: frozenset[Any] = frozenset(
+SETTINGS: frozenset[Any] = frozenset(
     {
         set_inference_mode,
         torch._C._set_grad_enabled,
         torch.set_autocast_enabled,
         torch.set_autocast_dtype,
         torch.clear_autocast_cache,
-        forward_ad.enter_dual_level,
     }
 )
+CHANGES: frozenset[Any] = SETTINGS | {forward_ad.enter_dual_level}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-CAPTURE, KERNELS, LIBRARY = range(3)  # the order in which locks are taken: outermost first
+CAPTURE, BACKWARD, KERNELS, LIBRARY = range(4)  # the order in which locks are taken: outermost first
 
 _locks: dict[int, Any] = {}
 

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -23,6 +23,7 @@ from smelt.graph.specs import result_spec
 from smelt.ops.inplace import pure_of
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.trace.draws import inverse, order_of_draws
 from smelt.trace.fake import FakeTensor
 from smelt.trace.scatter import Emitter, View, scatter_back
 
@@ -43,12 +44,29 @@ class _Storage:
     inputs: int = 0  # how many inputs look at it
 
 
-def functionalize(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[Graph, list[Node | None], set[int]]:
-    """(functional aten graph, output nodes, ids of the input fakes that are written). Raises Unsupported."""
+class Functional(NamedTuple):
+    """A functional aten graph without its placeholders and output. `written`: ids of the input fakes that are written;
+    `late`: the nodes that come from records from `start` on."""
+
+    graph: Graph
+    outputs: list[Node | None]
+    written: set[int]
+    late: frozenset[Node]
+
+
+def functionalize(
+    trace: Trace, outputs: Sequence[FakeTensor], start: tuple[int, int] | None = None
+) -> Functional:
+    """The recorded operators, functional, and the nodes of `outputs`. `start` counts records and aten nodes.
+
+    Raises Unsupported.
+    """
     if not trace.wrote:
+        nodes = trace.aten.graph.nodes
+        late = frozenset(nodes[start[1] :] if start else ())
         _own_constants(trace, outputs)
-        return trace.aten.graph, [f.aten_node for f in outputs], set()
-    return _Functionalizer(trace).run(outputs)
+        return Functional(trace.aten.graph, [f.aten_node for f in outputs], set(), late)
+    return _Functionalizer(trace).run(outputs, len(trace.records) if start is None else start[0])
 
 
 def _overlaps(spec: TensorSpec) -> bool:
@@ -99,6 +117,15 @@ def _count(spec: Any) -> int:
     return math.prod(spec.shape)
 
 
+def _is_contiguous(spec: TensorSpec) -> bool:
+    expected = 1
+    for stride, size in reversed(_layout(spec)):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def _flat(fakes: Any) -> list[FakeTensor]:
     return fakes if isinstance(fakes, list) else [] if fakes is None else [fakes]
 
@@ -147,14 +174,18 @@ class _Functionalizer(Emitter):
             None,
             None,
         )  # line and source of the operator being rewritten
-        for fake in trace.inputs:
+        for fake in (*trace.inputs, *trace.tangents):
             if fake.aten_node is not None:
                 self._define(fake, fake.aten_node)
 
-    def run(self, outputs: Sequence[FakeTensor]) -> tuple[Graph, list[Node | None], set[int]]:
-        for record in self.trace.records:
+    def run(self, outputs: Sequence[FakeTensor], start: int) -> Functional:
+        n_early = 0
+        for i, record in enumerate(self.trace.records):
+            if i == start:
+                n_early = len(self.nodes)
             self.at = (record.node.line, record.node.source)
             self._rewrite(record.node, record.out)
+        late = frozenset(self.nodes[n_early:] if start < len(self.trace.records) else ())
         written = [f for f in self.trace.inputs if self._storage(f).version and f.aten_node is not None]
         self.at = (None, None)
         originals = {id(f): f.aten_node for f in written}
@@ -168,7 +199,7 @@ class _Functionalizer(Emitter):
         graph = Graph("aten")
         graph.constants = self.trace.aten.graph.constants
         graph.nodes = self.nodes
-        return graph, nodes, set(originals)
+        return Functional(graph, nodes, set(originals), late)
 
     def _returned(self, fake: FakeTensor) -> Node:
         storage = self._storage(fake)
@@ -265,6 +296,10 @@ class _Functionalizer(Emitter):
             raise self.refuse(f"{node.target} writes memory and has no pure form")
         given = {**dict(zip(info.names, node.args)), **node.kwargs}
         positional, keywords = _call_arguments(pure.op, given, node.target)
+        filled = written[info.writes[0]]
+        if info.random and type(filled) is FakeTensor and not _is_contiguous(filled.spec):
+            self._draw(node, pure.op, filled, positional[1:], keywords)
+            return
         call = self.emit(pure.op, map_nodes(positional, self._read), map_nodes(keywords, self._read))
         several = isinstance(call.spec, tuple)
         if pure.n_results and several and isinstance(node.spec, tuple):
@@ -282,6 +317,19 @@ class _Functionalizer(Emitter):
                 fresh = self.item(call, item or 0) if several else call
                 self._define(fake, fake.aten_node)
                 self._storage(fake).value = fresh
+
+    def _draw(
+        self, node: Node, pure: OpOverload, fake: FakeTensor, rest: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        """Random numbers into a tensor that is not contiguous."""
+        order = None
+        if not any(isinstance(a, Node) for a in (*rest, *keywords.values())):
+            order = order_of_draws(node.target, pure, fake.spec, rest, keywords)
+        if order is None:
+            raise self.refuse("random numbers are drawn into a tensor that is not contiguous")
+        given = self.emit(aten.permute.default, (self.current(fake), list(order)))
+        drawn = self.emit(pure, (given, *rest), keywords)
+        self._store(fake, self.emit(aten.permute.default, (drawn, list(inverse(order)))))
 
     def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
         """Eager refuses to write a tensor that overlaps another operand and is not the same as it."""

@@ -15,6 +15,7 @@ from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor
 from smelt.trace.functionalize import functionalize
+from smelt.trace.joint import Joint, Recorded, Whole
 from smelt.trace.symbols import NumberInput
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class Traced:
     """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; only inputs that a graph uses are there.
 
     The aten graph is functional but for `copy_` nodes at its end that write inputs (`mutated`: their positions).
-    `needs_grad`: autograd has to see the graph run, operator by operator: running the aten graph would lose gradients (or
-    that an output is an inference tensor).
+    `needs_grad`: running the aten graph would lose gradients (or that an output is an inference tensor): the joint graph is
+    what runs, or autograd has to see the torch-level graph run, operator by operator.
     """
 
     torch_graph: Graph
@@ -65,6 +66,7 @@ class Traced:
     needs_grad: bool
     _examples: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
+    joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
@@ -81,14 +83,17 @@ def _empty_like(fake: FakeTensor) -> torch.Tensor:
     return empty_like_spec(fake.spec, fake.device)
 
 
-def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
+def build(trace: Trace, outputs: Sequence[FakeTensor], recorded: Recorded | None) -> Traced:
+    """The two graphs of a trace; where its backward was recorded, the joint graph too."""
     _note_gradients(trace)
     impure = _impure_calls(trace)
     torch_graph, aten_graph = trace.torch.graph, trace.aten.graph
     _fold_pinned(trace)
-    aten_graph, aten_outputs, written = functionalize(trace, outputs)
+    more, start = (recorded.fakes, recorded.start) if recorded else ([], None)
+    aten_graph, ends, written, late = functionalize(trace, [*outputs, *more], start)
+    whole = Whole.of(trace, recorded, aten_graph, late, ends[len(outputs) :]) if recorded else None
     _end(torch_graph, [fake.torch_node for fake in outputs])
-    _end(aten_graph, aten_outputs)
+    _end(aten_graph, ends[: len(outputs)])
     passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
     passes.eliminate_dead(aten_graph)
     passes.eliminate_detach(aten_graph)
@@ -105,9 +110,10 @@ def build(trace: Trace, outputs: Sequence[FakeTensor]) -> Traced:
         inputs=inputs,
         mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written),
         outputs=tuple(outputs),
-        needs_grad=_needs_grad(trace, outputs),
+        needs_grad=needs_grad(trace, outputs),
         _examples=[weakref.ref(trace.real(f)) for f in inputs],  # type: ignore[arg-type]
         numbers=numbers,
+        joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
     )
 
 
@@ -148,7 +154,7 @@ def _impure_calls(trace: Trace) -> set[Node]:
     return impure | stateful | trace.kept
 
 
-def _needs_grad(trace: Trace, outputs: Sequence[FakeTensor]) -> bool:
+def needs_grad(trace: Trace, outputs: Sequence[FakeTensor]) -> bool:
     computed = [f for f in outputs if not trace.is_input(f)]
     inference = trace.first_state[1]
     return (

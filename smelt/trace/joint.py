@@ -1,10 +1,54 @@
-"""The joint graph: forward and backward of one trace as one functional aten graph."""
+"""The joint graph: forward and backward of one trace as one functional aten graph.
+
+Autograd has followed the fakes while the user's code ran. When the code has ended, `record` asks it for the gradients of
+what the function returns, with fakes for the tangents: the same dispatch mode that recorded the forward records the
+backward behind it. Functionalization then takes both at once, and `Whole` cuts the result out as a `Joint`.
+
+What the caller gets is not always a value of the joint graph. A view of an input, or of another result, must be a view to
+autograd as well: a later in-place write through one has to be seen by the other. So only the tensors that such results
+look at are values of the graph, and each `Result` says how it is taken from one, outside of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from smelt.graph.ir import Graph, Node
+import torch
+from torch.autograd.graph import GradientEdge
+
+from smelt.errors import Unsupported
+from smelt.graph import passes, state
+from smelt.graph.ir import Graph, Line, Node, argument_nodes
+from smelt.graph.sizes import Size
+from smelt.graph.specs import empty_like_spec
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor, wrap
+from smelt.trace.opaque import OpaqueCall
+
+if TYPE_CHECKING:
+    from smelt.trace.record import Trace
+
+
+class NotDifferentiable(Unsupported):
+    """A trace without a joint graph: its torch-level graph runs under autograd instead."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one output of the trace is had: value `index` of the joint graph, or a view of it or of input `index`.
+
+    `shape`, `stride`, `offset` (in elements, from the first element of what it is a view of) are the view's. `detached`:
+    autograd does not see what it is a view of.
+    """
+
+    kind: Literal["value", "view_of_value", "view_of_input"]
+    index: int
+    shape: tuple[Size, ...] = ()
+    stride: tuple[Size, ...] = ()
+    offset: Size = 0
+    detached: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,3 +66,240 @@ class Joint:
     gradients: tuple[int, ...]  # gradients[k]: the primal that gradient k belongs to
     backward: frozenset[Node]  # recorded by the backward; all others must run in the forward
     eager_saved: frozenset[Node]  # forward nodes (primals included) that eager's backward reads
+    results: tuple[Result, ...] = ()  # how the outputs of the trace are had from the graph's
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What `record` leaves for `Whole`. `start`: how many records, and aten nodes, the forward has."""
+
+    values: tuple[FakeTensor, ...]
+    results: tuple[Result, ...]  # of kind view_of_input: `index` counts `Trace.inputs`
+    tangents: tuple[FakeTensor, ...]
+    with_tangent: tuple[int, ...]  # which values
+    sources: tuple[FakeTensor, ...]  # the inputs that have a gradient
+    gradients: tuple[FakeTensor | None, ...]
+    start: tuple[int, int]
+
+    @property
+    def fakes(self) -> list[FakeTensor]:
+        """All that the joint graph returns."""
+        return [*self.values, *(g for g in self.gradients if g is not None)]
+
+
+def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
+    """Records the backward. The trace must still be entered. Raises NotDifferentiable."""
+    _check(trace, outputs)
+    values, results = _results(trace, outputs)
+    with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad)
+    sources = tuple(f for f in trace.inputs if id(f) in trace.first_history)
+    tangents = tuple(_tangent(values[i]) for i in with_tangent)
+    for k, tangent in enumerate(tangents):
+        trace.add_tangent(tangent, f"tangents_{k + 1}")
+    start = len(trace.records), len(trace.aten.graph.nodes)
+    gradients: Sequence[Any] = [None] * len(sources)
+    if tangents and sources:
+        with trace.recording_backward(_line_of_nodes(trace)):
+            try:
+                gradients = torch.autograd.grad(
+                    [values[i] for i in with_tangent],
+                    [_edge(trace, f) for f in sources],
+                    list(tangents),
+                    allow_unused=True,
+                )
+            except Unsupported as error:
+                raise NotDifferentiable(error.reason) from error
+            except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
+                raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
+    if any(g is not None and type(g) is not FakeTensor for g in gradients):
+        raise refuse("a gradient is not a tensor of the trace")
+    return Recorded(values, results, tangents, with_tangent, sources, tuple(gradients), start)
+
+
+def refuse(detail: str) -> NotDifferentiable:
+    return NotDifferentiable(Reason(UNSUPPORTED_OBJECT, f"no ahead-of-time gradients: {detail}"))
+
+
+def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
+    if trace.needs_autograd or trace.hooked:
+        raise refuse("a call changes what autograd knows of a tensor")
+    if any(f.device.type != "cpu" for f in trace.inputs):
+        raise refuse("a tensor that is not on the CPU")
+    for node in trace.torch.graph:
+        if type(node.target) is OpaqueCall and not node.target.is_checkpoint:
+            raise refuse("a custom autograd.Function")
+        if (
+            passes.changes_state(node)
+            and node.target not in state.SETTINGS
+            and type(node.target) is not OpaqueCall
+        ):
+            raise refuse(f"{node.name} changes what autograd knows of a tensor")
+    inference = trace.first_state[1]
+    for fake in trace.inputs:
+        if fake.grad_fn is not trace.first_history.get(id(fake)):
+            raise refuse("an input is written whose gradient is wanted")
+    for fake in outputs:
+        if fake.is_inference() is not inference:
+            raise refuse("an inference tensor is returned")
+        if fake.requires_grad and fake.is_leaf and not trace.is_input(fake):
+            raise refuse("a leaf made inside is returned")
+
+
+def _edge(trace: Trace, fake: FakeTensor) -> Any:
+    history = trace.first_history[id(fake)]
+    return fake if history is None else GradientEdge(history, 0)
+
+
+def _tangent(value: FakeTensor) -> FakeTensor:
+    """A fake laid out as the value it belongs to, densely."""
+    with torch._C._DisableTorchDispatch():
+        elem = empty_like_spec(value.spec, torch.device("meta")).detach()
+        dense = torch.empty_like(elem, memory_format=torch.preserve_format)
+        return wrap(dense, value.device)
+
+
+def _line_of_nodes(trace: Trace) -> dict[Any, Line | None]:
+    """The user's line of each node of autograd's graph."""
+    lines: dict[Any, Line | None] = {}
+    for made in trace.records:
+        for fake in made.out if isinstance(made.out, (list, tuple)) else (made.out,):
+            if type(fake) is FakeTensor and fake.grad_fn is not None:
+                lines.setdefault(fake.grad_fn, made.node.line)
+    return lines
+
+
+# ------------------------------------------------------------------------------------------- results
+
+
+def _storage(fake: FakeTensor) -> int:
+    return fake.elem.untyped_storage()._cdata
+
+
+def _results(
+    trace: Trace, outputs: Sequence[FakeTensor]
+) -> tuple[tuple[FakeTensor, ...], tuple[Result, ...]]:
+    """The values that a joint graph must give, and how the outputs are had from them."""
+    inputs = {_storage(f): f for f in reversed(trace.inputs)}
+    shared = [_storage(f) for f in outputs]
+    values: dict[int, FakeTensor] = {}  # by storage
+    results = []
+    for fake in outputs:
+        key = _storage(fake)
+        if key in inputs:
+            results.append(_view_of_input(trace, fake, inputs[key]))
+            continue
+        if key not in values:
+            values[key] = fake if shared.count(key) == 1 else _base(trace, key, outputs)
+        index = list(values).index(key)
+        base = values[key]
+        if base is fake:
+            results.append(Result("value", index))
+            continue
+        if fake.dtype is not base.dtype or (fake.requires_grad and not base.requires_grad):
+            raise refuse("two results share memory in another way than one being a view of the other")
+        results.append(_view("view_of_value", index, fake, base))
+    return tuple(values.values()), tuple(results)
+
+
+def _view_of_input(trace: Trace, fake: FakeTensor, base: FakeTensor) -> Result:
+    sharing = [f for f in trace.inputs if _storage(f) == _storage(base)]
+    if len(sharing) > 1 or fake.dtype is not base.dtype or (fake.requires_grad and not base.requires_grad):
+        raise refuse("a result shares memory with several inputs, or is seen as another dtype")
+    index = next(i for i, f in enumerate(trace.inputs) if f is base)
+    return _view("view_of_input", index, fake, base)
+
+
+def _view(
+    kind: Literal["view_of_value", "view_of_input"], index: int, fake: FakeTensor, base: FakeTensor
+) -> Result:
+    spec = fake.spec
+    detached = base.requires_grad and not fake.requires_grad
+    return Result(kind, index, spec.shape, spec.stride, spec.offset - base.spec.offset, detached)
+
+
+def _base(trace: Trace, storage: int, outputs: Sequence[FakeTensor]) -> FakeTensor:
+    """The tensor that owns a storage that several outputs look at."""
+    for made in trace.records:
+        for fake in made.out if isinstance(made.out, (list, tuple)) else (made.out,):
+            if type(fake) is FakeTensor and _storage(fake) == storage:
+                return fake
+    raise refuse("results share memory that nothing in the graph made")
+
+
+# ------------------------------------------------------------------------------------------- the graph
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A copy of the functional graph of forward and backward, taken before the forward's graph loses what only the
+    backward needs. `late`: the nodes that the backward gave; `ends`: those that the joint graph returns."""
+
+    trace: Trace
+    recorded: Recorded
+    graph: Graph
+    copy_of: dict[Node, Node]
+    late: frozenset[Node]
+    ends: list[Node | None]
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        recorded: Recorded,
+        graph: Graph,
+        late: frozenset[Node],
+        ends: Sequence[Node | None],
+    ) -> Whole:
+        """`graph` is functional and has no placeholders or output yet; `ends` are the nodes of `recorded.fakes`."""
+        leaves = [f.aten_node for f in (*trace.inputs, *recorded.tangents) if f.aten_node is not None]
+        numbers = [n.node(trace.aten) for n in trace.numbers.values()]
+        rest = [n for n in graph.nodes if n.op != "placeholder"]
+        whole, copy_of = passes.copied([*leaves, *numbers, *rest], graph.constants)
+        whole.nodes = [copy_of[n] for n in rest]
+        returned = [None if n is None else copy_of[n] for n in ends]
+        return cls(trace, recorded, whole, copy_of, frozenset(copy_of[n] for n in late), returned)
+
+    def joint(self, inputs: Sequence[FakeTensor], placeholders: Sequence[Node]) -> Joint:
+        """`inputs` are those of the finished trace; `placeholders` their nodes, and then those of the numbers."""
+        recorded, graph = self.recorded, self.graph
+        position = {id(f): i for i, f in enumerate(inputs)}
+        primals = [self.copy_of.get(n) or passes.copied([n], {})[0].nodes[0] for n in placeholders]
+        for i, node in enumerate(primals):
+            node.name = node.target = f"primals_{i + 1}"
+        tangents = [self.copy_of[t.aten_node] for t in recorded.tangents if t.aten_node is not None]
+        n_values = len(recorded.values)
+        ends = iter(self.ends[n_values:])
+        gradients = [None if g is None else next(ends) for g in recorded.gradients]
+        kept = [(g, position[id(f)]) for g, f in zip(gradients, recorded.sources) if id(f) in position]
+        returned = (*self.ends[:n_values], *(g for g, _ in kept))
+        specs = tuple(None if n is None else n.spec for n in returned)
+        output = Node("output", "output", (returned,), {}, "output", specs)
+        graph.nodes = [*primals, *tangents, *graph.nodes, output]
+        passes.eliminate_dead(graph)
+        passes.eliminate_detach(graph, everywhere=True)
+        passes.eliminate_common(graph)
+        late = self.late & set(graph.nodes)
+        return Joint(
+            graph=graph,
+            n_primals=len(primals),
+            n_outputs=n_values,
+            tangents=recorded.with_tangent,
+            gradients=tuple(i for _, i in kept),
+            backward=late,
+            eager_saved=frozenset(_read_by(late, set(tangents))),
+            results=tuple(_placed(self.trace, r, position) for r in recorded.results),
+        )
+
+
+def _read_by(backward: frozenset[Node], tangents: set[Node]) -> Iterator[Node]:
+    """Forward nodes that the backward's nodes take."""
+    for node in backward:
+        for argument in argument_nodes(node):
+            if argument not in backward and argument not in tangents:
+                yield argument
+
+
+def _placed(trace: Trace, result: Result, position: dict[int, int]) -> Result:
+    if result.kind != "view_of_input":
+        return result
+    return replace(result, index=position[id(trace.inputs[result.index])])

@@ -7,6 +7,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.utils.checkpoint
+
 from smelt.trace.fake import FakeTensor
 
 Fill = Callable[[tuple[Any, ...]], Any]  # the tensors of a call -> an argument
@@ -27,6 +30,11 @@ class OpaqueCall:
         self._is_fresh = is_fresh
         self._args = self._template(tuple(args))
         self._kwargs = self._template(dict(kwargs))
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether autograd follows what runs inside."""
+        return self.function is torch.utils.checkpoint.checkpoint
 
     def __call__(self, *tensors: Any) -> Any:
         return self.function(*self._args(tensors), **self._kwargs(tensors))

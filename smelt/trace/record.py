@@ -13,7 +13,7 @@ argument specs (`smelt.trace.shapes`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -30,10 +30,10 @@ from smelt.graph.ir import Line, Node
 from smelt.graph.numbers import Expression
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
-from smelt.trace import known, sequences, shapes, special
+from smelt.trace import joint, known, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
-from smelt.trace.graphs import Record, Traced, build
+from smelt.trace.graphs import Record, Traced, build, needs_grad
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.symbols import (
     PLAIN_TYPE,
@@ -149,6 +149,7 @@ class Trace:
         self.torch = Builder("torch")
         self.aten = Builder("aten")
         self.inputs: list[FakeTensor] = []
+        self.tangents: list[FakeTensor] = []  # what the backward starts from
         self.records: list[Record] = []
         self.wrote = False  # some operator wrote memory
         self.written: set[int] = set()  # the storages that operators wrote
@@ -160,6 +161,8 @@ class Trace:
         # id of an input that requires grad -> its `grad_fn` to begin with
         self.first_history: dict[int, Any] = {}
         self.needs_autograd = False  # a call changed what autograd knows of an input
+        self.hooked = False  # a hook was registered on a computed tensor
+        self.differentiate = False  # a backend wants the joint graph
         self._names: dict[int, str] = {}
         self._storages = Storages()
         self._by_real: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
@@ -175,6 +178,7 @@ class Trace:
         self.symbols: Symbols | None = None  # of the symbolic numbers, where there are any
         self.numbers: dict[Expression, NumberInput] = {}  # those that an operator was given
         self._paused = 0
+        self._line_of: Mapping[Any, Line | None] | None = None  # while the backward is recorded
 
     # ---- context
 
@@ -501,6 +505,8 @@ class Trace:
     # ---- aten level
 
     def _line(self) -> Line | None:
+        if self._line_of is not None:
+            return self._line_of.get(torch._C._current_autograd_node())
         source = self._source
         if source is None:
             return self.where()
@@ -676,7 +682,33 @@ class Trace:
             for fake in fakes:
                 fake.torch_node = fake.torch_node or self._placeholder(fake, self.torch)
                 fake.aten_node = fake.aten_node or self._placeholder(fake, self.aten)
-            return build(self, fakes)
+            differentiate = self.differentiate and needs_grad(self, fakes)
+        recorded = None
+        if differentiate:
+            with _DisableFunction():
+                recorded = joint.record(self, fakes)
+        with _DisableFunction(), _DisableDispatch():
+            try:
+                return build(self, fakes, recorded)
+            except Unsupported as error:
+                if recorded is None:
+                    raise
+                raise joint.NotDifferentiable(error.reason) from error
+
+    def add_tangent(self, fake: FakeTensor, name: str) -> None:
+        """`fake` is an input of the backward alone."""
+        fake.aten_node = Node("placeholder", name, (), {}, self.aten.name(name), fake.spec)
+        self.tangents.append(fake)
+
+    @contextmanager
+    def recording_backward(self, lines: Mapping[Any, Line | None]) -> Iterator[None]:
+        """Operators that autograd's engine runs are recorded at the aten level alone. `lines`: by node of autograd."""
+        self._source, self._line_of = Node("call_function", "backward", (), {}, "backward"), lines
+        try:
+            with torch._C._DisableAutocast():  # as where eager's backward runs
+                yield
+        finally:
+            self._source, self._line_of = None, None
 
 
 def _storages(info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:

@@ -1115,30 +1115,26 @@ def test_hook_on_a_node():
 
 @both()
 def test_saved_tensor_hooks_inside():
-    packed = []
-
-    def pack(t):
-        packed.append(t.shape)
-        return t
-
     def fn(x):
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t * 2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: [t.clone()], lambda packed: packed[0]):
             y = x.exp() * x
         return y
 
-    return fn, [(leaf(3),) for _ in range(3)], packed
+    return fn, [(leaf(3),) for _ in range(3)]
 
 
-def test_saved_tensor_hooks_of_the_caller():
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+def test_saved_tensor_hooks_of_the_caller(backend):
+    """They see what is saved, which need not be what eager saves."""
     packed = []
 
     def pack(t):
-        packed.append(type(t))
-        return t
+        packed.append(t)
+        return len(packed) - 1
 
     def run(fn):
-        x = torch.ones(3, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t * 2):
+        x = torch.arange(3.0, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, packed.__getitem__):
             y = fn(x)
         y.sum().backward()
         return x.grad
@@ -1146,9 +1142,9 @@ def test_saved_tensor_hooks_of_the_caller():
     def fn(x):
         return x.exp() * x
 
-    want, seen = run(fn), list(packed)
+    want = run(fn)
     packed.clear()
-    assert torch.equal(run(smelt.compile(fn)), want) and packed == seen
+    assert torch.allclose(run(smelt.compile(fn, backend=backend)), want) and packed
 
 
 # --------------------------------------------------------------------------------- grad, backward inside the function

@@ -1,0 +1,72 @@
+"""From a joint graph to what a compiled frame calls: the forward, its node in autograd's graph, a backward on demand.
+
+The forward is compiled now, the backward when the first gradient arrives: `_native.Differentiable` then asks for it, once
+for each set of tangents that are defined. Results that are views (of inputs, of each other) are taken outside of the node,
+where autograd sees them as views (`results`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt import _native, events
+from smelt.autograd.partition import Partition, partition
+from smelt.autograd.results import take_results
+from smelt.autograd.zeros import without_tangents
+from smelt.config import Config
+from smelt.graph.ir import Graph
+from smelt.runtime.forks import BACKWARD, hold_at_fork
+from smelt.trace.joint import Joint
+
+Compiled = Callable[[tuple[Any, ...]], Sequence[Any]]
+_lock = hold_at_fork(threading.RLock(), BACKWARD)
+
+
+def compile_joint(joint: Joint, config: Config, compile_graph: Callable[[Graph], Compiled]) -> Compiled:
+    """A callable from a tuple of the graph's inputs to its outputs, which autograd knows as one node.
+
+    Args:
+        compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs.
+    """
+    start = time.perf_counter()
+    parts = partition(joint, config)
+    events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
+    forward = compile_graph(parts.forward)
+    if joint.tangents:
+        forward = _node(joint, parts, forward, compile_graph)
+    return take_results(forward, joint.results, joint.n_outputs, torch.is_grad_enabled())
+
+
+def _node(
+    joint: Joint, parts: Partition, forward: Compiled, compile_graph: Callable[[Graph], Compiled]
+) -> Compiled:
+    def compile_backward(defined: tuple[bool, ...]) -> Compiled:
+        undefined = frozenset(k for k, d in enumerate(defined) if not d)
+        with _lock:
+            start = time.perf_counter()
+            made = compile_graph(without_tangents(parts.backward, undefined))
+            events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
+            return made
+
+    return _native.Differentiable(
+        {
+            "forward": forward,
+            "n_outputs": joint.n_outputs,
+            "differentiable": [(i, *_layout(joint, k)) for k, i in enumerate(joint.tangents)],
+            "gradients": joint.gradients,
+            "saved": [(s.kind, s.index) for s in parts.saved],
+            "backward": compile_backward,
+            "name": "SmeltBackward",
+        }
+    )
+
+
+def _layout(joint: Joint, k: int) -> tuple[Any, ...]:
+    """Of tangent k, as the backward was recorded."""
+    tangent = joint.graph.placeholders[joint.n_primals + k].spec
+    return tangent.shape, tangent.stride, tangent.dtype
