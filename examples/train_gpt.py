@@ -52,7 +52,7 @@ class Options:
     dropout: float = 0.1
 
     batch: int = 16
-    rate: float = 3e-3
+    lr: float = 3e-3
     warmup: int = 20
     weight_decay: float = 0.1
     clip: float = 1.0
@@ -242,7 +242,7 @@ def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95))
 
 
 def schedule(options: Options) -> Callable[[int], float]:
@@ -387,10 +387,10 @@ def train(options: Options, say: Callable[[str], None] = print) -> list[dict[str
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(original.parameters(), options.clip)
-        rate = scheduler.get_last_lr()[0]
+        lr = scheduler.get_last_lr()[0]
         optimizer.step()
         scheduler.step()
-        row = {"step": step, "loss": loss.item(), "norm": norm.item(), "rate": rate}
+        row = {"step": step, "loss": loss.item(), "norm": norm.item(), "lr": lr}
         row["ms"] = round(1e3 * (time.perf_counter() - began), 2)
         if (step + 1) % options.eval_every == 0:
             row["evaluation"] = evaluate(model, text.evaluation, options)
@@ -411,7 +411,7 @@ def train(options: Options, say: Callable[[str], None] = print) -> list[dict[str
 
 
 def described(row: dict[str, Any]) -> str:
-    line = f"step {row['step']:4d}  loss {row['loss']:.4f}  lr {row['rate']:.2e}  {row['ms']:7.1f} ms"
+    line = f"step {row['step']:4d}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  {row['ms']:7.1f} ms"
     line += f"  graphs {row['graphs']}" if row["graphs"] else ""
     return line + (f"  evaluation {row['evaluation']:.4f}" if "evaluation" in row else "")
 

@@ -62,9 +62,8 @@ def test_nothing_is_compiled_twice() -> None:
         curve = run(compile="smelt", sample=20)
     assert seen == [("entry-installed", "GPT")] * 3  # training, evaluation, sampling
     assert [row["graphs"] for row in curve] == [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
-    assert (
-        len({row["rate"] for row in curve}) == TINY.steps
-    )  # although the learning rate changes at every step
+    # Although the learning rate is another one at each step.
+    assert len({row["lr"] for row in curve}) == TINY.steps
 
 
 @pytest.mark.parametrize("compiler", ["none", "smelt"])
