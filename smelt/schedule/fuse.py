@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 
+import torch
+
 from smelt.config import Config
 from smelt.loops.lower import has_effect, leaves
 from smelt.loops.tensor import Extern, Program, Scan, Tensor
@@ -12,11 +14,13 @@ from smelt.schedule.build import build_schedule
 from smelt.schedule.groups import Fit, Group, Refusal, alone, fit, join, unprofitable
 from smelt.schedule.inline import Unit, base, choose_units
 from smelt.schedule.schedule import Schedule
+from smelt.schedule.split import split_reductions
 
 CANDIDATES = 6  # groups tried for a unit, nearest first
 
 
 def fuse(program: Program, config: Config) -> Schedule:
+    split_reductions(program, config.threads or torch.get_num_threads())
     units = choose_units(program, config.fuse)
     grouping = Grouping(config.fuse)
     for step in units.steps:

@@ -1,0 +1,85 @@
+"""Long reductions over few rows, with several threads."""
+
+import pytest
+import torch
+
+from smelt.loops.ir import ReduceStage
+from tests.loops.tracing import check, kernels, scheduled
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_of(f, *inputs):
+    """For each kernel with reductions: its outer points."""
+    found = []
+    for kernel in kernels(scheduled(f, *inputs)[0]):
+        if any(isinstance(s, ReduceStage) for s in kernel.stages):
+            n = 1
+            for loop in kernel.outer:
+                n *= loop.size
+            found.append(n)
+    return found
+
+
+X = torch.randn(512, 512)
+IMAGES = torch.randn(8, 16, 48, 48).to(memory_format=torch.channels_last)
+
+
+def test_a_sum_of_everything_is_cut():
+    check(lambda x: x.sum(), X, n_kernels=2, n_externs=0, rtol=1e-4, atol=1e-3)
+    assert rows_of(lambda x: x.sum(), X) == [8, 1]
+
+
+def test_the_loss_fuses_into_the_parts():
+    check(lambda x, y: ((x - y) ** 2).mean(), X, X + 1, n_kernels=2, n_externs=0)
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin", "prod", "any", "all"])
+def test_other_kinds(kind):
+    x = X.sign() if kind == "prod" else X > 5 if kind in ("any", "all") else X
+    f = {"prod": lambda x: x.prod(), "any": lambda x: x.any(), "all": lambda x: x.all()}
+    check(f.get(kind, lambda x: getattr(x, kind)()), x, n_kernels=2, n_externs=0)
+
+
+def test_positions_are_not_cut():
+    check(lambda x: x.argmax(), X, n_kernels=1, n_externs=0)
+
+
+def test_few_columns_are_cut_many_are_not():
+    over_pixels = lambda x: x.sum((0, 2, 3))  # noqa: E731
+    check(over_pixels, IMAGES, n_kernels=2, n_externs=0, rtol=1e-4, atol=1e-3)
+    assert rows_of(over_pixels, IMAGES) == [8 * 16, 16]
+    assert rows_of(over_pixels, IMAGES.contiguous()) == [16]  # a row for each channel: enough for two threads
+    assert rows_of(lambda x: x.sum(0), X) == [512]
+
+
+def test_a_length_that_no_number_of_parts_divides_stays_whole():
+    x = torch.randn(131101)  # a prime
+    check(lambda x: x.sum(), x, n_kernels=1, n_externs=0, rtol=1e-4, atol=1e-3)
+
+
+def test_statistics_that_depend_on_one_another():
+    check(lambda x: torch.var_mean(x, (0, 2, 3)), IMAGES, n_externs=0, rtol=1e-4, atol=1e-4)
+    norm = lambda x: torch.nn.functional.layer_norm(x, x.shape)  # noqa: E731
+    check(norm, X, n_externs=0, rtol=1e-4, atol=1e-4)
+
+
+def test_one_thread_keeps_one_kernel():
+    torch.set_num_threads(1)
+    check(lambda x: x.sum(), X, n_kernels=1, n_externs=0, rtol=1e-4, atol=1e-3)
+
+
+def test_the_input_that_is_overwritten_is_read_before():
+    def f(x, total):
+        s = x.sum()
+        x.add_(1)
+        total.add_(s)
+        return x.sum()
+
+    check(f, X.clone(), torch.zeros(()), n_externs=0, rtol=1e-4, atol=1e-2)
