@@ -7,7 +7,9 @@
 //
 // The backward is compiled at the first backward call, once for each set of tangents that are defined. What
 // all nodes of one Differentiable share is a `Shared`; Python objects in it are touched with the GIL only.
+#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/Exceptions.h>
@@ -46,6 +48,10 @@ using Mask = c10::SmallVector<char, 16>;  // per tangent: defined
 constexpr const char* kTwice =
     "smelt: a compiled function can be differentiated once; use smelt.disable on it, or backend='eager', for "
     "higher derivatives";
+constexpr const char* kTransformed =
+    "smelt: transforms of torch.func cannot go through the backward of a compiled function; use "
+    "smelt.disable on "
+    "it, or backend='eager'";
 
 // Throws the Python error that is set; it comes out of a backward call as it is, whichever thread raised it.
 [[noreturn]] void raise() {
@@ -178,20 +184,20 @@ struct Saved {
     bool is_output;
 };
 
-// Tensors whose memory is not what it seems: lazily conjugated, negated or zero, of a transform, of a subclass.
-bool is_plain(const at::Tensor& t) {
-    using c10::DispatchKey;
-    constexpr c10::DispatchKeySet special(
-        {DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor, DispatchKey::Functionalize,
-         DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper, DispatchKey::Python});
-    return !t.key_set().has_any(special);
+bool has_any(const at::Tensor& t, std::initializer_list<c10::DispatchKey> keys) {
+    return t.key_set().has_any(c10::DispatchKeySet(keys));
 }
 
 at::Tensor conform(const Layout& want, at::Tensor t) {
+    using c10::DispatchKey;
+    TORCH_CHECK(!has_any(t, {DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}),
+                kTransformed);
     if (t.layout() != at::kStrided) t = t.to_dense();
     TORCH_CHECK(want.describes(t), "smelt: a gradient of " + described(want.dtype, want.shape) +
                                        " is expected, got " + described(t.scalar_type(), t.sizes()));
-    return is_plain(t) && want.has_strides_of(t) ? t : want.copy_of(t);
+    const bool lazy = has_any(t, {DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor,
+                                  DispatchKey::Functionalize, DispatchKey::Python});
+    return !lazy && want.has_strides_of(t) ? t : want.copy_of(t);
 }
 
 at::Tensor as_gradient(PyObject* item) {
@@ -270,14 +276,16 @@ class CompiledBackward : public Node {
         const Backward* backward = shared_->find(mask);
         if (!backward) backward = &compile(*shared_, mask);
         variable_list arguments = unpack();
-        for (size_t i = 0; i < mask.size(); ++i)
-            if (mask[i]) arguments.push_back(conform(shared_->tangents[i].layout, std::move(tangents[i])));
+        for (at::Tensor& t : tangents)
+            if (t.defined()) arguments.push_back(std::move(t));
         tangents.clear();
-        if (!c10::GradMode::is_enabled()) return run(*backward, std::move(arguments));
-        // create_graph=True.
-        const variable_list kept = arguments;
-        variable_list gradients = run(*backward, std::move(arguments));
-        forbid_second(kept, gradients);
+        const bool batched = std::any_of(arguments.begin(), arguments.end(), at::isBatchedTensor);
+        if (!batched) conform_tangents(mask, arguments);
+        variable_list kept;
+        if (c10::GradMode::is_enabled()) kept = arguments;  // create_graph=True
+        variable_list gradients =
+            batched ? run_batch(*backward, mask, arguments) : run(*backward, std::move(arguments));
+        if (!kept.empty()) forbid_second(kept, gradients);
         return gradients;
     }
 
@@ -300,6 +308,42 @@ class CompiledBackward : public Node {
         }
         if (!keep) release();
         return values;
+    }
+
+    void conform_tangents(const Mask& mask, variable_list& arguments) const {
+        size_t at = saved_.size();
+        for (size_t i = 0; i < mask.size(); ++i) {
+            if (!mask[i]) continue;
+            arguments[at] = conform(shared_->tangents[i].layout, std::move(arguments[at]));
+            ++at;
+        }
+    }
+
+    // What torch.autograd.grad(is_grads_batched=True) asks for, sample by sample.
+    variable_list run_batch(const Backward& backward, const Mask& mask, const variable_list& arguments) {
+        int64_t level = 0, size = 0;
+        for (const at::Tensor& t : arguments) {
+            const auto* batch = at::maybeGetBatchedImpl(t);
+            if (!batch) continue;
+            TORCH_CHECK(batch->bdims().size() == 1, kTransformed);
+            level = batch->bdims()[0].level();
+            size = batch->value().size(batch->bdims()[0].dim());
+        }
+        std::vector<variable_list> samples(num_outputs());
+        for (int64_t i = 0; i < size; ++i) {
+            variable_list sample = arguments;
+            for (at::Tensor& t : sample)
+                if (const auto* batch = at::maybeGetBatchedImpl(t))
+                    t = batch->value().select(batch->bdims()[0].dim(), i);
+            conform_tangents(mask, sample);
+            const variable_list gradients = run(backward, std::move(sample));
+            for (size_t k = 0; k < gradients.size(); ++k)
+                if (gradients[k].defined()) samples[k].push_back(gradients[k]);
+        }
+        variable_list gradients(num_outputs());
+        for (size_t k = 0; k < gradients.size(); ++k)
+            if (!samples[k].empty()) gradients[k] = at::addBatchDim(at::stack(samples[k]), level, 0);
+        return gradients;
     }
 
     variable_list run(const Backward& backward, variable_list&& arguments) {

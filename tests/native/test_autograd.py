@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from smelt import _native
 from smelt.codegen.plan import Aten, Free, Plan, Reg, View, verify
@@ -218,6 +219,35 @@ def test_a_tangent_of_another_shape_or_dtype_raises(compiled):
     )
     for bad in (torch.ones(4, 3), torch.ones(3, 4, dtype=torch.float64)):
         assert "gradient of Float[3, 4] is expected, got" in raised(lambda: y.grad_fn(bad, None))
+
+
+def test_batches_of_tangents(compiled):
+    def use(f, x, w):
+        y, z = f(x, w)
+        batch = torch.arange(24.0).reshape(2, 3, 4)
+        first = torch.autograd.grad((y, z), (x, w), (batch, batch + 1), is_grads_batched=True)
+        second = torch.autograd.functional.jacobian(lambda *i: f(*i)[0].sum(1), (x, w), vectorize=True)
+        return first, second
+
+    agree(compiled, use)
+
+
+def test_transforms_of_a_backward_raise(compiled):
+    x, w = leaves()
+    y = compiled(x, w)[0]
+    pullback = torch.func.vmap(lambda g: torch.autograd.grad(y, x, g, retain_graph=True))
+    assert "transforms of torch.func" in raised(lambda: pullback(torch.ones(2, 3, 4)))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(compiled, reentrant):
+    def use(f, x, w):
+        h = x * 2
+        y = checkpoint(lambda *i: sum(f(*i)).sin(), h, w, use_reentrant=reentrant)
+        (y * y).sum().backward()
+        return x.grad, w.grad
+
+    agree(compiled, use)
 
 
 def test_inputs_that_repeat_and_that_are_no_leaves(compiled):
