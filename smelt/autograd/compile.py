@@ -47,11 +47,10 @@ def _node(
 ) -> Compiled:
     def compile_backward(defined: tuple[bool, ...]) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
-        with _lock:
-            start = time.perf_counter()
-            made = compile_graph(without_tangents(parts.backward, undefined))
-            events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
-            return made
+        start = time.perf_counter()
+        made = compile_graph(without_tangents(parts.backward, undefined))
+        events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
+        return made
 
     return _native.Differentiable(
         {
@@ -62,6 +61,7 @@ def _node(
             "saved": [(s.kind, s.index) for s in parts.saved],
             "backward": compile_backward,
             "name": "SmeltBackward",
+            "lock": _lock,
         }
     )
 
