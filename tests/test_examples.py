@@ -19,8 +19,8 @@ TINY = Options(
 
 # Relative. The losses are means of 64 terms; Adam divides by the size of the gradient, so that rounding in the smallest
 # gradients comes back as steps of full size: what float32 leaves equal in one step drifts over twelve.
-FLOAT32 = 1e-4
-BFLOAT16 = 2e-2
+FLOAT32 = 1e-5
+BFLOAT16 = 1e-2
 
 
 def run(**options: Any) -> list[dict[str, Any]]:
@@ -33,11 +33,11 @@ def numbers(curve: list[dict[str, Any]]) -> list[dict[str, float]]:
 
 
 @contextmanager
-def compilations() -> Iterator[list[tuple[str, str]]]:
-    """Kind and name of what became of each capture in the context."""
-    seen: list[tuple[str, str]] = []
-    kinds = ("entry-installed", "fallback", "graph-break")
-    with events.subscribed(lambda e: seen.append((e.kind, e.name)) if e.kind in kinds else None):
+def compilations() -> Iterator[list[str]]:
+    """What was compiled in the context, and what stood in the way."""
+    seen: list[str] = []
+    kinds = ("entry-installed", "backward-compiled", "fallback", "graph-break", "no-joint-graph")
+    with events.subscribed(lambda e: seen.append(e.kind) if e.kind in kinds else None):
         yield seen
 
 
@@ -60,7 +60,12 @@ def test_curves_agree(options: dict[str, Any], tolerance: float) -> None:
 def test_nothing_is_compiled_twice() -> None:
     with compilations() as seen:
         curve = run(compile="smelt", sample=20)
-    assert seen == [("entry-installed", "GPT")] * 3  # training, evaluation, sampling
+    training, evaluation, sampling = (
+        ["entry-installed", "backward-compiled"],
+        ["entry-installed"],
+        ["entry-installed"],
+    )
+    assert seen == training + evaluation + sampling
     assert [row["graphs"] for row in curve] == [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
     # Although the learning rate is another one at each step.
     assert len({row["lr"] for row in curve}) == TINY.steps
