@@ -6,6 +6,8 @@
 
 #include "stamps.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <memory>
 #include <vector>
 
@@ -34,8 +36,10 @@ struct Name {
     PyObject* in_instance(PyObject* x) { return instance_get_name(x, name, name_hash(name), &hint); }
 };
 
-// Whether comparing with `key` runs no Python code of its class; tuples and frozensets item by item.
+// Whether comparing with `key` runs no Python code of its class; tuples and frozensets item by item. A tensor's hash is
+// its address, so that a dictionary which holds another object of that hash is no case.
 inline bool compares_natively(PyObject* key) {
+    if (THPVariable_CheckExact(key)) return true;
     if (PyTuple_Check(key)) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); i++)
             if (!compares_natively(PyTuple_GET_ITEM(key, i))) return false;
