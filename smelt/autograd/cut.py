@@ -20,12 +20,13 @@ without the bound it would take the whole stream to compute it, and all of that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 
 from smelt.autograd.classes import class_of, work_of
 from smelt.autograd.flow import INFINITE, Network
 from smelt.autograd.memory import Keep, Memory
+from smelt.autograd.rewrites import Formula, Maker, form, formula, items_of
 from smelt.errors import VerificationError
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
 from smelt.graph.passes import has_effect
@@ -50,47 +51,96 @@ class Cut:
         return sum(keep.nbytes for keep in self.kept.values())
 
 
-@dataclass
 class Needs:
-    """What the backward is made of. `late`: nodes that can only run there; `read`: the other values that these read."""
+    """What the backward is made of.
 
-    joint: Joint
-    memory: Memory
-    position: dict[Node, int] = field(init=False)
-    late: list[Node] = field(init=False)
-    read: set[Node] = field(init=False)
+    `late`: nodes that can only run there; `read`: the other values that these read; `backward`: all that the forward need
+    not run. Formulas and forms (see `rewrites.py`) are other ways to compute values of the forward and late nodes.
+    `position` orders all nodes, also those that are not in the joint graph.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+        self.memory = Memory(joint)
+        graph = joint.graph
+        gradients = [n for n in graph.output.args[0][joint.n_outputs :] if n is not None]
+        late = self._late(gradients)
+        self.names = {n.name for n in graph}
+        maker = Maker(self.names)
+        self.forms = {n: f for n in late if n.op == "call_function" and (f := form(n, maker)) is not None}
+        self.backward = joint.backward.union(*(f.masks for f in self.forms.values()))
+        self.formulas = self._find_formulas(maker)
+        self.virtual = {n for f in self.formulas.values() for n in f.nodes}
+        self.position = self._order()
+        self.late = [n for n in graph if n in late and n.op != "placeholder"]
+        self.read = {a for n in self.late for a in self.arguments(n) if a not in late}
+        self.read.update(n for n in gradients if n not in late)
+
+    def _late(self, gradients: list[Node]) -> set[Node]:
+        """What depends on tangents, or has an effect, and is needed; and the tangents."""
         graph = self.joint.graph
-        self.position = {n: i for i, n in enumerate(graph)}
-        gradients = [n for n in graph.output.args[0][self.joint.n_outputs :] if n is not None]
-        late = set(graph.placeholders[self.joint.n_primals :])
+        tangents = set(graph.placeholders[self.joint.n_primals :])
+        late = set(tangents)
         for node in graph:
-            if node in self.joint.backward and (
-                has_effect(node) or any(a in late for a in argument_nodes(node))
-            ):
-                late.add(node)
+            if node in self.joint.backward:
+                if has_effect(node) or any(a in late for a in argument_nodes(node)):
+                    late.add(node)
         alive = set(gradients)
         for node in reversed(graph.nodes):
             if node in late and (node in alive or has_effect(node)):
                 alive.add(node)
                 alive.update(argument_nodes(node))
-        self.late = [n for n in graph if n in late and n in alive and n.op != "placeholder"]
-        self.read = {a for n in self.late for a in self.arguments(n) if a not in late}
-        self.read.update(n for n in gradients if n not in late)
+        return (late & alive) | tangents
+
+    def _find_formulas(self, maker: Maker) -> dict[Node, Formula]:
+        found = {}
+        for items in items_of(n for n in self.joint.graph if n not in self.joint.backward).values():
+            value = items.get(0)
+            if value is not None and (made := formula(value, items, maker)) is not None:
+                found[value] = made
+        return found
+
+    def _order(self) -> dict[Node, int]:
+        """Formulas stand after all results of the operator whose result they give; forms before what they replace."""
+        last = {items[0]: n for n, items in self._last_items()}
+        after = {last[value]: f.nodes for value, f in self.formulas.items()}
+        order: list[Node] = []
+        for node in self.joint.graph:
+            form = self.forms.get(node)
+            if form is not None:
+                order += (*form.masks, *form.extras, form.node)
+            order += (node, *after.get(node, ()))
+        return {n: i for i, n in enumerate(order)}
+
+    def _last_items(self) -> Iterator[tuple[Node, dict[int, Node]]]:
+        for items in items_of(self.joint.graph).values():
+            if items.get(0) in self.formulas:
+                yield list(items.values())[-1], items
 
     def arguments(self, node: Node) -> Iterator[Node]:
-        """What a node reads. A primal that was overwritten before is the node that wrote it."""
+        """What the backward must have to compute a node, in the cheapest of the ways there are."""
+        made = self.formulas.get(node)
+        if made is not None:
+            yield made.nodes[-1]
+            return
+        form = self.forms.get(node)
+        if form is not None and form.masks:
+            yield form.masks[-1]
         for argument in argument_nodes(node):
-            yield self.current(argument, node)
+            if form is None or argument not in form.spared:
+                yield self.current(argument, node)
 
     def current(self, argument: Node, user: Node) -> Node:
+        """What a node reads for an argument: for a primal that was overwritten before, the node that wrote it."""
         write = self.memory.written.get(argument)
         if write is None or self.position[write] >= self.position[user]:
             return argument
         return write
 
-    def cone(self, banned: set[Node]) -> list[Node]:
+    def keep(self, node: Node) -> Keep | None:
+        return None if node in self.virtual else self.memory.keep(node)
+
+    def cone(self, banned: Container[Node]) -> list[Node]:
         """All values that the backward could be computed from, back to what cannot be computed again; in order."""
         seen = set(self.read)
         stack = list(seen)
@@ -102,23 +152,22 @@ class Needs:
                 stack += new
         return sorted(seen, key=self.position.__getitem__)
 
-    def bans(self, lifted: frozenset[Node]) -> dict[Node, str]:
+    def bans(self) -> dict[Node, str]:
         """Forward nodes that must not run again, with the reason."""
         found: dict[Node, str] = {}
         for node in self.joint.graph:
-            if node.op == "get_attr" or node in self.joint.backward:
-                continue
-            kind = class_of(node)
-            if kind.recompute == "never" or (kind.recompute == "budget" and node not in lifted):
-                found[node] = f"{kind.name}: {kind.reason}"
+            if node.op != "get_attr" and node not in self.backward:
+                kind = class_of(node)
+                if kind.recompute != "always":
+                    found[node] = f"{kind.name}: {kind.reason}"
         return found
 
     def chain_bans(self, bans: dict[Node, str]) -> dict[Node, str]:
         """Where chains of values that would be computed again, and held, become too long."""
         bases = self.memory.bases
-        cone = self.cone(set(bans))
-        reads = self.read.union(*(set(self.arguments(n)) for n in cone if n in self.joint.backward))
-        held = {bases[n] for n in reads}
+        cone = self.cone(bans)
+        reads = self.read.union(*(self.arguments(n) for n in cone if n in self.backward))
+        held = {bases.get(n, n) for n in reads}
         length: dict[Node, int] = {}
         found: dict[Node, str] = {}
         for node in cone:
@@ -127,11 +176,7 @@ class Needs:
             length[node] = max(
                 (length[a] + (a in held) for a in self.arguments(node) if a in length), default=0
             )
-            if (
-                length[node] >= LONGEST_CHAIN
-                and self.memory.keep(node) is not None
-                and node not in self.joint.backward
-            ):
+            if length[node] >= LONGEST_CHAIN and node not in self.backward and self.keep(node) is not None:
                 found[node] = _CHAIN
                 del length[node]
         return found
@@ -139,10 +184,10 @@ class Needs:
 
 def minimum(needs: Needs, bans: dict[Node, str]) -> Cut:
     """The cut that keeps the fewest bytes. Raises VerificationError if the backward reads what cannot be kept."""
-    cone = [n for n in needs.cone(set(bans)) if n.op != "get_attr"]
+    cone = [n for n in needs.cone(bans) if n.op != "get_attr"]
     number = {node: i for i, node in enumerate(cone)}
-    keeps = [needs.memory.keep(node) for node in cone]
-    work = [0 if n in bans or n in needs.joint.backward else work_of(n) for n in cone]
+    keeps = [needs.keep(node) for node in cone]
+    work = [0 if n in bans or n in needs.backward else work_of(n) for n in cone]
     total = sum(work) or 1
     byte = 2 * (_TOKENS + 2 * len(cone))
     source, sink = 2 * len(cone), 2 * len(cone) + 1
@@ -160,7 +205,7 @@ def minimum(needs: Needs, bans: dict[Node, str]) -> Cut:
                     network.add(2 * number[argument] + 1, 2 * i, INFINITE)
         if node in needs.read:
             network.add(2 * i + 1, sink, INFINITE)
-        if node in needs.joint.backward:
+        if node in needs.backward:
             network.add(2 * i, sink, 1)
     if network.maximize(source, sink) >= INFINITE:
         raise VerificationError("the backward reads a value that can neither be kept nor computed again")
@@ -184,10 +229,10 @@ def _read_off(needs: Needs, cone: list[Node], keeps: list[Keep | None], side: li
             again.add(node)
             stack += [a for a in needs.arguments(node) if a in number]
     ordered = {n: keep for n, keep in zip(cone, keeps) if n in kept and keep is not None}
-    early = {n for n in kept if n in needs.joint.backward}
+    early = {n for n in kept if n in needs.backward}
     stack = list(early)
     while stack:
-        new = [a for a in needs.arguments(stack.pop()) if a in needs.joint.backward and a not in early]
+        new = [a for a in needs.arguments(stack.pop()) if a in needs.backward and a not in early]
         early.update(new)
         stack += new
     return Cut(ordered, frozenset(again), frozenset(early))
@@ -201,7 +246,7 @@ def within_budget(needs: Needs, budget: float) -> tuple[Cut, dict[Node, str]]:
     bytes down to the same fraction of the way from there to the default. Fewer bans never mean more bytes, so bytes grow
     with the budget.
     """
-    bans = needs.bans(frozenset())
+    bans = needs.bans()
     chains = needs.chain_bans(bans)
     default = minimum(needs, {**bans, **chains})
     if budget >= 1:

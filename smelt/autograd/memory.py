@@ -14,7 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from smelt.autograd.classes import aten, viewed
+from smelt.autograd.packing import packed_dtype
 from smelt.graph.ir import Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.trace.joint import Joint
 
@@ -24,12 +27,13 @@ Kind = Literal["primal", "output", "temporary"]
 @dataclass(frozen=True)
 class Keep:
     """A way to keep a value. `index`: of the primal or forward output. `copies`: a copy is kept, made when the forward
-    starts (a primal) or when the value exists."""
+    starts (a primal) or when the value exists; `dtype`: of the copy, if it is another."""
 
     kind: Kind
     index: int
     nbytes: int
     copies: bool = False
+    dtype: torch.dtype | None = None
 
 
 def nbytes(spec: Any) -> int:
@@ -78,7 +82,7 @@ class Memory:
         """The cheapest way to keep a node's value, or None: it is to be taken from its base, or is no tensor."""
         if node in self.primals:
             return self._primal(node)
-        if not isinstance(node.spec, TensorSpec) or self.bases[node] is not node:
+        if not isinstance(node.spec, TensorSpec) or self.bases.get(node, node) is not node:
             return None
         size = nbytes(node.spec)
         if node in self.in_primal and node in self.eager:
@@ -88,6 +92,9 @@ class Memory:
                 return None
             index = self.outputs.get(node)
             return Keep("temporary", -1, size, copies=True) if index is None else Keep("output", index, 0)
+        dtype = packed_dtype(node)
+        if dtype is not None:
+            return Keep("temporary", -1, size // node.spec.dtype.itemsize * dtype.itemsize, True, dtype)
         return Keep("temporary", -1, size)
 
     def _primal(self, node: Node) -> Keep | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from smelt.autograd.classes import aten
 from smelt.autograd.cut import Cut, Needs, within_budget
-from smelt.autograd.memory import Keep, Kind, Memory
+from smelt.autograd.memory import Keep, Kind
+from smelt.autograd.rewrites import Maker
 from smelt.config import Config
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.passes import has_effect
@@ -66,8 +66,7 @@ class Partition:
 
 def partition(joint: Joint, config: Config) -> Partition:
     """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again."""
-    memory = Memory(joint)
-    needs = Needs(joint, memory)
+    needs = Needs(joint)
     cut, bans = within_budget(needs, config.activation_memory_budget)
     return _Builder(needs, cut, bans).build()
 
@@ -79,13 +78,17 @@ class _Builder:
         self.cut = cut
         self.bans = bans
         self.tangents = self.joint.graph.placeholders[self.joint.n_primals :]
-        self.names = {n.name for n in self.joint.graph}
         # (value, the node that the forward returns for it), in the order of the forward's extra outputs
         self.temporaries: list[tuple[Node, Node]] = []
         self.copies: dict[Node, list[Node]] = {}  # value -> what the forward makes of it at once
+        self.given: list[Node] = []  # what the backward's placeholders stand for
+        self.instead: dict[
+            Node, Node
+        ] = {}  # node of the joint graph -> the node that the backward has for it
 
     def build(self) -> Partition:
         saved = tuple(self._saved(node, keep) for node, keep in self.cut.kept.items())
+        self._choose()
         return Partition(self._forward(), self._backward(), saved)
 
     def _saved(self, node: Node, keep: Keep) -> Saved:
@@ -93,19 +96,36 @@ class _Builder:
         if keep.kind == "temporary":
             index = len(self.temporaries)
             if keep.copies:
-                kept = self._made(node, aten.clone.default, (node,), node.spec)
+                kept = self._copy(node, keep)
             self.temporaries.append((node, kept))
-        return Saved(keep.kind, index, node.spec, node.name, keep.nbytes, node.line, self._why(node, keep))
+        given = kept if keep.dtype is not None else node
+        self.given.append(given)
+        return Saved(keep.kind, index, given.spec, given.name, keep.nbytes, node.line, self._why(node, keep))
 
-    def _made(self, node: Node, op: Any, args: tuple[Any, ...], spec: Any) -> Node:
-        """A node of the forward that stands right after `node`."""
-        name = f"{node.name}_kept"
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        made = Node("call_function", op, args, {}, name, spec, node.line, node.source)
-        self.copies.setdefault(node, []).append(made)
-        return made
+    def _copy(self, node: Node, keep: Keep) -> Node:
+        """A copy that the forward makes as soon as there is the value; and the value again, in the backward."""
+        make = Maker(self.needs.names).begin(node)
+        if keep.dtype is None:
+            kept = make(aten.clone.default, node)
+        else:
+            kept = make(aten._to_copy.default, node, dtype=keep.dtype)
+            again = make(aten._to_copy.default, kept, dtype=node.spec.dtype)
+            again.name = node.name
+            self.instead[node] = again
+            self.needs.position[again] = self.needs.position[node]
+        self.copies.setdefault(node, []).append(kept)
+        return kept
+
+    def _choose(self) -> None:
+        """Formulas and forms where the cut counts on them."""
+        kept, again = self.cut.kept, self.cut.again
+        for value, formula in self.needs.formulas.items():
+            if value in again:
+                self.instead[value] = formula.nodes[-1]
+        for node, form in self.needs.forms.items():
+            there = any(n in kept or n in again for n in form.spared)
+            if form.masks[-1] in kept if form.masks else form.always or not there:
+                self.instead[node] = form.node
 
     def _why(self, node: Node, keep: Keep) -> str:
         if keep.kind != "temporary":
@@ -136,7 +156,7 @@ class _Builder:
         followers = self._followers()
         order: list[Node] = []
         for node in nodes[:-1]:
-            if node not in self.joint.backward and node not in self.tangents:
+            if node not in self.needs.backward and node not in self.tangents:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)
                     order += self.copies.get(done, ())
@@ -157,27 +177,32 @@ class _Builder:
 
     def _backward(self) -> Graph:
         """Late nodes in their order; what they read is computed just before it is first read."""
-        needs, graph = self.needs, self.joint.graph
-        gradients = graph.output.args[0][self.joint.n_outputs :]
-        placeholders = [*self.cut.kept, *self.tangents]
-        made = set(placeholders)
+        graph = self.joint.graph
+        gradients = [
+            None if n is None else self.instead.get(n, n)
+            for n in graph.output.args[0][self.joint.n_outputs :]
+        ]
+        made = {*self.given, *self.tangents}
         order: list[Node] = []
-        for node in needs.late:
-            order += [*self._missing(needs.arguments(node), made), node]
-            made.add(node)
+        for node in self.needs.late:
+            order += self._missing([self.instead.get(node, node)], made)
         order += self._missing((n for n in gradients if n is not None), made)
-        return _graph(graph, placeholders, order, gradients, needs.current)
+        return _graph(graph, [*self.given, *self.tangents], order, gradients, self._read)
 
-    def _missing(self, reads: Iterable[Node], made: set[Node]) -> list[Node]:
-        """What has to be computed before `reads` can be read, in order; adds it to `made`."""
-        stack = list(reads)
+    def _read(self, argument: Node, user: Node) -> Node:
+        now = self.needs.current(argument, user)
+        return self.instead.get(now, now)
+
+    def _missing(self, wanted: Iterable[Node], made: set[Node]) -> list[Node]:
+        """What has to be computed to have `wanted`, in order; adds it to `made`."""
+        stack = list(wanted)
         found: list[Node] = []
         while stack:
             node = stack.pop()
             if node not in made:
                 made.add(node)
                 found.append(node)
-                stack += self.needs.arguments(node)
+                stack += [self._read(a, node) for a in argument_nodes(node)]
         return sorted(found, key=self.needs.position.__getitem__)
 
 

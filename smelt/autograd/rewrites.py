@@ -1,0 +1,265 @@
+"""Other ways to compute what the backward needs, which the cut may choose.
+
+* A *formula* gives a value of the forward from other values: the result of a normalization from its input and the saved
+  statistics. The normalization itself need not run again, and its result need not be kept.
+* A *form* is another way to write an operator of the backward that reads less: a mask of one byte an element instead of
+  the input of an activation, or nothing where only the shape of an argument matters.
+
+Nodes made here refer to nodes of the joint graph and are no part of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.autograd.classes import aten
+from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.specs import result_spec
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`nodes` in order; the last has the name and the value of the node that it stands for."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """`node` takes the place of an operator of the backward and does not read the values `spared`.
+
+    `masks`: in order; the last one is what `node` reads instead, and the place is taken if that one is kept. Without masks,
+    the place is taken if what is spared is not there anyway, or `always`. `extras` are made just before `node`.
+    """
+
+    node: Node
+    spared: tuple[Node, ...]
+    masks: tuple[Node, ...] = ()
+    extras: tuple[Node, ...] = ()
+    always: bool = False
+
+
+class Maker:
+    """Makes nodes one after the other; `names` are those that are taken."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.nodes: list[Node] = []
+        self.like: Node | None = None
+
+    def begin(self, like: Node) -> Maker:
+        """From now on, nodes belong to the line of `like`."""
+        self.nodes, self.like = [], like
+        return self
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        stem = op._schema.name.split("::")[1].strip("_")
+        count, name = 1, f"{stem}_again"
+        while name in self.names:
+            count += 1
+            name = f"{stem}_again_{count}"
+        self.names.add(name)
+        assert self.like is not None
+        spec = result_spec(op, args, kwargs)
+        node = Node("call_function", op, args, kwargs, name, spec, self.like.line, self.like.source)
+        self.nodes.append(node)
+        return node
+
+
+# ---- formulas
+
+_Items = dict[int, Node]  # which result of the operator -> the node that takes it
+
+
+def formula(value: Node, items: _Items, make: Maker) -> Formula | None:
+    """How `value`, the first of the results `items` of an operator, follows from the others. None if no way is known, or
+    if it would not have the same layout and precision."""
+    call: Node = value.args[0]
+    rule = FORMULAS.get(call.target)
+    if rule is None or value.args[1] != 0:
+        return None
+    given = _arguments(call)
+    if not _precise(given["input"].spec, items):
+        return None
+    make.begin(value)
+    result = rule(make, given, items)
+    if result is None:
+        return None
+    if result.spec.dtype is not value.spec.dtype:
+        result = make(aten._to_copy.default, result, dtype=value.spec.dtype)
+    if (result.spec.shape, result.spec.stride) != (value.spec.shape, value.spec.stride):
+        return None
+    make.names.discard(result.name)
+    result.name = value.name
+    return Formula(tuple(make.nodes))
+
+
+def _arguments(call: Node) -> dict[str, Any]:
+    names = (a.name for a in call.target._schema.arguments)
+    return {**dict(zip(names, call.args)), **call.kwargs}
+
+
+def _precise(spec: TensorSpec, items: _Items) -> bool:
+    """Whether statistics were kept as precisely as they were computed: not rounded to a half-precision type."""
+    wide = (torch.float32, torch.float64)
+    statistics = [n.spec.dtype for i, n in items.items() if i in (1, 2)]
+    return spec.dtype.is_floating_point and all(d in wide for d in statistics)
+
+
+def _scaled(make: Maker, value: Node, weight: Node | None, bias: Node | None) -> Node:
+    if weight is not None:
+        value = make(aten.mul.Tensor, value, weight)
+    return value if bias is None else make(aten.add.Tensor, value, bias)
+
+
+def _layer_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+    if not items.keys() >= {1, 2}:
+        return None
+    value = make(aten.mul.Tensor, make(aten.sub.Tensor, given["input"], items[1]), items[2])
+    return _scaled(make, value, given["weight"], given["bias"])
+
+
+def _rms_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+    if 1 not in items:
+        return None
+    return _scaled(make, make(aten.mul.Tensor, given["input"], items[1]), given["weight"], None)
+
+
+def _by_channel(make: Maker, value: Node | None, rank: int) -> Node | None:
+    """A vector of the channels, seen so that it lines up with dimension 1 of `rank`."""
+    return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
+
+
+def _batch_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+    x, rank = given["input"], len(given["input"].spec.shape)
+    if given.get("training"):
+        if not items.keys() >= {1, 2}:
+            return None
+        mean, scale = items[1], items[2]
+    else:
+        mean = given["running_mean"]
+        scale = make(aten.rsqrt.default, make(aten.add.Scalar, given["running_var"], given["eps"]))
+    centred = make(aten.sub.Tensor, x, _by_channel(make, mean, rank))
+    value = make(aten.mul.Tensor, centred, _by_channel(make, scale, rank))
+    return _scaled(
+        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
+    )
+
+
+def _group_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+    if not items.keys() >= {1, 2}:
+        return None
+    x, channels, groups = given["input"], given["C"], given["group"]
+    rank = len(x.spec.shape)
+
+    def of_channels(statistic: Node) -> Node:
+        wide = make(
+            aten.expand.default,
+            make(aten.unsqueeze.default, statistic, 2),
+            [given["N"], groups, channels // groups],
+        )
+        dense = make(aten.clone.default, wide, memory_format=torch.contiguous_format)
+        return make(aten.view.default, dense, [given["N"], channels] + [1] * (rank - 2))
+
+    value = make(aten.mul.Tensor, make(aten.sub.Tensor, x, of_channels(items[1])), of_channels(items[2]))
+    return _scaled(
+        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
+    )
+
+
+FORMULAS: dict[Any, Callable[[Maker, dict[str, Any], _Items], Node | None]] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_group_norm.default: _group_norm,
+    aten._fused_rms_norm.default: _rms_norm,
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+}
+
+
+# ---- forms
+
+
+def form(node: Node, make: Maker) -> Form | None:
+    """The other way to write an operator of the backward, or None."""
+    make.begin(node)
+    if node.target is aten.native_batch_norm_backward.default and node.args[7]:
+        return _without_running_statistics(node)
+    if node.target in SHAPE_ONLY:
+        return _without_values(node, 1, make)
+    if node.target in MASKED:
+        return _masked(node, MASKED[node.target], make)
+    return None
+
+
+def _without_running_statistics(node: Node) -> Form:
+    """In training they are not read; and the next forward may write them before this one's backward runs."""
+    spared = tuple(a for a in node.args[3:5] if isinstance(a, Node))
+    return Form(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
+
+
+def _without_values(node: Node, index: int, make: Maker) -> Form | None:
+    argument = node.args[index]
+    if node.args.count(argument) != 1 or not isinstance(argument, Node):
+        return None
+    spec = argument.spec
+    options = {"dtype": spec.dtype, "device": spec.device}
+    empty = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
+    args = (*node.args[:index], empty, *node.args[index + 1 :])
+    return Form(_twin(node, args), (argument,), extras=(empty,))
+
+
+def _masked(node: Node, rule: Callable[..., Node], make: Maker) -> Form | None:
+    gradient, value, *rest = node.args
+    if not isinstance(value, Node) or value is gradient:
+        return None
+    mask = rule(make, value, *rest)
+    masks = tuple(make.nodes)
+    new = make(aten.where.ScalarSelf, mask, 0, gradient)
+    make.names.discard(new.name)
+    if _layout(new.spec) != _layout(node.spec):
+        return None
+    new.name = node.name
+    return Form(new, (value,), masks)
+
+
+def _layout(spec: TensorSpec) -> Any:
+    return spec.shape, spec.stride, spec.dtype
+
+
+def _twin(node: Node, args: tuple[Any, ...]) -> Node:
+    return Node(node.op, node.target, args, node.kwargs, node.name, node.spec, node.line, node.source)
+
+
+# Operators of the backward that give 0 where a predicate of their second argument holds, else the gradient. Comparisons
+# are false for NaN, as in ATen's kernels.
+MASKED: dict[Any, Callable[..., Node]] = {
+    aten.threshold_backward.default: lambda make, x, threshold: make(aten.le.Scalar, x, threshold),
+    aten.hardtanh_backward.default: lambda make, x, low, high: make(
+        aten.logical_or.default, make(aten.le.Scalar, x, low), make(aten.ge.Scalar, x, high)
+    ),
+}
+
+# Operators of the backward that read the shape only of their second argument, which eager keeps all the same.
+_SHAPE_ONLY = (
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
+    "adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward "
+    "_adaptive_avg_pool3d_backward nll_loss_backward nll_loss2d_backward reflection_pad1d_backward "
+    "reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward "
+    "replication_pad3d_backward"
+)
+SHAPE_ONLY = frozenset(getattr(aten, name).default for name in _SHAPE_ONLY.split(" "))
+
+
+def items_of(nodes: Iterable[Node]) -> dict[Node, _Items]:
+    """Operators of several results -> which node takes which."""
+    found: dict[Node, _Items] = {}
+    for node in nodes:
+        if node.target is operator.getitem:
+            found.setdefault(node.args[0], {})[node.args[1]] = node
+    return found
