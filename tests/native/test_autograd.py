@@ -596,6 +596,32 @@ def test_saved_values_are_freed_as_the_plan_goes(keep):
         same(x.grad, 4 * x)
 
 
+def test_views_in_a_plan_outlive_what_they_view():
+    """The saved values are only the plan's. After the view is taken, memory of their size is asked for and filled."""
+    n = 1 << 16
+    steps = (
+        View(3, 0, (n,), (1,), 0),
+        Aten(aten.split.Tensor, (Reg(1), n // 2), {}, (4, 5)),
+        Aten(aten.full.default, ([n], 7.0), {}, (6,)),
+        Aten(aten.full.default, ([n], 7.0), {}, (7,)),
+        Aten(aten.cat.default, ([Reg(4), Reg(5)],), {}, (8,)),
+        Aten(aten.mul.Tensor, (Reg(3), Reg(8)), {}, (9,)),
+        Aten(aten.mul.Tensor, (Reg(9), Reg(2)), {}, (10,)),
+    )
+    plan = Plan(3, (), 11, steps, (10,)).to_native()
+    d = differentiable(
+        lambda i: (i[0] * 1, i[0].sin(), i[0].cos()),
+        lambda mask: plan,
+        [(n,)],
+        n_outputs=1,
+        gradients=(0,),
+        saved=[("temporary", 0), ("temporary", 1)],
+    )
+    x, _ = leaves(shape=(n,))
+    d((x,))[0].sum().backward()
+    same(x.grad, (x.sin() * x.cos()).detach())
+
+
 def test_saved_values_die_with_the_graph(compiled):
     x, w = leaves()
     h = x * 2
@@ -712,6 +738,12 @@ def test_hooks_of_the_node(compiled):
     node.register_hook(lambda gradients, tangents: log.append((len(gradients), len(tangents))) or None)
     y.sum().backward()
     assert log == [[False, True], (2, 2)]
+
+
+def test_the_profiler_names_the_node(compiled):
+    with torch.profiler.profile() as profile:
+        compiled(*leaves())[0].sum().backward()
+    assert any("TestBackward" in event.key for event in profile.key_averages())
 
 
 def test_anomaly_mode(compiled):
