@@ -43,12 +43,13 @@ class Stored:
 @dataclass(frozen=True, eq=False)
 class Map:
     """`cost` estimates the arithmetic of one element (an addition is 1). `view`: the body is one load and its index is
-    all there is to it."""
+    all there is to it. `sum`, where it is known without a reduction: dimensions, and the sum over them (dimensions kept)."""
 
     inputs: tuple[Tensor, ...]
     body: Callable[[Load, Index], Value]
     cost: float = 1.0
     view: bool = False
+    sum: tuple[tuple[int, ...], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from smelt.loops.ir import Value
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.reductions import dims_of
 from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
-from smelt.loops.tensor import Index, Load, Tensor
+from smelt.loops.tensor import Index, Load, Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
 
@@ -81,9 +81,21 @@ def gelu(g: Value, x: Value, approximate: str = "none") -> Value:
         t = call("tanh", beta * (x + 0.044715 * (square * x)))
         slope = beta * (3 * 0.044715 * square + 1)
         return g * (0.5 * (t + 1) + 0.5 * x * (1 - t * t) * slope)
-    below = 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
-    density = call("exp", -0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
-    return g * (x * density + below)
+    density = call("exp", -0.5 * x * x)
+    return g * (x * density * (1 / math.sqrt(2 * math.pi)) + _below(x, density))
+
+
+def _below(x: Value, density: Value) -> Value:
+    """The share of a normal distribution that lies below x; `density` is exp(-x * x / 2), so that float32 needs no other
+    exponential: 7.1.26 in Abramowitz and Stegun, wrong by at most 7.5e-8."""
+    if x.dtype is torch.float64:
+        return 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
+    t = 1 / (call("abs", x) * (0.3275911 * math.sqrt(0.5)) + 1)
+    polynomial = const(0, x.dtype)
+    for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        polynomial = (polynomial + 0.5 * coefficient) * t
+    beyond = polynomial * density
+    return where(_is("gt", x, 0), 1 - beyond, beyond)
 
 
 def hardtanh(g: Value, x: Value, low: float, high: float) -> Value:
@@ -148,11 +160,15 @@ def elu_backward(
 
 
 @lowers(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
-    """1 - sigmoid(x) without cancellation. The forward's buffer (of a CPU only) is not needed."""
-    return b.pointwise(
-        lambda g, v: g * call("sigmoid", -v), [grad, x], opmath(x.dtype), cost=TRANSCENDENTAL + 1
-    )
+def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor | None:
+    """1 - sigmoid(x) by way of z = exp(-abs(x)), which the forward on a CPU keeps."""
+    if buffer.shape != x.shape:
+        return None
+
+    def f(g: Value, v: Value, z: Value) -> Value:
+        return g * _where(_is("lt", v, 0), 1, z, v.dtype) / (z + 1)
+
+    return b.pointwise(f, [grad, x, buffer], opmath(x.dtype), cost=DIVISION + 4)
 
 
 @lowers(aten._prelu_kernel_backward.default)
@@ -210,8 +226,12 @@ def softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch
 @lowers(aten._log_softmax_backward_data.default)
 def log_softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """g - exp(y) * sum of g"""
-    compute = opmath(y.dtype)
-    total = b.reduce("sum", grad, dims_of(y, dim), True, compute)
+    compute, dims = opmath(y.dtype), dims_of(y, dim)
+    known = grad.definition.sum if isinstance(grad.definition, Map) else None
+    if known is not None and dims == known[0]:
+        total = known[1]
+    else:
+        total = b.reduce("sum", grad, dims, True, compute)
     return b.pointwise(
         lambda g, v, s: g - call("exp", v) * s, [grad, y, total], compute, cost=TRANSCENDENTAL + 2
     )

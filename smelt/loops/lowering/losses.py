@@ -15,7 +15,7 @@ from smelt.loops.ir import Value
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.reductions import dims_of, finish
 from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
-from smelt.loops.tensor import Index, Load, Tensor, numel
+from smelt.loops.tensor import Index, Load, Map, Tensor, numel
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
 
@@ -178,24 +178,34 @@ def nll_loss_backward(
         return None
     dim, compute = min(1, len(x.shape) - 1), opmath(x.dtype)
 
+    def slope(load: Load, at: Index) -> Value:
+        value = -cast(load(grad, at if grad.shape else ()), compute)
+        return value / cast(load(total_weight, ()), compute) if reduction == MEAN else value
+
+    def there(load: Load, at: Index) -> tuple[Value, Value]:
+        """The target's class, and whether it counts."""
+        number = cast(load(target, at), torch.int64)
+        return number, compare("ne", number, const(ignored, torch.int64))
+
     def body(load: Load, i: Index) -> Value:
         at = (*i[:dim], *i[dim + 1 :])
-        there = cast(load(target, at), torch.int64)
-        hit: Value | None = compare("eq", index_value(i[dim]), there)
+        number, counts = there(load, at)
+        hit: Value | None = compare("eq", index_value(i[dim]), number)
         if 0 <= ignored < static(x.shape[dim]):
-            hit = both(hit, compare("ne", there, const(ignored, torch.int64)))
+            hit = both(hit, counts)
         assert hit is not None
-        slope = -cast(load(grad, at if grad.shape else ()), compute)
+        value = slope(load, at)
         if weight is not None:
-            slope = slope * cast(load(weight, (i[dim],)), compute)
-        if reduction == MEAN:
-            slope = slope / cast(load(total_weight, ()), compute)
-        return cast(where(hit, slope, const(0, compute)), x.dtype)
+            value = value * cast(load(weight, (i[dim],)), compute)
+        return where(hit, cast(value, x.dtype), const(0, x.dtype))
 
-    inputs = [
-        grad,
-        target,
-        *([] if weight is None else [weight]),
-        *([total_weight] if reduction == MEAN else []),
-    ]
-    return b.map(x.shape, x.dtype, inputs, body, cost=3.0)
+    def row_sum(load: Load, i: Index) -> Value:
+        at = (*i[:dim], *i[dim + 1 :])
+        _, counts = there(load, at)
+        return where(counts, cast(slope(load, at), x.dtype), const(0, x.dtype))
+
+    rows = [grad, target, *([total_weight] if reduction == MEAN else [])]
+    if weight is not None:
+        return b.map(x.shape, x.dtype, [*rows, weight], body, cost=3.0)
+    total = b.map((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype, rows, row_sum, cost=DIVISION + 2)
+    return b.tensor(x.shape, x.dtype, Map(tuple(rows), body, 3.0, sum=((dim,), total)))
