@@ -6,8 +6,8 @@
     python examples/train_gpt.py --save checkpoints     # then go on with --resume checkpoints/step-100.pt
 
 The file reads from top to bottom: the text, the model, the schedule, evaluation and sampling, checkpoints, and the loop
-that puts them together. Nothing is downloaded, and only the line `model = compiled(...)` in `train` knows of a compiler.
-Each line that it prints says how many graphs have been compiled so far: that number must stand still.
+that puts them together. Nothing is downloaded. The compiler comes in by one line, `model = compiled(...)` in `train`; the
+rest of what knows of it tells you what it does. How many graphs there are, each step says: that number must stand still.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
-from smelt.report.inspect import entries, graph_count, reasons
+from smelt import events
+from smelt.report.inspect import graph_count
 
 
 @dataclass(frozen=True)
@@ -342,26 +343,15 @@ class Curve:
             self.file.close()
 
 
-class Watch:
-    """Tells what smelt compiled since the last look, and why it had to."""
-
-    def __init__(self, model: nn.Module, options: Options) -> None:
-        self.model = model if options.compile == "smelt" else None
-        self.known = 0
-
-    def graphs(self) -> int:
-        """How many graphs there are; 0 without smelt."""
-        return 0 if self.model is None else graph_count(self.model)
-
-    def news(self) -> list[str]:
-        if self.model is None:
-            return []
-        every = entries(self.model)
-        new, self.known = every[self.known :], len(every)
-        return [
-            f"compiled in {entry.seconds:.2f} s" + (f", since {entry.reason}" if entry.reason else "")
-            for entry in new
-        ]
+def told(event: events.Event, say: Callable[[str], None]) -> None:
+    """What smelt compiles, at the moment when it does, and why it has to."""
+    if event.kind == "recompile":
+        say(f"    no graph for this call; {event.data['failure']}")
+    elif event.kind in ("entry-installed", "backward-compiled"):
+        what = "backward" if event.kind == "backward-compiled" else event.name
+        say(f"    {what} compiled in {event.data['seconds']:.2f} s")
+    elif event.kind in ("fallback", "graph-break"):
+        say(f"    {event.kind}: {event.data['reason']}")
 
 
 def train(options: Options, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
@@ -376,43 +366,40 @@ def train(options: Options, say: Callable[[str], None] = print) -> list[dict[str
 
     parts = {"model": original, "optimizer": optimizer, "schedule": scheduler, "data": batches}
     first = restore(options.resume, **parts) if options.resume else 0
-    curve, watch = Curve(options.out, first), Watch(model, options)
+    curve = Curve(options.out, first)
     say(f"{sum(p.numel() for p in original.parameters()):,} parameters, {len(text.alphabet)} characters")
 
-    for step in range(first, options.steps):
-        began = time.perf_counter()
-        characters, following = next(batches)
-        with autocast(options):
-            _, loss = model(characters, following)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(original.parameters(), options.clip)
-        lr = scheduler.get_last_lr()[0]
-        optimizer.step()
-        scheduler.step()
-        row = {"step": step, "loss": loss.item(), "norm": norm.item(), "lr": lr}
-        row["ms"] = round(1e3 * (time.perf_counter() - began), 2)
-        if (step + 1) % options.eval_every == 0:
-            row["evaluation"] = evaluate(model, text.evaluation, options)
-        row["graphs"] = watch.graphs()
-        curve.add(row)
-        for news in watch.news():
-            say(f"             {news}")
-        say(described(row))
-        if options.save and (step + 1) % options.save_every == 0:
-            save(Path(options.save) / f"step-{step + 1}.pt", step + 1, **parts)
+    with events.subscribed(lambda event: told(event, say)):
+        for step in range(first, options.steps):
+            began = time.perf_counter()
+            characters, following = next(batches)
+            with autocast(options):
+                _, loss = model(characters, following)
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(original.parameters(), options.clip)
+            lr = scheduler.get_last_lr()[0]
+            optimizer.step()
+            scheduler.step()
+            row = {"step": step, "loss": loss.item(), "norm": norm.item(), "lr": lr}
+            row["ms"] = round(1e3 * (time.perf_counter() - began), 2)
+            if (step + 1) % options.eval_every == 0:
+                row["evaluation"] = evaluate(model, text.evaluation, options)
+            if options.compile == "smelt":
+                row["graphs"] = graph_count(model)
+            curve.add(row)
+            say(described(row))
+            if options.save and (step + 1) % options.save_every == 0:
+                save(Path(options.save) / f"step-{step + 1}.pt", step + 1, **parts)
+        if options.sample:
+            say(sample(model, text, options))
     curve.close()
-
-    if options.sample:
-        say(sample(model, text, options))
-    for reason in reasons(model) if options.compile == "smelt" else ():
-        say(f"not in one graph: {reason}")
     return curve.rows
 
 
 def described(row: dict[str, Any]) -> str:
     line = f"step {row['step']:4d}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  {row['ms']:7.1f} ms"
-    line += f"  graphs {row['graphs']}" if row["graphs"] else ""
+    line += f"  graphs {row['graphs']}" if "graphs" in row else ""
     return line + (f"  evaluation {row['evaluation']:.4f}" if "evaluation" in row else "")
 
 
