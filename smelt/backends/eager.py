@@ -27,7 +27,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     """The functional aten graphs, operator by operator: forward and, where gradients are needed, backward; the torch-level
     graph where there is no joint graph."""
     if traced.joint is not None:
-        return compile_joint(traced.joint, config, _by_operators)
+        return compile_joint(traced.joint, config, _beneath_a_node)
     if traced.needs_grad:
         return eager(traced, config)
     return _by_operators(traced.aten_graph)
@@ -39,3 +39,17 @@ aot_eager.differentiates = hasattr(_native, "Differentiable")  # type: ignore[at
 def _by_operators(graph: Graph) -> Compiled:
     function = GraphFunction(graph)
     return lambda tensors: function(*tensors)
+
+
+def _beneath_a_node(graph: Graph) -> Compiled:
+    """There, operators do not count writes in the versions of tensors as they do elsewhere."""
+    function = GraphFunction(graph)
+    targets = {node.args[0] for node in graph if node.target is torch.ops.aten.copy_.default}
+    written = [i for i, p in enumerate(graph.placeholders) if p in targets]
+
+    def call(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        results = function(*tensors)
+        torch.autograd.graph.increment_version([tensors[i] for i in written])
+        return results
+
+    return call

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect import reasons
+from smelt.report.inspect import reasons, records
 from tests.parity.harness import same
 
 BACKENDS = ("aot_eager", "smelt")
@@ -74,6 +74,8 @@ def check_captured(compiled: Any, whole: bool, ahead: bool) -> None:
     bad = [r for r in found if r.kind.id in ("internal-error", "backend-failed")]
     assert not bad, bad[0]
     assert not (whole and found), f"ran eagerly: {found[0]}"
+    own = [str(r.plain_gradients.detail) for _, r in records(compiled) if r.plain_gradients is not None]
+    assert not (ahead and own), f"the backward is autograd's own: {own[0]}"
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
