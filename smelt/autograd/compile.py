@@ -39,7 +39,7 @@ def compile_joint(joint: Joint, config: Config, compile_graph: Callable[[Graph],
     forward = compile_graph(parts.forward)
     if joint.tangents:
         forward = _node(joint, parts, forward, compile_graph)
-    return take_results(forward, joint.results, joint.n_outputs, torch.is_grad_enabled())
+    return take_results(forward, joint, torch.is_grad_enabled())
 
 
 def _node(

@@ -1,4 +1,4 @@
-"""Results of a joint graph that are views, taken where autograd sees them as views."""
+"""What autograd must see happen outside of a compiled graph's node: writes of inputs, and results that are views."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ from typing import Any
 
 import torch
 
-from smelt.trace.joint import Result
+from smelt.graph.ir import map_nodes
+from smelt.trace.joint import Joint, Result
 
 Compiled = Callable[[tuple[Any, ...]], Sequence[Any]]
 
 
-def take_results(values: Compiled, results: Sequence[Result], n_values: int, grad: bool) -> Compiled:
-    """`values` gives the joint graph's; the callable returned gives the outputs of the trace.
+def take_results(values: Compiled, joint: Joint, grad: bool) -> Compiled:
+    """`values` gives the joint graph's; the callable returned writes inputs and gives the outputs of the trace.
 
     `grad`: whether the caller's grad mode is on (it is guarded); a function may turn it on inside.
     """
-    plain = (
-        [r.index for r in results if r.kind == "value"] == list(range(n_values)) == list(range(len(results)))
-    )
-    if plain and grad:
+    results, writes = joint.results, joint.writes
+    plain = all(not r.steps and r.kind == "value" for r in results) and not writes
+    if plain and grad and [r.index for r in results] == list(range(joint.n_outputs)):
         return values
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.enable_grad():
             made = values(inputs)
-            return tuple(_take(r, made, inputs) for r in results)
+            for primal, value in writes:
+                inputs[primal].copy_(made[value])
+            return tuple(_take(r, (inputs if r.kind == "input" else made)[r.index]) for r in results)
 
     return call
 
 
-def _take(result: Result, values: Sequence[Any], inputs: tuple[Any, ...]) -> Any:
-    base = (inputs if result.kind == "view_of_input" else values)[result.index]
-    if result.kind == "value":
-        return base
+def _take(result: Result, base: Any) -> Any:
     if result.detached:
         base = base.detach()
-    return base.as_strided(result.shape, result.stride, base.storage_offset() + result.offset)
+    for step in result.steps:
+        seen = base
+        args, kwargs = (map_nodes(a, lambda n: seen) for a in (step.args, step.kwargs))  # noqa: B023
+        base = step.op(*args, **kwargs)
+        if step.item is not None:
+            base = base[step.item]
+    return base

@@ -8,6 +8,7 @@ describes it until an operator changes its metadata in place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -79,6 +80,15 @@ class FakeTensor(torch.Tensor):
 
     def __reduce_ex__(self, proto: Any) -> Any:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "pickling a tensor that is being traced"))
+
+
+def fakes_in(value: Any) -> Iterator[FakeTensor]:
+    """The fakes in what an operator returned."""
+    if type(value) is FakeTensor:
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from fakes_in(v)
 
 
 _make_subclass = torch.Tensor._make_subclass

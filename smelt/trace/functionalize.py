@@ -55,9 +55,13 @@ class Functional(NamedTuple):
 
 
 def functionalize(
-    trace: Trace, outputs: Sequence[FakeTensor], start: tuple[int, int] | None = None
+    trace: Trace,
+    outputs: Sequence[FakeTensor],
+    start: tuple[int, int] | None = None,
+    given: Sequence[FakeTensor] = (),
 ) -> Functional:
-    """The recorded operators, functional, and the nodes of `outputs`. `start` counts records and aten nodes.
+    """The recorded operators, functional, and the nodes of `outputs`. `start` counts records and aten nodes. `given`: inputs
+    that are not written though they should be: who runs the graph does it, with their values at the end.
 
     Raises Unsupported.
     """
@@ -66,7 +70,7 @@ def functionalize(
         late = frozenset(nodes[start[1] :] if start else ())
         _own_constants(trace, outputs)
         return Functional(trace.aten.graph, [f.aten_node for f in outputs], set(), late)
-    return _Functionalizer(trace).run(outputs, len(trace.records) if start is None else start[0])
+    return _Functionalizer(trace).run(outputs, len(trace.records) if start is None else start[0], given)
 
 
 def _overlaps(spec: TensorSpec) -> bool:
@@ -178,7 +182,7 @@ class _Functionalizer(Emitter):
             if fake.aten_node is not None:
                 self._define(fake, fake.aten_node)
 
-    def run(self, outputs: Sequence[FakeTensor], start: int) -> Functional:
+    def run(self, outputs: Sequence[FakeTensor], start: int, given: Sequence[FakeTensor]) -> Functional:
         n_early = 0
         for i, record in enumerate(self.trace.records):
             if i == start:
@@ -186,7 +190,12 @@ class _Functionalizer(Emitter):
             self.at = (record.node.line, record.node.source)
             self._rewrite(record.node, record.out)
         late = frozenset(self.nodes[n_early:] if start < len(self.trace.records) else ())
-        written = [f for f in self.trace.inputs if self._storage(f).version and f.aten_node is not None]
+        by_caller = {id(f) for f in given}
+        written = [
+            f
+            for f in self.trace.inputs
+            if self._storage(f).version and f.aten_node is not None and id(f) not in by_caller
+        ]
         self.at = (None, None)
         originals = {id(f): f.aten_node for f in written}
         for fake in written:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch
 from smelt.graph import passes
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.functionalize import functionalize
 from smelt.trace.joint import Joint, Recorded, Whole
 from smelt.trace.symbols import NumberInput
@@ -38,15 +38,6 @@ def _replaced(value: Any, old: FakeTensor, new: FakeTensor) -> Any:
     if isinstance(value, (list, tuple)):
         return [_replaced(v, old, new) for v in value]
     return new if value is old else value
-
-
-def fakes_in(value: Any) -> Iterator[FakeTensor]:
-    """The fakes in what an operator returned."""
-    if type(value) is FakeTensor:
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from fakes_in(v)
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,8 @@ def build(trace: Trace, outputs: Sequence[FakeTensor], recorded: Recorded | None
     torch_graph, aten_graph = trace.torch.graph, trace.aten.graph
     _fold_pinned(trace)
     more, start = (recorded.fakes, recorded.start) if recorded else ([], None)
-    aten_graph, ends, written, late = functionalize(trace, [*outputs, *more], start)
+    given = recorded.written if recorded else ()
+    aten_graph, ends, written, late = functionalize(trace, [*outputs, *more], start, given)
     whole = Whole.of(trace, recorded, aten_graph, late, ends[len(outputs) :]) if recorded else None
     _end(torch_graph, [fake.torch_node for fake in outputs])
     _end(aten_graph, ends[: len(outputs)])
@@ -101,9 +93,9 @@ def build(trace: Trace, outputs: Sequence[FakeTensor], recorded: Recorded | None
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
     inputs = tuple(f for f in trace.inputs if f.aten_node in used or f.torch_node in used)
     numbers = tuple(n for n in trace.numbers.values() if not used.isdisjoint(n.nodes.values()))
-    given = [n.node(trace.torch) for n in numbers], [n.node(trace.aten) for n in numbers]
-    _begin(torch_graph, [*(f.torch_node or trace._placeholder(f, trace.torch) for f in inputs), *given[0]])
-    _begin(aten_graph, [*(f.aten_node or trace._placeholder(f, trace.aten) for f in inputs), *given[1]])
+    places = [n.node(trace.torch) for n in numbers], [n.node(trace.aten) for n in numbers]
+    _begin(torch_graph, [*(f.torch_node or trace._placeholder(f, trace.torch) for f in inputs), *places[0]])
+    _begin(aten_graph, [*(f.aten_node or trace._placeholder(f, trace.aten) for f in inputs), *places[1]])
     return Traced(
         torch_graph=torch_graph,
         aten_graph=aten_graph,

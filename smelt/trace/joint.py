@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd.graph import GradientEdge
 
 from smelt.errors import Unsupported
 from smelt.graph import passes, state
-from smelt.graph.ir import Graph, Line, Node, argument_nodes
-from smelt.graph.sizes import Size
+from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
+from smelt.ops.kinds import effects
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor, wrap
+from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.opaque import OpaqueCall
 
 if TYPE_CHECKING:
@@ -36,18 +37,28 @@ class NotDifferentiable(Unsupported):
 
 
 @dataclass(frozen=True)
-class Result:
-    """How one output of the trace is had: value `index` of the joint graph, or a view of it or of input `index`.
+class Step:
+    """One view operator. Where `args` and `kwargs` hold `HERE`, the tensor that is looked at goes. `item`: which result."""
 
-    `shape`, `stride`, `offset` (in elements, from the first element of what it is a view of) are the view's. `detached`:
-    autograd does not see what it is a view of.
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    item: int | None
+
+
+HERE = Node("placeholder", "here", (), {}, "here")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one output of the trace is had: value `index` of the joint graph, or input `index`, looked at through `steps`.
+
+    `detached`: autograd does not see what it is a view of.
     """
 
-    kind: Literal["value", "view_of_value", "view_of_input"]
+    kind: Literal["value", "input"]
     index: int
-    shape: tuple[Size, ...] = ()
-    stride: tuple[Size, ...] = ()
-    offset: Size = 0
+    steps: tuple[Step, ...] = ()
     detached: bool = False
 
 
@@ -56,7 +67,7 @@ class Joint:
     """`graph` takes `primals_1..` (the tensors and numbers of the trace) and `tangents_1..`, and gives the forward's
     outputs, then the gradients (None where there is none).
 
-    It is functional but for `copy_` nodes that write primals; those belong to the forward.
+    It is functional but for `copy_` nodes that write primals without autograd; those belong to the forward.
     """
 
     graph: Graph
@@ -67,6 +78,9 @@ class Joint:
     backward: frozenset[Node]  # recorded by the backward; all others must run in the forward
     eager_saved: frozenset[Node]  # forward nodes (primals included) that eager's backward reads
     results: tuple[Result, ...] = ()  # how the outputs of the trace are had from the graph's
+    writes: tuple[
+        tuple[int, int], ...
+    ] = ()  # (primal, forward output): where autograd must see the primal being written
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,10 @@ class Recorded:
     """What `record` leaves for `Whole`. `start`: how many records, and aten nodes, the forward has."""
 
     values: tuple[FakeTensor, ...]
-    results: tuple[Result, ...]  # of kind view_of_input: `index` counts `Trace.inputs`
+    results: tuple[Result, ...]  # of kind input: `index` counts `Trace.inputs`
+    written: tuple[
+        FakeTensor, ...
+    ]  # inputs that autograd must see being written; they are the last of `values`
     tangents: tuple[FakeTensor, ...]
     with_tangent: tuple[int, ...]  # which values
     sources: tuple[FakeTensor, ...]  # the inputs that have a gradient
@@ -90,7 +107,9 @@ class Recorded:
 def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     """Records the backward. The trace must still be entered. Raises NotDifferentiable."""
     _check(trace, outputs)
+    written = tuple(f for f in trace.inputs if f.grad_fn is not trace.first_history.get(id(f)))
     values, results = _results(trace, outputs)
+    values = (*values, *written)
     with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad)
     sources = tuple(f for f in trace.inputs if id(f) in trace.first_history)
     tangents = tuple(_tangent(values[i]) for i in with_tangent)
@@ -113,7 +132,7 @@ def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
                 raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
-    return Recorded(values, results, tangents, with_tangent, sources, tuple(gradients), start)
+    return Recorded(values, results, written, tangents, with_tangent, sources, tuple(gradients), start)
 
 
 def refuse(detail: str) -> NotDifferentiable:
@@ -136,8 +155,8 @@ def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
             raise refuse(f"{node.name} changes what autograd knows of a tensor")
     inference = trace.first_state[1]
     for fake in trace.inputs:
-        if fake.grad_fn is not trace.first_history.get(id(fake)):
-            raise refuse("an input is written whose gradient is wanted")
+        if fake.grad_fn is not trace.first_history.get(id(fake)) and _storage(fake) not in trace.written:
+            raise refuse("what autograd knows of an input changes")
     for fake in outputs:
         if fake.is_inference() is not inference:
             raise refuse("an inference tensor is returned")
@@ -162,8 +181,8 @@ def _line_of_nodes(trace: Trace) -> dict[Any, Line | None]:
     """The user's line of each node of autograd's graph."""
     lines: dict[Any, Line | None] = {}
     for made in trace.records:
-        for fake in made.out if isinstance(made.out, (list, tuple)) else (made.out,):
-            if type(fake) is FakeTensor and fake.grad_fn is not None:
+        for fake in fakes_in(made.out):
+            if fake.grad_fn is not None:
                 lines.setdefault(fake.grad_fn, made.node.line)
     return lines
 
@@ -185,43 +204,70 @@ def _results(
     results = []
     for fake in outputs:
         key = _storage(fake)
-        if key in inputs:
-            results.append(_view_of_input(trace, fake, inputs[key]))
-            continue
-        if key not in values:
-            values[key] = fake if shared.count(key) == 1 else _base(trace, key, outputs)
-        index = list(values).index(key)
-        base = values[key]
+        if key not in inputs and key not in values:
+            values[key] = fake if shared.count(key) == 1 else _base(trace, key)
+        base = inputs[key] if key in inputs else values[key]
         if base is fake:
-            results.append(Result("value", index))
+            results.append(Result("value", list(values).index(key)))
             continue
-        if fake.dtype is not base.dtype or (fake.requires_grad and not base.requires_grad):
-            raise refuse("two results share memory in another way than one being a view of the other")
-        results.append(_view("view_of_value", index, fake, base))
+        steps, start = _view_of(trace, fake)
+        if key in inputs:
+            at = next((i for i, f in enumerate(trace.inputs) if f is start), -1)
+            kind: Literal["value", "input"] = "input"
+        else:
+            at = list(values).index(key) if start is base else -1
+            kind = "value"
+        if at < 0 or (fake.requires_grad and not start.requires_grad):
+            raise refuse("results share memory in another way than one being a view of the other")
+        results.append(Result(kind, at, steps, start.requires_grad and not fake.requires_grad))
     return tuple(values.values()), tuple(results)
 
 
-def _view_of_input(trace: Trace, fake: FakeTensor, base: FakeTensor) -> Result:
-    sharing = [f for f in trace.inputs if _storage(f) == _storage(base)]
-    if len(sharing) > 1 or fake.dtype is not base.dtype or (fake.requires_grad and not base.requires_grad):
-        raise refuse("a result shares memory with several inputs, or is seen as another dtype")
-    index = next(i for i, f in enumerate(trace.inputs) if f is base)
-    return _view("view_of_input", index, fake, base)
+def _view_of(trace: Trace, fake: FakeTensor) -> tuple[tuple[Step, ...], FakeTensor]:
+    """The view operators that lead to `fake`, and the tensor that they start from."""
+    steps: list[Step] = []
+    while True:
+        made = _made_by(trace, fake)
+        if made is None:
+            return tuple(reversed(steps)), fake
+        record, item = made
+        node = record.node
+        if type(node.target) is not OpOverload or not effects(node.target).view:
+            return tuple(reversed(steps)), fake
+        sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
+        if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
+            raise refuse("a result is a view that takes several tensors, or numbers that change")
+        args, kwargs = (map_nodes(a, lambda n: HERE) for a in (node.args, node.kwargs))
+        steps.append(Step(node.target, args, kwargs, item))
+        fake = _fake_of(trace, sources[0])
 
 
-def _view(
-    kind: Literal["view_of_value", "view_of_input"], index: int, fake: FakeTensor, base: FakeTensor
-) -> Result:
-    spec = fake.spec
-    detached = base.requires_grad and not fake.requires_grad
-    return Result(kind, index, spec.shape, spec.stride, spec.offset - base.spec.offset, detached)
+def _made_by(trace: Trace, fake: FakeTensor) -> tuple[Any, int | None] | None:
+    """The record that gave `fake`, and which of its results it is; None for an input."""
+    if trace.is_input(fake):
+        return None
+    for record in trace.records:
+        if record.out is fake:
+            return record, None
+        if isinstance(record.out, (list, tuple)):
+            for i, out in enumerate(record.out):
+                if out is fake:
+                    return record, i
+    return None
 
 
-def _base(trace: Trace, storage: int, outputs: Sequence[FakeTensor]) -> FakeTensor:
+def _fake_of(trace: Trace, node: Node) -> FakeTensor:
+    for fake in (*trace.inputs, *(f for r in trace.records for f in fakes_in(r.out))):
+        if fake.aten_node is node:
+            return fake
+    raise refuse("a result is a view of something that the trace does not know")
+
+
+def _base(trace: Trace, storage: int) -> FakeTensor:
     """The tensor that owns a storage that several outputs look at."""
-    for made in trace.records:
-        for fake in made.out if isinstance(made.out, (list, tuple)) else (made.out,):
-            if type(fake) is FakeTensor and _storage(fake) == storage:
+    for record in trace.records:
+        for fake in fakes_in(record.out):
+            if _storage(fake) == storage:
                 return fake
     raise refuse("results share memory that nothing in the graph made")
 
@@ -288,6 +334,10 @@ class Whole:
             backward=late,
             eager_saved=frozenset(_read_by(late, set(tangents))),
             results=tuple(_placed(self.trace, r, position) for r in recorded.results),
+            writes=tuple(
+                (position[id(f)], n_values - len(recorded.written) + i)
+                for i, f in enumerate(recorded.written)
+            ),
         )
 
 
@@ -300,6 +350,6 @@ def _read_by(backward: frozenset[Node], tangents: set[Node]) -> Iterator[Node]:
 
 
 def _placed(trace: Trace, result: Result, position: dict[int, int]) -> Result:
-    if result.kind != "view_of_input":
+    if result.kind != "input":
         return result
     return replace(result, index=position[id(trace.inputs[result.index])])

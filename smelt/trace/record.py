@@ -30,7 +30,7 @@ from smelt.graph.ir import Line, Node
 from smelt.graph.numbers import Expression
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
-from smelt.trace import joint, known, sequences, shapes, special
+from smelt.trace import joint, known, selected, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.graphs import Record, Traced, build, needs_grad
@@ -112,6 +112,10 @@ _LARGE = 10_000_000  # elements
 _OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
+# Of functions whose C++ code does not run on fakes.
+_BODIES = {**sequences.BODIES, **selected.BODIES}
+
+
 class _FunctionMode(TorchFunctionMode):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
@@ -156,6 +160,7 @@ class Trace:
         self.frozen: set[int] = set()  # the storages that must not be written: others see the same memory
         # Tensors whose storage is addressed from its start: the offsets of the inputs that share it matter.
         self.counted_from_start: list[FakeTensor] = []
+        self.copies = selected.Copies()  # made in place of views
         self.kept: set[Node] = set()  # torch-level nodes that change a tensor without writing memory
         self.failed: Reason | None = None  # why `finish` must refuse
         # id of an input that requires grad -> its `grad_fn` to begin with
@@ -314,7 +319,7 @@ class Trace:
         self._source, self._changed = source, False
         failure: Exception | None = None
         try:
-            body = sequences.BODIES.get(func)
+            body = _BODIES.get(func)
             out = func(*args, **kwargs) if body is None or kwargs else body(self, func, args)
         except BaseException as error:
             if self._only_symbols_failed(error, args, kwargs):
@@ -591,7 +596,9 @@ class Trace:
 
     def _note_writes(self, storages: Iterator[int]) -> None:
         self.wrote = self._changed = True
-        self.written.update(storages)
+        written = set(storages)
+        self.written |= written
+        self.copies.note_written(written)
         if not self.frozen.isdisjoint(self.written):
             raise self.unsupported(
                 UNSUPPORTED_EFFECT, "a tensor is written that shares memory with a NumPy array"
