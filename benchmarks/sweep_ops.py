@@ -1,9 +1,11 @@
-"""`make sweep`: torch's operator database through the smelt backend, forward, every sample input, against eager.
+"""`make sweep`: torch's operator database through the smelt backend, every sample input, against eager.
 
-    python -m benchmarks.sweep_ops [--dtype float32 --dtype int64] [--only NAME] [--out DIR]
+    python -m benchmarks.sweep_ops [--dtype float32 --dtype int64] [--only NAME] [--out DIR]      forward
+    python -m benchmarks.sweep_ops --gradients [--only NAME] [--out DIR]      gradients of random tangents, float64
 
-A row an operator: samples that agree, which operators ran as generated kernels and which as ATen calls (extern), and why
-samples ran eagerly. Workers run in processes of their own, so that a crash is a row and not the end of the sweep.
+A row an operator: samples that agree, which operators ran as generated kernels and which as ATen calls (extern), why
+samples ran eagerly, and why the backward of some was not compiled. Workers run in processes of their own, so that a crash is
+a row and not the end of the sweep.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +39,55 @@ def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def _agree(op: Any, got: Any, want: Any) -> str | None:
-    """None when the results agree, else how they differ."""
+def _agree(op: Any, got: Evaluated, want: Evaluated) -> str | None:
+    """None when results and gradients agree, else how they differ."""
     try:
         if op.name in UNSPECIFIED:
-            assert [(t.shape, t.dtype) for t in _tensors(got)] == [(t.shape, t.dtype) for t in _tensors(want)]
+            assert [(t.shape, t.dtype) for t in _tensors(got.value)] == [
+                (t.shape, t.dtype) for t in _tensors(want.value)
+            ]
         else:
-            torch.testing.assert_close(got, want, equal_nan=True, check_stride=True)
+            torch.testing.assert_close(got.value, want.value, equal_nan=True, check_stride=True)
     except (AssertionError, TypeError, ValueError) as difference:
-        return str(difference).strip().splitlines()[0][:200]
+        return _first_line(difference)
+    try:  # who receives a gradient must not depend on its strides
+        torch.testing.assert_close(got.gradients, want.gradients, equal_nan=True, check_stride=False)
+    except (AssertionError, TypeError, ValueError) as difference:
+        return f"gradients: {_first_line(difference)}"
     return None
+
+
+def _first_line(difference: Exception) -> str:
+    return " ".join(line.strip() for line in str(difference).strip().splitlines()[:4])[:200]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
     return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+@dataclass
+class Evaluated:
+    """What one call gave: its result, and the gradients of the arguments that require grad."""
+
+    value: Any
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+
+
+def _evaluate(call: Any, given: tuple[Any, ...]) -> Evaluated:
+    """`call(*given)` on copies; where the result requires grad, also gradients, of random tangents."""
+    given = _clone(given)
+    value = call(*given)
+    results = [t for t in _tensors(value) if t.requires_grad]
+    if not results:
+        return Evaluated(value)
+    leaves = [t for t in _tensors(given) if t.requires_grad]
+    tangents = [torch.randn_like(t) for t in results]
+    found = torch.autograd.grad(results, leaves, tangents, allow_unused=True)
+    return Evaluated(value, list(found))
 
 
 def _outcome(call: Any) -> tuple[str, Any]:
@@ -65,7 +101,8 @@ def _outcome(call: Any) -> tuple[str, Any]:
 def _clone(value: Any) -> Any:
     """A copy with its own memory, so that an operator that writes its inputs is run on fresh ones each time."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone(memory_format=torch.preserve_format)
+        copy = value.detach().clone(memory_format=torch.preserve_format)
+        return copy.requires_grad_(value.requires_grad)
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_clone(v) for v in value)
     if isinstance(value, dict):
@@ -73,21 +110,30 @@ def _clone(value: Any) -> Any:
     return value
 
 
-def run_operator(op: Any, dtype: torch.dtype) -> dict[str, Any]:
-    """Runs every sample eager and compiled; compiled twice, so that the cached entry is exercised as well."""
+def _row() -> dict[str, Any]:
+    """What is found out about one operator: how many samples, for each reason how many, ..."""
+    counts: dict[str, Any] = {"samples": 0, "agree": 0, "kernels": 0, "eager": {}, "not_ahead": {}}
+    return {**counts, "wrong": [], "extern": []}
+
+
+def run_operator(op: Any, dtype: torch.dtype, gradients: bool = False, most: int = SAMPLES) -> dict[str, Any]:
+    """Runs at most `most` samples eager and compiled; compiled twice, so that the cached entry is exercised as well."""
     import smelt
     from smelt import events
     from smelt.report.inspect import reasons
 
-    row: dict[str, Any] = {"samples": 0, "agree": 0, "eager": {}, "wrong": [], "extern": [], "kernels": 0}
+    row = _row()
     externs: set[str] = set()
 
     def listen(event: events.Event) -> None:
         if event.kind == "plan":
             externs.update(event.data.get("externs", ()))
             row["kernels"] += event.data.get("kernels", 0)
+        elif event.kind == "no-joint-graph":
+            why = event.data["reason"].detail.removeprefix("no ahead-of-time gradients: ")
+            row["not_ahead"][why] = row["not_ahead"].get(why, 0) + 1
 
-    samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))[:SAMPLES]
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))[:most]
     for sample in samples:
 
         def call(input, args, kwargs):  # type: ignore[no-untyped-def]
@@ -96,10 +142,10 @@ def run_operator(op: Any, dtype: torch.dtype) -> dict[str, Any]:
         compiled = smelt.compile(call)
         given = (sample.input, sample.args, sample.kwargs)
         row["samples"] += 1
-        want_kind, want = _outcome(lambda: call(*_clone(given)))
+        want_kind, want = _outcome(lambda: _evaluate(call, given))
         with events.subscribed(listen):
             for _ in range(2):
-                kind, got = _outcome(lambda: compiled(*_clone(given)))
+                kind, got = _outcome(lambda: _evaluate(compiled, given))
         if kind != want_kind or (kind == "error" and type(got) is not type(want)):
             row["wrong"].append(f"eager: {want_kind} {want!r:.80}, smelt: {kind} {got!r:.200}")
         elif kind == "value" and (difference := _agree(op, got, want)):
@@ -112,24 +158,30 @@ def run_operator(op: Any, dtype: torch.dtype) -> dict[str, Any]:
     return row
 
 
-def worker(dtype: torch.dtype, indices: list[int]) -> None:
+def worker(dtype: torch.dtype, gradients: bool, indices: list[int]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     database = _database()
-    with torch.no_grad():
+    with torch.set_grad_enabled(gradients):
         for index in indices:
             print(f"BEGIN {index}", flush=True)
-            row = {"name": _name(database[index]), **run_operator(database[index], dtype)}
+            row = {"name": _name(database[index]), **run_operator(database[index], dtype, gradients)}
             print("ROW " + json.dumps(row), flush=True)
 
 
-def sweep(dtype_name: str, only: list[str] | None) -> list[dict[str, Any]]:
+def _takes(op: Any, dtype: torch.dtype, gradients: bool) -> bool:
+    if gradients:
+        return op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    return dtype in op.dtypes
+
+
+def sweep(dtype_name: str, only: list[str] | None, gradients: bool = False) -> list[dict[str, Any]]:
     dtype = getattr(torch, dtype_name)
     database = _database()
     todo = [
         i
         for i, op in enumerate(database)
-        if dtype in op.dtypes and (not only or _name(op) in only or op.name in only)
+        if _takes(op, dtype, gradients) and (not only or _name(op) in only or op.name in only)
     ]
     rows = []
     while todo:
@@ -139,6 +191,7 @@ def sweep(dtype_name: str, only: list[str] | None) -> list[dict[str, Any]]:
             "benchmarks.sweep_ops",
             "--worker",
             dtype_name,
+            str(int(gradients)),
             ",".join(map(str, todo)),
         ]
         said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads would fill up)
@@ -161,56 +214,79 @@ def sweep(dtype_name: str, only: list[str] | None) -> list[dict[str, Any]]:
         if died and todo:
             dead = begun if begun in todo else todo[0]
             last = errors[-1][:200] if errors else f"exit {process.returncode}"
-            rows.append({"name": _name(database[dead]), "samples": 0, "agree": 0, "eager": {}, "extern": [], "kernels": 0,
-                         "wrong": [f"worker died: {last}"]})  # fmt: skip
+            rows.append({"name": _name(database[dead]), **_row(), "wrong": [f"worker died: {last}"]})
             todo = todo[todo.index(dead) + 1 :]
     return rows
 
 
-def table(dtype: str, rows: list[dict[str, Any]]) -> str:
+def _counts(found: dict[str, int]) -> str:
+    return "; ".join(f"{what} {count}" for what, count in found.items()).replace("|", "/")
+
+
+def _total(rows: list[dict[str, Any]], key: str) -> str:
+    total: collections.Counter[str] = collections.Counter()
+    for r in rows:
+        total.update(r[key])
+    return (
+        f"{sum(1 for r in rows if r[key])} with samples {{}} ({_counts(dict(total.most_common())) or 'none'})"
+    )
+
+
+def table(title: str, rows: list[dict[str, Any]], gradients: bool = False) -> str:
     clean = [r for r in rows if not r["wrong"]]
     generated = [r for r in clean if r["kernels"] and not r["extern"]]
-    eager: collections.Counter[str] = collections.Counter()
-    for r in rows:
-        eager.update(r["eager"])
-    lines = [
-        f"## {dtype}",
-        f"{len(rows)} operators, {sum(r['samples'] for r in rows)} samples: {len(clean)} operators without a difference, "
-        f"{len(generated)} of them entirely in generated kernels, {sum(1 for r in clean if r['extern'])} with ATen calls; "
-        f"{sum(1 for r in rows if r['eager'])} with samples run eagerly ({dict(eager)}).",
-        "| operator | samples | agree | kernels | extern | run eagerly | difference |",
-        "| --- " * 7 + "|",
+    facts = [
+        f"{len(rows)} operators, {sum(r['samples'] for r in rows)} samples: "
+        f"{len(clean)} operators without a difference",
+        f"{len(generated)} of them entirely in generated kernels",
+        f"{sum(1 for r in clean if r['extern'])} with ATen calls; {_total(rows, 'eager').format('run eagerly')}",
     ]
+    heads = ["operator", "samples", "agree", "kernels", "extern", "run eagerly"]
+    if gradients:
+        facts.append(_total(rows, "not_ahead").format("whose backward is autograd's own"))
+        heads.append("backward is autograd's")
+    heads.append("difference")
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for r in rows:
-        lines.append(
-            f"| {r['name']} | {r['samples']} | {r['agree']} | {r['kernels']} | {', '.join(r['extern'])} "
-            f"| {', '.join(f'{k} {v}' for k, v in r['eager'].items())} | {'; '.join(r['wrong'][:2]).replace('|', '/')} |"
-        )
-    return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:])
+        cells = [
+            r["name"],
+            r["samples"],
+            r["agree"],
+            r["kernels"],
+            ", ".join(r["extern"]),
+            _counts(r["eager"]),
+        ]
+        cells += [_counts(r["not_ahead"])] if gradients else []
+        cells.append("; ".join(r["wrong"][:2]).replace("|", "/"))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return f"## {title}\n\n{', '.join(facts)}.\n\n" + "\n".join(lines)
 
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "--worker":
-        worker(getattr(torch, sys.argv[2]), [int(i) for i in sys.argv[3].split(",")])
+        dtype, gradients, indices = sys.argv[2:]
+        worker(getattr(torch, dtype), gradients == "1", [int(i) for i in indices.split(",")])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--dtype", action="append")
+    parser.add_argument("--gradients", action="store_true")
     parser.add_argument("--only", action="append")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     parts, wrong = [], 0
-    for dtype in options.dtype or ["float32", "int64"]:
-        rows = sweep(dtype, options.only)
+    for dtype in options.dtype or (["float64"] if options.gradients else ["float32", "int64"]):
+        rows = sweep(dtype, options.only, options.gradients)
         wrong += sum(1 for r in rows if r["wrong"])
-        parts.append(table(dtype, rows))
+        parts.append(table(dtype, rows, options.gradients))
     facts = f"{datetime.date.today()}, torch {torch.__version__}. Command: `make sweep`."
-    head = f"# Operator database, forward, smelt backend\n\n{facts}"
+    what, name = ("gradients", "gradients.md") if options.gradients else ("forward", "operators.md")
+    head = f"# Operator database, {what}, smelt backend\n\n{facts}"
     if options.only:
         print("\n\n".join(parts))
     else:
-        (options.out / "operators.md").write_text("\n\n".join([head, *parts]) + "\n")
+        (options.out / name).write_text("\n\n".join([head, *parts]) + "\n")
     print(f"operators with a difference: {wrong}")
     sys.exit(bool(wrong))
 
