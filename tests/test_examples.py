@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from examples.train_gpt import Options, train
+import smelt
+from examples.train_gpt import GPT, Batches, Options, Text, make_optimizer, schedule, train, written
 from smelt import events
 
 TINY = Options(
@@ -69,6 +71,39 @@ def test_nothing_is_compiled_twice() -> None:
     assert [row["graphs"] for row in curve] == [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
     # Although the learning rate is another one at each step.
     assert len({row["lr"] for row in curve}) == TINY.steps
+
+
+def whole_steps(compiled: bool) -> Iterator[float]:
+    """The losses of steps that are one function each: forward, backward, clipping, optimizer and schedule."""
+    torch.manual_seed(0)
+    text = Text(written(20_000))
+    batches, model = Batches(text.training, TINY), GPT(len(text.alphabet), TINY)
+    optimizer = make_optimizer(model, TINY)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(replace(TINY, warmup=1)))
+
+    def step(characters: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        _, loss = model(characters, following)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), TINY.clip)
+        optimizer.step()
+        scheduler.step()
+        return loss.detach()
+
+    run = smelt.compile(step) if compiled else step
+    for _ in range(TINY.steps):
+        yield run(*next(batches)).item()
+
+
+def test_a_whole_step_as_one_function() -> None:
+    losses = []
+    with compilations() as seen:
+        for loss in whole_steps(compiled=True):
+            losses.append(loss)
+            if len(losses) == 2:
+                seen.clear()
+    assert not seen
+    assert losses == pytest.approx(list(whole_steps(compiled=False)), rel=FLOAT32)
 
 
 @pytest.mark.parametrize("compiler", ["none", "smelt"])
