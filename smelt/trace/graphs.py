@@ -84,6 +84,8 @@ def build(trace: Trace, outputs: Sequence[FakeTensor], recorded: Recorded | None
     given = recorded.written if recorded else ()
     aten_graph, ends, written, late = functionalize(trace, [*outputs, *more], start, given)
     whole = Whole.of(trace, recorded, aten_graph, late, ends[len(outputs) :]) if recorded else None
+    if whole is not None:  # the joint graph leaves these writes to its caller
+        aten_graph.nodes += [_write(trace, f, n) for f, n in whole.written(ends[len(outputs) :])]
     _end(torch_graph, [fake.torch_node for fake in outputs])
     _end(aten_graph, ends[: len(outputs)])
     passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
@@ -107,6 +109,11 @@ def build(trace: Trace, outputs: Sequence[FakeTensor], recorded: Recorded | None
         numbers=numbers,
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
     )
+
+
+def _write(trace: Trace, fake: FakeTensor, value: Node) -> Node:
+    name = trace.aten.name("copy")
+    return Node("call_function", torch.ops.aten.copy_.default, (fake.aten_node, value), {}, name, fake.spec)
 
 
 def _fold_pinned(trace: Trace) -> None:

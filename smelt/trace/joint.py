@@ -305,6 +305,12 @@ class Whole:
         returned = [None if n is None else copy_of[n] for n in ends]
         return cls(trace, recorded, whole, copy_of, frozenset(copy_of[n] for n in late), returned)
 
+    def written(self, ends: Sequence[Node | None]) -> Iterator[tuple[FakeTensor, Node]]:
+        """The inputs that autograd must see being written, and their values among `ends`, the nodes of `recorded.fakes`."""
+        recorded = self.recorded
+        last = ends[len(recorded.values) - len(recorded.written) : len(recorded.values)]
+        yield from zip(recorded.written, last, strict=True)  # type: ignore[misc]
+
     def joint(self, inputs: Sequence[FakeTensor], placeholders: Sequence[Node]) -> Joint:
         """`inputs` are those of the finished trace; `placeholders` their nodes, and then those of the numbers."""
         recorded, graph = self.recorded, self.graph
