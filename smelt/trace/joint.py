@@ -11,6 +11,7 @@ look at are values of the graph, and each `Result` says how it is taken from one
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -182,8 +183,9 @@ def _line_of_nodes(trace: Trace) -> dict[Any, Line | None]:
     lines: dict[Any, Line | None] = {}
     for made in trace.records:
         for fake in fakes_in(made.out):
-            if fake.grad_fn is not None:
-                lines.setdefault(fake.grad_fn, made.node.line)
+            with contextlib.suppress(RuntimeError):  # of a view whose base was written: it has no node any more
+                if fake.grad_fn is not None:
+                    lines.setdefault(fake.grad_fn, made.node.line)
     return lines
 
 
