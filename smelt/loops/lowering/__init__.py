@@ -2,6 +2,7 @@
 
 from smelt.loops.lowering import (
     backward,
+    batch_norm,
     convolutions,
     losses,
     norm,
@@ -19,6 +20,7 @@ __all__ = [
     "TAKE_NUMBERS",
     "Builder",
     "backward",
+    "batch_norm",
     "convolutions",
     "losses",
     "norm",

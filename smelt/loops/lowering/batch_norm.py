@@ -1,0 +1,160 @@
+"""Batch norm with the statistics of the batch, and its backward: reductions of each channel over images and pixels.
+
+Statistics and arithmetic are in the dtype ATen accumulates in; results round once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from smelt.graph.sizes import static
+from smelt.loops.ir import Value
+from smelt.loops.lowering.dtypes import opmath
+from smelt.loops.lowering.reductions import count_of, dropped, moments
+from smelt.loops.lowering.table import Builder, Operand, lowers
+from smelt.loops.lowering.views import reshape_index
+from smelt.loops.tensor import Tensor
+from smelt.loops.values import DIVISION, call
+
+aten = torch.ops.aten
+Results = tuple[Tensor | None, ...]
+
+
+@lowers(aten._native_batch_norm_legit_functional.default)
+def batch_norm(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Results | None:
+    """(normalised, mean, 1/deviation, new running mean, new running variance)"""
+    if not training:
+        return None
+    compute, dims = opmath(x.dtype), _others(x)
+    center, variance, results = _normalised(b, x, weight, bias, eps)
+    count = static(count_of(x, dims))
+    unbiased = count / (count - 1) if count > 1 else float("nan")
+
+    def blended(of: Tensor, old: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+        new = dropped(b, of, dims, False)
+        return b.pointwise(
+            lambda n, o: n * factor * momentum + o * (1 - momentum),
+            [new, old],
+            compute,
+            dtype,
+            3.0,
+            new.shape,
+        )
+
+    mean = blended(center, running_mean, 1.0, b.spec[3].dtype)
+    return *results, mean, blended(variance, running_var, unbiased, b.spec[4].dtype)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_running(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Results | None:
+    return _normalised(b, x, weight, bias, eps)[2]
+
+
+def _others(x: Tensor) -> tuple[int, ...]:
+    return (0, *range(2, len(x.shape)))
+
+
+def _normalised(
+    b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Results]:
+    """(mean and variance with all dimensions kept, the operator's first three results)"""
+    compute, dims = opmath(x.dtype), _others(x)
+    center, variance = moments(b, x, dims, 0, compute)
+    rstd = b.pointwise(
+        lambda v: call("reciprocal", call("sqrt", v + eps)), [variance], compute, compute, 2 * DIVISION, variance.shape
+    )  # fmt: skip
+    scale = rstd if weight is None else _times(b, rstd, _column(b, weight, x))
+    shift: list[Operand] = [center, scale] if bias is None else [center, scale, _column(b, bias, x)]
+    beta = b.pointwise(
+        lambda m, a, *c: c[0] - m * a if c else -(m * a), shift, compute, compute, 2.0, center.shape
+    )
+    out = b.pointwise(lambda v, a, c: v * a + c, [x, scale, beta], compute, b.spec[0].dtype, 2.0, x.shape)
+    mean, saved = (b.cast(dropped(b, t, dims, False), b.spec[i].dtype) for i, t in ((1, center), (2, rstd)))
+    return center, variance, (out, mean, saved)
+
+
+def _times(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    return b.pointwise(lambda u, v: u * v, [x, y], x.dtype, x.dtype, 1.0, x.shape)
+
+
+def _column(b: Builder, t: Tensor, x: Tensor) -> Tensor:
+    """One value for each channel, as a tensor that broadcasts to x."""
+    shape = (1, t.shape[0], *[1] * (len(x.shape) - 2))
+    return b.view(t, shape, reshape_index(t.shape, shape))
+
+
+@lowers(aten.native_batch_norm_backward.default)
+def batch_norm_backward(
+    b: Builder,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    training: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> Results | None:
+    """With d = x - mean: the gradient is (g - average of g - d * rstd**2 * average of g * d) * rstd * weight; without the
+    averages where the statistics were given. Weight's is the sum of g * d * rstd, bias's that of g."""
+    given = (mean, rstd) if training else (running_mean, running_var)
+    if given[0] is None or given[1] is None:
+        return None
+    compute, dims = opmath(x.dtype), _others(x)
+    center, scale = (b.cast(_column(b, t, x), compute) for t in given)
+    if not training:
+        scale = b.pointwise(
+            lambda v: call("reciprocal", call("sqrt", v + eps)), [scale], compute, compute, 2 * DIVISION, scale.shape
+        )  # fmt: skip
+    product = b.pointwise(lambda g, v, m: g * (v - m), [grad, x, center], compute, compute, 2.0, x.shape)
+    total = b.reduce("sum", grad, dims, True, compute)
+    dot = b.reduce("sum", product, dims, True, compute)
+    dx = None
+    if mask[0]:
+        operands: list[Operand] = [grad, scale]
+        if training:
+            operands += [x, center, total, dot]
+        if weight is not None:
+            operands.append(_column(b, weight, x))
+        count = static(count_of(x, dims))
+        dx = b.pointwise(_gradient(training, count), operands, compute, b.spec[0].dtype, 6.0, x.shape)
+    dweight = dropped(b, _times(b, dot, scale), dims, False) if mask[1] else None
+    dbias = dropped(b, total, dims, False) if mask[2] else None
+    return (
+        dx,
+        dweight and b.cast(dweight, b.spec[1].dtype),
+        dbias and b.cast(dbias, b.spec[2].dtype),
+    )
+
+
+def _gradient(training: bool, count: int) -> Callable[..., Value]:
+    def f(g: Value, scale: Value, *others: Value) -> Value:
+        rest = list(others)
+        if training:
+            v, m, total, dot = (rest.pop(0) for _ in range(4))
+            g = g - total * (1 / count) - (v - m) * (dot * (scale * scale * (1 / count)))
+        return g * (scale * rest[0] if rest else scale)
+
+    return f
