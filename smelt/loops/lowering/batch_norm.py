@@ -119,11 +119,12 @@ def batch_norm_backward(
 ) -> Results | None:
     """With d = x - mean: the gradient is (g - average of g - d * rstd**2 * average of g * d) * rstd * weight; without the
     averages where the statistics were given. Weight's is the sum of g * d * rstd, bias's that of g."""
-    given = (mean, rstd) if training else (running_mean, running_var)
-    if given[0] is None or given[1] is None:
+    if not training:
+        mean, rstd = running_mean, running_var
+    if mean is None or rstd is None:
         return None
     compute, dims = opmath(x.dtype), _others(x)
-    center, scale = (b.cast(_column(b, t, x), compute) for t in given)
+    center, scale = (b.cast(_column(b, t, x), compute) for t in (mean, rstd))
     if not training:
         scale = b.pointwise(
             lambda v: call("reciprocal", call("sqrt", v + eps)), [scale], compute, compute, 2 * DIVISION, scale.shape
