@@ -25,6 +25,15 @@ FLOAT32 = 1e-5
 BFLOAT16 = 1e-2
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The kernels are too small to be shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def run(**options: Any) -> list[dict[str, Any]]:
     return train(replace(TINY, **options), say=lambda line: None)
 
