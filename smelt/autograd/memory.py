@@ -6,11 +6,13 @@ the user may do between forward and backward, namely write what he holds:
 * A primal that eager's backward reads costs nothing: the user holds it, and writing it raises, as in eager.
 * A primal that eager's backward does not read may be written without harm in eager, so only a copy of it can be kept.
 * A primal that the forward overwrites has its old value kept as a copy. The new value is the primal itself.
-* A result that shares memory with an output is kept only if eager keeps it; the output itself then costs nothing.
+* A result that shares memory with an output is kept only if eager keeps it. The output itself then costs nothing; where
+  outputs show a part of the result only, a copy is kept, because nobody would notice a write to it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,13 +29,15 @@ Kind = Literal["primal", "output", "temporary"]
 @dataclass(frozen=True)
 class Keep:
     """A way to keep a value. `index`: of the primal or forward output. `copies`: a copy is kept, made when the forward
-    starts (a primal) or when the value exists; `dtype`: of the copy, if it is another."""
+    starts (a primal) or when the value exists; `dtype`: of the copy, if it is another. `through`: the output that is kept is
+    this view of the value."""
 
     kind: Kind
     index: int
     nbytes: int
     copies: bool = False
     dtype: torch.dtype | None = None
+    through: Node | None = None
 
 
 def nbytes(spec: Any) -> int:
@@ -90,8 +94,14 @@ class Memory:
         if node in self.escaping:
             if node not in self.eager:
                 return None
-            index = self.outputs.get(node)
-            return Keep("temporary", -1, size, copies=True) if index is None else Keep("output", index, 0)
+            if node in self.outputs:
+                return Keep("output", self.outputs[node], 0)
+            view = next(
+                (v for v in self.outputs if self.bases[v] is node and _covers(v.spec, node.spec)), None
+            )
+            if view is not None:
+                return Keep("output", self.outputs[view], 0, through=view)
+            return Keep("temporary", -1, size, copies=True)
         dtype = packed_dtype(node)
         if dtype is not None:
             return Keep("temporary", -1, size // node.spec.dtype.itemsize * dtype.itemsize, True, dtype)
@@ -104,9 +114,22 @@ class Memory:
         return Keep("temporary", -1, nbytes(node.spec), copies=True)
 
     def eager_bytes(self) -> int:
-        """What eager keeps beyond primals and outputs."""
-        owned = {b for b in self.eager if b.op == "call_function" and b not in self.escaping}
-        return sum(nbytes(b.spec) for b in owned if b not in self.in_primal)
+        """What eager keeps, less primals and what we keep by keeping an output."""
+        kept = ((b, self.keep(b)) for b in self.eager if b.op == "call_function")
+        return sum(nbytes(b.spec) for b, keep in kept if keep is not None and keep.nbytes)
+
+
+def _covers(view: TensorSpec, base: TensorSpec) -> bool:
+    """Whether a view has each element of a dense base once, so that the base can be seen from it."""
+    places = math.prod(base.shape) * base.dtype.itemsize  # type: ignore[arg-type]
+    return (
+        view.dtype is base.dtype
+        and view.offset == base.offset
+        and nbytes(view) == nbytes(base) == places
+        and (
+            math.prod(view.shape) == math.prod(base.shape)  # type: ignore[arg-type]
+        )
+    )
 
 
 def _same_layout(a: Any, b: Any) -> bool:

@@ -92,29 +92,40 @@ class _Builder:
         return Partition(self._forward(), self._backward(), saved)
 
     def _saved(self, node: Node, keep: Keep) -> Saved:
-        index, kept = keep.index, node
+        index, given = keep.index, node
         if keep.kind == "temporary":
             index = len(self.temporaries)
-            if keep.copies:
-                kept = self._copy(node, keep)
+            kept = self._copy(node, keep) if keep.copies else node
             self.temporaries.append((node, kept))
-        given = kept if keep.dtype is not None else node
+            given = kept if keep.dtype is not None else node
+        elif keep.through is not None:
+            given = keep.through
+            self._seen_through(node, given)
         self.given.append(given)
         return Saved(keep.kind, index, given.spec, given.name, keep.nbytes, node.line, self._why(node, keep))
 
     def _copy(self, node: Node, keep: Keep) -> Node:
-        """A copy that the forward makes as soon as there is the value; and the value again, in the backward."""
+        """A copy that the forward makes as soon as there is the value."""
         make = Maker(self.needs.names).begin(node)
         if keep.dtype is None:
             kept = make(aten.clone.default, node)
         else:
             kept = make(aten._to_copy.default, node, dtype=keep.dtype)
-            again = make(aten._to_copy.default, kept, dtype=node.spec.dtype)
-            again.name = node.name
-            self.instead[node] = again
-            self.needs.position[again] = self.needs.position[node]
+            self._comes_back(node, make(aten._to_copy.default, kept, dtype=node.spec.dtype))
         self.copies.setdefault(node, []).append(kept)
         return kept
+
+    def _seen_through(self, node: Node, view: Node) -> None:
+        """The backward is given a view of all of `node` and sees `node` through it."""
+        spec = node.spec
+        make = Maker(self.needs.names).begin(node)
+        layout = list(spec.shape), list(spec.stride), spec.offset
+        self._comes_back(node, make(aten.as_strided.default, view, *layout))
+
+    def _comes_back(self, node: Node, again: Node) -> None:
+        again.name = node.name
+        self.instead[node] = again
+        self.needs.position[again] = self.needs.position[node]
 
     def _choose(self) -> None:
         """Formulas and forms where the cut counts on them."""

@@ -1,15 +1,15 @@
-"""Joint graphs for tests, from one trace of forward and backward; and how to run a partition on real tensors."""
+"""Joint graphs of functions, and how to run a partition of one on real tensors and compare it with eager."""
 
 import torch
 
 from smelt.autograd.classes import RANDOM, class_of
+from smelt.autograd.compile import compile_joint
 from smelt.autograd.memory import Memory
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
-from smelt.graph.ir import Node, TensorSpec, argument_nodes
+from smelt.graph.ir import TensorSpec
 from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
-from smelt.trace.joint import Joint
 from smelt.trace.record import Trace
 from tests.trace.programs import flatten
 
@@ -17,66 +17,12 @@ from tests.trace.programs import flatten
 def joint_of(function, *inputs):
     """(the joint graph, the real tensors of its primals). Gradients are those of inputs that require them."""
     trace = Trace()
-    with torch.enable_grad():
-        trace.on_unknown = trace.fake
-        with trace:
-            fakes = [trace.fake(t) for t in inputs]
-            outputs = flatten(function(*fakes))
-            n_forward = len(trace.aten.graph.nodes)
-            with_tangent = [i for i, o in enumerate(outputs) if o.requires_grad]
-            tangents = [trace.fake(_like(outputs[i])) for i in with_tangent]
-            sources = [f for f in trace.inputs if f.requires_grad]
-            gradients = torch.autograd.grad(
-                [outputs[i] for i in with_tangent], sources, tangents, allow_unused=True
-            )
-        late = set(trace.aten.graph.nodes[n_forward:])
-        traced = trace.finish([*outputs, *(g for g in gradients if g is not None)])
-    return _as_joint(trace, traced, late, len(outputs), with_tangent, tangents, sources, gradients)
-
-
-def _like(fake):
-    spec = fake.spec
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
-
-
-def _as_joint(trace, traced, late, n_outputs, with_tangent, tangents, sources, gradients):
-    graph = traced.aten_graph
-    primals = [f for f in traced.inputs if not any(f is t for t in tangents)]
-    nodes = dict(zip(map(id, traced.inputs), graph.placeholders))
-    heads = []
-    for i, fake in enumerate(primals):
-        heads.append(nodes[id(fake)])
-        heads[-1].name = heads[-1].target = f"primals_{i + 1}"
-    for k, fake in enumerate(tangents):
-        head = nodes.get(id(fake)) or Node("placeholder", "", (), {}, "", fake.spec)
-        heads.append(head)
-        head.name = head.target = f"tangents_{k + 1}"
-    body = [n for n in graph.nodes if n.op != "placeholder"]
-    graph.nodes[:] = heads + body
-    late = late | set(heads[len(primals) :])
-    for node in body[:-1]:  # what functionalization made of the backward's writes
-        if node.target is not torch.ops.aten.copy_.default and not late.isdisjoint(argument_nodes(node)):
-            late.add(node)
-    backward = frozenset(n for n in body[:-1] if n in late)
-    returned = iter(graph.output.args[0][n_outputs:])
-    given = [None if g is None else next(returned) for g in gradients]
-    graph.output.args = ((*graph.output.args[0][:n_outputs], *given),)
-    graph.output.spec = tuple(None if n is None else n.spec for n in graph.output.args[0])
-    tangent_nodes = set(heads[len(primals) :])
-    saved = {a for n in backward for a in argument_nodes(n)} - backward - tangent_nodes
-    position = {id(f): i for i, f in enumerate(primals)}
-    joint = Joint(
-        graph,
-        len(primals),
-        n_outputs,
-        tuple(with_tangent),
-        tuple(position[id(f)] for f in sources),
-        backward,
-        frozenset(saved),
-    )
-    verify(graph, functional=True)
-    return joint, [trace.real(f) for f in primals]
+    trace.differentiate = True
+    trace.on_unknown = trace.fake
+    with torch.enable_grad(), trace:
+        traced = trace.finish(flatten(function(*[trace.fake(t) for t in inputs])))
+    assert traced.joint is not None
+    return traced.joint, [trace.real(f) for f in traced.inputs]
 
 
 def check_valid(joint, parts):
@@ -108,16 +54,13 @@ def saved_values(parts, primals, returned, n_outputs):
     return values
 
 
-def run_parts(joint, parts, primals, tangents):
-    """(forward outputs, gradients) by the two graphs, as printed."""
-    with torch.no_grad():
-        returned = GraphFunction(parts.forward)(*primals)
-        saved = saved_values(parts, primals, returned, joint.n_outputs)
-        return returned[: joint.n_outputs], GraphFunction(parts.backward)(*saved, *tangents)
-
-
 def copies_of(tensors):
     return [t.detach().clone(memory_format=torch.preserve_format) for t in tensors]
+
+
+def operator_by_operator(graph):
+    function = GraphFunction(graph)
+    return lambda inputs: function(*inputs)
 
 
 def check(function, *inputs, config=DEFAULT, **tolerance):
@@ -125,28 +68,39 @@ def check(function, *inputs, config=DEFAULT, **tolerance):
     joint, primals = joint_of(function, *inputs)
     parts = partition(joint, config)
     check_valid(joint, parts)
-    leaves = [
-        t.detach().clone(memory_format=torch.preserve_format).requires_grad_(t.requires_grad) for t in primals
-    ]
-    by_id = {id(t): leaf + 0 if leaf.requires_grad else leaf for t, leaf in zip(primals, leaves)}
-    seed = torch.get_rng_state()
     with torch.enable_grad():
-        worked_on = [by_id.get(id(t), t) for t in inputs]
-        expected = flatten(function(*worked_on))
-    tangents = [torch.randn_like(expected[i]) for i in joint.tangents]
-    wanted = torch.autograd.grad(
-        [expected[i] for i in joint.tangents],
-        [leaves[i] for i in joint.gradients],
-        tangents,
-        allow_unused=True,
-    )
+        compiled = compile_joint(joint, config, operator_by_operator)
+    seed = torch.get_rng_state()
+    wanted = _everything(lambda given: flatten(function(*given)), inputs, None)
     torch.set_rng_state(seed)
-    given = copies_of(primals)
-    outputs, gradients = run_parts(joint, parts, given, tangents)
-    for got, want in zip((*outputs, *given), (*expected, *(by_id[id(t)] for t in primals)), strict=True):
-        torch.testing.assert_close(got, want.detach(), equal_nan=True, **tolerance)
-    for got, want in zip(gradients, wanted, strict=True):
-        assert (got is None) is (want is None)
-        if want is not None:
-            torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+    order = [next(i for i, t in enumerate(inputs) if t is p) for p in primals]
+    got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, wanted[-1])
+    for what, ours, eagers in zip(("outputs", "inputs", "gradients"), got, wanted):
+        assert len(ours) == len(eagers)
+        for i, (g, w) in enumerate(zip(ours, eagers)):
+            assert (g is None) is (w is None), f"{what}[{i}]: {g}, {w}\n{parts.backward.code}"
+            if w is not None:
+                torch.testing.assert_close(
+                    g,
+                    w,
+                    equal_nan=True,
+                    **tolerance,
+                    msg=lambda m: f"{what}[{i}]: {m}\n{joint.graph.code}\n{parts}",
+                )
     return joint, parts
+
+
+def _everything(call, inputs, tangents):
+    """Outputs, inputs afterwards, gradients of the inputs; and the tangents that were given."""
+    leaves = [t.requires_grad_(r.requires_grad) for t, r in zip(copies_of(inputs), inputs)]
+    with torch.enable_grad():
+        given = [t + 0 if t.requires_grad else t for t in leaves]
+        outputs = call(given)
+    differentiable = [o for o in outputs if o.requires_grad]
+    if tangents is None:
+        state = torch.get_rng_state()
+        tangents = [torch.randn_like(o) for o in differentiable]
+        torch.set_rng_state(state)
+    sources = [t for t in leaves if t.requires_grad]
+    gradients = torch.autograd.grad(differentiable, sources, tangents, allow_unused=True)
+    return [o.detach() for o in outputs], [t.detach() for t in given], gradients, tangents

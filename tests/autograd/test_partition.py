@@ -108,3 +108,10 @@ def test_describe_is_a_table():
     _, parts = check(lambda x, w: (x @ w).exp().sum(), leaf(4, 4), leaf(4, 4))
     text = str(parts)
     assert "exp" in text and "float32[4, 4]" in text and "64 bytes beyond primals and outputs" in text
+
+
+def test_an_output_that_is_a_view_is_kept_instead_of_its_base():
+    _, parts = check(lambda x, w: (x @ w).exp().t(), leaf(2, 4), leaf(4, 3))
+    assert [s.kind for s in parts.saved if s.kind != "primal"] == ["output"]
+    _, parts = check(lambda x, w: (x @ w).exp()[:, 1:], leaf(2, 4), leaf(4, 3))
+    assert [s.kind for s in parts.saved if s.kind != "primal"] == ["temporary"]

@@ -1,0 +1,93 @@
+"""Random programs: partitions are valid and keep no more than eager, no more than needed; gradients are eager's."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from smelt.autograd.cut import Needs, minimum
+from smelt.autograd.partition import partition
+from smelt.config import DEFAULT
+from tests.autograd.joints import check, joint_of
+from tests.autograd.programs import arguments, function, instructions, returned
+
+pytestmark = pytest.mark.timeout(280)
+quick = settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+def differentiable(run):
+    outputs = run(*[t.clone() if not t.requires_grad else t for t in arguments()])
+    return any(o.requires_grad for o in outputs)
+
+
+@quick
+@given(instructions, returned, st.sampled_from([1.0, 1.0, 0.5, 0.0]))
+def test_random_programs(steps, outputs, budget):
+    torch.manual_seed(0)
+    run = function(steps, outputs)
+    if differentiable(run):
+        check(
+            run, *arguments(), config=replace(DEFAULT, activation_memory_budget=budget), rtol=1e-4, atol=1e-5
+        )
+
+
+def least_bytes(needs, bans):
+    """By trying all sets of values."""
+    keeps = {n: k for n in needs.cone(bans) if (k := needs.keep(n)) is not None}
+    free = {n for n, k in keeps.items() if k.nbytes == 0}
+    dear = [n for n in keeps if n not in free]
+    if len(dear) > 13:
+        return None
+    sets = (set(s) for k in range(len(dear) + 1) for s in itertools.combinations(dear, k))
+    return min(sum(keeps[n].nbytes for n in s) for s in sets if possible(needs, bans, free | s))
+
+
+def possible(needs, bans, kept):
+    stack, seen = list(needs.read), set()
+    while stack:
+        node = stack.pop()
+        if node in seen or node in kept or node.op == "get_attr":
+            continue
+        if node in bans:
+            return False
+        seen.add(node)
+        stack += needs.arguments(node)
+    return True
+
+
+@quick
+@given(instructions.filter(lambda steps: len(steps) <= 6), returned)
+@example([("mm", 0, 1), ("gelu", 0, 0), ("mm", 0, 2)], [0])
+def test_cuts_are_minimal(steps, outputs):
+    run = function(steps, outputs)
+    if not differentiable(run):
+        return
+    needs = Needs(joint_of(run, *arguments())[0])
+    bans = {**needs.bans(), **needs.chain_bans(needs.bans())}
+    least = least_bytes(needs, bans)
+    assert least is None or minimum(needs, bans).nbytes == least
+
+
+def test_bytes_grow_with_the_budget():
+    def run(x, y, z, written):
+        for _ in range(6):
+            x = torch.nn.functional.dropout((x @ y).sin() @ z + x, 0.1)
+        return x
+
+    joint, _ = joint_of(run, *arguments())
+    budgets = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    parts = [partition(joint, replace(DEFAULT, activation_memory_budget=b)) for b in budgets]
+    sizes = [p.nbytes for p in parts]
+    assert sizes == sorted(sizes) and len(set(sizes)) > 3
+    assert {s.spec.dtype for s in parts[0].saved if s.kind == "temporary"} == {
+        torch.bool
+    }  # what dropout drew
+    for budget in budgets:
+        check(
+            run, *arguments(), config=replace(DEFAULT, activation_memory_budget=budget), rtol=1e-4, atol=1e-5
+        )
