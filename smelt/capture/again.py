@@ -1,7 +1,8 @@
 """A graph that raises: the call is made again by the original function, for its exception and the effects before it.
 
 The compiled frame runs all tensor operations first and then the stores. Where an operator raises (an index out of range),
-eager would have done the stores that come before it. A graph that only gives results can be given up without a trace.
+eager would have done the stores that come before it, and gone to the handler around it. A graph that only gives results can
+be given up without a trace.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ def run_again(original: Callable[..., Any], failure: Exception, *args: Any, **kw
         "smelt: the graph of %s raised %r, the function itself did not", original.__qualname__, failure
     )
     return result
+
+
+def handle_again(original: Callable[..., Any], failure: Exception, *args: Any, **kwargs: Any) -> Any:
+    """`original(...)`, which raises as eager does, or handles what it raised."""
+    return original(*args, **kwargs)
 
 
 def guarded_call(call: Sequence[str], code: CodeType, slots: Sequence[str], original: str) -> list[str]:

@@ -574,6 +574,8 @@ def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
         return own[name]
     vm.outside.use_class(torch.Tensor)
     real = vm.trace.real(tensor)
+    if name in TENSOR_STATE:
+        vm.trace.copies.note_asked(tensor)
     if real is not None and name in TENSOR_STATE:
         return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:

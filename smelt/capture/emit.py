@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture.again import guarded_call, run_again
+from smelt.capture.again import guarded_call, handle_again, run_again
 from smelt.capture.endings import Ending
 from smelt.capture.rebuild import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of, unsupported
 from smelt.capture.resume import Resumes
@@ -313,6 +313,7 @@ def emit(
     resumes: Resumes,
     symbols: Sequence[Expression] = (),
     original: FunctionType | None = None,
+    handles: bool = False,
 ) -> CompiledFrame:
     """Writes and compiles the function that replaces a frame of `code`.
 
@@ -323,9 +324,10 @@ def emit(
         resumes: makes the functions in which a frame goes on after a graph break.
         symbols: the numbers that `graph` takes after the tensors.
         original: runs the call where the graph raises before any store (`again`); None: the exception goes on.
+        handles: the user's code may have a handler for it.
     """
     with _room():
-        return _emit(code, found, ending, stores, inputs, outputs, graph, resumes, symbols, original)
+        return _emit(code, found, ending, stores, inputs, outputs, graph, resumes, symbols, original, handles)
 
 
 @contextmanager
@@ -350,6 +352,7 @@ def _emit(
     resumes: Resumes,
     symbols: Sequence[Expression],
     original: FunctionType | None,
+    handles: bool,
 ) -> CompiledFrame:
     slots = slot_names(code)
     writer = Writer(found, slots, [_collected(origin) for _, origin in inputs])
@@ -363,15 +366,14 @@ def _emit(
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
     call = _graph_call(writer, targets, [o for _, o in inputs], symbols) if graph is not None else []
-    if call and statements and original is not None:
+    if call and (statements or handles) and original is not None:
         call = guarded_call(call, code, slots, writer.constant(original, f"original_{original.__name__}"))
     body = [*writer.head, *call]
     body += writer.lines
     body += statements
     body += last
-    return _compiled(
-        code, slots, body, {**writer.scope, "graph": graph, "run_again": run_again}, tuple(writer.collect)
-    )
+    scope = {**writer.scope, "graph": graph, "run_again": handle_again if handles else run_again}
+    return _compiled(code, slots, body, scope, tuple(writer.collect))
 
 
 def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:

@@ -40,6 +40,7 @@ from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPT
 from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.trace.joint import NotDifferentiable
 from smelt.trace.record import Traced
+from smelt.trace.selected import NotCopies
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
 Backend = Callable[[Traced, Config], Graph]
@@ -111,6 +112,7 @@ class Record:
     plain_numbers: bool = False  # they are part of the trace nevertheless
     plain_gradients: Reason | None = None  # why autograd follows the graph operator by operator
     as_eager: bool = False  # the program is told that it is not being compiled
+    only_views: bool = False  # a tensor as an index breaks the graph
 
 
 _compilers: weakref.WeakValueDictionary[int, FrameCompiler] = (
@@ -239,6 +241,9 @@ class FrameCompiler:
                     self._add_whole_or_broken(fn, slots, why)
                 except WorldChanged:  # once more; an import that the backend makes may have been the cause
                     self._add_whole_or_broken(fn, slots, why)
+                except NotCopies:  # from the start: what breaks is another instruction
+                    record.only_views = True
+                    self._add_whole_or_broken(fn, slots, why)
         except UserException as e:
             detail = f"{type(e.error).__name__}: {e.error}"
             self._remember(fn.__qualname__, Reason(USER_EXCEPTION, detail, e.line), logging.DEBUG)
@@ -341,6 +346,7 @@ class FrameCompiler:
             dynamic=frozenset() if record.plain_numbers else frozenset(record.dynamic),
             stop=stop,
             compiling=not record.as_eager,
+            copies=not record.only_views,
         )
         if getattr(self.backend, "differentiates", False) and record.plain_gradients is None:
             try:
@@ -456,7 +462,17 @@ def _emitted(fn: FunctionType, captured: CapturedFrame, graph: Graph, resumes: R
         symbols = [n.symbol.expression for n in traced.numbers]
         original = fn if is_repeatable(traced.aten_graph) else None
         return emit(
-            code, found, captured.ending, stores, inputs, traced.outputs, called, resumes, symbols, original
+            code,
+            found,
+            captured.ending,
+            stores,
+            inputs,
+            traced.outputs,
+            called,
+            resumes,
+            symbols,
+            original,
+            captured.handles,
         )
 
 

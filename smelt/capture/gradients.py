@@ -388,7 +388,7 @@ TENSOR_SETTERS.update(grad=set_grad, data=set_data, requires_grad=set_flag)
 def check_history(fakes: Iterable[FakeTensor]) -> None:
     """Raises Unsupported for a tensor whose gradients lead through a custom function of torch's own: a mode of torch that
     runs natively has applied it, and the graph holds only the operators of its forward."""
-    todo = [f.grad_fn for f in fakes if f.requires_grad]
+    todo: list[Any] = [f.grad_fn for f in fakes if f.requires_grad]
     seen: set[Any] = {None}
     while todo:
         node = todo.pop()

@@ -78,6 +78,7 @@ from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor, hashed
 from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
+from smelt.trace.selected import NotCopies
 from smelt.trace.symbols import PLAIN_TYPE, PlainNumbersOnly
 
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
@@ -131,6 +132,7 @@ class VM:
         self.stop: tuple[int, ...] = ()  # where to stop: the tick of each frame from the root on
         self.stopped: list[Frame] = []  # the frames at the stop, outermost first
         self.root: Frame | None = None  # the captured frame, once it runs
+        self.handles = False  # some frame has a handler for exceptions
         self.under_modes = False  # a mode of torch has seen calls before the trace did
         self.compiling = True  # what the program is told when it asks
         self.told_compiling = False  # it was told so
@@ -242,6 +244,8 @@ class VM:
             raise RecursionError("maximum recursion depth exceeded")
         frame.parent, self.frame = self.frame, frame
         instructions, stop = frame.instructions, frame.stop
+        if frame.code.handlers:
+            self.handles = True
         try:
             while True:
                 try:
@@ -687,6 +691,7 @@ class CapturedFrame:
     filename: str
     first_line: int
     outside: Outside
+    handles: bool  # the program has handlers for exceptions
     release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
 
     @property
@@ -731,20 +736,23 @@ def capture_frame(
     stop: Stop | None = None,
     dynamic: frozenset[tuple[Any, ...]] = frozenset(),
     compiling: bool = True,
+    copies: bool = True,
     differentiate: bool = False,
 ) -> CapturedFrame:
     """Captures a call of `fn` whose frame has these argument slots, to its end or up to `stop`. Numbers at the origins
     with a path in `dynamic` are symbolic; where that makes the program raise, they are not. `compiling` is what the
-    program is told when it asks whether it is being compiled. `differentiate`: where gradients are needed, the joint graph
-    is wanted.
+    program is told when it asks whether it is being compiled. `copies`: of views at unknown places are made.
+    `differentiate`: where gradients are needed, the joint graph is wanted.
 
     Raises:
         Unsupported: with the user's line and stack, and the `path` of a stop before the instruction that raised it.
         NotDifferentiable: there is no joint graph.
+        NotCopies: `copies` do not do.
         UserException: the user's code raised.
     """
     vm = VM()
     vm.trace.differentiate = differentiate
+    vm.trace.copies.allowed = copies
     vm.depth_limit -= _stack_depth()
     vm.stop = stop.path if stop else ()
     vm.outside.dynamic = dynamic
@@ -775,13 +783,14 @@ def capture_frame(
         stop=stop,
         dynamic=dynamic - fixed,
         compiling=compiling,
+        copies=copies,
         differentiate=differentiate,
     )
 
 
 def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
     """Paths of the numbers that must not be symbolic for capture to get by `error`."""
-    if vm.trace.symbols is None:
+    if vm.trace.symbols is None or isinstance(error, NotCopies):
         return frozenset()
     if isinstance(error, texts.Unreadable):
         return frozenset(vm.shown_numbers)
@@ -824,6 +833,7 @@ def _capture(
         fakes = _fakes(vm, ending, effects)
         if vm.under_modes:
             gradients.check_history([*fakes, *trace.inputs])
+        trace.copies.check((*fakes, *trace.counted_from_start))
         traced = trace.finish(fakes)
     if state.snapshot() != snapshot:
         raise Unsupported(
@@ -841,6 +851,7 @@ def _capture(
         filename=fn.__code__.co_filename,
         first_line=fn.__code__.co_firstlineno,
         outside=outside,
+        handles=vm.handles,
         release=vm.release,
     )
 

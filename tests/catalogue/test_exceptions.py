@@ -1,5 +1,6 @@
 """Exceptions: every way into and out of try blocks, contexts, causes, groups, and errors that leave the function."""
 
+import contextlib
 import sys
 
 import torch
@@ -874,3 +875,25 @@ def test_called_while_the_caller_handles_an_exception():
             got, want = way(compiled), way(fn)
             assert torch.equal(got[0], want[0])
             assert got[1:] == want[1:]
+
+
+@program(graphs=1)
+def an_operator_that_raises_where_it_is_handled():
+    def fn(table, places):
+        try:
+            found = torch.nn.functional.embedding(places, table)
+        except IndexError as e:
+            return table * 2, type(e)
+        return found + 1
+
+    return fn, [(tensor(4, 3), torch.tensor(places)) for places in ([0, 3], [1, 9], [2, 2])]
+
+
+@program(graphs=1)
+def an_operator_that_raises_where_a_manager_suppresses_it():
+    def fn(table, places):
+        with contextlib.suppress(IndexError):
+            return table[places] + 1
+        return table * 2
+
+    return fn, [(tensor(4, 3), torch.tensor(places)) for places in ([0, 3], [1, 9], [2, 2])]

@@ -435,6 +435,107 @@ def an_index_from_a_tensor_of_one_element():
     return fn, three(3, 4)
 
 
+def rows(*numbers: int, requires_grad: bool = False) -> list:
+    """Calls with a table and a tensor that holds the number of a row."""
+    return [(tensor(4, 3, 5, requires_grad=requires_grad), torch.tensor(n)) for n in numbers]
+
+
+@program(graphs=1)
+def a_row_whose_number_is_in_a_tensor():
+    def fn(table, step):
+        return table[step] * 2 + table[step + 1][0], table[step].shape
+
+    return fn, rows(2, 0, -2)
+
+
+@program(graphs=1)
+def gradients_of_a_row_whose_number_is_in_a_tensor():
+    def fn(table, step):
+        return table[step].sin() @ table[0].T
+
+    return fn, rows(2, 0, -1, requires_grad=True)
+
+
+@program(graphs=1)
+def a_row_of_a_table_that_was_written_before():
+    def fn(table, step):
+        table += 1
+        return table[step].exp()
+
+    return fn, rows(2, 0, 3)
+
+
+@program()
+def a_row_out_of_range_whose_number_is_in_a_tensor():
+    def fn(table, step):
+        try:
+            return table[step] * 2
+        except IndexError as e:
+            return str(e)
+
+    return fn, rows(1, 4, -9)
+
+
+@program()
+def a_row_that_is_returned():
+    def fn(table, step):
+        row = table[step]
+        return row, row.view(-1), row + 1
+
+    return fn, rows(2, 0, 3)
+
+
+@program()
+def a_row_that_is_written():
+    def fn(table, step):
+        row = table[step]
+        row += 1
+        return row * 2
+
+    return fn, rows(2, 0, 3)
+
+
+@program()
+def a_row_of_a_table_that_is_written_afterwards():
+    def fn(table, step):
+        table = table * 1
+        row = table[step].view(-1)
+        table += 1
+        return row * 2
+
+    return fn, rows(2, 0, 3)
+
+
+@program()
+def a_row_that_lives_on_behind_a_break():
+    def fn(table, step):
+        row = table[step]
+        if table.sum() > 1000:
+            return row
+        row.add_(1)
+        return row + table.sum()
+
+    return fn, rows(2, 0, 3)
+
+
+@program()
+def a_row_that_is_asked_where_it_is():
+    def fn(table, step):
+        row = table[step]
+        return row * row.storage_offset(), row._base is table
+
+    return fn, rows(2, 0, 3)
+
+
+@program()
+def a_row_that_is_laid_out_as_no_copy_is():
+    def fn(table, step):
+        row = table.transpose(0, 2)[step]
+        return row * 2, row.stride(), row.is_contiguous()
+
+    return fn, rows(2, 0, 3)
+
+
 @program(graphs=1)
 def where_in_every_form():
     def fn(x, y):
