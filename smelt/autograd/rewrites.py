@@ -92,7 +92,9 @@ def formula(value: Node, items: _Items, make: Maker) -> Formula | None:
         return None
     if result.spec.dtype is not value.spec.dtype:
         result = make(aten._to_copy.default, result, dtype=value.spec.dtype)
-    if (result.spec.shape, result.spec.stride) != (value.spec.shape, value.spec.stride):
+    if _layout(result.spec) != _layout(value.spec):  # pointwise operators keep a permuted layout
+        result = make(aten.clone.default, result, memory_format=torch.contiguous_format)
+    if _layout(result.spec) != _layout(value.spec):
         return None
     make.names.discard(result.name)
     result.name = value.name

@@ -3,9 +3,10 @@
 import torch
 
 from smelt.autograd.classes import RANDOM, class_of
-from smelt.autograd.compile import compile_joint
 from smelt.autograd.memory import Memory
 from smelt.autograd.partition import partition
+from smelt.autograd.results import take_results
+from smelt.autograd.zeros import without_tangents
 from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
 from smelt.graph.module import GraphFunction
@@ -58,9 +59,33 @@ def copies_of(tensors):
     return [t.detach().clone(memory_format=torch.preserve_format) for t in tensors]
 
 
-def operator_by_operator(graph):
-    function = GraphFunction(graph)
-    return lambda inputs: function(*inputs)
+def node_of(joint, parts):
+    """The two graphs as a node of autograd: a callable on a tuple of primals that gives the joint graph's outputs."""
+    differentiable = set(joint.tangents)
+    forward = GraphFunction(parts.forward)
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *primals):
+            returned = forward(*primals)
+            outputs = returned[: joint.n_outputs]
+            ctx.saved = saved_values(parts, primals, returned, joint.n_outputs)
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*(o for i, o in enumerate(outputs) if i not in differentiable))
+            return outputs
+
+        @staticmethod
+        def backward(ctx, *given):
+            tangents = [given[i] for i in joint.tangents]
+            undefined = frozenset(k for k, t in enumerate(tangents) if t is None)
+            graph = without_tangents(parts.backward, undefined)
+            found = GraphFunction(graph)(*ctx.saved, *(t for t in tangents if t is not None))
+            gradients = [None] * joint.n_primals
+            for i, gradient in zip(joint.gradients, found):
+                gradients[i] = gradient
+            return tuple(gradients)
+
+    return lambda primals: Both.apply(*primals)
 
 
 def check(function, *inputs, config=DEFAULT, **tolerance):
@@ -68,8 +93,7 @@ def check(function, *inputs, config=DEFAULT, **tolerance):
     joint, primals = joint_of(function, *inputs)
     parts = partition(joint, config)
     check_valid(joint, parts)
-    with torch.enable_grad():
-        compiled = compile_joint(joint, config, operator_by_operator)
+    compiled = take_results(node_of(joint, parts), joint, True)
     seed = torch.get_rng_state()
     wanted = _everything(lambda given: flatten(function(*given)), inputs, None)
     torch.set_rng_state(seed)

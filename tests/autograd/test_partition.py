@@ -115,3 +115,125 @@ def test_an_output_that_is_a_view_is_kept_instead_of_its_base():
     assert [s.kind for s in parts.saved if s.kind != "primal"] == ["output"]
     _, parts = check(lambda x, w: (x @ w).exp()[:, 1:], leaf(2, 4), leaf(4, 3))
     assert [s.kind for s in parts.saved if s.kind != "primal"] == ["temporary"]
+
+
+def temporaries(parts):
+    return sorted((tuple(s.spec.shape), s.spec.dtype) for s in parts.saved if s.kind == "temporary")
+
+
+NORMALIZATIONS = {
+    "layer": lambda y, g, b, mean, var: F.layer_norm(y.movedim(1, -1), (4,), g, b).movedim(-1, 1),
+    "group": lambda y, g, b, mean, var: F.group_norm(y, 2, g, b),
+    "batch": lambda y, g, b, mean, var: F.batch_norm(y, mean, var, g, b, training=True),
+    "batch, no statistics": lambda y, g, b, mean, var: F.batch_norm(y, None, None, g, b, training=True),
+    "batch, evaluation": lambda y, g, b, mean, var: F.batch_norm(y, mean, var, g, b, training=False),
+    "instance": lambda y, g, b, mean, var: F.instance_norm(y, weight=g, bias=b),
+    "no weights": lambda y, g, b, mean, var: F.group_norm(y, 2) * (g + b).view(4, 1, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [torch.contiguous_format, torch.channels_last], ids=["dense", "channels last"]
+)
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_what_is_normalized_comes_back_from_statistics(name, layout):
+    def block(x, w, g, b, v, mean, var):
+        y = NORMALIZATIONS[name](F.conv2d(x, w), g, b, mean, var)
+        return F.conv2d(torch.tanh(y), v)
+
+    image = torch.randn(2, 3, 8, 8).to(memory_format=layout).requires_grad_()
+    weights = leaf(4, 3, 3, 3), leaf(4), leaf(4), leaf(2, 4, 3, 3)
+    _, parts = check(block, image, *weights, torch.randn(4), torch.rand(4) + 0.5)
+    large = [shape for shape, _ in temporaries(parts) if len(shape) == 4 and shape[-1] == 6]
+    assert large == [(2, 4, 6, 6)], parts  # the convolution's result: neither the normalized one nor its tanh
+
+
+def test_rounded_statistics_are_not_enough():
+    x, g = leaf(4, 8, dtype=torch.bfloat16), leaf(8, dtype=torch.bfloat16)
+    check(lambda x, g: F.layer_norm(x.sin(), (8,), g).cos(), x, g)
+
+
+def test_running_statistics_may_change_before_the_backward_runs():
+    mean, var = torch.zeros(4), torch.ones(4)
+    _, parts = check(
+        lambda x, g, mean, var: F.batch_norm(x, mean, var, g, None, training=True),
+        leaf(8, 4),
+        leaf(4),
+        mean,
+        var,
+    )
+    assert all(s.name not in ("primals_3", "primals_4") for s in parts.saved)
+    assert all(s.kind != "primal" or s.index < 2 for s in parts.saved)
+
+
+def test_what_dropout_drew_is_kept_as_bytes():
+    _, parts = check(lambda x, w: F.dropout(x @ w, 0.4), leaf(8, 4), leaf(4, 4))
+    assert temporaries(parts) == [((8, 4), torch.bool)]
+
+
+@pytest.mark.parametrize("size, dtype", [(8, torch.uint8), (40, torch.int16), (200, torch.int32)])
+def test_places_are_kept_in_as_few_bytes_as_hold_them(size, dtype):
+    _, parts = check(lambda x: F.max_pool2d(x * 2, 2), leaf(1, 1, size, size))
+    assert temporaries(parts) == [((1, 1, size // 2, size // 2), dtype)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.sort(-1)[0],
+        lambda x: x.topk(3, 0)[0],
+        lambda x: x.max(1)[0],
+        lambda x: x.median(0)[0],
+        lambda x: x.cummax(0)[0],
+        lambda x: x.kthvalue(2, 1)[0],
+        lambda x: x.mode(-1)[0],
+        lambda x: F.adaptive_max_pool2d(x[None], 2),
+        lambda x: F.max_pool3d(x[None, None], 2),
+    ],
+)
+def test_all_kinds_of_places(program):
+    _, parts = check(
+        lambda x: program(x * 2), leaf(4, 6) if "3d" not in str(program.__code__.co_names) else leaf(4, 4, 4)
+    )
+    assert temporaries(parts)[-1][1] is torch.uint8
+
+
+@pytest.mark.parametrize("activation", [F.relu, F.relu6, lambda x: F.threshold(x, 0.3, 7.0)])
+def test_a_mask_is_kept_where_an_activation_is_not_needed_elsewhere(activation):
+    x = torch.tensor([[1.0, float("nan"), -1.0, 0.0], [0.3, 6.0, 7.0, -0.0]]).requires_grad_()
+    _, parts = check(lambda x, w: activation(x * w) * 3, x, leaf(4))
+    assert [s.spec.dtype for s in parts.saved if s.nbytes] in ([], [torch.bool])
+    _, parts = check(lambda x, w: activation(x @ w) @ w, leaf(4, 4), leaf(4, 4))
+    assert [s.spec.dtype for s in parts.saved if s.nbytes] == [torch.float32]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.adaptive_avg_pool2d(x, 3),
+        lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+        lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
+        lambda x: F.avg_pool3d(x, 2),
+    ],
+)
+def test_shapes_are_not_kept(program):
+    _, parts = check(lambda x, w: program((x @ w) + 1), leaf(1, 4, 6, 6), leaf(6, 6))
+    assert parts.nbytes == 0
+
+
+def test_chains_of_values_are_bounded():
+    def residual(x, w):
+        for _ in range(12):
+            x = x + torch.tanh(x) @ w
+            x = torch.sin(x)
+        return x
+
+    def pointwise(x):
+        for _ in range(20):
+            x = x.sin()
+        return x
+
+    check(residual, leaf(4, 4), leaf(4, 4) / 4)
+    _, parts = check(pointwise, leaf(16))
+    assert len(temporaries(parts)) == 3 and parts.nbytes == 3 * 64
