@@ -79,6 +79,8 @@ class _Emitter:
         self.kernel, self.b = kernel, Builder(module, lanes)
         self.choice: Choice = choose(kernel, lanes)
         self.inline = self.choice.outer is None and _short_rows(kernel, self.choice, lanes)
+        narrow = any(TYPES[x.dtype].bytes < 4 for x in kernel.buffers if x.role != "in")
+        self.masked_loops = self.b.target.masks and not narrow  # masked stores of bytes and words are microcode on Zen
         self.entry: list[str] = []
         self.exit: list[str] = []
         self.body = Body(self.b, kernel.buffers, self._pointers())
@@ -232,7 +234,7 @@ class _Emitter:
         self, p: Point, sym: Sym, size: int, start: Ref, stop: Ref, inside: Callable[[Point], None]
     ) -> None:
         """`inside` for vectors of `sym` over [start, stop) of range(size); start is a multiple of the lanes. The last
-        vector is masked; with cheap masks all are, to emit `inside` once."""
+        vector is masked; where masks are cheap all are, to emit `inside` once."""
         b, lanes = self.b, self.b.lanes
         full = size - size % lanes
         if size <= lanes:
@@ -240,7 +242,7 @@ class _Emitter:
         elif self.inline:
             for first in range(0, size, lanes):
                 inside(p.at(sym, b.const("i64", first), self._mask_first(min(size - first, lanes))))
-        elif size == full or self.b.target.masks:
+        elif size == full or self.masked_loops:
             with b.loop(start, stop, lanes) as it:
                 inside(p.at(sym, it.index, None if size == full else self._mask_below(it.index, size)))
         else:
