@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smelt.capture import attributes, managers, numbers, reads, windows
+from smelt.capture import attributes, managers, numbers, operators, reads, windows
 from smelt.capture.arity import accepts
 from smelt.capture.attributes import FUNCTION
 from smelt.capture.binding import bind
@@ -105,6 +105,9 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
     if fn in REFUSED:
         raise Unsupported(Reason(*REFUSED[fn]))
     if fn.__dict__:
+        kept = _kept_from_torch_compile(fn)
+        if kept is not None:
+            return call_function(vm, kept, args, kwargs)
         _check_marks(fn)
         if "__smelt_is_compiling__" in fn.__dict__:
             return vm.is_compiling()
@@ -116,14 +119,21 @@ def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None
     return interpret(vm, fn, args, kwargs)
 
 
+def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:
+    """What a function of `torch.optim` was before torch disabled it for its own compiler, as it does when it is used."""
+    if "_torchdynamo_disable" not in fn.__dict__:
+        return None
+    original = fn.__dict__.get("_torchdynamo_orig_callable")
+    own = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith("torch.optim")
+    return original if own else None
+
+
 def _check_marks(fn: FunctionType) -> None:
     marks = fn.__dict__
     if marks.get("_torchdynamo_disable") or marks.get("__smelt_disable__"):
         raise Unsupported(Reason(DISABLED, fn.__qualname__))
     if marks.get("__smelt_graph_break__"):
         raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
-    if "hooked" in marks and fn.__globals__.get("__name__") == "torch.optim.optimizer":
-        raise unsupported_call("the step of an optimizer")
 
 
 def interpret(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -253,6 +263,8 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
         return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
     if args and vm.trace.symbols is not None and name in numbers.LOOKUPS:
         args = (plain_parts(args[0]), *args[1:])
+    if args and type(args[0]) is FakeTensor and name in numbers.LOOKUPS:
+        args = (operators.found_by(vm, owner, args[0]), *args[1:])
     handler = vm.methods.get((_base_type(kind), name))
     if handler is not None:
         if not accepts(getattr(_base_type(kind), name, None), (owner, *args), kwargs):

@@ -30,7 +30,7 @@ from smelt.capture.values import (
     MISSING,
     is_constant,
     is_identity,
-    is_plain_key,
+    is_lookup_key,
 )
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
@@ -285,7 +285,7 @@ def _known_key(vm: Any, obj: Any, key: Any) -> bool:
         return False
     if not (is_constant(key) or is_identity(key)):
         outside.use_identity(key)
-    if not is_plain_key(key):
+    if not is_lookup_key(key):
         raise unsupported(
             f"a {type(key).__qualname__} is looked up in an outside dictionary", UNSUPPORTED_OBJECT
         )

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.capture.values import CONTAINER_BASES, MISSING, CellType, instance_dict, is_plain_key, items_of
+from smelt.capture.values import (
+    CONTAINER_BASES,
+    MISSING,
+    CellType,
+    instance_dict,
+    is_lookup_key,
+    is_same_key,
+    items_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +205,7 @@ class UndoLog:
     def was_stored(self, obj: Any, key: Any) -> bool:
         """Whether the trace stored what is now at `obj.key` or `obj[key]`, though it may be what was there before."""
         stored = self._stored.get(id(obj))
-        return stored is not None and is_plain_key(key) and key in stored
+        return stored is not None and is_lookup_key(key) and key in stored
 
     def touch_own(self, obj: Any, own: dict[str, Any]) -> None:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
@@ -253,7 +261,7 @@ class UndoLog:
             return False
         if snapshot.contents is not None:
             if isinstance(obj, dict):
-                return any(v is value and (k is key or k == key) for k, v in snapshot.contents)
+                return any(v is value and (is_same_key(k, key)) for k, v in snapshot.contents)
             return type(key) is int and 0 <= key < len(snapshot.contents) and snapshot.contents[key] is value
         return self.is_original_attribute(obj, key, value)
 
@@ -269,7 +277,7 @@ class UndoLog:
 
     def original_entry(self, obj: Any, key: Any) -> Any:
         """The value of a dictionary at `key` before capture; MISSING if there was none."""
-        return next((v for k, v in self.contents(obj) if k is key or k == key), MISSING)
+        return next((v for k, v in self.contents(obj) if is_same_key(k, key)), MISSING)
 
     def was_absent(self, obj: Any, name: str) -> bool:
         """Whether the instance dictionary of `obj` had no `name` before capture."""
@@ -399,7 +407,7 @@ def _entry_differences(obj: Any, before: list[Any], now: list[Any], stored: set[
         if id(key) not in stay:
             yield DelItem(obj, key)
     for i, (key, value) in enumerate(now):
-        if i >= kept or stay[id(key)][0] is not value or (is_plain_key(key) and key in stored):
+        if i >= kept or stay[id(key)][0] is not value or (is_lookup_key(key) and key in stored):
             yield SetItem(obj, key, value)
 
 

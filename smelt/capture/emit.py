@@ -34,7 +34,7 @@ from smelt.capture.stores import Store
 from smelt.capture.written import compiled_source
 from smelt.graph import numbers
 from smelt.graph.numbers import Expression
-from smelt.guards.origin import Origin
+from smelt.guards.origin import Origin, key_name
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
@@ -272,7 +272,7 @@ def _short_name(origin: Origin) -> str:
     return (
         origin.key
         if isinstance(origin.key, str)
-        else f"{_short_name(origin.base)}_{origin.key}"
+        else f"{_short_name(origin.base)}_{key_name(origin.key)}"
         if origin.base
         else "x"
     )

@@ -347,6 +347,7 @@ class FrameCompiler:
             stop=stop,
             compiling=not record.as_eager,
             copies=not record.only_views,
+            counts=self.dynamic is not False and not record.plain_numbers,
         )
         if getattr(self.backend, "differentiates", False) and record.plain_gradients is None:
             try:

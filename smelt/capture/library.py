@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import sys
+import typing
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ def _constantly(value: Any) -> Handler:
 
 
 # Library code that does less when it is compiled (no hooks that are always called, ...): it must do what it does in eager.
-_UNAWARE = ("torch.nn.modules.module", "torch._functorch", "torch.func")
+_UNAWARE = ("torch.nn.modules.module", "torch._functorch", "torch.func", "torch.optim")
 
 
 @function(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
@@ -226,6 +227,11 @@ def _tensor_iter(vm: Any, args: Any, kwargs: Any) -> Any:
 # ------------------------------------------------------------------------------------- the standard library
 
 
+@function(typing.cast)
+def _cast(vm: Any, args: Any, kwargs: Any) -> Any:
+    return typing.cast(*args, **kwargs)
+
+
 @builtin(os.fspath)
 def _fspath(vm: Any, args: Any, kwargs: Any) -> Any:
     found = attributes.python_method(vm, args[0], "__fspath__") if args else None
@@ -249,9 +255,3 @@ def _update_wrapper(vm: Any, args: Any, kwargs: Any) -> Any:
     if id(args[0]) in vm.outside.origins:
         return calls.interpret(vm, functools.update_wrapper, args, kwargs)
     return functools.update_wrapper(*args, **kwargs)
-
-
-@function(torch.optim.Optimizer.zero_grad)
-def _zero_grad(vm: Any, args: Any, kwargs: Any) -> Any:
-    """torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
-    return calls.interpret(vm, torch.optim.Optimizer.zero_grad.__wrapped__, args, kwargs)

@@ -84,8 +84,8 @@ def takes_symbols(fn: Any) -> bool:
     return kind is FunctionType and (fn.__module__ == "torch._tensor" or fn in _FUNCTIONAL)
 
 
-# Functions in Python that hand the number on to one of C and at most compare it.
-_FUNCTIONAL = frozenset({F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold})
+# Functions in Python that hand the number on to one of C and at most compare it, or ask for its class.
+_FUNCTIONAL = frozenset({F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor})
 
 
 # Methods of containers that look their first argument up, or hash it.

@@ -39,6 +39,7 @@ from smelt.capture.values import (
     instance_dict,
     is_constant,
     is_identity,
+    is_lookup_key,
     is_plain_key,
 )
 from smelt.errors import Unsupported
@@ -47,7 +48,7 @@ from smelt.graph.numbers import Expression, leaves
 from smelt.guards import state
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin, OriginKind
+from smelt.guards.origin import Origin, OriginKind, key_name
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
@@ -148,6 +149,7 @@ class Outside:
         self._made: set[int] = set()  # functions made by the trace
         # paths of origins whose numbers change between calls
         self.dynamic: frozenset[tuple[Any, ...]] = frozenset()
+        self.follows_counts = False  # counts of optimizers are symbolic from the first call on
         self._numbers: dict[Origin, Any] = {}  # the symbolic number at each of them
         # functions that run natively, with what they read (`reads.use_native`)
         self.natives: set[int] = set()
@@ -302,6 +304,13 @@ class Outside:
             if origin.path not in self.dynamic or (type(value) is int and value.bit_length() > 63):
                 self.guard("eq", origin, value)
                 return value
+            found = self.number_at(origin, value)
+        return found
+
+    def number_at(self, origin: Origin, value: Any) -> Any:
+        """The symbolic number at `origin`, now `value`."""
+        found = self._numbers.get(origin)
+        if found is None:
             self.guard("number", origin, type(value))
             found = self._numbers[origin] = self._symbols().leaf(origin, value)
         return found
@@ -496,7 +505,8 @@ class Outside:
     def item(self, container: Any, key: Any, value: Any) -> Any:
         """The value of an outside container at `key`, wrapped."""
         origin = self.origins[id(container)]
-        self._check_key(key)
+        if not is_lookup_key(key):
+            self._check_key(key)
         return self.wrap(value, origin.child("item", key))
 
     def _with_fakes(self, container: Any) -> Any:
@@ -575,7 +585,7 @@ class Outside:
     def note_store(self, obj: Any, kind: OriginKind, key: Any, value: Any) -> None:
         """`value` is about to be stored in `obj`: an effect even if it is what is there now, unless that is guarded."""
         origin = self.origins.get(id(obj))
-        if origin is None or not is_plain_key(key):
+        if origin is None or not is_lookup_key(key):
             return
         if self.origins.get(id(value)) is not origin.child(kind, key) or is_identity(value):
             self.log.store(self._owners.get(id(obj), obj), key)
@@ -670,6 +680,6 @@ def _input_name(origin: Origin) -> str:
     at: Origin | None = origin
     while at is not None:
         if at.kind not in ("cell", "dict") and at.key not in ("_modules", "_parameters", "_buffers"):
-            parts.append(str(at.key))
+            parts.append(key_name(at.key))
         at = at.base
     return "_".join(reversed(parts)) if len(parts) < 12 else "_".join(reversed(parts[:11]))

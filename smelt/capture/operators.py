@@ -252,7 +252,7 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
     if isinstance(container, (dict, set, frozenset)):
         value = plain(value)
     if isinstance(container, dict):
-        return contains_key(vm, container, value)
+        return contains_key(vm, container, found_by(vm, container, value))
     if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
         return any(
             value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in elements(vm, container)
@@ -292,6 +292,14 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
     return vm.outside.fake(vm.native(operator.getitem, (obj, vm.outside.view(key))))
 
 
+def found_by(vm: Any, obj: Any, key: Any) -> Any:
+    """What `key` is to a dictionary from outside: the tensor itself instead of its fake."""
+    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.origins:
+        real = vm.trace.real(key)
+        return key if real is None else real
+    return key
+
+
 def _plain_key(obj: Any, key: Any) -> Any:
     """A key that native code looks up holds no symbolic numbers."""
     native = not _is_object(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
@@ -307,6 +315,7 @@ def _class_item(vm: Any, cls: Any, key: Any) -> Any:
 
 def _container_item(vm: Any, obj: Any, key: Any) -> Any:
     outside = vm.outside
+    key = found_by(vm, obj, key)
     if id(obj) in outside.origins:
         if isinstance(key, slice):
             return outside.open(obj)[key]
@@ -372,6 +381,7 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
         vm.call_function(found, (obj, key, value))
         return
     if isinstance(obj, CONTAINER_BASES):
+        key = found_by(vm, obj, key)
         if isinstance(key, slice):
             vm.outside.open(obj) if id(obj) in vm.outside.origins else None
             value = elements(vm, value)
@@ -400,6 +410,7 @@ def delete_item(vm: Any, obj: Any, key: Any) -> None:
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
             )
+        key = found_by(vm, obj, key)
         contains_key(vm, obj, key) if isinstance(obj, dict) else vm.outside.open(obj)
         vm.outside.touch(obj)
     vm.keyed(operator.delitem, obj, key)

@@ -115,6 +115,19 @@ def is_plain_key(key: Any) -> bool:
     return has_identity_hash(key) or (is_identity(key) and type(kind.__eq__) is not FunctionType)
 
 
+def is_lookup_key(key: Any) -> bool:
+    """Whether guards may look `key` up alone: a plain key, or a tensor, which dictionaries find by its identity."""
+    return type(key) in _TENSORS or is_plain_key(key)
+
+
+def is_same_key(a: Any, b: Any) -> bool:
+    """Whether a dictionary takes one for the other; tensors are compared by identity, as they are found."""
+    return a is b or (type(a) not in _TENSORS and type(b) not in _TENSORS and bool(a == b))
+
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
 def is_constant(value: Any) -> bool:
     """A leaf, or a tuple or frozenset of constants."""
     kind = type(value)

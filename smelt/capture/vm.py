@@ -28,6 +28,7 @@ import smelt.capture.copying
 import smelt.capture.descriptors
 import smelt.capture.evaluation
 import smelt.capture.library
+import smelt.capture.optimizers
 import smelt.capture.output
 import smelt.capture.suspended  # noqa: F401
 from smelt.capture import (
@@ -738,11 +739,13 @@ def capture_frame(
     compiling: bool = True,
     copies: bool = True,
     differentiate: bool = False,
+    counts: bool = False,
 ) -> CapturedFrame:
     """Captures a call of `fn` whose frame has these argument slots, to its end or up to `stop`. Numbers at the origins
     with a path in `dynamic` are symbolic; where that makes the program raise, they are not. `compiling` is what the
     program is told when it asks whether it is being compiled. `copies`: of views at unknown places are made.
-    `differentiate`: where gradients are needed, the joint graph is wanted.
+    `differentiate`: where gradients are needed, the joint graph is wanted. `counts`: the step counts of
+    optimizers are symbolic.
 
     Raises:
         Unsupported: with the user's line and stack, and the `path` of a stop before the instruction that raised it.
@@ -756,6 +759,7 @@ def capture_frame(
     vm.depth_limit -= _stack_depth()
     vm.stop = stop.path if stop else ()
     vm.outside.dynamic = dynamic
+    vm.outside.follows_counts = counts
     vm.compiling = compiling
     captured = None
     with _quiet():
@@ -764,7 +768,8 @@ def capture_frame(
             return captured
         except Exception as e:
             fixed = _to_fix(vm, e)
-            if not fixed:
+            counts = counts and not _needs_plain_numbers(vm, e)
+            if not fixed and counts == vm.outside.follows_counts:
                 if isinstance(e, Unsupported):
                     vm.locate(e)
                 raise
@@ -785,20 +790,22 @@ def capture_frame(
         compiling=compiling,
         copies=copies,
         differentiate=differentiate,
+        counts=counts,
     )
 
 
 def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
     """Paths of the numbers that must not be symbolic for capture to get by `error`."""
-    if vm.trace.symbols is None or isinstance(error, NotCopies):
-        return frozenset()
-    if isinstance(error, texts.Unreadable):
+    if vm.trace.symbols is not None and isinstance(error, texts.Unreadable):
         return frozenset(vm.shown_numbers)
-    return (
-        vm.outside.dynamic
-        if isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported)
-        else frozenset()
-    )
+    return vm.outside.dynamic if _needs_plain_numbers(vm, error) else frozenset()
+
+
+def _needs_plain_numbers(vm: VM, error: Exception) -> bool:
+    """Whether capture may get by `error` without symbolic numbers."""
+    if vm.trace.symbols is None or isinstance(error, (texts.Unreadable, NotCopies)):
+        return False
+    return isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported)
 
 
 def _capture(

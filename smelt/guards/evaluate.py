@@ -17,7 +17,7 @@ import torch
 from smelt.graph import numbers
 from smelt.guards import state
 from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.origin import Origin
+from smelt.guards.origin import Origin, key_text
 
 _ABSENT = object()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -303,7 +303,7 @@ TEXTS: dict[str, Callable[[str, Any], str]] = {
     "tensor": _tensor_text,
     "len": lambda x, v: f"len({x}) == {v}",
     "keys": lambda x, v: f"tuple({x}) == {v!r}",
-    "contains": lambda x, v: f"{v[0]!r} {'in' if v[1] else 'not in'} {x}",
+    "contains": lambda x, v: f"{key_text(v[0])} {'in' if v[1] else 'not in'} {x}",
     "not_in_dict": lambda x, v: f"{v!r} not in {x}.__dict__",
     "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",
     "no_hooks": lambda x, v: f"no_hooks({x})",

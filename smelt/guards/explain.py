@@ -23,7 +23,7 @@ from smelt.guards.evaluate import (
 )
 from smelt.guards.evaluate import _keys as _keys_of
 from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.origin import Origin
+from smelt.guards.origin import Origin, key_text
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _keys(x: Any, guard: Guard) -> Detail:
 
 def _contains(x: Any, guard: Guard) -> Detail:
     key, present = guard.value
-    texts = (f"{key!r} in it", f"{key!r} not in it")
+    texts = (f"{key_text(key)} in it", f"{key_text(key)} not in it")
     return "", texts[not present], texts[present]
 
 

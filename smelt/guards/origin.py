@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 OriginKind = Literal[
     "arg",        # key: argument name; root. `index` is its slot in the frame's argument slots
     "const",      # root known by identity (globals dict, module, class, function); held strongly; key: readable name
@@ -25,6 +27,16 @@ OriginKind = Literal[
     "array",      # torch.from_numpy(base): a graph input that the compiled frame makes
     "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
 ]  # fmt: skip
+
+
+def key_text(key: Any) -> str:
+    """A key as source; a tensor, whose values nobody wants to read, by its class."""
+    return f"<{type(key).__name__}>" if isinstance(key, torch.Tensor) else repr(key)
+
+
+def key_name(key: Any) -> str:
+    """A key as part of a name."""
+    return type(key).__name__.lower() if isinstance(key, torch.Tensor) else str(key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +74,7 @@ class Origin:
             "attr": f"{b}.{self.key}",
             "member": f"{b}.{self.key}",
             "param": f"{b}.{self.key}",
-            "item": f"{b}[{self.key!r}]",
+            "item": f"{b}[{key_text(self.key)}]",
             "cell": f"{b}.__closure__[{self.key!r}].cell_contents",
             "default": f"{b}.__defaults__[{self.key!r}]",
             "kwdefault": f"{b}.__kwdefaults__[{self.key!r}]",

@@ -313,9 +313,9 @@ class _Functionalizer(Emitter):
         several = isinstance(call.spec, tuple)
         if pure.n_results and several and isinstance(node.spec, tuple):
             call.spec = node.spec[: pure.n_results] + call.spec[pure.n_results :]
+        one = len(pure.op._schema.returns) == 1  # which may be a list
         for name, fakes in written.items():
-            index = pure.value_of[name]
-            value = self.item(call, index) if several and not isinstance(fakes, list) else call
+            value = call if one else self.item(call, pure.value_of[name])
             if isinstance(fakes, list):
                 for i, fake in enumerate(fakes):
                     self._store(fake, self.item(value, i))

@@ -30,7 +30,7 @@ from smelt.graph.ir import Line, Node
 from smelt.graph.numbers import Expression
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
-from smelt.trace import joint, known, selected, sequences, shapes, special
+from smelt.trace import foreach, fused, joint, known, selected, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.graphs import Record, Traced, build, needs_grad
@@ -319,8 +319,7 @@ class Trace:
         self._source, self._changed = source, False
         failure: Exception | None = None
         try:
-            body = _BODIES.get(func)
-            out = func(*args, **kwargs) if body is None or kwargs else body(self, func, args)
+            out = self._run_call(func, args, kwargs)
         except BaseException as error:
             if self._only_symbols_failed(error, args, kwargs):
                 self._source = None
@@ -346,6 +345,15 @@ class Trace:
             if func in STATEFUL and self.is_input(args[0]):
                 self.needs_autograd = True
         return out
+
+    def _run_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, or what takes its place."""
+        body = _BODIES.get(func)
+        if body is not None and not kwargs:
+            return body(self, func, args)
+        each = foreach.BODIES.get(func) or fused.BODIES.get(func)
+        out = NotImplemented if each is None else each(args, kwargs)
+        return func(*args, **kwargs) if out is NotImplemented else out
 
     def _only_symbols_failed(
         self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,0 +1,127 @@
+"""The optimizers of torch: how many steps were made, as a number.
+
+An optimizer counts its steps in 0-d tensors on the CPU. `step` adds one to each, reads them, and computes with Python's
+floats what the update is multiplied with. What it reads is a symbolic number here: what the tensor holds when the call
+begins, which the guard tree reads as it reads other numbers, plus what the trace has added since. So the arithmetic is
+eager's, in double precision, and the next step needs no other graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim import optimizer
+
+from smelt.capture import calls
+from smelt.capture.tables import function
+from smelt.graph.ir import Node
+from smelt.ops.kinds import effects
+from smelt.trace.fake import FakeTensor
+from smelt.trace.graphs import fakes_in
+from smelt.trace.record import Trace
+
+aten = torch.ops.aten
+_COUNTS = (torch.float32, torch.float64)
+_EXACT = 1 << 23  # up to here adding integers to a float of 32 bits is exact
+
+_helpers: Any = optimizer
+
+
+@function(_helpers._get_value)
+def _get_value(vm: Any, args: Any, kwargs: Any) -> Any:
+    (tensor,) = args
+    if type(tensor) is not FakeTensor:
+        return tensor
+    count = _count(vm, tensor)
+    return tensor.item() if count is None else count
+
+
+_zero_grad: Any = optimizer.Optimizer.zero_grad
+
+
+@function(_zero_grad)
+def _set_gradients_to_zero(vm: Any, args: Any, kwargs: Any) -> Any:
+    """Torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
+    return calls.interpret(vm, _zero_grad.__wrapped__, args, kwargs)
+
+
+def _count(vm: Any, tensor: FakeTensor) -> Any:
+    """The number that `tensor` holds; None if it is not a count, or something else than integers was done to it."""
+    spec = tensor.spec
+    if spec.shape or spec.dtype not in _COUNTS or spec.device.type != "cpu" or not vm.outside.follows_counts:
+        return None
+    with vm.trace.paused():
+        added = _added(vm.trace, tensor)
+        first = None if added is None else _first(vm, tensor, bool(added))
+    return None if first is None else first + added
+
+
+def _first(vm: Any, tensor: FakeTensor, exact: bool) -> Any:
+    """What it held before it was written; `exact`: only a number to which integers can be added exactly."""
+    trace: Trace = vm.trace
+    real = trace.real(tensor)
+    if real is None:
+        return _made_with(trace, tensor.aten_node)
+    origin = vm.outside.origins[id(tensor)].child("member", "item").child("call", None)
+    with torch._C._DisableTorchDispatch():
+        value = real.item()
+    if exact and not (value % 1 == 0 and abs(value) < _EXACT):
+        return None
+    number = vm.outside.number_at(origin, value)
+    if exact:  # which is required of later calls
+        bool(number % 1 == 0), bool(abs(number) < _EXACT)
+    return number
+
+
+def _made_with(trace: Trace, node: Node | None) -> float | None:
+    """The value of a tensor that the trace made without looking at others."""
+    if node is None or node.args or node.op != "get_attr":
+        return None
+    return float(trace.aten.graph.constants[node.target].item())
+
+
+def _added(trace: Trace, tensor: FakeTensor) -> int | None:
+    """What was added to the tensor in place, an integer; None if it was written otherwise."""
+    storage = _storage(tensor)
+    if storage not in trace.written:
+        return 0
+    storages = {f.aten_node: _storage(f) for f in trace.inputs}
+    total = 0
+    for record in trace.records:
+        storages.update((f.aten_node, _storage(f)) for f in fakes_in(record.out))
+        for written in _written(record.node):
+            if storages.get(written, storage) != storage:
+                continue
+            amount = _amount(trace, record.node)
+            if amount is None or written is not tensor.aten_node:
+                return None
+            total += amount
+    return total
+
+
+def _written(node: Node) -> Iterator[Node]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    info = effects(node.target)
+    for name in info.writes:
+        value = info.argument(name, node.args, node.kwargs)
+        yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _amount(trace: Trace, node: Node) -> int | None:
+    if node.target not in (aten.add_.Tensor, aten.add_.Scalar):
+        return None
+    other, *rest = node.args[1:]
+    alpha = rest[0] if rest else node.kwargs.get("alpha", 1)
+    if isinstance(other, Node):
+        other = _made_with(trace, other)
+    if type(other) not in (int, float) or type(alpha) not in (int, float):
+        return None
+    amount = other * alpha
+    return int(amount) if amount % 1 == 0 and abs(amount) < _EXACT else None
+
+
+def _storage(fake: FakeTensor) -> int:
+    return fake.elem.untyped_storage()._cdata
