@@ -60,7 +60,9 @@ bench: $(VENV)/.native $(VENV)/.test
 
 sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_ops
+	$(PY) -m benchmarks.sweep_ops --gradients
 	$(PY) -m benchmarks.sweep_programs
+	$(PY) -m benchmarks.sweep_programs --gradients
 	$(PY) -m benchmarks.sweep_models transformers
 	$(PY) -m benchmarks.sweep_models timm
 	$(PY) -m benchmarks.loops

@@ -1,7 +1,10 @@
-"""Random Python programs, eager against compiled: `python -m benchmarks.sweep_programs [--programs N] [--seed FIRST]`.
+"""Random Python programs, eager against compiled.
+
+    python -m benchmarks.sweep_programs [--programs N] [--seed FIRST] [--gradients]
 
 Every program is decided by its seed and kind. Differences are shrunk and printed; benchmarks/results/programs.md says how
-many programs of each kind ran, under which versions, and how many differed.
+many programs of each kind ran, under which versions, and how many differed. With `--gradients` all tensors require
+gradients, which are compared too; the file is programs-gradients.md, and says also how many backwards were compiled.
 """
 
 from __future__ import annotations
@@ -12,16 +15,17 @@ import logging
 import platform
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 import smelt
+from smelt import events
 from tests.programs.check import kind_of, outcome
 from tests.programs.generate import PRELUDE, Options, Replayed, Seeded, shrink, write_program
 
-RESULTS = Path(__file__).parent / "results" / "programs.md"
+RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass
@@ -32,6 +36,8 @@ class Kind:
     share: float  # of all programs
     ran: int = 0
     seconds: float = 0.0
+    ahead: int = 0  # backward graphs compiled
+    own: int = 0  # captures whose backward is autograd's own
     different: list[tuple[int, str, str]] = field(
         default_factory=list
     )  # seed, what differs, the shrunk source
@@ -48,11 +54,27 @@ def kinds() -> list[Kind]:
     ]
 
 
+def gradient_kinds() -> list[Kind]:
+    small = Options(grad=True, statements=5)
+    return [
+        Kind("gradients, kernels", small, "smelt", 0.35),
+        Kind("gradients, kernels, larger", Options(grad=True), "smelt", 0.15),
+        Kind("gradients, operators", small, "aot_eager", 0.2),
+        Kind("graph breaks and gradients, kernels", replace(small, breaks=True), "smelt", 0.3),
+    ]
+
+
 def run(kind: Kind, seed: int) -> None:
     choices = Seeded(seed)
     source = write_program(choices, kind.options)
     start = time.perf_counter()
-    problem = outcome(source, kind.options, kind.backend)
+
+    def listen(event: events.Event) -> None:
+        kind.ahead += event.kind == "backward-compiled"
+        kind.own += event.kind == "no-joint-graph"
+
+    with events.subscribed(listen):
+        problem = outcome(source, kind.options, kind.backend)
     kind.seconds += time.perf_counter() - start
     kind.ran += 1
     if problem is not None:
@@ -78,10 +100,12 @@ def report(done: list[Kind], first: int) -> str:
         f"two inputs; {different} differ from eager. Written by `python -m benchmarks.sweep_programs`; the programs come "
         "from tests/programs/generate.py.",
         "",
-        "| kind | backend | programs | different |",
-        "| --- | --- | --- | --- |",
+        "| kind | backend | programs | different | backward graphs compiled | backward autograd's own |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    lines += [f"| {k.name} | {k.backend} | {k.ran} | {len(k.different)} |" for k in done]
+    lines += [
+        f"| {k.name} | {k.backend} | {k.ran} | {len(k.different)} | {k.ahead} | {k.own} |" for k in done
+    ]
     for kind in done:
         for seed, problem, source in kind.different:
             lines += ["", f"{kind.name}, seed {seed}: {problem}", "", "```python", source.rstrip(), "```"]
@@ -89,13 +113,17 @@ def report(done: list[Kind], first: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gradients", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("smelt").setLevel(logging.ERROR)
-    done, start = kinds(), time.perf_counter()
+    done, start = gradient_kinds() if arguments.gradients else kinds(), time.perf_counter()
     for kind in done:
         for seed in range(arguments.seed, arguments.seed + round(arguments.programs * kind.share)):
             run(kind, seed)
@@ -107,7 +135,8 @@ def main() -> None:
                     flush=True,
                 )
     print()
-    RESULTS.write_text(report(done, arguments.seed), encoding="utf-8")
+    name = "programs-gradients.md" if arguments.gradients else "programs.md"
+    (arguments.out / name).write_text(report(done, arguments.seed), encoding="utf-8")
     sys.exit(any(k.different for k in done))
 
 

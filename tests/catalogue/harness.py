@@ -156,13 +156,15 @@ def _surroundings() -> dict[str, Any]:
 
 
 def _backward(result: Any) -> str:
-    """Backward of the sum of what requires grad in the result, as the state then shows in `.grad`. Gives the error."""
+    """Backward of sums of what requires grad in the result, as the state then shows in `.grad`. Gives the error."""
     try:
         # Asking may raise too: a view that autograd has given up on.
         roots = [t for t in tensors_in(result) if t.requires_grad and t.grad_fn is not None]
-        for t in roots:
-            total = t.abs().sum() if t.is_complex() else t.sum()
-            total.backward(retain_graph=True)
+        for number, t in enumerate(roots):
+            total = t.abs() if t.is_complex() else t
+            if number % 2:  # a tangent that is not the same everywhere
+                total = total * torch.arange(t.numel(), dtype=total.dtype).remainder(5).sub(2).view(t.shape)
+            total.sum().backward(retain_graph=True)
     except RuntimeError as e:
         return str(e)
     return ""

@@ -20,10 +20,13 @@ def _tensor(rows: int, low: int) -> torch.Tensor:
     return (torch.arange(rows * 3.0) * 7 + low).remainder(11).sub(4).reshape(rows, 3)
 
 
-def _arguments(rows: int, n: int, grad: bool) -> tuple[Any, ...]:
-    x = _tensor(rows, n).requires_grad_(grad)
-    items = [_tensor(rows, n + i) for i in range(2)]
-    return x, n, items, {"a": _tensor(rows, n + 5), "b": _tensor(rows, n + 6)}
+def _arguments(rows: int, n: int, grad: bool) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """The arguments of one call, and what their gradients flow to. With `grad`, what is in containers has a history, as
+    programs write it in place."""
+    leaves = [_tensor(rows, n + i).requires_grad_(grad) for i in (0, 0, 1, 5, 6)]
+    x, *held = leaves
+    a, b, c, d = (t * 1 for t in held) if grad else held
+    return (x, n, [a, b], {"a": c, "b": d}), leaves
 
 
 def world(source: str, grad: bool) -> Any:
@@ -33,11 +36,13 @@ def world(source: str, grad: bool) -> Any:
     namespace: dict[str, Any] = {"__name__": "generated"}
     exec(compile(source, name, "exec"), namespace)
 
-    def state() -> Any:
-        return namespace["LOG"], namespace["COUNT"], namespace["STATE"]
-
     calls = [_arguments(*a, grad) for a in [(2, 1), (4, 2)] * 3]
-    return namespace["program"], calls, state
+    leaves = [found for _, found in calls]
+
+    def state() -> Any:
+        return namespace["LOG"], namespace["COUNT"], namespace["STATE"], leaves
+
+    return namespace["program"], [arguments for arguments, _ in calls], state
 
 
 def difference_of(source: str, options: Options, backend: str = "eager") -> str | None:

@@ -177,7 +177,7 @@ def _smaller(numbers: list[int]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Options:
-    """`breaks`: operations that the capture may not get across. `grad`: `x` requires gradients."""
+    """`breaks`: operations that the capture may not get across. `grad`: all tensors require gradients."""
 
     breaks: bool = False
     grad: bool = False
@@ -298,6 +298,7 @@ class Program:
                 self._scaled,
             ]
             + ([self._broken] if self.options.breaks else [])
+            + ([self._differentiated] * 3 if self.options.grad else [])
         )(depth - 1)
 
     def full(self, depth: int = 2) -> str:
@@ -322,6 +323,32 @@ class Program:
         return self.one_of(
             ["(-{})", "{}.relu()", "{}.abs()", "{}.clone()", "{}.clamp(max=5)", "{}.detach()"]
         ).format(a), kind
+
+    def _differentiated(self, depth: int) -> tuple[str, str]:
+        """What autograd saves values, indices or masks for; results are whole numbers still."""
+        a, b = self.full(depth), self.full(0)
+        return self.one_of(
+            [
+                f"({a} * {b} * {b}).clamp(-9, 9)",
+                f"({a} @ {b}.t() @ x).clamp(-9, 9)",
+                f"{a}.square().clamp(max=9)",
+                f"{a}.cumsum(0).clamp(-9, 9)",
+                f"torch.cat([{a}, {b}])[1 : {b}.shape[0] + 1]",
+                f"torch.stack([{a}, {b}], 1).amax(1)",
+                f"{a}.index_select(0, torch.arange(x.shape[0]) // 2)",
+                f"{a}.gather(1, torch.tensor([[0, 2, 2]]).expand(x.shape))",
+                f"{a}.flip(0).roll(1, 1)",
+                f"{a}.masked_fill({b} > 1, 2)",
+                f"{a}.sort(0).values",
+                f"({a} / 2 + {b}.pow(2)).clamp(-9, 9)",
+                f"torch.nn.functional.pad({a}, (1, 0))[:, :3]",
+                f"torch.addcmul({a}, {b}, x).clamp(-9, 9)",
+                f"torch.where({b} > 0, {a}, {b} * 2)",
+                f"{a}.chunk(2)[1].repeat(2, 1)",
+                f"torch.nn.functional.hardtanh({a}, -3, 3)",
+                f"torch.nn.functional.leaky_relu({a}, 0.5)",
+            ]
+        ), "full"
 
     def _scaled(self, depth: int) -> tuple[str, str]:
         a, kind = self.tensor(depth)
