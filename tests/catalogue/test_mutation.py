@@ -901,3 +901,17 @@ def class_attribute_shared_through_instance():
         return x + len(u.items), u.mode, t.mode
 
     return fn, [(tensor(3),)] * 4, lambda: (Thing.items, Thing.mode, vars(t))
+
+
+@program()
+def a_write_to_what_a_later_call_also_passes_as_another_argument():
+    def fn(out, a, b):
+        out += a
+        return out * b
+
+    def views(kind):
+        base = tensor(3, 4)
+        out, a, b = tensor(4), base[0], base[1]
+        return {"apart": (out, a, b), "first": (a, a, b), "second": (b, a, b), "all": (out, a, a)}[kind]
+
+    return fn, [views(kind) for kind in ("apart", "apart", "second", "all", "first", "apart")]
