@@ -17,20 +17,25 @@ import torch
 from smelt import _native, events
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.results import take_results
+from smelt.autograd.twice import Again, differentiate_again
 from smelt.autograd.zeros import without_tangents
 from smelt.config import Config
-from smelt.graph.ir import Graph
+from smelt.graph.ir import Graph, argument_nodes
 from smelt.runtime.forks import BACKWARD, hold_at_fork
+from smelt.trace.graphs import Traced
 from smelt.trace.joint import Joint
 
 Compiled = Callable[[tuple[Any, ...]], Sequence[Any]]
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 
 
-def compile_joint(joint: Joint, config: Config, compile_graph: Callable[[Graph], Compiled]) -> Compiled:
+def compile_joint(
+    traced: Traced, joint: Joint, config: Config, compile_graph: Callable[[Graph], Compiled]
+) -> Compiled:
     """A callable from a tuple of the graph's inputs to its outputs, which autograd knows as one node.
 
     Args:
+        joint: that of `traced`.
         compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs.
     """
     start = time.perf_counter()
@@ -38,12 +43,16 @@ def compile_joint(joint: Joint, config: Config, compile_graph: Callable[[Graph],
     events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
     forward = compile_graph(parts.forward)
     if joint.tangents:
-        forward = _node(joint, parts, forward, compile_graph)
+        forward = _node(joint, parts, forward, compile_graph, differentiate_again(traced, joint))
     return take_results(forward, joint, torch.is_grad_enabled())
 
 
 def _node(
-    joint: Joint, parts: Partition, forward: Compiled, compile_graph: Callable[[Graph], Compiled]
+    joint: Joint,
+    parts: Partition,
+    forward: Compiled,
+    compile_graph: Callable[[Graph], Compiled],
+    again: Again | None,
 ) -> Compiled:
     def compile_backward(defined: tuple[bool, ...]) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
@@ -58,12 +67,28 @@ def _node(
             "n_outputs": joint.n_outputs,
             "differentiable": [(i, *_layout(joint, k)) for k, i in enumerate(joint.tangents)],
             "gradients": joint.gradients,
-            "saved": [(s.kind, s.index) for s in parts.saved],
+            "saved": [(s.kind, s.index, r) for s, r in zip(parts.saved, _readers(joint, parts))],
             "backward": compile_backward,
             "name": "SmeltBackward",
             "lock": _lock,
+            "again": again,
         }
     )
+
+
+def _readers(joint: Joint, parts: Partition) -> list[list[int]]:
+    """Per saved value, the tangents whose gradients read it."""
+    n = len(joint.tangents)
+    if n == 1:
+        return [[0] for _ in parts.saved]
+    read: list[list[int]] = [[] for _ in parts.saved]
+    for k in range(n):
+        graph = without_tangents(parts.backward, frozenset(range(n)) - {k})
+        used = {argument for node in graph for argument in argument_nodes(node)}
+        for placeholder, tangents in zip(graph.placeholders, read):
+            if placeholder in used:
+                tangents.append(k)
+    return read
 
 
 def _layout(joint: Joint, k: int) -> tuple[Any, ...]:

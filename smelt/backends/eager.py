@@ -27,7 +27,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     """The functional aten graphs, operator by operator: forward and, where gradients are needed, backward; the torch-level
     graph where there is no joint graph."""
     if traced.joint is not None:
-        return compile_joint(traced.joint, config, _beneath_a_node)
+        return compile_joint(traced, traced.joint, config, _beneath_a_node)
     if traced.needs_grad:
         return eager(traced, config)
     return _by_operators(traced.aten_graph)

@@ -45,7 +45,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     try:
         if traced.joint is not None:
-            return compile_joint(traced.joint, config, lambda graph: _compile(graph, config))
+            return compile_joint(traced, traced.joint, config, lambda graph: _compile(graph, config))
         return _compile(traced.aten_graph, config)
     except Unsupported:
         raise

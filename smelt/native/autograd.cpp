@@ -46,8 +46,9 @@ using torch::autograd::variable_list;
 using Mask = c10::SmallVector<char, 16>;  // per tangent: defined
 
 constexpr const char* kTwice =
-    "smelt: a compiled function can be differentiated once; use smelt.disable on it, or backend='eager', for "
-    "higher derivatives";
+    "smelt: this compiled function can be differentiated once (it writes or draws random numbers, or one of "
+    "its "
+    "inputs is gone or was written); use smelt.disable on it, or backend='eager', for higher derivatives";
 constexpr const char* kTransformed =
     "smelt: transforms of torch.func cannot go through the backward of a compiled function; use "
     "smelt.disable on "
@@ -80,6 +81,7 @@ struct Tangent {
 struct Source {  // of a saved value
     enum class Kind : uint8_t { primal, output, temporary } kind;
     size_t index;
+    Mask readers;  // the tangents whose gradients read it; empty: all
 };
 
 struct Backward {
@@ -93,7 +95,8 @@ struct Shared : c10::intrusive_ptr_target {
     std::string name;
     PyObject* forward = nullptr;
     PyObject* compile_backward = nullptr;
-    PyObject* lock = nullptr;  // held while a backward is compiled
+    PyObject* lock = nullptr;   // held while a backward is compiled
+    PyObject* again = nullptr;  // differentiates by running the forward again, or null
     bool forward_is_plan = false;
     size_t n_outputs = 0;
     size_t n_results = 0;  // outputs and saved temporaries
@@ -110,6 +113,7 @@ struct Shared : c10::intrusive_ptr_target {
         Py_XDECREF(forward);
         Py_XDECREF(compile_backward);
         Py_XDECREF(lock);
+        Py_XDECREF(again);
         for (Backward* b = backwards; b;) {
             Backward* next = b->next;
             Py_DECREF(b->callable);
@@ -184,6 +188,19 @@ struct Saved {
     bool is_output;
 };
 
+uint32_t version_of(const at::Tensor& t) {
+    const auto& counter = t.unsafeGetTensorImpl()->version_counter();
+    return counter.enabled() ? counter.current_version() : 0;
+}
+
+// A primal that the node does not keep alive, as it was.
+struct Primal {
+    explicit Primal(const at::Tensor& t) : impl(t.getIntrusivePtr()), version(version_of(t)) {}
+
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
+    uint32_t version;
+};
+
 bool has_any(const at::Tensor& t, std::initializer_list<c10::DispatchKey> keys) {
     return t.key_set().has_any(c10::DispatchKeySet(keys));
 }
@@ -208,6 +225,19 @@ at::Tensor as_gradient(PyObject* item) {
     return THPVariable_Unpack(item);
 }
 
+variable_list gradients_in(THPObjectPtr& result, size_t n_gradients) {
+    result = checked(PySequence_Fast(result, "Differentiable: the backward must return a sequence"));
+    const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(result.get()));
+    if (n != n_gradients)
+        raise(PyExc_RuntimeError, "Differentiable: the backward returned " + std::to_string(n) +
+                                      " gradients, " + std::to_string(n_gradients) + " are expected");
+    variable_list gradients;
+    gradients.reserve(n);
+    for (size_t i = 0; i < n; ++i)
+        gradients.push_back(as_gradient(PySequence_Fast_GET_ITEM(result.get(), static_cast<Py_ssize_t>(i))));
+    return gradients;
+}
+
 // `numbers[i]`: argument i stands for a Python number.
 variable_list call_backward(PyObject* callable, variable_list&& arguments, const std::vector<bool>& numbers,
                             size_t n_gradients) {
@@ -227,16 +257,7 @@ variable_list call_backward(PyObject* callable, variable_list&& arguments, const
         result = checked(PyObject_CallOneArg(callable, tuple));
     }
     tuple = nullptr;
-    result = checked(PySequence_Fast(result, "Differentiable: the backward must return a sequence"));
-    const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(result.get()));
-    if (n != n_gradients)
-        raise(PyExc_RuntimeError, "Differentiable: the backward returned " + std::to_string(n) +
-                                      " gradients, " + std::to_string(n_gradients) + " are expected");
-    variable_list gradients;
-    gradients.reserve(n);
-    for (size_t i = 0; i < n; ++i)
-        gradients.push_back(as_gradient(PySequence_Fast_GET_ITEM(result.get(), static_cast<Py_ssize_t>(i))));
-    return gradients;
+    return gradients_in(result, n_gradients);
 }
 
 // Before torch 2.13, nodes are held by std::shared_ptr.
@@ -264,18 +285,26 @@ class CompiledBackward : public Node {
     }
     void save(at::Tensor number) { saved_.push_back({{}, std::move(number), false}); }
 
+    void remember(const at::Tensor& primal) { primals_.emplace_back(primal); }
+
+    // The engine calls this after `apply`, which has released what that call was to release.
     void release_variables() override {
         std::lock_guard<std::mutex> lock(mutex_);
-        release();
+        if (!partly_released_) release();
+        partly_released_ = false;
     }
 
     variable_list apply(variable_list&& tangents) override {
         Mask mask(shared_->tangents.size());
         for (size_t i = 0; i < mask.size(); ++i) mask[i] = i < tangents.size() && tangents[i].defined();
         if (count_defined(mask) == 0) return variable_list(num_outputs());
+        if (c10::GradMode::is_enabled() && shared_->again) {
+            variable_list primals;
+            if (lock_primals(primals)) return run_again(primals, tangents);
+        }
         const Backward* backward = shared_->find(mask);
         if (!backward) backward = &compile(*shared_, mask);
-        variable_list arguments = unpack();
+        variable_list arguments = unpack(mask);
         for (at::Tensor& t : tangents)
             if (t.defined()) arguments.push_back(std::move(t));
         tangents.clear();
@@ -294,20 +323,58 @@ class CompiledBackward : public Node {
         for (Saved& s : saved_) s.variable.reset_data();
     }
 
-    // The saved values, which nobody else holds if the graph is not kept.
-    variable_list unpack() {
+    // The saved values, which nobody else holds if the graph is not kept. As in eager, what only the gradients of
+    // other outputs read is not looked at and stays.
+    variable_list unpack(const Mask& mask) {
         const bool keep = torch::autograd::get_current_graph_task_keep_graph();
         variable_list values;
         values.reserve(saved_.size() + shared_->tangents.size());
         std::lock_guard<std::mutex> lock(mutex_);
-        for (const Saved& s : saved_) {
-            if (s.number.defined())
+        for (size_t i = 0; i < saved_.size(); ++i) {
+            Saved& s = saved_[i];
+            if (s.number.defined()) {
                 values.push_back(s.number);
-            else
+            } else if (!is_read(shared_->saved[i], mask)) {
+                values.emplace_back();
+                partly_released_ = !keep;
+            } else {
                 values.push_back(s.variable.unpack(s.is_output ? getptr() : NodePtr()));
+            }
         }
-        if (!keep) release();
+        if (keep) return values;
+        for (size_t i = 0; i < saved_.size(); ++i)
+            if (is_read(shared_->saved[i], mask)) saved_[i].variable.reset_data();
         return values;
+    }
+
+    static bool is_read(const Source& source, const Mask& mask) {
+        for (size_t k = 0; k < source.readers.size(); ++k)
+            if (source.readers[k] && mask[k]) return true;
+        return source.readers.empty();
+    }
+
+    // Whether all primals still exist and are as they were.
+    bool lock_primals(variable_list& primals) const {
+        for (const Primal& p : primals_) {
+            primals.emplace_back(p.impl.lock());
+            if (!primals.back().defined() || version_of(primals.back()) != p.version) return false;
+        }
+        return true;
+    }
+
+    // create_graph=True: the gradients of the forward run again, operator by operator, so that they have a history.
+    variable_list run_again(const variable_list& primals, const variable_list& tangents) const {
+        pybind11::gil_scoped_acquire gil;
+        auto pack = [](const variable_list& list) {
+            THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(list.size()))));
+            for (size_t i = 0; i < list.size(); ++i)
+                PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(THPVariable_Wrap(list[i])));
+            return tuple;
+        };
+        const THPObjectPtr first = pack(primals), second = pack(tangents);
+        THPObjectPtr result(
+            checked(PyObject_CallFunctionObjArgs(shared_->again, first.get(), second.get(), nullptr)));
+        return gradients_in(result, num_outputs());
     }
 
     void conform_tangents(const Mask& mask, variable_list& arguments) const {
@@ -385,6 +452,22 @@ class CompiledBackward : public Node {
 
     c10::intrusive_ptr<Shared> shared_;
     std::vector<Saved> saved_;
+    std::vector<Primal> primals_;  // where they may be wanted again
+    bool partly_released_ = false;
+};
+
+// The history of one of several outputs. The node itself may get undefined gradients for outputs that nobody
+// differentiates; their hooks must not be called.
+class OutputOf : public Node {
+  public:
+    OutputOf(const c10::intrusive_ptr<Shared>& shared, Edge edge)
+        : Node(edge_list{std::move(edge)}), shared_(shared) {}
+
+    std::string name() const override { return shared_->name; }
+    variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+
+  private:
+    c10::intrusive_ptr<Shared> shared_;
 };
 
 // ------------------------------------------------------------------------------------------------ a call
@@ -423,7 +506,7 @@ class Versions {
 
     bool changed(const at::Tensor& t) const {
         for (const auto& [impl, version] : before_)
-            if (impl == t.unsafeGetTensorImpl()) return version != of(t);
+            if (impl == t.unsafeGetTensorImpl()) return version != version_of(t);
         return false;
     }
 
@@ -431,12 +514,7 @@ class Versions {
     void watch(PyObject* item) {
         if (!THPVariable_Check(item)) return;
         const at::Tensor& t = THPVariable_Unpack(item);
-        before_.emplace_back(t.unsafeGetTensorImpl(), of(t));
-    }
-
-    static uint32_t of(const at::Tensor& t) {
-        const auto& counter = t.unsafeGetTensorImpl()->version_counter();
-        return counter.enabled() ? counter.current_version() : 0;
+        before_.emplace_back(t.unsafeGetTensorImpl(), version_of(t));
     }
 
     c10::SmallVector<std::pair<const c10::TensorImpl*, uint32_t>, 2> before_;
@@ -468,17 +546,18 @@ Results call_forward(const Shared& shared, PyObject* inputs, THPObjectPtr& owner
 // Makes the node the history of an output, as its next input.
 class Attach {
   public:
-    Attach(CompiledBackward& node, NodePtr pointer, const Versions& versions)
-        : node_(node), pointer_(std::move(pointer)), versions_(versions) {}
+    Attach(const c10::intrusive_ptr<Shared>& shared, CompiledBackward& node, NodePtr pointer,
+           const Versions& versions)
+        : shared_(shared), node_(node), pointer_(std::move(pointer)), versions_(versions) {}
 
     void operator()(const Result& r) {
         const at::Tensor& t = r.tensor;
-        const bool again = t.defined() && torch::autograd::impl::grad_fn_unsafe(t) == &node_;
+        const bool again = t.defined() && is_attached(t);
         if (!t.defined() || again || (r.is_input && !is_written(r)))
             // Its gradient comes by an earlier input, or goes past the node to the tensor's own history.
             node_.add_input_metadata(Node::undefined_input());
         else if (!r.is_input)
-            torch::autograd::set_history(t, pointer_);
+            attach(t);
         else
             rebase(t);
     }
@@ -486,6 +565,21 @@ class Attach {
     bool is_written(const Result& r) const { return r.is_input && versions_.changed(r.tensor); }
 
   private:
+    void attach(const at::Tensor& t) {
+        if (shared_->tangents.size() == 1 || !torch::autograd::isDifferentiableType(t.scalar_type())) {
+            torch::autograd::set_history(t, pointer_);
+            return;
+        }
+        auto output = make_node<OutputOf>(shared_, Edge(pointer_, node_.add_input_metadata(t)));
+        torch::autograd::set_history(t, output);
+    }
+
+    bool is_attached(const at::Tensor& t) const {
+        const Node* node = torch::autograd::impl::grad_fn_unsafe(t);
+        if (!node || node == &node_) return node != nullptr;
+        return dynamic_cast<const OutputOf*>(node) && node->next_edge(0).function.get() == &node_;
+    }
+
     // What an in-place operator does. A view is rebased by way of its base, which takes a node like copy_'s: its
     // outputs are the gradients of the old value and of the new.
     void rebase(const at::Tensor& t) {
@@ -506,6 +600,7 @@ class Attach {
         impl::rebase_history(t, {std::move(copy), 0});
     }
 
+    const c10::intrusive_ptr<Shared>& shared_;
     CompiledBackward& node_;
     NodePtr pointer_;
     const Versions& versions_;
@@ -523,8 +618,10 @@ void save_primal(CompiledBackward& node, PyObject* item) {
 void record(const c10::intrusive_ptr<Shared>& shared, PyObject* inputs, const Results& results,
             edge_list&& edges, const Versions& versions) {
     const auto node = make_node<CompiledBackward>(std::move(edges), shared);
-    Attach attach(*node, node, versions);
+    Attach attach(shared, *node, node, versions);
     for (const Tangent& t : shared->tangents) attach(results[t.output]);
+    for (Py_ssize_t i = 0; shared->again && i < PyTuple_GET_SIZE(inputs); ++i)
+        node->remember(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)));
     for (const Source& s : shared->saved) {
         if (s.kind == Source::Kind::primal) {
             save_primal(*node, PyTuple_GET_ITEM(inputs, s.index));
@@ -592,6 +689,7 @@ class Reader {
         s_.compile_backward = owned(callable(spec, "backward"));
         s_.lock = spec.contains("lock") ? owned(spec["lock"])
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
+        if (spec.contains("again") && !spec["again"].is_none()) s_.again = owned(callable(spec, "again"));
         count();
         s_.forward = owned(callable(spec, "forward"));
         s_.forward_is_plan = is_plan(s_.forward);
@@ -601,13 +699,13 @@ class Reader {
   private:
     static void check_keys(const py::dict& spec) {
         const py::set known(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
-                                           "backward", "name", "lock"));
+                                           "backward", "name", "lock", "again"));
         for (auto item : spec)
             if (!known.contains(item.first))
                 raise(PyExc_TypeError,
                       "Differentiable: unknown key " + py::repr(item.first).cast<std::string>());
         for (py::handle key : known)
-            if (!spec.contains(key) && !key.equal(py::str("lock")))
+            if (!spec.contains(key) && !key.equal(py::str("lock")) && !key.equal(py::str("again")))
                 raise(PyExc_TypeError,
                       "Differentiable: " + py::repr(key).cast<std::string>() + " is missing");
     }
@@ -628,11 +726,21 @@ class Reader {
     Source source(const py::tuple& t) const {
         const auto kind = t[0].cast<std::string>();
         const auto index = t[1].cast<size_t>();
-        if (kind == "primal") return {Source::Kind::primal, index};
-        if (kind == "temporary") return {Source::Kind::temporary, index};
+        const Mask readers = t.size() > 2 ? this->readers(t[2]) : Mask();
+        if (kind == "primal") return {Source::Kind::primal, index, readers};
+        if (kind == "temporary") return {Source::Kind::temporary, index, readers};
         if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
         if (index >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
-        return {Source::Kind::output, index};
+        return {Source::Kind::output, index, readers};
+    }
+
+    Mask readers(py::handle tangents) const {
+        Mask mask(s_.tangents.size());
+        for (py::handle k : tangents) {
+            if (k.cast<size_t>() >= mask.size()) raise(PyExc_ValueError, "Differentiable: no such tangent");
+            mask[k.cast<size_t>()] = 1;
+        }
+        return mask;
     }
 
     void count() {
@@ -711,6 +819,7 @@ int differentiable_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(shared->forward);
     Py_VISIT(shared->compile_backward);
     Py_VISIT(shared->lock);
+    Py_VISIT(shared->again);
     for (const Backward* b = shared->backwards; b; b = b->next) Py_VISIT(b->callable);
     return 0;
 }
@@ -778,14 +887,23 @@ constexpr const char* kDoc =
     "                  the node\n"
     "  gradients       positions of the inputs that the backward returns gradients for\n"
     "  saved           what the backward reads, each ('primal', input), ('output', output) or ('temporary', "
-    "n)\n"
+    "n),\n"
+    "                  perhaps followed by the tangents whose gradients read it: others neither look at it "
+    "nor "
+    "free\n"
+    "                  it\n"
     "  backward        a callable from a tuple of bools, which tangents are defined, to a Plan or a "
     "callable;\n"
     "                  asked once for each, at a backward call. What it returns is called, as the forward "
     "is, with\n"
     "                  the tuple (*saved, *defined tangents) and returns a gradient or None per `gradients`\n"
     "  name            of the node\n"
-    "  lock            optional, an RLock to hold while `backward` runs; by default one of its own";
+    "  lock            optional, an RLock to hold while `backward` runs; by default one of its own\n"
+    "  again           optional, a callable from the tuple of inputs (tensors all) and the tuple of tangents "
+    "(None\n"
+    "                  where undefined) to the gradients, with a history. Asked where create_graph=True, if "
+    "the\n"
+    "                  inputs still exist and were not written; where not, a second differentiation raises";
 
 PyType_Slot differentiable_slots[] = {{Py_tp_doc, const_cast<char*>(kDoc)},
                                       {Py_tp_new, reinterpret_cast<void*>(differentiable_new)},

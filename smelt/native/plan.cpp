@@ -870,7 +870,11 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
     Borrowed frame(as_plan(plan));
     Frame& f = *frame;
     for (size_t i = 0; i < p.n_inputs; ++i) {
-        TORCH_CHECK(inputs[i].defined(), "Plan: input " + std::to_string(i) + " must be a Tensor, got none");
+        if (!inputs[i].defined()) {  // nothing to this plan
+            TORCH_CHECK(!p.is_read[i] && !p.needs_data[i],
+                        "Plan: input " + std::to_string(i) + " must be a Tensor, got none");
+            continue;
+        }
         set_address(p, f, i, inputs[i]);
         if (p.is_read[i]) f.tensors[i] = std::move(inputs[i]);
     }

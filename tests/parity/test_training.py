@@ -72,7 +72,6 @@ def test_backward_twice_where_nothing_is_saved(compile):
     return gradients(x)
 
 
-@pytest.mark.xfail(reason="one node for the whole graph frees all that it saved", strict=True)
 @both()
 def test_backward_of_each_output_in_turn(compile):
     """Outputs that share nothing: the first backward frees nothing that the second needs."""
@@ -457,7 +456,6 @@ def test_hook_on_an_output(compile):
     return sorted(seen, key=lambda pair: pair[0]), gradients(x, w, b)
 
 
-@pytest.mark.xfail(reason="autograd calls it with None: the output is one of several of a node", strict=True)
 @both()
 def test_hook_on_an_output_without_a_gradient(compile):
     f, x, w, b, seen = compile(three), leaf(2, 3), leaf(2, 3), leaf(3), []

@@ -1,0 +1,50 @@
+"""Derivatives of derivatives: the torch-level graph runs again under autograd, which then knows how gradients were made.
+
+That needs the graph's inputs, unchanged. The node refers to them weakly, so it costs no memory; who wants a second
+derivative with respect to something holds it anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from smelt.graph import state
+from smelt.graph.module import GraphFunction
+from smelt.graph.passes import has_effect
+from smelt.trace.graphs import Traced
+from smelt.trace.joint import Joint
+
+Gradients = Sequence[torch.Tensor | None]
+Again = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Gradients]
+
+
+def differentiate_again(traced: Traced, joint: Joint) -> Again | None:
+    """From the graph's inputs and the tangents (None where undefined) to the gradients, with a history. None for graphs
+    that cannot be run a second time: they write, draw random numbers, take numbers that change, or ran under autocast."""
+    values = [r.index for r in joint.results if r.kind == "value" and not r.steps]
+    is_plain = values == list(range(joint.n_outputs)) and len(joint.results) == joint.n_outputs
+    repeatable = not any(has_effect(node) for node in traced.aten_graph)
+    autocast = any(state.read()[2::2])
+    if not is_plain or not repeatable or autocast or traced.numbers:
+        return None
+
+    @functools.cache
+    def forward() -> GraphFunction:
+        return GraphFunction(traced.torch_graph)
+
+    def again(primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor | None, ...]) -> Gradients:
+        with torch.enable_grad():
+            results = forward()(*primals)
+            defined = [(results[i], t) for i, t in zip(joint.tangents, tangents) if t is not None]
+            return torch.autograd.grad(
+                [result for result, _ in defined],
+                [primals[i] for i in joint.gradients],
+                [tangent for _, tangent in defined],
+                create_graph=True,
+                allow_unused=True,
+            )
+
+    return again
