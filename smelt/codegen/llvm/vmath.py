@@ -7,7 +7,7 @@ interval and with the error weight written beside it, then rounded to float32. R
 units of the last place: exp, exp2, expm1, log, log2, log10, log1p, sin, cos, erf, tanh, pow at most 1.6,
 sigmoid 2.3.
 
-float64 and rare float32 functions call the C library once per lane.
+Rare float32 functions and those of float64 but exp and sigmoid call the C library once per lane.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ ERF_SMALL = (0.12837916612625122, -0.37612634897232056, 0.11283719539642334, -0.
 ERF_LARGE = (-0.00016920518828555942, 1.1294883489608765, 0.6334008574485779, 0.10822038352489471,
              -0.025080617517232895, 0.004156255163252354, -0.00043139359331689775,
              2.0828621927648783e-05)  # fmt: skip
+
+
+# of float64
+LN2_TOP = 0.6931471803691238  # the upper 32 bits: n * LN2_TOP is exact for |n| < 2**20
+LN2_REST = 1.9082149292705877e-10
+# Taylor's: what is left out is below 2**-57 of exp(r) on |r| <= ln(2)/2
+EXP_DOUBLE = tuple(1 / math.factorial(k) for k in range(2, 14))
 
 
 # ---- pieces
@@ -83,18 +90,23 @@ def _power_of_two(b: Builder, n: Ref) -> Ref:
     return _float(b, _i(b, "shl", _i(b, "add", n, 127), 23))
 
 
+def _power_of_two_double(b: Builder, n: Ref) -> Ref:
+    """2**n for i32 lanes n in [-1022, 1023]."""
+    return _float(b, _i(b, "shl", b.convert("sext", _i(b, "add", n, 1023), "i64"), 52))
+
+
 def _scale(b: Builder, y: Ref, n: Ref) -> Ref:
-    """y * 2**n for an integral float n, correctly rounded once also where the result is denormal."""
-    if b.target.scalef and y.lanes == 16:
-        name = "@llvm.x86.avx512.mask.scalef.ps.512"
-        kind = type_text("float", 16)
-        b.declare(name, f"{kind} {name}({kind}, {kind}, {kind}, i16, i32)")
-        text = f"call {kind} {name}({y}, {b.widen(n)}, {kind} zeroinitializer, i16 -1, i32 4)"
-        return b.pure(text, "float", 16, max(y.depth, n.depth))
+    """y * 2**n for an integral float n; where the result is denormal, rounded once with AVX-512."""
+    kind = type_text(y.elem, y.lanes)
+    if b.target.scalef and kind in ("<16 x float>", "<8 x double>"):
+        name = f"@llvm.x86.avx512.mask.scalef.{'ps' if y.elem == 'float' else 'pd'}.512"
+        b.declare(name, f"{kind} {name}({kind}, {kind}, {kind}, i{y.lanes}, i32)")
+        text = f"call {kind} {name}({y}, {b.widen(n)}, {kind} zeroinitializer, i{y.lanes} -1, i32 4)"
+        return b.pure(text, y.elem, y.lanes, max(y.depth, n.depth))
+    power = _power_of_two if y.elem == "float" else _power_of_two_double
     whole = b.convert("fptosi", n, "i32")
     half = _i(b, "ashr", whole, 1)
-    y = b.op("fmul", y, _power_of_two(b, half))
-    return b.op("fmul", y, _power_of_two(b, b.op("sub", whole, half)))
+    return b.op("fmul", b.op("fmul", y, power(b, half)), power(b, b.op("sub", whole, half)))
 
 
 def _reduce_exp(b: Builder, x: Ref) -> tuple[Ref, Ref]:
@@ -372,7 +384,24 @@ def _each_lane(b: Builder, symbol: str, args: list[Ref]) -> Ref:
     return result
 
 
-# op name -> code for float32. The others, and all of float64, are LIBM.
+# ---- float64
+
+
+def exp_double(b: Builder, x: Ref) -> Ref:
+    x = _at_least(b, _at_most(b, x, 710.0), -746.0)
+    n = b.intrinsic("rint", _f(b, "fmul", x, 1 / math.log(2)))
+    r = b.fma(n, b.like(n, -LN2_REST), b.fma(n, b.like(n, -LN2_TOP), x))
+    p = b.fma(b.op("fmul", r, r), b.polynomial(r, EXP_DOUBLE), r)
+    return _scale(b, _f(b, "fadd", p, 1.0), n)
+
+
+def sigmoid_double(b: Builder, x: Ref) -> Ref:
+    one = b.like(x, 1.0)
+    return b.op("fdiv", one, b.op("fadd", exp_double(b, b.fneg(x)), one))
+
+
+FLOAT64 = {"exp": exp_double, "sigmoid": sigmoid_double}
+# op name -> code for float32. The others, and those of float64 that are not in FLOAT64, are LIBM.
 FLOAT32: dict[str, Callable[..., Ref]] = dict(
     exp=exp, exp2=exp2, expm1=expm1, log=log, log2=log2, log10=log10, log1p=log1p, tanh=tanh, sigmoid=sigmoid, erf=erf,
     sin=_trigonometric("sin", 0), cos=_trigonometric("cos", 1), pow=pow,
@@ -385,16 +414,8 @@ LIBM = (
 
 def function(name: str, elem: str) -> Callable[..., Ref]:
     """How to compute `name` on `elem` (float or double)."""
-    if elem == "float" and name in FLOAT32:
-        return FLOAT32[name]
-    if name == "sigmoid":
-        return _sigmoid_double
-    return libm(name)
-
-
-def _sigmoid_double(b: Builder, x: Ref) -> Ref:
-    one = b.like(x, 1.0)
-    return b.op("fdiv", one, b.op("fadd", libm("exp")(b, b.fneg(x)), one))
+    own = (FLOAT32 if elem == "float" else FLOAT64).get(name)
+    return own or libm(name)
 
 
 MATH_OPS = frozenset((*LIBM, "sigmoid"))
