@@ -18,8 +18,7 @@ from smelt.capture import calls
 from smelt.capture.tables import function
 from smelt.graph.ir import Node
 from smelt.ops.kinds import effects
-from smelt.trace.fake import FakeTensor
-from smelt.trace.graphs import fakes_in
+from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.record import Trace
 
 aten = torch.ops.aten
