@@ -8,6 +8,7 @@ forward, the sink for the backward. Besides
 * value -> sink: infinite if an operator of the backward reads it;
 * value -> sink: a token, if the backward recorded it but it depends on no tangent (the sine of a cosine's derivative).
   Such a value may be computed in the forward already, where that saves bytes: a mask is smaller than what it is made of.
+  Not so what may not run twice: the products that a checkpoint of the user's computes again, say.
 
 Bytes are multiplied by more than all else together: the cut keeps the fewest bytes, and among equals takes the least
 work. So a transcendental function is only run again where that saves bytes, and of values of equal size the one nearest
@@ -206,7 +207,10 @@ def minimum(needs: Needs, bans: dict[Node, str]) -> Cut:
         if node in needs.read:
             network.add(2 * i + 1, sink, INFINITE)
         if node in needs.backward:
-            network.add(2 * i, sink, 1)
+            network.add(2 * i, sink, 1 if class_of(node).recompute == "always" else INFINITE)
+            for argument in needs.arguments(node):
+                if argument in needs.backward and argument in number:  # early only if what it reads is
+                    network.add(2 * i, 2 * number[argument], INFINITE)
     if network.maximize(source, sink) >= INFINITE:
         raise VerificationError("the backward reads a value that can neither be kept nor computed again")
     side = network.reachable(source)

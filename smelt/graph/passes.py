@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,17 +77,16 @@ def copied(nodes: Iterable[Node], constants: Mapping[str, torch.Tensor]) -> tupl
     graph.constants = dict(constants)
     for node in nodes:
         args, kwargs = (map_nodes(a, copy_of.__getitem__) for a in (node.args, node.kwargs))
-        copy_of[node] = Node(
-            node.op, node.target, args, kwargs, node.name, node.spec, node.line, node.source
-        )
+        copy_of[node] = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line, node.source)
     graph.nodes = list(copy_of.values())
     return graph, copy_of
 
 
-def eliminate_common(graph: Graph) -> int:
+def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
     """Joins pure aten nodes of equal target and arguments; returns how many went. For functional aten graphs.
 
-    Values that reach an output through views stay apart: the caller may write one of them.
+    Values that reach an output through views stay apart: the caller may write one of them. Nodes `among` are joined with
+    each other only (what a backward computes again must not be what the forward computed: a checkpoint asks for that).
     """
     apart = _reach_output(graph)
     first: dict[Any, Node] = {}
@@ -98,7 +97,7 @@ def eliminate_common(graph: Graph) -> int:
             node.args = map_nodes(node.args, lambda n: replaced.get(n, n))
             node.kwargs = map_nodes(node.kwargs, lambda n: replaced.get(n, n))
         if node not in apart and _joinable(node):
-            same = first.setdefault(_value_key(node), node)
+            same = first.setdefault((node in among, _value_key(node)), node)
             if same is not node:
                 replaced[node] = same
                 continue

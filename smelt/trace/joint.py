@@ -331,7 +331,7 @@ class Whole:
         graph.nodes = [*primals, *tangents, *graph.nodes, output]
         passes.eliminate_dead(graph)
         passes.eliminate_detach(graph, everywhere=True)
-        passes.eliminate_common(graph)
+        passes.eliminate_common(graph, among=self.late)
         late = self.late & set(graph.nodes)
         return Joint(
             graph=graph,

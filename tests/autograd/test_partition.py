@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from smelt.autograd.memory import Memory
 from tests.autograd.joints import check
@@ -237,3 +238,31 @@ def test_chains_of_values_are_bounded():
     check(residual, leaf(4, 4), leaf(4, 4) / 4)
     _, parts = check(pointwise, leaf(16))
     assert len(temporaries(parts)) == 3 and parts.nbytes == 3 * 64
+
+
+def test_checkpoints_are_kept_to():
+    def block(x, w, v):
+        return torch.tanh(torch.tanh(x @ w) @ v)
+
+    def program(x, w, v, again):
+        x = x * 2
+        for _ in range(3):
+            x = checkpoint(block, x, w, v, use_reentrant=False) if again else block(x, w, v)
+        return x
+
+    given = leaf(4, 4), leaf(4, 4), leaf(4, 4)
+    joint, parts = check(lambda x, w, v: program(x, w, v, True), *given)
+    assert temporaries(parts) == 3 * [((4, 4), torch.float32)]  # what the regions start from
+    assert parts.nbytes == Memory(joint).eager_bytes()
+    assert sum(n.target is torch.ops.aten.mm.default for n in parts.forward) == 6
+    _, parts = check(lambda x, w, v: program(x, w, v, False), *given)
+    assert parts.nbytes == 6 * 64
+
+
+def test_a_checkpoint_that_gives_less_than_it_takes():
+    _, parts = check(
+        lambda x, w: checkpoint(lambda x: (x @ w).sum(0), x.sin(), use_reentrant=False).exp().sin(),
+        leaf(32, 4),
+        leaf(4, 4),
+    )
+    assert sum(n.target is torch.ops.aten.mm.default for n in parts.forward) == 1
