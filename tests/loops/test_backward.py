@@ -54,11 +54,12 @@ FINITE_ONLY = ("prelu", "glu", "glu_first")  # need two dimensions
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name, dtype):
-    f = ACTIVATIONS[name]
-    check(f, make(dtype, 3, 8), make(dtype, 3, 8), n_externs=0, **TOLERANCE[dtype])
+    f, n_externs = ACTIVATIONS[name], int(name == "gelu" and dtype is torch.float64)
+    check(f, make(dtype, 3, 8), make(dtype, 3, 8), n_externs=n_externs, **TOLERANCE[dtype])
     if name not in FINITE_ONLY:
         x = edges(dtype)
-        check(f, make(dtype, *x.shape), x, n_kernels=1, n_externs=0, **TOLERANCE[dtype])
+        counts = {"n_kernels": 1 - n_externs, "n_externs": n_externs}
+        check(f, make(dtype, *x.shape), x, **counts, **TOLERANCE[dtype])
 
 
 def test_an_activation_joins_what_its_gradient_comes_from():

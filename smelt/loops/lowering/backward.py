@@ -74,22 +74,19 @@ def silu(g: Value, x: Value) -> Value:
     return g * s * (x * (1 - s) + 1)
 
 
-def gelu(g: Value, x: Value, approximate: str = "none") -> Value:
-    if approximate == "tanh":
-        beta = math.sqrt(2 / math.pi)
+def gelu(g: Value, x: Value, approximate: str) -> Value:
+    if approximate == "tanh":  # (1 + tanh(u)) / 2 is sigmoid(2 u)
+        beta = 2 * math.sqrt(2 / math.pi)
         square = x * x
-        t = call("tanh", beta * (x + 0.044715 * (square * x)))
-        slope = beta * (3 * 0.044715 * square + 1)
-        return g * (0.5 * (t + 1) + 0.5 * x * (1 - t * t) * slope)
+        below = call("sigmoid", x * (0.044715 * beta * square + beta))
+        return g * (below + x * (below * (1 - below)) * (3 * 0.044715 * beta * square + beta))
     density = call("exp", -0.5 * x * x)
     return g * (x * density * (1 / math.sqrt(2 * math.pi)) + _below(x, density))
 
 
 def _below(x: Value, density: Value) -> Value:
-    """The share of a normal distribution that lies below x; `density` is exp(-x * x / 2), so that float32 needs no other
-    exponential: 7.1.26 in Abramowitz and Stegun, wrong by at most 7.5e-8."""
-    if x.dtype is torch.float64:
-        return 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
+    """The share of a normal distribution that lies below x; `density` is exp(-x * x / 2), so that no other exponential
+    is needed: 7.1.26 in Abramowitz and Stegun, wrong by at most 7.5e-8."""
     t = 1 / (call("abs", x) * (0.3275911 * math.sqrt(0.5)) + 1)
     polynomial = const(0, x.dtype)
     for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
@@ -121,8 +118,11 @@ def softplus(g: Value, x: Value, beta: float, threshold: float) -> Value:
 
 
 def mish(g: Value, x: Value) -> Value:
-    t = call("tanh", call("log1p", call("exp", x)))
-    return g * (t + x * call("sigmoid", x) * (1 - t * t))
+    """tanh(log(1 + e)) is w / (w + 2) for e = exp(x) and w = e * (e + 2); it is 1 from x = 20 on."""
+    e = call("exp", call("minimum", x, const(20, x.dtype)))
+    w = e * (e + 2)
+    t = w / (w + 2)
+    return g * (t + x * (e / (e + 1)) * (1 - t * t))
 
 
 def shrink(g: Value, x: Value, bound: float) -> Value:
@@ -135,15 +135,25 @@ _backward(sigmoid, aten.sigmoid_backward.default)
 _backward(tanh, aten.tanh_backward.default)
 _backward(logit, aten.logit_backward.default, cost=DIVISION + 5)
 _backward(silu, aten.silu_backward.default, cost=TRANSCENDENTAL + 5)
-_backward(gelu, aten.gelu_backward.default, cost=2 * TRANSCENDENTAL + 8)
 _backward(hardtanh, aten.hardtanh_backward.default)
 _backward(hardsigmoid, aten.hardsigmoid_backward.default)
 _backward(hardswish, aten.hardswish_backward.default, cost=DIVISION + 4)
 _backward(leaky_relu, aten.leaky_relu_backward.default)
 _backward(softplus, aten.softplus_backward.default, cost=TRANSCENDENTAL)
-_backward(mish, aten.mish_backward.default, cost=4 * TRANSCENDENTAL)
+_backward(mish, aten.mish_backward.default, cost=TRANSCENDENTAL + 2 * DIVISION + 8)
 _backward(shrink, aten.hardshrink_backward.default)
 _backward(shrink, aten.softshrink_backward.default)
+
+
+@lowers(aten.gelu_backward.default)
+def gelu_backward(b: Builder, grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor | None:
+    if (
+        approximate == "none" and x.dtype is torch.float64
+    ):  # the formula is not that exact, and erf slower than ATen's
+        return None
+    return b.pointwise(
+        lambda g, v: gelu(g, v, approximate), [grad, x], opmath(x.dtype), cost=TRANSCENDENTAL + DIVISION + 14
+    )
 
 
 @lowers(aten.elu_backward.default)
