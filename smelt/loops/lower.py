@@ -111,12 +111,24 @@ class _Lowerer:
         """A lowering gives None for results that are normally dead; if one is not, ATen computes it."""
         if not isinstance(result, tuple) or None not in result:
             return True
-        used = {
+        used = self.used_results(node)
+        return all(r is not None or i not in used for i, r in enumerate(result))
+
+    def used_results(self, node: Node) -> set[int]:
+        return {
             n.args[1]
             for n in self.graph
             if n.target is operator.getitem and n.args[0] is node and self.uses[n]
         }
-        return all(r is not None or i not in used for i, r in enumerate(result))
+
+    def output_mask(self, node: Node, args: Any) -> tuple[Any, list[bool] | None]:
+        """The arguments of a call that is told which results to compute, and which those are: the ones that are used."""
+        at = _output_mask(node.target)
+        if at is None or at >= len(args) or not isinstance(node.spec, tuple | list):
+            return args, None
+        used = self.used_results(node)
+        mask = [bool(wanted) and i in used for i, wanted in enumerate(args[at])]
+        return (*args[:at], mask, *args[at + 1 :]), mask
 
     def adopt(self, node: Node, builder: Builder, result: Any) -> Any:
         """Give the results the layout that the trace saw, and everything made its place in the program."""
@@ -145,6 +157,9 @@ class _Lowerer:
 
     def extern(self, node: Node, args: Any, kwargs: Any) -> Any:
         specs = node.spec if isinstance(node.spec, tuple | list) else (node.spec,)
+        args, mask = self.output_mask(node, args)
+        if mask is not None:
+            specs = tuple(spec if wanted else None for spec, wanted in zip(specs, mask, strict=True))
         results = tuple(
             Tensor(_short(node), spec, Stored(), node.line, self.next())
             if isinstance(spec, TensorSpec)
@@ -201,6 +216,13 @@ def with_number(op: Any, args: tuple[Any, ...]) -> Any:
         if isinstance(x, int | float | complex) and isinstance(a.type, torch.TensorType)
     )  # fmt: skip
     return _number_overload(op, numbers) if numbers else op
+
+
+@cache
+def _output_mask(op: Any) -> int | None:
+    """The position of the argument that says which results an operator computes."""
+    names = [a.name for a in op._schema.arguments] if isinstance(op, torch._ops.OpOverload) else []
+    return names.index("output_mask") if "output_mask" in names else None
 
 
 @cache
