@@ -61,13 +61,16 @@ def _node(
         events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
         return made
 
+    groups, readers = _groups(joint, parts)
     return _native.Differentiable(
         {
             "forward": forward,
             "n_outputs": joint.n_outputs,
             "differentiable": [(i, *_layout(joint, k)) for k, i in enumerate(joint.tangents)],
             "gradients": joint.gradients,
-            "saved": [(s.kind, s.index, r) for s, r in zip(parts.saved, _readers(joint, parts))],
+            "through": joint.cuts,
+            "groups": groups,
+            "saved": [(s.kind, s.index, r) for s, r in zip(parts.saved, readers)],
             "backward": compile_backward,
             "name": "SmeltBackward",
             "lock": _lock,
@@ -76,19 +79,27 @@ def _node(
     )
 
 
-def _readers(joint: Joint, parts: Partition) -> list[list[int]]:
-    """Per saved value, the tangents whose gradients read it."""
+def _groups(joint: Joint, parts: Partition) -> tuple[list[tuple[list[int], list[int]]], list[list[int]]]:
+    """The nodes of autograd's graph, in the order of computation, each with its tangents and the gradients that these
+    contribute to; and per saved value the tangents whose gradients read it.
+
+    An output that others are computed from has a node of its own. All others share one, and so one backward graph.
+    """
     n = len(joint.tangents)
-    if n == 1:
-        return [[0] for _ in parts.saved]
-    read: list[list[int]] = [[] for _ in parts.saved]
+    gives: list[set[int]] = []
+    readers: list[list[int]] = [[] for _ in parts.saved]
     for k in range(n):
         graph = without_tangents(parts.backward, frozenset(range(n)) - {k})
+        gives.append({i for i, g in enumerate(graph.output.args[0]) if g is not None})
         used = {argument for node in graph for argument in argument_nodes(node)}
-        for placeholder, tangents in zip(graph.placeholders, read):
+        for placeholder, tangents in zip(graph.placeholders, readers):
             if placeholder in used:
                 tangents.append(k)
-    return read
+    place = {value: k for k, value in enumerate(joint.tangents)}
+    cuts = [[place[value]] for value in joint.cuts]
+    rest = [k for k in range(n) if [k] not in cuts]
+    groups = [*cuts, rest] if rest else cuts
+    return [(group, sorted(set().union(*(gives[k] for k in group)))) for group in groups], readers
 
 
 def _layout(joint: Joint, k: int) -> tuple[Any, ...]:

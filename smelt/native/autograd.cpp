@@ -84,6 +84,12 @@ struct Source {  // of a saved value
     Mask readers;  // the tangents whose gradients read it; empty: all
 };
 
+// The tangents of one node, and to which gradients it contributes.
+struct Group {
+    std::vector<size_t> tangents;
+    std::vector<char> edges;  // per gradient: of inputs, then of the outputs in `through`
+};
+
 struct Backward {
     Mask mask;
     PyObject* callable;
@@ -103,6 +109,8 @@ struct Shared : c10::intrusive_ptr_target {
     size_t n_inputs = 0;   // at least
     std::vector<Tangent> tangents;
     std::vector<size_t> gradients;  // positions among the inputs
+    std::vector<size_t> through;    // positions of outputs that other outputs are computed from
+    std::vector<Group> groups;      // each a node of autograd's graph, in the order of computation
     std::vector<Source> saved;
     std::vector<size_t> returned_inputs;         // what a plan returns as a differentiable output
     std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock
@@ -161,7 +169,7 @@ void check_backward(const Shared& shared, const Mask& mask, PyObject* callable) 
         raise(PyExc_TypeError, "Differentiable: the compiled backward is not callable");
     }
     if (plan_inputs(callable) != shared.saved.size() + count_defined(mask) ||
-        plan_outputs(callable) != shared.gradients.size())
+        plan_outputs(callable) != shared.gradients.size() + shared.through.size())
         raise(PyExc_ValueError, "Differentiable: the backward's plan has other inputs or outputs");
 }
 
@@ -186,6 +194,7 @@ struct Saved {
     SavedVariable variable;
     at::Tensor number;  // instead, for a Python number
     bool is_output;
+    bool is_held = true;  // false: nothing to this node
 };
 
 uint32_t version_of(const at::Tensor& t) {
@@ -273,8 +282,8 @@ auto make_node(Args&&... args) {
 
 class CompiledBackward : public Node {
   public:
-    CompiledBackward(edge_list&& edges, c10::intrusive_ptr<Shared> shared)
-        : Node(std::move(edges)), shared_(std::move(shared)) {
+    CompiledBackward(edge_list&& edges, c10::intrusive_ptr<Shared> shared, const Group& group)
+        : Node(std::move(edges)), shared_(std::move(shared)), group_(group) {
         saved_.reserve(shared_->saved.size());
     }
 
@@ -283,6 +292,7 @@ class CompiledBackward : public Node {
     void save(const at::Tensor& t, bool is_output, bool rebased_view) {
         saved_.push_back({SavedVariable(t, is_output, rebased_view), {}, is_output});
     }
+    void skip() { saved_.push_back({{}, {}, false, false}); }
     void save(at::Tensor number) { saved_.push_back({{}, std::move(number), false}); }
 
     void remember(const at::Tensor& primal) { primals_.emplace_back(primal); }
@@ -296,7 +306,8 @@ class CompiledBackward : public Node {
 
     variable_list apply(variable_list&& tangents) override {
         Mask mask(shared_->tangents.size());
-        for (size_t i = 0; i < mask.size(); ++i) mask[i] = i < tangents.size() && tangents[i].defined();
+        for (size_t i = 0; i < group_.tangents.size(); ++i)
+            mask[group_.tangents[i]] = i < tangents.size() && tangents[i].defined();
         if (count_defined(mask) == 0) return variable_list(num_outputs());
         if (c10::GradMode::is_enabled() && shared_->again) {
             variable_list primals;
@@ -336,7 +347,7 @@ class CompiledBackward : public Node {
                 values.push_back(s.number);
             } else if (!is_read(shared_->saved[i], mask)) {
                 values.emplace_back();
-                partly_released_ = !keep;
+                partly_released_ |= !keep && s.is_held;
             } else {
                 values.push_back(s.variable.unpack(s.is_output ? getptr() : NodePtr()));
             }
@@ -347,12 +358,14 @@ class CompiledBackward : public Node {
         return values;
     }
 
+  public:
     static bool is_read(const Source& source, const Mask& mask) {
         for (size_t k = 0; k < source.readers.size(); ++k)
             if (source.readers[k] && mask[k]) return true;
         return source.readers.empty();
     }
 
+  private:
     // Whether all primals still exist and are as they were.
     bool lock_primals(variable_list& primals) const {
         for (const Primal& p : primals_) {
@@ -371,7 +384,7 @@ class CompiledBackward : public Node {
                 PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(THPVariable_Wrap(list[i])));
             return tuple;
         };
-        const THPObjectPtr first = pack(primals), second = pack(tangents);
+        const THPObjectPtr first = pack(primals), second = pack(tangents);  // there is one group
         THPObjectPtr result(
             checked(PyObject_CallFunctionObjArgs(shared_->again, first.get(), second.get(), nullptr)));
         return gradients_in(result, num_outputs());
@@ -451,6 +464,7 @@ class CompiledBackward : public Node {
     }
 
     c10::intrusive_ptr<Shared> shared_;
+    const Group& group_;
     std::vector<Saved> saved_;
     std::vector<Primal> primals_;  // where they may be wanted again
     bool partly_released_ = false;
@@ -546,9 +560,9 @@ Results call_forward(const Shared& shared, PyObject* inputs, THPObjectPtr& owner
 // Makes the node the history of an output, as its next input.
 class Attach {
   public:
-    Attach(const c10::intrusive_ptr<Shared>& shared, CompiledBackward& node, NodePtr pointer,
-           const Versions& versions)
-        : shared_(shared), node_(node), pointer_(std::move(pointer)), versions_(versions) {}
+    Attach(const c10::intrusive_ptr<Shared>& shared, const Group& group, CompiledBackward& node,
+           NodePtr pointer, const Versions& versions)
+        : shared_(shared), group_(group), node_(node), pointer_(std::move(pointer)), versions_(versions) {}
 
     void operator()(const Result& r) {
         const at::Tensor& t = r.tensor;
@@ -566,7 +580,7 @@ class Attach {
 
   private:
     void attach(const at::Tensor& t) {
-        if (shared_->tangents.size() == 1 || !torch::autograd::isDifferentiableType(t.scalar_type())) {
+        if (group_.tangents.size() == 1 || !torch::autograd::isDifferentiableType(t.scalar_type())) {
             torch::autograd::set_history(t, pointer_);
             return;
         }
@@ -601,6 +615,7 @@ class Attach {
     }
 
     const c10::intrusive_ptr<Shared>& shared_;
+    const Group& group_;
     CompiledBackward& node_;
     NodePtr pointer_;
     const Versions& versions_;
@@ -615,15 +630,38 @@ void save_primal(CompiledBackward& node, PyObject* item) {
         raise(PyExc_TypeError, std::string("Differentiable: cannot save a ") + Py_TYPE(item)->tp_name);
 }
 
-void record(const c10::intrusive_ptr<Shared>& shared, PyObject* inputs, const Results& results,
-            edge_list&& edges, const Versions& versions) {
-    const auto node = make_node<CompiledBackward>(std::move(edges), shared);
-    Attach attach(shared, *node, node, versions);
-    for (const Tangent& t : shared->tangents) attach(results[t.output]);
+// The edges of one of the nodes, of which those before it are attached.
+edge_list edges_of(const Shared& shared, const Group& group, const edge_list& inputs,
+                   const Results& results) {
+    edge_list edges(group.edges.size());
+    for (size_t k = 0; k < edges.size(); ++k) {
+        if (!group.edges[k]) continue;
+        if (k < inputs.size()) {
+            edges[k] = inputs[k];
+            continue;
+        }
+        const at::Tensor& t = results[shared.through[k - inputs.size()]].tensor;
+        if (t.defined() && t.requires_grad()) edges[k] = torch::autograd::impl::gradient_edge(t);
+    }
+    return edges;
+}
+
+void record(const c10::intrusive_ptr<Shared>& shared, const Group& group, PyObject* inputs,
+            const Results& results, const edge_list& input_edges, const Versions& versions) {
+    const auto node =
+        make_node<CompiledBackward>(edges_of(*shared, group, input_edges, results), shared, group);
+    Attach attach(shared, group, *node, node, versions);
+    Mask mask(shared->tangents.size());
+    for (size_t k : group.tangents) {
+        mask[k] = 1;
+        attach(results[shared->tangents[k].output]);
+    }
     for (Py_ssize_t i = 0; shared->again && i < PyTuple_GET_SIZE(inputs); ++i)
         node->remember(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)));
     for (const Source& s : shared->saved) {
-        if (s.kind == Source::Kind::primal) {
+        if (!CompiledBackward::is_read(s, mask)) {
+            node->skip();
+        } else if (s.kind == Source::Kind::primal) {
             save_primal(*node, PyTuple_GET_ITEM(inputs, s.index));
         } else if (s.kind == Source::Kind::temporary) {
             node->save(results[shared->n_outputs + s.index].tensor, false, false);
@@ -664,7 +702,7 @@ PyObject* call(const c10::intrusive_ptr<Shared>& shared, PyObject* inputs) {
     }
     const Versions versions(*shared, inputs);
     Results results = forward();
-    record(shared, inputs, results, std::move(edges), versions);
+    for (const Group& group : shared->groups) record(shared, group, inputs, results, edges, versions);
     return as_tuple(results, shared->n_outputs);
 }
 
@@ -685,6 +723,9 @@ class Reader {
         s_.n_outputs = spec["n_outputs"].cast<size_t>();
         for (py::handle h : spec["gradients"]) s_.gradients.push_back(h.cast<size_t>());
         for (py::handle h : spec["differentiable"]) s_.tangents.push_back(tangent(h.cast<py::tuple>()));
+        if (spec.contains("through"))
+            for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
+        read_groups(spec);
         for (py::handle h : spec["saved"]) s_.saved.push_back(source(h.cast<py::tuple>()));
         s_.compile_backward = owned(callable(spec, "backward"));
         s_.lock = spec.contains("lock") ? owned(spec["lock"])
@@ -698,16 +739,35 @@ class Reader {
 
   private:
     static void check_keys(const py::dict& spec) {
-        const py::set known(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
-                                           "backward", "name", "lock", "again"));
+        const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
+                                            "backward", "name"));
+        const py::set optional(py::make_tuple("lock", "again", "through", "groups"));
         for (auto item : spec)
-            if (!known.contains(item.first))
+            if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
                       "Differentiable: unknown key " + py::repr(item.first).cast<std::string>());
-        for (py::handle key : known)
-            if (!spec.contains(key) && !key.equal(py::str("lock")) && !key.equal(py::str("again")))
+        for (py::handle key : needed)
+            if (!spec.contains(key))
                 raise(PyExc_TypeError,
                       "Differentiable: " + py::repr(key).cast<std::string>() + " is missing");
+    }
+
+    void read_groups(const py::dict& spec) {
+        const size_t n_edges = s_.gradients.size() + s_.through.size();
+        if (!spec.contains("groups")) {
+            Group all{{}, std::vector<char>(n_edges, 1)};
+            for (size_t k = 0; k < s_.tangents.size(); ++k) all.tangents.push_back(k);
+            s_.groups.push_back(std::move(all));
+            return;
+        }
+        for (py::handle h : spec["groups"]) {
+            const auto parts = h.cast<py::tuple>();
+            Group group{parts[0].cast<std::vector<size_t>>(), std::vector<char>(n_edges)};
+            for (py::handle k : parts[1]) group.edges.at(k.cast<size_t>()) = 1;
+            for (size_t k : group.tangents)
+                if (k >= s_.tangents.size()) raise(PyExc_ValueError, "Differentiable: no such tangent");
+            s_.groups.push_back(std::move(group));
+        }
     }
 
     static py::object callable(const py::dict& spec, const char* key) {
@@ -896,7 +956,17 @@ constexpr const char* kDoc =
     "callable;\n"
     "                  asked once for each, at a backward call. What it returns is called, as the forward "
     "is, with\n"
-    "                  the tuple (*saved, *defined tangents) and returns a gradient or None per `gradients`\n"
+    "                  the tuple (*saved, *defined tangents) and returns a gradient or None per `gradients` "
+    "and\n"
+    "                  `through`\n"
+    "  through         optional, positions of the outputs that other outputs are computed from: their "
+    "tangents "
+    "hold\n"
+    "                  all that flows into them, and the others' gradients with respect to them are "
+    "returned\n"
+    "  groups          optional, per node of autograd (its tangents, the gradients that they contribute to), "
+    "in\n"
+    "                  the order of computation; by default one node for all\n"
     "  name            of the node\n"
     "  lock            optional, an RLock to hold while `backward` runs; by default one of its own\n"
     "  again           optional, a callable from the tuple of inputs (tensors all) and the tuple of tangents "

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch._ops import OpOverload
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from smelt.errors import Unsupported
 from smelt.graph import passes, state
@@ -66,9 +67,10 @@ class Result:
 @dataclass(frozen=True)
 class Joint:
     """`graph` takes `primals_1..` (the tensors and numbers of the trace) and `tangents_1..`, and gives the forward's
-    outputs, then the gradients (None where there is none).
+    outputs, then the gradients (None where there is none): of primals, then of the `cuts`.
 
-    It is functional but for `copy_` nodes that write primals without autograd; those belong to the forward.
+    The tangent of a cut stands for all that flows into it, from the other outputs too. The graph is functional but for
+    `copy_` nodes that write primals without autograd; those belong to the forward.
     """
 
     graph: Graph
@@ -79,6 +81,7 @@ class Joint:
     backward: frozenset[Node]  # recorded by the backward; all others must run in the forward
     eager_saved: frozenset[Node]  # forward nodes (primals included) that eager's backward reads
     results: tuple[Result, ...] = ()  # how the outputs of the trace are had from the graph's
+    cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in the order of their computation
     writes: tuple[
         tuple[int, int], ...
     ] = ()  # (primal, forward output): where autograd must see the primal being written
@@ -96,7 +99,8 @@ class Recorded:
     tangents: tuple[FakeTensor, ...]
     with_tangent: tuple[int, ...]  # which values
     sources: tuple[FakeTensor, ...]  # the inputs that have a gradient
-    gradients: tuple[FakeTensor | None, ...]
+    gradients: tuple[FakeTensor | None, ...]  # of the sources, then of the cuts
+    cuts: tuple[int, ...]  # which values other values are computed from
     start: tuple[int, int]
 
     @property
@@ -117,23 +121,78 @@ def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     for k, tangent in enumerate(tangents):
         trace.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(trace.records), len(trace.aten.graph.nodes)
-    gradients: Sequence[Any] = [None] * len(sources)
+    gradients: list[Any] = [None] * len(sources)
+    cuts = _cuts(values, with_tangent)
+    through: dict[int, Any] = dict.fromkeys(cuts)
     if tangents and sources:
-        with trace.recording_backward(_line_of_nodes(trace)):
+        with (
+            trace.recording_backward(_line_of_nodes(trace)),
+            _cut_at(values, with_tangent, tangents, through),
+        ):
             try:
-                gradients = torch.autograd.grad(
-                    [values[i] for i in with_tangent],
-                    [_edge(trace, f) for f in sources],
-                    list(tangents),
-                    allow_unused=True,
+                # What `torch.autograd.grad` calls; itself it imports sympy, for sizes that are symbols.
+                gradients = _engine_run_backward(
+                    tuple(values[i] for i in with_tangent if i not in through),
+                    tuple(t for i, t in zip(with_tangent, tangents) if i not in through),
+                    keep_graph=False,
+                    create_graph=False,
+                    inputs=tuple(_edge(trace, f) for f in sources),
+                    allow_unreachable=True,
+                    accumulate_grad=False,
                 )
             except Unsupported as error:
                 raise NotDifferentiable(error.reason) from error
             except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
                 raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
+    gradients = [*gradients, *through.values()]
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
-    return Recorded(values, results, written, tangents, with_tangent, sources, tuple(gradients), start)
+    return Recorded(values, results, written, tangents, with_tangent, sources, tuple(gradients), cuts, start)
+
+
+def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[int, ...]:
+    """The values that others are computed from. Autograd must know them as such: someone may ask for their gradients, put
+    hooks on them, or change what flows through them. In the order of their computation."""
+    place = {(values[i].grad_fn, values[i].output_nr): i for i in with_tangent}
+    pending: list[Any] = list({fn for fn, _ in place})
+    seen = set(pending)
+    found: set[int] = set()
+    while pending:
+        for following, output in pending.pop().next_functions:
+            if following is None:
+                continue
+            if (following, output) in place:
+                found.add(place[following, output])
+            if following not in seen:
+                seen.add(following)
+                pending.append(following)
+    # autograd numbers its nodes as they are made
+    return tuple(sorted(found, key=lambda i: values[i].grad_fn._sequence_nr()))  # type: ignore[union-attr]
+
+
+@contextmanager
+def _cut_at(
+    values: Sequence[FakeTensor],
+    with_tangent: Sequence[int],
+    tangents: Sequence[FakeTensor],
+    through: dict[int, Any],
+) -> Iterator[None]:
+    """While the backward is recorded, what flows into the values that `through` has as keys is put there, and their
+    tangents, which will hold all of it, flow on instead."""
+    handles = []
+    for value, tangent in zip(with_tangent, tangents):
+        if value in through:
+
+            def hook(gradient: Any, value: int = value, tangent: FakeTensor = tangent) -> FakeTensor:
+                through[value] = gradient
+                return tangent
+
+            handles.append(values[value].register_hook(hook))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def refuse(detail: str) -> NotDifferentiable:
@@ -173,9 +232,10 @@ def _edge(trace: Trace, fake: FakeTensor) -> Any:
 def _tangent(value: FakeTensor) -> FakeTensor:
     """A fake laid out as the value it belongs to, densely."""
     with torch._C._DisableTorchDispatch():
-        elem = empty_like_spec(value.spec, torch.device("meta")).detach()
-        dense = torch.empty_like(elem, memory_format=torch.preserve_format)
-        return wrap(dense, value.device)
+        # Asked of a CPU's tensor, whose memory nobody touches: for meta tensors torch's Python code answers, slowly.
+        dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
+        elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")
+        return wrap(elem, value.device)
 
 
 def _line_of_nodes(trace: Trace) -> dict[Any, Line | None]:
@@ -183,7 +243,9 @@ def _line_of_nodes(trace: Trace) -> dict[Any, Line | None]:
     lines: dict[Any, Line | None] = {}
     for made in trace.records:
         for fake in fakes_in(made.out):
-            with contextlib.suppress(RuntimeError):  # of a view whose base was written: it has no node any more
+            with contextlib.suppress(
+                RuntimeError
+            ):  # of a view whose base was written: it has no node any more
                 if fake.grad_fn is not None:
                     lines.setdefault(fake.grad_fn, made.node.line)
     return lines
@@ -325,7 +387,8 @@ class Whole:
         ends = iter(self.ends[n_values:])
         gradients = [None if g is None else next(ends) for g in recorded.gradients]
         kept = [(g, position[id(f)]) for g, f in zip(gradients, recorded.sources) if id(f) in position]
-        returned = (*self.ends[:n_values], *(g for g, _ in kept))
+        of_cuts = gradients[len(recorded.sources) :]
+        returned = (*self.ends[:n_values], *(g for g, _ in kept), *of_cuts)
         specs = tuple(None if n is None else n.spec for n in returned)
         output = Node("output", "output", (returned,), {}, "output", specs)
         graph.nodes = [*primals, *tangents, *graph.nodes, output]
@@ -339,6 +402,7 @@ class Whole:
             n_outputs=n_values,
             tangents=recorded.with_tangent,
             gradients=tuple(i for _, i in kept),
+            cuts=recorded.cuts,
             backward=late,
             eager_saved=frozenset(_read_by(late, set(tangents))),
             results=tuple(_placed(self.trace, r, position) for r in recorded.results),

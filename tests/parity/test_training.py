@@ -465,7 +465,6 @@ def test_hook_on_an_output_without_a_gradient(compile):
     return seen, gradients(x, w, b)
 
 
-@pytest.mark.xfail(reason="gradients between results of one graph stay inside of its backward", strict=True)
 @both()
 def test_gradient_with_respect_to_an_output_that_another_uses(compile):
     def fn(x, w):
