@@ -640,6 +640,33 @@ def test_equal_kernels_share_code() -> None:
     del owner
 
 
+def test_elementwise_kernels_of_all_sizes_share_code() -> None:
+    def doubled(n: int, dtype: torch.dtype = f32) -> Kernel:
+        return flat(n, [dtype], dtype, lambda v: v + v)
+
+    (a, b, c, d, e), _ = compile_kernels(
+        [doubled(n) for n in (64, 1 << 20, 63, 1)] + [doubled(64, f64)], Config()
+    )
+    assert a.address == b.address and c.address == d.address
+    assert len({a.address, c.address, e.address}) == 3
+    assert b.extent == a.extent << 14 and a.grain == b.grain
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n", (1, 15, 16, 100, 1024, 1025))
+def test_flat_kernels_with_strides_and_numbers(n: int, target: Target | None) -> None:
+    """y[3i + 1] = x[n - 1 - i] * number, in any split."""
+    i, li = loop("i", n)
+    store = Store(2, 3 * i + 1, load(0, n - 1 - i) * load(1, 0))
+    kernel = Kernel("k", buffers((f32, "in"), (f32, "in"), (f32, "out")), (li,), (MapStage((), (store,)),))
+    x, number = torch.randn(n), torch.tensor([2.5])
+    for pieces in ((), (1, 2, 17, 40, 500)):
+        y = torch.zeros(3 * n + 1)
+        run(kernel, [x, number, y], pieces=pieces, target=target)
+        assert torch.equal(y[1::3], x.flip(0) * 2.5)
+        assert y.count_nonzero() == x.count_nonzero()
+
+
 def test_host_target() -> None:
     target = host()
     assert target.bits in (128, 256, 512) and target.cpu

@@ -9,10 +9,12 @@ from weakref import WeakValueDictionary
 
 from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.emit import Function, emit_kernel
+from smelt.codegen.llvm.flat import is_flat, of_any_size
 from smelt.codegen.llvm.module import Code, assemble
 from smelt.codegen.llvm.target import Target, host
+from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
-from smelt.loops.ir import Kernel
+from smelt.loops.ir import Kernel, fixed
 from smelt.runtime.forks import KERNELS, hold_at_fork
 
 
@@ -53,12 +55,19 @@ def compile_kernels(
     """Machine code for `kernels`, in order, and its owner. Thread-safe."""
     target = target or host()
     with _LOCK:
-        entries = _entries(kernels, config, target)
-    compiled = [
-        CompiledKernel(k.name, e.address, e.function.extent, e.function.grain)
-        for k, e in zip(kernels, entries, strict=True)
-    ]
-    return compiled, Owner(entries)
+        entries = _entries([_sizeless(k, target) for k in kernels], config, target)
+    return [_compiled(k, e) for k, e in zip(kernels, entries, strict=True)], Owner(entries)
+
+
+def _sizeless(kernel: Kernel, target: Target) -> Kernel:
+    """The kernel whose code `kernel` uses."""
+    return of_any_size(kernel, count_lanes(kernel, target.lanes)) if is_flat(kernel) else kernel
+
+
+def _compiled(kernel: Kernel, entry: _Entry) -> CompiledKernel:
+    f = entry.function
+    extent = fixed(kernel.outer[0].size) // f.points if f.points else f.extent
+    return CompiledKernel(kernel.name, entry.address, extent, f.grain)
 
 
 def _entries(kernels: Sequence[Kernel], config: Config, target: Target) -> list[_Entry]:

@@ -14,6 +14,7 @@ from math import ceil, prod
 from smelt.codegen.llvm import columns, reduce
 from smelt.codegen.llvm.body import Body, Point, iota
 from smelt.codegen.llvm.builder import Builder, Module, Ref
+from smelt.codegen.llvm.flat import ANY
 from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.types import TYPES, Type, rounded
 from smelt.codegen.llvm.vectorize import (
@@ -50,11 +51,13 @@ TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
 @dataclass(frozen=True)
 class Function:
-    """The text of a kernel's function, its number of items, and how many a thread should take at least."""
+    """The text of a kernel's function, its number of items, and how many a thread should take at least. `points`: of an
+    item, for a kernel of any size (`flat`), whose `extent` means nothing."""
 
     text: str
     extent: int
     grain: int
+    points: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ class _Emitter:
         self.choice: Choice = choose(kernel, lanes)
         self.inline = self.choice.outer is None and _short_rows(kernel, self.choice, lanes)
         narrow = any(TYPES[x.dtype].bytes < 4 for x in kernel.buffers if x.role != "in")
-        self.masked_loops = self.b.target.masks and not narrow  # masked stores of bytes and words are microcode on Zen
+        self.masked_loops = (
+            self.b.target.masks and not narrow
+        )  # masked stores of bytes and words are microcode on Zen
         self.entry: list[str] = []
         self.exit: list[str] = []
         self.body = Body(self.b, kernel.buffers, self._pointers())
@@ -90,6 +95,10 @@ class _Emitter:
     def function(self, name: str) -> Function:
         if any(fixed(l.size) == 0 for l in self.kernel.outer):
             return Function(_frame(name, [], [], []), 0, 1)
+        if any(fixed(l.size) >= ANY for l in self.kernel.outer):
+            points, cycles = self._flat_items()
+            text = _frame(name, self.entry, [self.b.lines()], self.exit)
+            return Function(text, 0, ceil(PIECE_CYCLES / cycles), points)
         if self.choice.outer is None:
             extent, cycles = self._inner_items()
         elif columns.applies(self.kernel, self.choice.outer, self.b.lanes):
@@ -133,6 +142,31 @@ class _Emitter:
             indices = self._decode(item.index, [fixed(l.size) for l in self.kernel.outer])
             self._stages(Point({l.sym: r for l, r in zip(self.kernel.outer, indices, strict=True)}))
         return prod(fixed(l.size) for l in self.kernel.outer), self.choice.point_cost
+
+    def _flat_items(self) -> tuple[int, float]:
+        """Items of a kernel of any size: vectors, or points of which the last ones are fewer than a vector."""
+        b, sym, cost = self.b, self.choice.outer, self.choice.point_cost
+        begin, end = Ref("%begin", "i64"), Ref("%end", "i64")
+        if sym is None:
+            self._inner_items()
+            return 1, cost
+        point = Point({}, sym, None, True)
+        if self._size(sym) % b.lanes == 0:
+            lanes = b.const("i64", b.lanes)
+            with b.loop(b.op("mul", begin, lanes), b.op("mul", end, lanes), b.lanes) as it:
+                self._stages(point.at(sym, it.index))
+            return b.lanes, cost * b.lanes
+        if b.target.masks:
+            with b.loop(begin, end, b.lanes) as it:
+                self._stages(point.at(sym, it.index, self._mask_left(it.index, end)))
+            return 1, cost
+        rest = b.op("urem", b.op("sub", end, begin), b.const("i64", b.lanes))
+        whole = b.op("sub", end, rest)
+        with b.when(b.compare("icmp slt", begin, whole)), b.loop(begin, whole, b.lanes) as it:
+            self._stages(point.at(sym, it.index))
+        with b.when(b.compare("icmp slt", whole, end)):
+            self._stages(point.at(sym, whole, self._mask_left(whole, end)))
+        return 1, cost
 
     def _outer_items(self, sym: Sym) -> tuple[int, float]:
         items = self._divide(sym)
@@ -262,11 +296,16 @@ class _Emitter:
 
     def _mask_below(self, index: Ref, size: int) -> Ref:
         """Lanes whose iteration index + lane is less than `size`."""
-        b = self.b
-        left = b.op("sub", b.const("i64", size), index)
         if size >= 1 << 31:
-            left = b.intrinsic("smin", left, b.const("i64", b.lanes))
-        return b.compare("icmp slt", iota(b, "i32"), b.convert("trunc", left, "i32"))
+            return self._mask_left(index, self.b.const("i64", size))
+        return self._first_lanes(self.b.op("sub", self.b.const("i64", size), index))
+
+    def _mask_left(self, index: Ref, end: Ref) -> Ref:
+        left = self.b.op("sub", end, index)
+        return self._first_lanes(self.b.intrinsic("smin", left, self.b.const("i64", self.b.lanes)))
+
+    def _first_lanes(self, count: Ref) -> Ref:
+        return self.b.compare("icmp slt", iota(self.b, "i32"), self.b.convert("trunc", count, "i32"))
 
     # ---- stages
 
