@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -184,22 +183,3 @@ def _numel(spec: Any) -> int:
     if isinstance(spec, tuple):
         return max(map(_numel, spec), default=0)
     return 1
-
-
-def table() -> Iterable[tuple[str, str, str]]:
-    """(class, whether it may be run again, why), for documentation."""
-    kinds = [
-        VIEW,
-        CREATION,
-        POINTWISE,
-        TRANSCENDENTAL,
-        MOVEMENT,
-        ROWS,
-        REDUCTION,
-        STATISTICS,
-        SCAN,
-        PRODUCT,
-        SORT,
-    ]
-    kinds += [SCATTER, OTHER, RANDOM, EFFECT, OPAQUE, VALUE_DEPENDENT]
-    return [(k.name, k.recompute, k.reason) for k in kinds]

@@ -6,6 +6,7 @@ costs in `memory.py`, what may run twice in `classes.py`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -112,6 +113,7 @@ class _Builder:
         else:
             kept = make(aten._to_copy.default, node, dtype=keep.dtype)
             self._comes_back(node, make(aten._to_copy.default, kept, dtype=node.spec.dtype))
+        kept.name = make.name(f"{node.name}_kept")
         self.copies.setdefault(node, []).append(kept)
         return kept
 
@@ -147,9 +149,10 @@ class _Builder:
                 if node in self.needs.memory.written
                 else "the caller may overwrite it"
             )
-        if node in self.bans:
-            return self.bans[node]
-        return "fewest bytes"
+        maker = (
+            node.args[0] if node.target is operator.getitem else node
+        )  # of several results, or of this one
+        return self.bans.get(maker, "fewest bytes")
 
     # ---- forward
 

@@ -58,17 +58,22 @@ class Maker:
         return self
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        stem = op._schema.name.split("::")[1].strip("_")
-        count, name = 1, f"{stem}_again"
-        while name in self.names:
-            count += 1
-            name = f"{stem}_again_{count}"
-        self.names.add(name)
         assert self.like is not None
+        stem = op._schema.name.split("::")[1].strip("_")
         spec = result_spec(op, args, kwargs)
+        name = self.name(f"{stem}_again")
         node = Node("call_function", op, args, kwargs, name, spec, self.like.line, self.like.source)
         self.nodes.append(node)
         return node
+
+    def name(self, stem: str) -> str:
+        """A name that is not taken yet."""
+        count, name = 1, stem
+        while name in self.names:
+            count += 1
+            name = f"{stem}_{count}"
+        self.names.add(name)
+        return name
 
 
 # ---- formulas

@@ -43,10 +43,20 @@ _SETS: dict[tuple[str, ...], str] = {
     ("weight",): "embedding",
     (
         "self",
-    ): "neg sum mean div clone _to_copy cumsum flip roll index index_select gather tril triu repeat trace real imag "
-    "_conj_physical _unsafe_view _reshape_copy view_copy channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im",
+    ): "neg sum mean div clone _to_copy cumsum flip roll index index_select gather tril triu repeat trace real "
+    "imag _conj_physical _unsafe_view _reshape_copy view_copy channel_shuffle pixel_shuffle pixel_unshuffle im2col "
+    "col2im zeros_like new_zeros",
 }
 LINEAR = {name: sets for sets, names in _SETS.items() for name in names.split()}
+# What makes a tensor that holds one number: the argument that is that number; None if it is zero by name.
+_CONSTANTS = {
+    aten.scalar_tensor.default: 0,
+    aten.full.default: 1,
+    aten.full_like.default: 1,
+    aten.zeros.default: None,
+    aten.zeros_like.default: None,
+    aten.new_zeros.default: None,
+}
 _SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second side
 
 
@@ -88,7 +98,7 @@ class _Zeros:
     def _is_zero(self, value: Any) -> bool:
         """Whether an argument is known to be zero."""
         if isinstance(value, Node):
-            return self.values[value] is None
+            return self.values[value] is None or _is_zero_constant(value)
         if isinstance(value, (list, tuple)):
             return all(map(self._is_zero, value))
         return value is None or (isinstance(value, (int, float)) and value == 0)
@@ -193,6 +203,14 @@ def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
         ]
         return [tuple(gradients)] if gradients else ()
     return ()
+
+
+def _is_zero_constant(node: Node) -> bool:
+    """Whether it is zero whatever the tangents are: where a condition cuts gradients off, say."""
+    if node.target not in _CONSTANTS:
+        return False
+    place = _CONSTANTS[node.target]
+    return place is None or (isinstance(node.args[place], (int, float)) and node.args[place] == 0)
 
 
 def _same_layout(a: TensorSpec, b: TensorSpec) -> bool:

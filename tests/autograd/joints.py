@@ -59,6 +59,10 @@ def copies_of(tensors):
     return [t.detach().clone(memory_format=torch.preserve_format) for t in tensors]
 
 
+def _sum(a, b):
+    return b if a is None else a if b is None else a + b
+
+
 def node_of(joint, parts):
     """The two graphs as a node of autograd: a callable on a tuple of primals that gives the joint graph's outputs."""
     differentiable = set(joint.tangents)
@@ -76,13 +80,20 @@ def node_of(joint, parts):
 
         @staticmethod
         def backward(ctx, *given):
-            tangents = [given[i] for i in joint.tangents]
-            undefined = frozenset(k for k, t in enumerate(tangents) if t is None)
-            graph = without_tangents(parts.backward, undefined)
-            found = GraphFunction(graph)(*ctx.saved, *(t for t in tangents if t is not None))
+            flowing = list(
+                given
+            )  # into the outputs; what others are computed from gets its share from them first
             gradients = [None] * joint.n_primals
-            for i, gradient in zip(joint.gradients, found):
-                gradients[i] = gradient
+            rest = [i for i in joint.tangents if i not in joint.cuts]
+            for group in (rest, *([i] for i in reversed(joint.cuts))):
+                now = [flowing[i] if i in group else None for i in joint.tangents]
+                undefined = frozenset(k for k, t in enumerate(now) if t is None)
+                graph = without_tangents(parts.backward, undefined)
+                found = GraphFunction(graph)(*ctx.saved, *(t for t in now if t is not None))
+                for i, gradient in zip(joint.gradients, found):
+                    gradients[i] = _sum(gradients[i], gradient)
+                for i, gradient in zip(joint.cuts, found[len(joint.gradients) :]):
+                    flowing[i] = _sum(flowing[i], gradient)
             return tuple(gradients)
 
     return lambda primals: Both.apply(*primals)
