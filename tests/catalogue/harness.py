@@ -26,6 +26,7 @@ import contextlib
 import functools
 import io
 import random
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -137,7 +138,10 @@ def _observe(fn: Any, target: Any, c: Call, state: Any) -> Observed:
     if isinstance(state, types.FunctionType):
         state = state()
     held = {"result": result, "error": error, "args": c.args, "kwargs": c.kwargs, "state": state}
-    held |= {"function": fn, "printed": printed.getvalue(), "surroundings": after}
+    text = re.sub(
+        r"grad_fn=<\w+>", "grad_fn=<...>", printed.getvalue()
+    )  # a compiled graph's node has a name of its own
+    held |= {"function": fn, "printed": text, "surroundings": after}
     return Observed(snapshot(held), error is not None)
 
 

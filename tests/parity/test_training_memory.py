@@ -453,6 +453,20 @@ def test_a_row_of_a_result_is_written_with_gradients(compile):
 
 
 @both()
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_a_result_is_written_that_only_gradients_of_another_read(compile, name):
+    def fn(x, w):
+        h = x * 1
+        return h, FUNCTIONS[name](h, w).clamp(-1, 1)
+
+    f, x, w = compile(fn), leaf(3, 3), leaf(3, 3)
+    h, _ = f(x, w)
+    h.add_(h)
+    h.sum().backward()
+    return h.detach(), gradients(x, w)
+
+
+@both()
 def test_an_optimizer_steps_between_forward_and_backward(compile):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
