@@ -14,8 +14,8 @@ LLVM = 22  # the oldest whose masked loads and stores are spelt as the printer d
 
 @dataclass(frozen=True)
 class Target:
-    """`bits` is the width of one vector register. `masks`: masked loads and stores cost next to nothing (AVX-512);
-    elsewhere only the last vector of a loop is masked. `scalef`: y * 2**n is one instruction."""
+    """`bits` is the width of one vector register. `masks`: masked loads cost next to nothing (AVX-512). `scalef`: y * 2**n
+    is one instruction."""
 
     cpu: str
     features: str
