@@ -150,6 +150,7 @@ class Outside:
         # paths of origins whose numbers change between calls
         self.dynamic: frozenset[tuple[Any, ...]] = frozenset()
         self.follows_counts = False  # counts of optimizers are symbolic from the first call on
+        self.writes: Any = None  # what `optimizers.py` knows of the memory that operators wrote
         self._numbers: dict[Origin, Any] = {}  # the symbolic number at each of them
         # functions that run natively, with what they read (`reads.use_native`)
         self.natives: set[int] = set()

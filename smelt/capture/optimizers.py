@@ -52,7 +52,7 @@ def _count(vm: Any, tensor: FakeTensor) -> Any:
     if spec.shape or spec.dtype not in _COUNTS or spec.device.type != "cpu" or not vm.outside.follows_counts:
         return None
     with vm.trace.paused():
-        added = _added(vm.trace, tensor)
+        added = _added(vm, tensor)
         first = None if added is None else _first(vm, tensor, bool(added))
     return None if first is None else first + added
 
@@ -81,23 +81,50 @@ def _made_with(trace: Trace, node: Node | None) -> float | None:
     return float(trace.aten.graph.constants[node.target].item())
 
 
-def _added(trace: Trace, tensor: FakeTensor) -> int | None:
+def _added(vm: Any, tensor: FakeTensor) -> int | None:
     """What was added to the tensor in place, an integer; None if it was written otherwise."""
     storage = _storage(tensor)
-    if storage not in trace.written:
+    if storage not in vm.trace.written:
         return 0
-    storages = {f.aten_node: _storage(f) for f in trace.inputs}
+    if vm.outside.writes is None:
+        vm.outside.writes = _Writes(vm.trace)
     total = 0
-    for record in trace.records:
-        storages.update((f.aten_node, _storage(f)) for f in fakes_in(record.out))
-        for written in _written(record.node):
-            if storages.get(written, storage) != storage:
-                continue
-            amount = _amount(trace, record.node)
-            if amount is None or written is not tensor.aten_node:
-                return None
-            total += amount
+    for node, written in vm.outside.writes.to(storage):
+        amount = _amount(vm.trace, node)
+        if amount is None or written is not tensor.aten_node:
+            return None
+        total += amount
     return total
+
+
+class _Writes:
+    """The operators that wrote each storage, brought up to date when asked: an optimizer asks for each parameter."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._by_storage: dict[int | None, list[tuple[Node, Node]]] = {}  # None: where is not known
+        self._storages: dict[Node, int] = {}
+        self._seen = 0  # of the trace's records
+        self._inputs: list[FakeTensor] = []  # that no operator has had
+        self._seen_inputs = 0
+
+    def to(self, storage: int) -> list[tuple[Node, Node]]:
+        """(operator, what it was given to write), of those that may have written it."""
+        records = self._trace.records
+        for record in records[self._seen :]:
+            self._storages.update((f.aten_node, _storage(f)) for f in fakes_in(record.out) if f.aten_node)
+            for written in _written(record.node):
+                if written not in self._storages:
+                    self._look_at_inputs()
+                self._by_storage.setdefault(self._storages.get(written), []).append((record.node, written))
+        self._seen = len(records)
+        return [*self._by_storage.get(storage, ()), *self._by_storage.get(None, ())]
+
+    def _look_at_inputs(self) -> None:
+        self._inputs += self._trace.inputs[self._seen_inputs :]
+        self._seen_inputs = len(self._trace.inputs)
+        self._storages.update((f.aten_node, _storage(f)) for f in self._inputs if f.aten_node)
+        self._inputs = [f for f in self._inputs if not f.aten_node]
 
 
 def _written(node: Node) -> Iterator[Node]:
@@ -106,7 +133,7 @@ def _written(node: Node) -> Iterator[Node]:
     info = effects(node.target)
     for name in info.writes:
         value = info.argument(name, node.args, node.kwargs)
-        yield from value if isinstance(value, (list, tuple)) else (value,)
+        yield from (v for v in (value if isinstance(value, (list, tuple)) else (value,)) if v is not None)
 
 
 def _amount(trace: Trace, node: Node) -> int | None:
