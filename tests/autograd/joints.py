@@ -99,22 +99,29 @@ def node_of(joint, parts):
     return lambda primals: Both.apply(*primals)
 
 
-def check(function, *inputs, config=DEFAULT, **tolerance):
-    """A partition gives the outputs, the writes and the gradients that eager gives; returns (joint, partition)."""
+def check(function, *inputs, config=DEFAULT, through=None, **tolerance):
+    """A partition gives the outputs, the writes and the gradients that eager gives; returns (joint, partition).
+
+    `through`: of the outputs that require grad, which are differentiated (by position, modulo their number); None for all.
+    """
     joint, primals = joint_of(function, *inputs)
     parts = partition(joint, config)
     check_valid(joint, parts)
     compiled = take_results(node_of(joint, parts), joint, True)
     seed = torch.get_rng_state()
-    wanted = _everything(lambda given: flatten(function(*given)), inputs, None)
+    wanted = _everything(lambda given: flatten(function(*given)), inputs, through, None)
     torch.set_rng_state(seed)
     order = [next(i for i, t in enumerate(inputs) if t is p) for p in primals]
-    got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, wanted[-1])
+    got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, through, wanted[-1])
     for what, ours, eagers in zip(("outputs", "inputs", "gradients"), got, wanted):
         assert len(ours) == len(eagers)
         for i, (g, w) in enumerate(zip(ours, eagers)):
-            assert (g is None) is (w is None), f"{what}[{i}]: {g}, {w}\n{parts.backward.code}"
-            if w is not None:
+            if w is None:
+                assert g is None or (through is not None and not g.any()), (
+                    f"{what}[{i}]: {g}\n{parts.backward.code}"
+                )
+            else:
+                assert g is not None, f"{what}[{i}]: None\n{parts.backward.code}"
                 torch.testing.assert_close(
                     g,
                     w,
@@ -125,13 +132,16 @@ def check(function, *inputs, config=DEFAULT, **tolerance):
     return joint, parts
 
 
-def _everything(call, inputs, tangents):
+def _everything(call, inputs, through, tangents):
     """Outputs, inputs afterwards, gradients of the inputs; and the tangents that were given."""
     leaves = [t.requires_grad_(r.requires_grad) for t, r in zip(copies_of(inputs), inputs)]
     with torch.enable_grad():
         given = [t + 0 if t.requires_grad else t for t in leaves]
         outputs = call(given)
     differentiable = [o for o in outputs if o.requires_grad]
+    if through is not None:
+        places = {i % len(differentiable) for i in through}
+        differentiable = [o for i, o in enumerate(differentiable) if i in places]
     if tangents is None:
         state = torch.get_rng_state()
         tangents = [torch.randn_like(o) for o in differentiable]

@@ -26,14 +26,20 @@ def differentiable(run):
 
 
 @quick
-@given(instructions, returned, st.sampled_from([1.0, 1.0, 0.5, 0.0]))
-def test_random_programs(steps, outputs, budget):
+@given(
+    instructions,
+    returned,
+    st.sampled_from([1.0, 1.0, 0.5, 0.0]),
+    st.none() | st.sets(st.integers(0, 2), min_size=1),
+)
+def test_random_programs(steps, outputs, budget, through):
     torch.manual_seed(0)
     run = function(steps, outputs)
     if differentiable(run):
-        check(
-            run, *arguments(), config=replace(DEFAULT, activation_memory_budget=budget), rtol=1e-4, atol=1e-5
-        )
+        config = replace(DEFAULT, activation_memory_budget=budget)
+        # Gradients that reach an input through several nodes are rounded to bfloat16 one by one, in eager their sum is.
+        tolerance = 3e-2 if any(name == "half" for name, *_ in steps) else 1e-4
+        check(run, *arguments(), config=config, through=through, rtol=tolerance, atol=tolerance / 10)
 
 
 def least_bytes(needs, bans):

@@ -1,0 +1,25 @@
+"""The option `activation_memory_budget`: what it may be."""
+
+import pytest
+
+import smelt
+from smelt import config
+from smelt.errors import OptionError
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.0, 0.25, 1.0])
+def test_what_it_may_be(value):
+    assert config.DEFAULT.with_options({"activation_memory_budget": value}).activation_memory_budget == value
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, 2, float("nan"), "half", True, None])
+def test_what_it_may_not_be(value):
+    with pytest.raises(OptionError, match="activation_memory_budget"):
+        smelt.compile(lambda x: x, options={"activation_memory_budget": value})
+
+
+def test_in_the_environment():
+    assert config.from_environment({"SMELT_ACTIVATION_MEMORY_BUDGET": "0.5"}).activation_memory_budget == 0.5
+    for text in ("much", "3"):
+        with pytest.raises(OptionError, match="activation_memory_budget|ACTIVATION_MEMORY_BUDGET"):
+            config.from_environment({"SMELT_ACTIVATION_MEMORY_BUDGET": text})
