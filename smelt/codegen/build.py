@@ -27,10 +27,12 @@ from smelt.codegen.plan import (
     Step,
     View,
     defines,
+    launches,
     reads,
     registers_in,
     span_bytes,
 )
+from smelt.codegen.together import Touched, side_by_side
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.loops.ir import Kernel
@@ -70,7 +72,8 @@ def build_plan(
     writer = _Writer(schedule, memory, code, config)
     for item in items:
         writer.add(item)
-    freed = with_frees(writer.steps, memory.n_held, writer.outputs)
+    joined = side_by_side(writer.steps, writer.touched, config.threads or torch.get_num_threads())
+    freed = with_frees(joined, memory.n_held, writer.outputs)
     steps, arena_bytes = with_arena(freed, memory.may_use_arena)
     return Plan(
         n_inputs=memory.n_inputs,
@@ -86,13 +89,13 @@ def build_plan(
 
 def is_long(steps: Iterable[Step], schedule: Schedule) -> bool:
     """Whether running these steps takes long enough to let other Python threads run meanwhile."""
+    steps = list(steps)
+    if any(isinstance(step, Aten) for step in steps):
+        return True
     touched = 0
-    for step in steps:
-        if isinstance(step, Aten):
-            return True
-        if isinstance(step, Launch):
-            specs = (schedule.buffers[r].spec for r in step.regs if r < len(schedule.buffers))
-            touched += sum(span_bytes(s.shape, s.stride, s.dtype) for s in specs)
+    for launch in launches(steps):
+        specs = (schedule.buffers[r].spec for r in launch.regs if r < len(schedule.buffers))
+        touched += sum(span_bytes(s.shape, s.stride, s.dtype) for s in specs)
     return touched > GIL_BYTES
 
 
@@ -206,6 +209,7 @@ class _Writer:
         self.config = config
         self.compiled = compiled
         self.steps: list[Step] = []
+        self.touched: dict[int, Touched] = {}  # by position of a kernel's launch
         self.n_registers = len(schedule.buffers)
         self._fresh: dict[int, int] = {}  # constant -> the register of this call's own copy
         self._defined = set(range(memory.n_held))
@@ -248,7 +252,17 @@ class _Writer:
                     written.append(self.memory.root(buffer))
         if written:
             self.steps.append(BumpVersion(tuple(dict.fromkeys(written))))
+        self.touched[len(self.steps)] = self._touched(item)
         self.launch(compiled, [b for b in item.buffers if b is not None], item.note)
+
+    def _touched(self, item: KernelItem) -> Touched:
+        formals = [
+            (self.memory.root(b), f.role) for b, f in zip(item.buffers, item.kernel.buffers) if b is not None
+        ]
+        return Touched(
+            frozenset(b for b, role in formals if role != "out"),
+            frozenset(b for b, role in formals if role != "in"),
+        )
 
     def product(self, item: ProductItem) -> None:
         self.allocate(item.buffers[-1])

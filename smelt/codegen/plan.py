@@ -10,7 +10,7 @@ seen by the user through a view, or overlaps what else is live there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -70,6 +70,20 @@ class Launch:
     note: str = ""
 
 
+WORK = 64  # units of work that a thread should take at least
+
+
+@dataclass(frozen=True)
+class Together:
+    """Launches that do not depend on one another, as one range of work units that is split among threads in pieces of at
+    least `grain`; `work[i]` units are `launches[i]`'s, in proportion to its items."""
+
+    launches: tuple[Launch, ...]
+    work: tuple[int, ...]
+    grain: int
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class Aten:
     """One ATen call through the dispatcher (below autograd). Arguments hold `Reg`s, numbers, dtypes, None, and lists and
@@ -100,7 +114,7 @@ class Free:
     regs: tuple[int, ...]
 
 
-Step = Alloc | View | Launch | Aten | BumpVersion | Free
+Step = Alloc | View | Launch | Together | Aten | BumpVersion | Free
 
 
 @dataclass(frozen=True)
@@ -158,6 +172,8 @@ def reads(step: Step) -> tuple[int, ...]:
             return (step.src,)
         case Launch():
             return step.regs
+        case Together():
+            return tuple(r for launch in step.launches for r in launch.regs)
         case Aten():
             return (*registers_in(step.args), *registers_in(step.kwargs))
         case BumpVersion() | Free():
@@ -215,6 +231,11 @@ def _view(s: View) -> tuple[Any, ...]:
 @_native_form(Launch)
 def _launch(s: Launch) -> tuple[Any, ...]:
     return ("launch", s.address, s.regs, s.extent, s.grain)
+
+
+@_native_form(Together)
+def _together(s: Together) -> tuple[Any, ...]:
+    return ("together", tuple(map(_launch, s.launches)), s.work, s.grain)
 
 
 @_native_form(Aten)
@@ -336,6 +357,9 @@ def print_step(step: Step) -> str:
             return f"r{step.out} = {kind} r{step.src} {list(step.shape)} stride {list(step.stride)} + {step.offset}"
         case Launch():
             return f"launch {step.kernel}({_names(step.regs)}) over {step.extent} by {step.grain}"
+        case Together():
+            lines = [f"\n    {print_step(l)}" for l in step.launches]
+            return f"together, {sum(step.work)} by {step.grain}:" + "".join(lines)
         case Aten():
             args = [_argument_text(a) for a in step.args]
             args += [f"{k}={_argument_text(v)}" for k, v in step.kwargs.items()]
@@ -365,7 +389,15 @@ def _argument_text(value: Any) -> str:
 
 def kernel_names(plan: Plan) -> frozenset[str]:
     """The distinct kernels that the plan launches."""
-    return frozenset(step.kernel for step in plan.steps if isinstance(step, Launch))
+    return frozenset(launch.kernel for launch in launches(plan.steps))
+
+
+def launches(steps: Iterable[Step]) -> Iterator[Launch]:
+    for step in steps:
+        if isinstance(step, Launch):
+            yield step
+        elif isinstance(step, Together):
+            yield from step.launches
 
 
 def extern_names(plan: Plan) -> tuple[str, ...]:

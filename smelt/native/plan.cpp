@@ -22,6 +22,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/python_numbers.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -65,6 +66,13 @@ struct Launch {
     int64_t extent, grain;
 };
 
+// Launches that do not depend on one another, shared among threads as one piece of work.
+struct Together {
+    size_t first, count;        // of Program::launches
+    std::vector<int64_t> ends;  // work of the launches up to and with each
+    int64_t grain;
+};
+
 struct NumberArgument {  // a register that holds a number, where the operator takes no tensor
     size_t position;
     Reg reg;
@@ -92,7 +100,7 @@ struct Registers {
     std::vector<Reg> regs;
 };
 
-enum class Kind : uint8_t { alloc, view, launch, aten, free, bump };
+enum class Kind : uint8_t { alloc, view, launch, together, aten, free, bump };
 
 struct Step {
     Kind kind;
@@ -106,6 +114,7 @@ struct Program {
     std::vector<Alloc> allocs;
     std::vector<View> views;
     std::vector<Launch> launches;
+    std::vector<Together> togethers;
     std::vector<Aten> atens;
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;
@@ -210,6 +219,9 @@ class Run {
                 case Kind::launch:
                     launch(p_.launches[s.index]);
                     break;
+                case Kind::together:
+                    together(p_.togethers[s.index]);
+                    break;
                 case Kind::alloc:
                     alloc(p_.allocs[s.index]);
                     break;
@@ -259,6 +271,30 @@ class Run {
         }
         at::parallel_for(0, l.extent, l.grain,
                          [&](int64_t begin, int64_t end) { l.function(buffers.data(), begin, end); });
+    }
+
+    void together(const Together& t) {
+        const int64_t total = t.ends.back();
+        if (total <= t.grain) return share(t, 0, total);
+        at::parallel_for(0, total, t.grain, [&](int64_t begin, int64_t end) { share(t, begin, end); });
+    }
+
+    // The items of all launches that are in [begin, end) of the work.
+    void share(const Together& t, int64_t begin, int64_t end) {
+        c10::SmallVector<void*, 32> buffers;
+        auto i = static_cast<size_t>(std::upper_bound(t.ends.begin(), t.ends.end(), begin) - t.ends.begin());
+        for (int64_t start = i ? t.ends[i - 1] : 0; i < t.count && start < end; start = t.ends[i++]) {
+            const Launch& l = p_.launches[t.first + i];
+            const int64_t work = t.ends[i] - start;
+            auto item = [&](int64_t at) {
+                return at <= start ? 0 : at - start >= work ? l.extent : l.extent * (at - start) / work;
+            };
+            const int64_t first = item(begin), last = item(end);
+            if (first >= last) continue;
+            buffers.clear();
+            for (Reg r : l.regs) buffers.push_back(f_.data[r]);
+            l.function(buffers.data(), first, last);
+        }
     }
 
     void aten(const Aten& a) {
@@ -536,9 +572,9 @@ class Reader {
         } else if (kind == "view") {
             add(Kind::view, p_.views, view(s));
         } else if (kind == "launch") {
-            auto* function = reinterpret_cast<Kernel>(s[1].cast<uintptr_t>());  // NOLINT
-            add(Kind::launch, p_.launches,
-                Launch{function, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>()});
+            add(Kind::launch, p_.launches, launch(s));
+        } else if (kind == "together") {
+            add(Kind::together, p_.togethers, together(s));
         } else if (kind == "aten") {
             add(Kind::aten, p_.atens, aten(s));
         } else if (kind == "free") {
@@ -557,6 +593,22 @@ class Reader {
     void add(Kind kind, std::vector<T>& list, T value) {
         p_.steps.push_back({kind, static_cast<uint32_t>(list.size())});
         list.push_back(std::move(value));
+    }
+
+    static Launch launch(const py::tuple& s) {
+        auto* function = reinterpret_cast<Kernel>(s[1].cast<uintptr_t>());  // NOLINT
+        return {function, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>()};
+    }
+
+    Together together(const py::tuple& s) {
+        Together t{p_.launches.size(), 0, {}, s[3].cast<int64_t>()};
+        int64_t total = 0;
+        for (py::handle h : py::tuple(s[1])) p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
+        for (py::handle h : py::tuple(s[2])) t.ends.push_back(total += h.cast<int64_t>());
+        t.count = t.ends.size();
+        if (t.count == 0 || t.first + t.count != p_.launches.size())
+            throw py::value_error("Plan: launches and their work do not match");
+        return t;
     }
 
     Alloc alloc(const py::tuple& s) {
@@ -690,11 +742,19 @@ class Reader {
         }
     }
 
+    std::vector<Reg> reads(const Together& t) const {
+        std::vector<Reg> regs;
+        for (size_t i = t.first; i < t.first + t.count; ++i)
+            regs.insert(regs.end(), p_.launches[i].regs.begin(), p_.launches[i].regs.end());
+        return regs;
+    }
+
     bool is_input(Reg r) const { return r >= 0 && static_cast<size_t>(r) < p_.n_inputs; }
 
     std::vector<Reg> reads(const Step& s) const {
         if (s.kind == Kind::view) return {p_.views[s.index].src};
         if (s.kind == Kind::launch) return p_.launches[s.index].regs;
+        if (s.kind == Kind::together) return reads(p_.togethers[s.index]);
         if (s.kind == Kind::bump) return p_.bumps[s.index].regs;
         if (s.kind != Kind::aten) return {};
         const Aten& a = p_.atens[s.index];

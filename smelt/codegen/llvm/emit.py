@@ -101,8 +101,8 @@ class _Emitter:
             extent, cycles = columns.Strips(self, self.choice.outer).items()
         else:
             extent, cycles = self._outer_items(self.choice.outer)
-        grain = max(1, min(extent, ceil(PIECE_CYCLES / cycles)))
-        return Function(_frame(name, self.entry, [self.b.lines()], self.exit), extent, grain)
+        text = _frame(name, self.entry, [self.b.lines()], self.exit)
+        return Function(text, extent, ceil(PIECE_CYCLES / cycles))
 
     def _pointers(self) -> list[Ref]:
         b = self.b

@@ -1,0 +1,71 @@
+"""Launches side by side: neighbours in a plan that do not depend on one another become one piece of parallel work.
+
+An optimiser's step is hundreds of small kernels. One after the other, each is too small for more than one thread, or pays
+for waking them; together they are shared among threads by their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from smelt.codegen.plan import WORK, Alloc, BumpVersion, Launch, Step, Together
+
+MOST = 1024  # launches of a step
+PIECES = 8  # a launch with more pieces of work than this for each thread gains nothing from company
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The roots (buffers with memory of their own) that a launch reads and writes."""
+
+    read: frozenset[int]
+    written: frozenset[int]
+
+
+@dataclass
+class _Run:
+    """Neighbouring launches, and the allocations and version counts that now stand before all of them."""
+
+    before: list[Step] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    read: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+
+    def accepts(self, t: Touched) -> bool:
+        apart = self.written.isdisjoint(t.read | t.written) and self.read.isdisjoint(t.written)
+        return apart and len(self.launches) < MOST
+
+    def add(self, launch: Launch, t: Touched) -> None:
+        self.launches.append(launch)
+        self.read |= t.read
+        self.written |= t.written
+
+    def steps(self, threads: int) -> list[Step]:
+        few = any(l.extent < PIECES * threads * l.grain for l in self.launches)
+        work = [max(1, WORK * l.extent // l.grain) for l in self.launches]
+        if len(self.launches) < 2 or not few or sum(work) < 2 * WORK:
+            return [*self.before, *self.launches]
+        grain = max(WORK, -(-sum(work) // threads))
+        return [*self.before, Together(tuple(self.launches), tuple(work), grain)]
+
+
+def side_by_side(steps: Sequence[Step], touched: Mapping[int, Touched], threads: int) -> list[Step]:
+    """`steps` with runs of independent launches joined; `touched` describes the launches that may be, by position."""
+    if threads < 2:
+        return list(steps)
+    result: list[Step] = []
+    run = _Run()
+    for i, step in enumerate(steps):
+        if isinstance(step, Launch) and i in touched:
+            if not run.accepts(touched[i]):
+                result += run.steps(threads)
+                run = _Run()
+            run.add(step, touched[i])
+        elif isinstance(step, Alloc | BumpVersion) and run.launches:
+            run.before.append(step)
+        else:
+            result += run.steps(threads)
+            run = _Run()
+            result.append(step)
+    return result + run.steps(threads)
