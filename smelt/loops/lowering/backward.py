@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size
 from smelt.loops.ir import Value
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.reductions import dims_of
 from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
-from smelt.loops.tensor import Index, Load, Map, Tensor
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
-from smelt.loops.values import index as index_value
+from smelt.loops.tensor import Map, Tensor
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, compare, const, where
 
 aten = torch.ops.aten
 
@@ -196,24 +194,6 @@ def prelu_backward(b: Builder, grad: Tensor, x: Tensor, weight: Tensor) -> tuple
         ),
         b.pointwise(of_weight, [grad, x], compute, b.spec[1].dtype, 3.0, x.shape),
     )  # fmt: skip
-
-
-@lowers(aten.glu_backward.default)
-def glu_backward(b: Builder, grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    """Of a * sigmoid(b), the halves of x: (sigmoid(b), a * sigmoid(b) * (1 - sigmoid(b))) * grad, side by side."""
-    dim %= len(x.shape)
-    half, compute = grad.shape[dim], opmath(x.dtype)
-
-    def body(load: Load, i: Index) -> Value:
-        def read(t: Tensor, at: Size) -> Value:
-            return cast(load(t, (*i[:dim], at, *i[dim + 1 :])), compute)
-
-        within = i[dim] % half
-        first = compare("lt", index_value(i[dim]), index_value(half))
-        g, a, s = read(grad, within), read(x, within), call("sigmoid", read(x, within + half))
-        return cast(where(first, g * s, g * s * (1 - s) * a), x.dtype)
-
-    return b.map(x.shape, x.dtype, (grad, x), body, TRANSCENDENTAL + 6)
 
 
 @lowers(aten.native_dropout_backward.default)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from smelt.graph.sizes import static
@@ -33,7 +34,7 @@ def _reduced(
     b: Builder, f: Callable[..., Value], operands: Sequence[Tensor], reduction: int, cost: float
 ) -> Tensor:
     compute = opmath(b.spec.dtype)
-    shape = torch.broadcast_shapes(*[t.shape for t in operands])
+    shape = np.broadcast_shapes(*(tuple(map(static, t.shape)) for t in operands))  # torch's imports sympy
     if reduction == NONE:
         return b.pointwise(f, operands, compute, cost=cost)
     losses = b.pointwise(f, operands, compute, compute, cost, shape)

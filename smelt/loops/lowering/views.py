@@ -296,7 +296,9 @@ def slice_scatter(
 @lowers(aten.slice_backward.default)
 def slice_backward(
     b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, start: int, end: int, step: int
-) -> Tensor:
+) -> Tensor | None:
+    if step != 1 and dim % len(shape) == len(shape) - 1:  # gathers: ATen's copy into zeros is faster
+        return None
     return _scatter(b, None, grad, _slice_part(b, grad, dim, start, step))
 
 
