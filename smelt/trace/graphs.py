@@ -102,7 +102,7 @@ def build(trace: Trace, outputs: Sequence[FakeTensor], recorded: Recorded | None
         torch_graph=torch_graph,
         aten_graph=aten_graph,
         inputs=inputs,
-        mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written),
+        mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written or any(f is g for g in given)),
         outputs=tuple(outputs),
         needs_grad=needs_grad(trace, outputs),
         _examples=[weakref.ref(trace.real(f)) for f in inputs],  # type: ignore[arg-type]

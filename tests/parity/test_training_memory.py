@@ -56,6 +56,21 @@ def test_an_input_is_written_whose_alias_is_read(compile):
     return found
 
 
+@both(whole=False, ahead=False)
+def test_an_input_is_written_and_only_later_calls_alias_it(compile):
+    def fn(a, b):
+        a += b * 2
+        return (a + b).sum()
+
+    f, x, w, found = compile(fn), leaf(2, 3), leaf(2, 3), []
+    for make in (lambda h: w * 1, lambda h: h, lambda h: h.view(2, 3), lambda h: w * 2):
+        h = x * 1
+        y = f(h, make(h))
+        (y + h.exp().sum()).backward()
+        found.append((y.detach(), h.detach(), gradients(x, w)))
+    return found
+
+
 @both()
 def test_a_leaf_and_its_data(compile):
     f, w = compile(lambda w, d: (w * d).sum()), leaf(3)
