@@ -239,6 +239,24 @@ def _layer_norm(
     return _fresh(x.shape, x.dtype), _fresh(rows, x.dtype), _fresh(rows, x.dtype)
 
 
+def _layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    normalized: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    wanted: Sequence[bool],
+) -> Any:
+    parameters = tuple(p if want else None for p, want in zip((weight, bias), wanted[1:]))
+    if x.numel() == 0 or grad.shape != x.shape or wanted[1:] != [p is not None for p in parameters]:
+        return NotImplemented
+    return _fresh(x.shape, x.dtype) if wanted[0] else None, *(
+        None if p is None else _fresh(p.shape, p.dtype) for p in parameters
+    )
+
+
 def _batch_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -362,6 +380,7 @@ _LAYOUTS: dict[OpOverload, Callable[..., Any]] = {
     aten.embedding.default: _embedding,
     aten.convolution.default: _convolution,
     aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._unsafe_view.default: _unsafe_view,

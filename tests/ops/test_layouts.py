@@ -240,6 +240,24 @@ def meta(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(
+    "dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)]
+)
+@pytest.mark.parametrize("wanted", [[True] * 3, [True, False, True], [False, True, False]])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_layer_norm_backward(dtypes, wanted, transposed):
+    x = torch.randn(300, 40, 8).to(dtypes[0])
+    x = x.transpose(0, 1) if transposed else x
+    weight, bias = torch.randn(8).to(dtypes[1]), torch.randn(8).to(dtypes[1])
+    _, mean, rstd = torch.native_layer_norm(x, [8], weight, bias, 1e-5)
+    args = torch.randn_like(x), x, [8], mean, rstd, weight, bias, wanted
+    operator = aten.native_layer_norm_backward.default
+    meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
+    for got, want in zip(layouts.on_metas(operator, meta, {}, cpu=True), operator(*args), strict=True):
+        assert (got is None) is (want is None)
+        assert want is None or (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+@pytest.mark.parametrize(
     "func, args",
     [
         (aten.bitwise_and.Tensor, [meta(3), meta(3)]),
@@ -322,6 +340,9 @@ with torch.no_grad():
         (image.eval(), (torch.randn(2, 3, 32, 32),)),
     ):
         assert (smelt.compile(fn, fullgraph=True)(*args) - fn(*args)).abs().max() < 1e-5
+mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 5))
+for loss, target in ((nn.functional.cross_entropy, torch.randint(5, (2,))), (nn.functional.mse_loss, torch.randn(2, 5))):
+    smelt.compile(lambda x: loss(mlp(x), target), fullgraph=True)(torch.randn(2, 4)).backward()
 heavy = ("sympy", "mpmath", "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes")
 print(sorted(m for m in set(sys.modules) - before if m in heavy))
 """
