@@ -71,12 +71,10 @@ def test_curves_agree(options: dict[str, Any], tolerance: float) -> None:
 def test_nothing_is_compiled_twice() -> None:
     with compilations() as seen:
         curve = run(compile="smelt", sample=20)
-    training, evaluation, sampling = (
-        ["entry-installed", "backward-compiled"],
-        ["entry-installed"],
-        ["entry-installed"],
-    )
-    assert seen == training + evaluation + sampling
+    assert seen.count("entry-installed") == 3  # training, evaluation, sampling
+    training = seen[: seen.index("entry-installed", 1)]
+    assert set(training) == {"entry-installed", "backward-compiled"}
+    assert seen[len(training) :] == ["entry-installed"] * 2
     assert [row["graphs"] for row in curve] == [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
     # Although the learning rate is another one at each step.
     assert len({row["lr"] for row in curve}) == TINY.steps
