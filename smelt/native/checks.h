@@ -237,33 +237,47 @@ struct TensorIs final : Check {
 class TensorNote {
   public:
     TensorNote(PyObject* object, TensorLooks* looks)
-        : object_(object), impl_(impl_of(object)), word_(Peek::word(impl_)), looks_(looks) {}
-
-    void prefetch() const {
-        __builtin_prefetch(object_);
-        auto* at = reinterpret_cast<const char*>(impl_);
-        for (size_t line = 0; line < sizeof(at::TensorImpl); line += 64) __builtin_prefetch(at + line);
+        : object_(object), impl_(impl_of(object)), word_(Peek::word(impl_)), looks_(looks) {
+        if (looks->layout != at::kStrided || !Peek::has_own_sizes(impl_)) impl_ = nullptr;
     }
 
     bool holds() const {
         bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == looks_->type &&
                      Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == looks_->known_keys;
         if (!known) return looks_->holds(object_);
-        return looks_->has_sizes(impl_) && requires_grad() == looks_->requires_grad;
+        return has_sizes() && requires_grad() == looks_->requires_grad;
     }
 
   private:
-    // The eight bytes that hold dtype, device and all flags of a tensor.
     struct Peek : at::TensorImpl {
+        // The eight bytes that hold dtype, device and all flags of a tensor.
         static uint64_t word(const at::TensorImpl* t) {
             static_assert(sizeof(caffe2::TypeMeta) == 2 && sizeof(std::optional<c10::Device>) <= 3);
             uint64_t word;
             std::memcpy(&word, &(t->*(&Peek::data_type_)), sizeof word);
             return word;
         }
+        // Whether nobody computes its sizes and strides.
+        static bool has_own_sizes(const at::TensorImpl* t) {
+            return !(t->*(&Peek::matches_policy))(SizesStridesPolicy::CustomStrides);
+        }
+        static const c10::impl::SizesAndStrides& sizes(const at::TensorImpl* t) {
+            return t->*(&Peek::sizes_and_strides_);
+        }
     };
 
     static at::TensorImpl* impl_of(PyObject* x) { return THPVariable_Unpack(x).unsafeGetTensorImpl(); }
+
+    bool has_sizes() const {
+        const c10::impl::SizesAndStrides& own = Peek::sizes(impl_);
+        size_t count = looks_->shape.size();
+        if (own.size() != count) return false;
+        const int64_t *shape = own.sizes_data(), *stride = own.strides_data();
+        const int64_t *wanted_shape = looks_->shape.data(), *wanted_stride = looks_->stride.data();
+        for (size_t i = 0; i < count; i++)
+            if (shape[i] != wanted_shape[i] || stride[i] != wanted_stride[i]) return false;
+        return true;
+    }
 
     bool requires_grad() const {
         auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl_->autograd_meta());
@@ -271,7 +285,7 @@ class TensorNote {
     }
 
     PyObject* object_;
-    at::TensorImpl* impl_;  // compared before it is looked at
+    at::TensorImpl* impl_;  // compared before it is looked at; null: every look is a complete one
     uint64_t word_;
     TensorLooks* looks_;
 };

@@ -52,10 +52,8 @@ class Memo {
             for (Check* check : step.checks)
                 if (!check->holds(pass.values[step.node], pass)) return Answer::Fails;
         }
-        for (size_t i = 0; i < tensors_.size(); i++) {
-            if (i + kAhead < tensors_.size()) tensors_[i + kAhead].prefetch();
-            if (!tensors_[i].holds()) return Answer::Fails;
-        }
+        for (const TensorNote& tensor : tensors_)
+            if (!tensor.holds()) return Answer::Fails;
         hits_++;
         return Answer::Holds;
     }
@@ -88,7 +86,6 @@ class Memo {
 
   private:
     static constexpr int kWorthIt = 8, kForgiven = 1000, kLongestWait = 255;
-    static constexpr size_t kAhead = 4;  // tensors that are on their way from memory
 
     struct Step {
         size_t stamps_end = 0;
