@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch._ops import OpOverload
 from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.utils.hooks import RemovableHandle
 
 from smelt.errors import Unsupported
 from smelt.graph import passes, state
@@ -111,6 +112,15 @@ class Recorded:
 
 def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     """Records the backward. The trace must still be entered. Raises NotDifferentiable."""
+    try:
+        return _record(trace, outputs)
+    except Unsupported:
+        raise
+    except RuntimeError as error:  # what autograd says of a view on which it has given up
+        raise refuse(str(error)) from error
+
+
+def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     _check(trace, outputs)
     written = tuple(f for f in trace.inputs if f.grad_fn is not trace.first_history.get(id(f)))
     values, results = _results(trace, outputs)
@@ -180,6 +190,7 @@ def _cut_at(
     """While the backward is recorded, what flows into the values that `through` has as keys is put there, and their
     tangents, which will hold all of it, flow on instead."""
     handles = []
+    number = RemovableHandle.next_id  # programs can see the numbers of their own hooks
     for value, tangent in zip(with_tangent, tangents):
         if value in through:
 
@@ -193,6 +204,7 @@ def _cut_at(
     finally:
         for handle in handles:
             handle.remove()
+        RemovableHandle.next_id = number
 
 
 def refuse(detail: str) -> NotDifferentiable:
