@@ -131,7 +131,7 @@ def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     for k, tangent in enumerate(tangents):
         trace.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(trace.records), len(trace.aten.graph.nodes)
-    gradients: list[Any] = [None] * len(sources)
+    gradients: Sequence[Any] = [None] * len(sources)
     cuts = _cuts(values, with_tangent)
     through: dict[int, Any] = dict.fromkeys(cuts)
     if tangents and sources:

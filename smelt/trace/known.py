@@ -13,8 +13,7 @@ import torch
 
 from smelt.graph.ir import Node
 from smelt.ops.kinds import effects
-from smelt.trace.fake import FakeTensor
-from smelt.trace.graphs import fakes_in
+from smelt.trace.fake import FakeTensor, fakes_in
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace
