@@ -17,6 +17,7 @@ from torch import nn
 
 import smelt
 from benchmarks import models
+from smelt import events
 from smelt.report.inspect import graph_count, reasons
 
 Built = tuple[nn.Module, dict[str, Any]]
@@ -123,6 +124,10 @@ MODELS: dict[str, Callable[[], Built]] = {
     "Mixer-S/32": tiny_mixer,
 }
 
+# Outputs that other outputs are computed from: what the pooler reads, keys and values of each layer, the encoder's last state.
+# Each has a backward graph of its own, so that its gradient can be asked for.
+INNER_OUTPUTS = {"BERT": 1, "GPT-2": 2 * 2, "Llama": 2 * 2, "T5": 4 * 2 + 1}
+
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9),
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, 1e-3, eps=1e-5),
@@ -155,19 +160,26 @@ def test_training(name: str) -> None:
     model, inputs = MODELS[name]()
     model.train()
     twin, start = copy.deepcopy(model), copy.deepcopy(model.state_dict())
-    compiled = smelt.compile(twin)
+    compiled, backwards = smelt.compile(twin), []
+
+    def listen(event: events.Event) -> None:
+        if event.kind in ("backward-compiled", "no-joint-graph"):
+            backwards.append(event.kind)
+
     for make_optimizer in OPTIMIZERS.values():
         for m in (model, twin):
             m.load_state_dict(start)
             m.zero_grad()
         want = train(model, model, inputs, make_optimizer(model.parameters()))
         state = torch.get_rng_state()
-        got = train(compiled, twin, inputs, make_optimizer(twin.parameters()))
+        with events.subscribed(listen):
+            got = train(compiled, twin, inputs, make_optimizer(twin.parameters()))
         assert torch.equal(torch.get_rng_state(), state)
         torch.testing.assert_close(got, want, rtol=LOSS, atol=0)
         assert want[-1] < want[0]
         same_state(twin, model, start)
     assert not reasons(compiled) and graph_count(compiled) == 1
+    assert backwards == ["backward-compiled"] * (1 + INNER_OUTPUTS.get(name, 0))
 
 
 def same_state(got: nn.Module, want: nn.Module, start: dict[str, torch.Tensor]) -> None:
