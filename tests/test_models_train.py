@@ -124,7 +124,7 @@ MODELS: dict[str, Callable[[], Built]] = {
     "Mixer-S/32": tiny_mixer,
 }
 
-# Outputs that other outputs are computed from: what the pooler reads, keys and values of each layer, the encoder's last state.
+# Outputs that others are computed from: what the pooler reads, keys and values of each layer, the encoder's last state.
 # Each has a backward graph of its own, so that its gradient can be asked for.
 INNER_OUTPUTS = {"BERT": 1, "GPT-2": 2 * 2, "Llama": 2 * 2, "T5": 4 * 2 + 1}
 
