@@ -3,6 +3,7 @@
 import torch
 
 from smelt.autograd.classes import RANDOM, class_of
+from smelt.autograd.join import joined
 from smelt.autograd.memory import Memory
 from smelt.autograd.partition import partition
 from smelt.autograd.results import take_results
@@ -63,8 +64,9 @@ def _sum(a, b):
     return b if a is None else a if b is None else a + b
 
 
-def node_of(joint, parts):
+def node_of(joint, parts, in_one_piece=False):
     """The two graphs as a node of autograd: a callable on a tuple of primals that gives the joint graph's outputs."""
+    whole = joined(parts.backward, joint)
     differentiable = set(joint.tangents)
     forward = GraphFunction(parts.forward)
 
@@ -84,6 +86,16 @@ def node_of(joint, parts):
                 given
             )  # into the outputs; what others are computed from gets its share from them first
             gradients = [None] * joint.n_primals
+            if in_one_piece:
+                undefined = frozenset(k for k, i in enumerate(joint.tangents) if given[i] is None)
+                graph = without_tangents(whole, undefined)
+                verify(graph, functional=True)
+                found = GraphFunction(graph)(
+                    *ctx.saved, *(given[i] for i in joint.tangents if given[i] is not None)
+                )
+                for i, gradient in zip(joint.gradients, found):
+                    gradients[i] = gradient
+                return tuple(gradients)
             rest = [i for i in joint.tangents if i not in joint.cuts]
             for group in (rest, *([i] for i in reversed(joint.cuts))):
                 now = [flowing[i] if i in group else None for i in joint.tangents]
@@ -107,12 +119,18 @@ def check(function, *inputs, config=DEFAULT, through=None, **tolerance):
     joint, primals = joint_of(function, *inputs)
     parts = partition(joint, config)
     check_valid(joint, parts)
-    compiled = take_results(node_of(joint, parts), joint, True)
     seed = torch.get_rng_state()
     wanted = _everything(lambda given: flatten(function(*given)), inputs, through, None)
-    torch.set_rng_state(seed)
     order = [next(i for i, t in enumerate(inputs) if t is p) for p in primals]
-    got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, through, wanted[-1])
+    for in_one_piece in (False, True):
+        compiled = take_results(node_of(joint, parts, in_one_piece), joint, True)
+        torch.set_rng_state(seed)
+        got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, through, wanted[-1])
+        _compare(got, wanted, joint, parts, through, tolerance)
+    return joint, parts
+
+
+def _compare(got, wanted, joint, parts, through, tolerance):
     for what, ours, eagers in zip(("outputs", "inputs", "gradients"), got, wanted):
         assert len(ours) == len(eagers)
         for i, (g, w) in enumerate(zip(ours, eagers)):
@@ -122,14 +140,8 @@ def check(function, *inputs, config=DEFAULT, through=None, **tolerance):
                 )
             else:
                 assert g is not None, f"{what}[{i}]: None\n{parts.backward.code}"
-                torch.testing.assert_close(
-                    g,
-                    w,
-                    equal_nan=True,
-                    **tolerance,
-                    msg=lambda m: f"{what}[{i}]: {m}\n{joint.graph.code}\n{parts}",
-                )
-    return joint, parts
+                message = lambda m: f"{what}[{i}]: {m}\n{joint.graph.code}\n{parts}"
+                torch.testing.assert_close(g, w, equal_nan=True, **tolerance, msg=message)
 
 
 def _everything(call, inputs, through, tangents):
