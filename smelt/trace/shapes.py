@@ -324,6 +324,7 @@ def _wrap_one(
             isinstance(source, FakeTensor)
             and source.dtype == item.dtype
             and not (item.is_conj() or item.is_neg())
+            and not (source.elem.is_conj() or source.elem.is_neg())  # the key does not tell such an argument
         )
         return wrap(item, device, spec), Part("view", spec, result.arg) if keep else None
     for source in _tensors((*args, *kwargs.values())):  # an operator that gives its argument back

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.report.inspect import reasons
-from tests.parity.harness import calls_agree, same
+from tests.parity.harness import calls_agree, check, same
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = [
@@ -238,3 +238,15 @@ def test_padding(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area", "nearest-exact"])
 def test_interpolation(mode: str) -> None:
     agree(lambda x: F.interpolate(x, scale_factor=1.7, mode=mode), torch.randn(1, 2, 5, 4))
+
+
+def test_conjugates_of_conjugates() -> None:
+    """Lazily conjugated values, one program after the other: what a call gave for one is not taken for another."""
+    for fn in (
+        lambda x: x.conj().imag,
+        lambda x: x.conj(),
+        lambda x: torch.view_as_real(x.conj().resolve_conj()),
+        lambda x: x.conj().conj().imag + 1,
+        lambda x: x.imag.neg() + x.conj().real,
+    ):
+        check(fn, lambda: (torch.randn(5, dtype=torch.complex64),))
