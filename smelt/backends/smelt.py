@@ -15,7 +15,7 @@ from smelt.autograd.compile import compile_joint
 from smelt.backends.eager import eager
 from smelt.codegen import plan as plans
 from smelt.codegen.build import build_plan
-from smelt.codegen.cost import prefers_native
+from smelt.codegen.cost import generates_products, prefers_native
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
@@ -61,7 +61,7 @@ def _compile(graph: Graph, config: Config) -> Compiled:
     with _stage("decompose"):
         graph = decompose(graph, decompositions.table(excluded=LOWERINGS.keys()))
     with _stage("lower"):
-        program = lower(graph, config)
+        program = lower(graph, config, generates_products(config))
     with _stage("fuse"):
         schedule = fuse(program, config)
     with _stage("codegen"):

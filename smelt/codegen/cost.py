@@ -28,6 +28,7 @@ import torch
 from smelt.codegen.llvm.gemm import GRAIN_FLOPS, Product, extent
 from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.window import Window
+from smelt.config import Config
 
 Choice = Literal["native", "aten"]
 Form = Literal["NN", "NT", "TN", "TT"]  # how A and B lie in memory; N: rows are contiguous
@@ -63,6 +64,11 @@ def choose(
         return "aten"
     useful = min(threads, 2 * m * n * k * batch // GRAIN_FLOPS)
     return "native" if extent(m, n, k, batch, dtype) >= useful else "aten"
+
+
+def generates_products(config: Config) -> bool:
+    """Whether matrix products on this host are generated as a rule."""
+    return config.native_gemm and host().cpu in RULES
 
 
 def prefers_native(product: Product | Window) -> bool:

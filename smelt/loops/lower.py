@@ -24,9 +24,10 @@ from smelt.loops.tensor import CopyBack, Extern, Number, Program, Stored, Tensor
 aten = torch.ops.aten
 
 
-def lower(graph: Graph, config: Config) -> Program:
-    """The program of an aten-level, functionalized graph (in-place operators only as final `copy_` to inputs)."""
-    return _Lowerer(graph).run()
+def lower(graph: Graph, config: Config, products: bool = False) -> Program:
+    """The program of an aten-level, functionalized graph (in-place operators only as final `copy_` to inputs). `products`:
+    matrix products are generated on this host."""
+    return _Lowerer(graph, products).run()
 
 
 def map_leaves(tree: Any, leaf: type | tuple[type, ...], f: Callable[[Any], Any]) -> Any:
@@ -51,8 +52,8 @@ def leaves(tree: Any, leaf: type) -> Iterator[Any]:
 
 
 class _Lowerer:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, products: bool) -> None:
+        self.graph, self.products = graph, products
         self.program = Program()
         self.values: dict[Node, Any] = {}
         self.uses = _live_uses(graph)
@@ -101,7 +102,7 @@ class _Lowerer:
             return self.copy_back(node, *args[:2])
         entry = LOWERINGS.get(node.target)
         if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
-            builder = Builder(_short(node), node.spec, _device(node.spec), node.line)
+            builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.products)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
                 return self.adopt(node, builder, result)

@@ -3,6 +3,7 @@
 from smelt.loops.lowering import (
     backward,
     batch_norm,
+    convolution_backward,
     convolutions,
     losses,
     norm,
@@ -21,6 +22,7 @@ __all__ = [
     "Builder",
     "backward",
     "batch_norm",
+    "convolution_backward",
     "convolutions",
     "losses",
     "norm",

@@ -49,10 +49,14 @@ def lowers(*operators: Any) -> Callable[[Lowering], Lowering]:
 
 class Builder:
     """Makes the tensors of one aten node. `spec` is the node's own (a tuple for several results); tensors that are
-    only steps on the way get a contiguous layout."""
+    only steps on the way get a contiguous layout. `products`: matrix products are generated on this host, so what comes
+    down to them gains from being written as such."""
 
-    def __init__(self, name: str, spec: Any, device: torch.device, line: Line | None) -> None:
+    def __init__(
+        self, name: str, spec: Any, device: torch.device, line: Line | None, products: bool = False
+    ) -> None:
         self.name, self.spec, self.device, self.line = name, spec, device, line
+        self.products = products
         self.made: list[Tensor | Extern] = []
 
     def tensor(self, shape: Sequence[Size], dtype: torch.dtype, definition: Definition) -> Tensor:
@@ -62,9 +66,10 @@ class Builder:
         self.made.append(tensor)
         return tensor
 
-    def call(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> Tensor:
-        """The result, of the node's own spec, of another ATen operator on tensors made before."""
-        result = Tensor(self.name, self.spec, Stored(), self.line)
+    def call(self, op: torch._ops.OpOverload, args: Sequence[Any], spec: TensorSpec | None = None) -> Tensor:
+        """The result of another ATen operator on tensors made before, of the node's own spec unless another is given."""
+        spec = spec or self.spec
+        result = Tensor(self.name, spec, Stored(), self.line)
         self.made.append(Extern(op, tuple(args), {}, (result,), self.name, self.line))
         return result
 

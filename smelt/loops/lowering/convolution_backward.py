@@ -1,0 +1,129 @@
+"""Backward of pointwise (1x1) convolutions, as the matrix products that they are, where those are generated.
+
+The input's gradient is a pointwise convolution with the transposed weight. The weight's is a product over all pixels of
+all images: one product for each image, which are summed, where that takes little memory; else one for all, for which
+the channels of images that are not channels-last are moved to the front first.
+
+Zen 5, one thread, float32, time over ATen's call: 0.16 to 0.65 (8 images of 3x3 to 56x56, 16 to 2048 channels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size, static
+from smelt.loops.lowering.table import Builder, lowers
+from smelt.loops.lowering.views import reshape_index
+from smelt.loops.tensor import Index, Tensor, contiguous_stride
+
+aten = torch.ops.aten
+ONE, NONE = [1, 1], [0, 0]
+# Channels on either side that a product pays for: of channels-first and channels-last images (8 to 15 of those: 1.2 to 1.7
+# of ATen's time).
+LEAST, LEAST_LAST = 8, 16
+SMALL = 64 * 64  # a product of so few elements is one item of work
+LAST = (0, 2, 3, 1)  # dimensions of channels-last images, outermost first
+
+
+@lowers(aten.convolution_backward.default)
+def convolution_backward(
+    b: Builder,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...] | None:
+    plain = not transposed and groups == 1 and not any(padding) and all(s == 1 for s in stride)
+    if not b.products or not plain or not _is_pointwise(b, grad, x, weight):
+        return None
+    last = all(_is_dense(t.spec, LAST) for t in (grad, x))
+    if not last and not all(_is_dense(t.spec, (0, 1, 2, 3)) for t in (grad, x)):
+        return None
+    if min(static(t.shape[1]) for t in (grad, x)) < (LEAST_LAST if last else LEAST):
+        return None
+    dx = dw = db = None
+    if mask[0]:
+        turned = b.view(weight, (*reversed(weight.shape[:2]), 1, 1), lambda i: (i[1], i[0], 0, 0))
+        dx = b.call(aten.convolution.default, (grad, turned, None, ONE, NONE, ONE, False, NONE, 1), b.spec[0])
+    if mask[1]:
+        dw = b.copy(_weight(b, grad, x, last), weight.shape, lambda i: i[:2])
+    if mask[2]:
+        db = b.reduce("sum", grad, (0, 2, 3), False, grad.dtype)
+    return dx, dw, db
+
+
+def _is_pointwise(b: Builder, grad: Tensor, x: Tensor, weight: Tensor) -> bool:
+    sizes = (*grad.shape, *x.shape, *weight.shape)
+    known = len(x.shape) == 4 and all(isinstance(s, int) for s in sizes) and weight.shape[2:] == (1, 1)
+    dtypes = {grad.dtype, x.dtype, weight.dtype}
+    return known and b.device.type == "cpu" and len(dtypes) == 1 and x.dtype in (torch.float32, torch.float64)
+
+
+def _is_dense(spec: TensorSpec, order: Sequence[int]) -> bool:
+    """Whether `order` lists the dimensions of `spec` as they lie in memory, without gaps."""
+    expected = 1
+    for d in reversed(order):
+        if spec.shape[d] != 1 and spec.stride[d] != expected:
+            return False
+        expected *= static(spec.shape[d])
+    return True
+
+
+def _spec(like: Tensor, *shape: Size) -> TensorSpec:
+    return TensorSpec(shape, contiguous_stride(shape), like.dtype, like.spec.device)
+
+
+def _weight(b: Builder, grad: Tensor, x: Tensor, last: bool) -> Tensor:
+    """[channels of grad, channels of x], summed over all pixels of all images; `last`: channels are last in memory."""
+    n, out, *pixels = map(static, grad.shape)
+    channels, count = static(x.shape[1]), prod(pixels)
+    if n > 1 and out * channels <= (SMALL if last else count * (out + channels)):
+        left, right = (_matrices(b, t, n, last) for t in (grad, x))
+        products = b.call(aten.bmm.default, (left, _turned(b, right)), _spec(x, n, out, channels))
+        return b.reduce("sum", products, (0,), False, products.dtype)
+    if last or n == 1:
+        left, right = (_matrices(b, t, 1, last) for t in (grad, x))
+        sides = [b.view(t, t.shape[1:], lambda i: (0, *i)) for t in (left, right)]
+    else:
+        sides = [_channels_first(b, t) for t in (grad, x)]
+    return b.call(aten.mm.default, (sides[0], _turned(b, sides[1])), _spec(x, out, channels))
+
+
+def _matrices(b: Builder, t: Tensor, n: int, last: bool) -> Tensor:
+    """Images as `n` matrices of channels and pixels."""
+    images, c, h, w = map(static, t.shape)
+    flat = images * h * w // n
+    if not last:
+        return b.view(t, (n, c, flat), reshape_index(t.shape, (n, c, flat)))
+    rows = b.view(t, (images, h, w, c), lambda i: (i[0], i[3], i[1], i[2]))
+    matrices = b.view(rows, (n, flat, c), reshape_index(rows.shape, (n, flat, c)))
+    return _turned(b, matrices)
+
+
+def _turned(b: Builder, t: Tensor) -> Tensor:
+    *batch, rows, columns = t.shape
+    return b.view(t, (*batch, columns, rows), lambda i: (*i[:-2], i[-1], i[-2]))
+
+
+def _channels_first(b: Builder, t: Tensor) -> Tensor:
+    """A copy [channels, pixels of all images]."""
+    n, c, h, w = t.shape
+    flat = (c, prod(map(static, (n, h, w))))
+    split = reshape_index((c, n, h, w), flat)
+
+    def index(i: Index) -> Index:
+        channel, image, row, column = split(i)
+        return image, channel, row, column
+
+    return b.copy(t, flat, index)
