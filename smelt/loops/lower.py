@@ -20,6 +20,7 @@ from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec
 from smelt.loops.lowering import LOWERINGS, TAKE_NUMBERS, Builder
 from smelt.loops.lowering.dtypes import LOWERABLE
 from smelt.loops.tensor import CopyBack, Extern, Number, Program, Stored, Tensor
+from smelt.ops.kinds import effects
 
 aten = torch.ops.aten
 
@@ -101,6 +102,8 @@ class _Lowerer:
         if node.target is aten.copy_.default:
             return self.copy_back(node, *args[:2])
         entry = LOWERINGS.get(node.target)
+        if node.target is aten._neg_view.default and not _only_returned(self.graph, node):
+            entry = LOWERINGS[aten.neg.default]  # kernels read memory, which is not negated yet
         if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.products)
             result = entry(builder, *args, **kwargs)
@@ -190,6 +193,17 @@ class _Lowerer:
         for copy in self.copies:
             copy.source.order, copy.order = self.next(), self.next()
             self.program.steps += [copy.source, copy]
+
+
+def _only_returned(graph: Graph, node: Node) -> bool:
+    """Whether a value, and views of it, are results of the graph and nothing else."""
+    users = [n for n in graph if node in leaves([n.args, n.kwargs], Node)]
+    return all(n.op == "output" or (_is_view(n) and _only_returned(graph, n)) for n in users)
+
+
+def _is_view(node: Node) -> bool:
+    results = effects(node.target).results if isinstance(node.target, torch._ops.OpOverload) else ()
+    return bool(results) and all(r.kind == "view" for r in results)
 
 
 def _live_uses(graph: Graph) -> Counter[Node]:

@@ -246,7 +246,8 @@ def test_conjugates_of_conjugates() -> None:
         lambda x: x.conj().imag,
         lambda x: x.conj(),
         lambda x: torch.view_as_real(x.conj().resolve_conj()),
-        lambda x: x.conj().conj().imag + 1,
+        lambda x: x.conj().conj().imag + x.conj().imag,
+        lambda x: x.conj().imag.exp(),
         lambda x: x.imag.neg() + x.conj().real,
     ):
         check(fn, lambda: (torch.randn(5, dtype=torch.complex64),))
