@@ -56,6 +56,7 @@ class Emitter(Protocol):
     choice: Choice
     entry: list[str]
 
+    def _mask_below(self, index: Ref, size: int) -> Ref: ...
     def _decode(self, item: Ref, counts: Sequence[int]) -> list[Ref]: ...
     def _nest(self, p: Point, loops: Sequence[Loop], inside: Callable[[Point], None]) -> None: ...
     def _stores(self, p: Point, stores: Sequence[Store]) -> None: ...
@@ -156,8 +157,19 @@ class Strips:
         for stage in self.kernel.stages:
             self._stage(p, stage)
 
-    def _vectors(self, p: Point, inside: Callable[[Point], None]) -> None:
-        self.emitter._lanes(p, self.sym, self.size, self.left, self.right, inside)
+    def _vectors(self, p: Point, inside: Callable[[Point], None], stores: bool) -> None:
+        """`inside` at each vector of the strip. Masks are cheap where nothing is stored, and spare a copy of `inside` for
+        the last vector."""
+        b = self.b
+        if stores or self.size % b.lanes == 0 or not b.target.masks:
+            return self.emitter._lanes(p, self.sym, self.size, self.left, self.right, inside)
+        with b.loop(self.left, self.right, b.lanes) as it:
+            inside(p.at(self.sym, it.index, self.emitter._mask_below(it.index, self.size)))
+
+    def _slot_vectors(self, p: Point, inside: Callable[[Point], None]) -> None:
+        """The same where only slots are touched, which have room for whole vectors."""
+        with self.b.loop(self.left, self.right, self.b.lanes) as it:
+            inside(p.at(self.sym, it.index))
 
     # ---- stages
 
@@ -181,7 +193,7 @@ class Strips:
                 self._write(q, slots[id(v)], self.body.value(q, v))
 
         if values:
-            self._vectors(p, inside)
+            self._vectors(p, inside, False)
         return slots
 
     def _new_states(self, p: Point, stage: ReduceStage) -> list[list[_Slot]]:
@@ -192,13 +204,13 @@ class Strips:
         return slots
 
     def _reset(self, p: Point, slots: list[list[_Slot]], start: list[State]) -> None:
-        self._vectors(p, lambda q: self._put(q, slots, start))
+        self._slot_vectors(p, lambda q: self._put(q, slots, start))
 
     def _rows(self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]]) -> None:
         """All points of the stage, in groups of rows of its innermost loop."""
         loops = stage_loops(stage)
         if not loops:
-            return self._vectors(p, lambda q: self._group(q, stage, kept, slots, None, ()))
+            return self._vectors(p, lambda q: self._group(q, stage, kept, slots, None, ()), True)
         *around, rows = loops
         self.emitter._nest(p, around, lambda q: self._row_loop(q, stage, kept, slots, rows))
 
@@ -209,11 +221,12 @@ class Strips:
 
         def group(into: list[list[_Slot]], first: Ref, n: int) -> None:
             which = [b.op("add", first, b.const("i64", k)) if k else first for k in range(n)]
-            self._vectors(p, lambda q: self._group(q, stage, kept, into, rows.sym, which))
+            stores = bool(stage_stores(stage))
+            self._vectors(p, lambda q: self._group(q, stage, kept, into, rows.sym, which), stores)
 
-        def groups(into: list[list[_Slot]], start: Ref, stop: Ref) -> None:
-            with b.loop(start, stop, count) as it:
-                group(into, it.index, count)
+        def groups(into: list[list[_Slot]], start: Ref, stop: Ref, n: int = count) -> None:
+            with b.loop(start, stop, n) as it:
+                group(into, it.index, n)
 
         done, block = 0, CASCADE * count
         if isinstance(stage, ReduceStage) and size >= 8 * block:
@@ -221,12 +234,12 @@ class Strips:
             inner = self._new_states(p, stage)
             with b.loop(b.const("i64", 0), b.const("i64", done), block) as it:
                 groups(inner, it.index, b.op("add", it.index, b.const("i64", block)))
-                self._vectors(p, lambda q: self._fold(q, stage, inner, slots))
+                self._slot_vectors(p, lambda q: self._fold(q, stage, inner, slots))
         full = size - size % count
         if full > done:
             groups(slots, b.const("i64", done), b.const("i64", full))
         if full < size:
-            group(slots, b.const("i64", full), size - full)
+            groups(slots, b.const("i64", full), b.const("i64", size), 1)
 
     def _fold(self, q: Point, stage: ReduceStage, inner: list[list[_Slot]], into: list[list[_Slot]]) -> None:
         """Adds one block of groups, and begins the next."""
