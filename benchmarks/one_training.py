@@ -85,14 +85,14 @@ def first(name: str, who: str) -> dict[str, Any]:
 
 
 def _backward_graphs(loss: torch.Tensor) -> int:
-    """How many compiled nodes are behind `loss` in autograd's graph."""
+    """How many nodes of torch.compile are behind `loss` in autograd's graph."""
     seen, todo = set(), [loss.grad_fn]
     while todo:
         node = todo.pop()
         if node is not None and node not in seen:
             seen.add(node)
             todo += [n for n, _ in node.next_functions]
-    return sum(node.name() in ("CompiledFunctionBackward", "SmeltBackward") for node in seen)
+    return sum(node.name() == "CompiledFunctionBackward" for node in seen)
 
 
 def steady(name: str, rivals: bool = True, budget_s: float = 12.0) -> dict[str, Any]:
@@ -109,12 +109,12 @@ def steady(name: str, rivals: bool = True, budget_s: float = 12.0) -> dict[str, 
         if who == "smelt":  # torch.compile draws other random numbers
             row["error"] = {who: largest_error(got, want)}
         row["saved_bytes"][who] = training.saved(calls[who])
-        output = training._result(calls[who](**training.inputs))
-        forward = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         if who == "smelt":
-            forward = sum(e.kind == "entry-installed" for e in seen)
-        row["graphs"][who] = [forward, _backward_graphs(output)]
-        del output
+            graphs = [sum(e.kind == kind for e in seen) for kind in ("entry-installed", "backward-compiled")]
+        else:
+            backward = _backward_graphs(training._result(calls[who](**training.inputs)))
+            graphs = [torch._dynamo.utils.counters["stats"]["unique_graphs"], backward]
+        row["graphs"][who] = graphs
     row["kernels"] = {"smelt": sum(e.data.get("kernels", 0) for e in seen if e.kind == "plan")}
     row["call_s"] = measure.interleaved({w: lambda c=c: training.step(c) for w, c in calls.items()}, budget_s)
     return row
