@@ -124,7 +124,9 @@ def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:
     if "_torchdynamo_disable" not in fn.__dict__:
         return None
     original = fn.__dict__.get("_torchdynamo_orig_callable")
-    own = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith("torch.optim")
+    own = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith(
+        "torch.optim"
+    )
     return original if own else None
 
 

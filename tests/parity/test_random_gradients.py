@@ -158,10 +158,14 @@ def backward(tensors: list[torch.Tensor]) -> str | None:
             if t.requires_grad and t.grad_fn is not None:
                 t.sum().backward(retain_graph=True)
     except RuntimeError as e:
-        if "can be differentiated once" in str(e):  # an input was written, which eager notices when it comes to it
+        if "can be differentiated once" in str(
+            e
+        ):  # an input was written, which eager notices when it comes to it
             return "modified by an inplace operation"
         # how often a tensor was written is not eager's where no gradient is recorded
-        return re.sub(r".*(modified by an inplace operation).*", r"\1", re.sub(r"\d+", "N", str(e)), flags=re.S)
+        return re.sub(
+            r".*(modified by an inplace operation).*", r"\1", re.sub(r"\d+", "N", str(e)), flags=re.S
+        )
     return None
 
 
