@@ -16,7 +16,7 @@ class Differentiable:
     """See smelt/native/autograd.cpp; `help(Differentiable)` says what `spec` holds."""
 
     forward: Callable[[tuple[Any, ...]], Any] | None
-    backwards: dict[tuple[bool, ...], Callable[[tuple[Any, ...]], Any]]
+    backwards: dict[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]
     def __init__(self, spec: dict[str, Any]) -> None: ...
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt import _native, events
+from smelt.autograd.join import joined
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.results import take_results
 from smelt.autograd.twice import Again, differentiate_again
@@ -54,10 +55,11 @@ def _node(
     compile_graph: Callable[[Graph], Compiled],
     again: Again | None,
 ) -> Compiled:
-    def compile_backward(defined: tuple[bool, ...]) -> Compiled:
+    def compile_backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
         start = time.perf_counter()
-        made = compile_graph(without_tangents(parts.backward, undefined))
+        graph = joined(parts.backward, joint) if whole else parts.backward
+        made = compile_graph(without_tangents(graph, undefined))
         events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
         return made
 
@@ -79,11 +81,14 @@ def _node(
     )
 
 
-def _groups(joint: Joint, parts: Partition) -> tuple[list[tuple[list[int], list[int]]], list[list[int]]]:
+def _groups(
+    joint: Joint, parts: Partition
+) -> tuple[list[tuple[list[int], list[int], bool]], list[list[int]]]:
     """The nodes of autograd's graph, in the order of computation, each with its tangents and the gradients that these
     contribute to; and per saved value the tangents whose gradients read it.
 
-    An output that others are computed from has a node of its own. All others share one, and so one backward graph.
+    An output that others are computed from has a node of its own. All others share one, which may do the work of all
+    (True): where nobody looks at what flows into the cuts, the backward is one graph.
     """
     n = len(joint.tangents)
     gives: list[set[int]] = []
@@ -98,8 +103,12 @@ def _groups(joint: Joint, parts: Partition) -> tuple[list[tuple[list[int], list[
     place = {value: k for k, value in enumerate(joint.tangents)}
     cuts = [[place[value]] for value in joint.cuts]
     rest = [k for k in range(n) if [k] not in cuts]
-    groups = [*cuts, rest] if rest else cuts
-    return [(group, sorted(set().union(*(gives[k] for k in group)))) for group in groups], readers
+    groups = [(group, sorted(gives[group[0]]), False) for group in cuts]
+    if rest and cuts:
+        groups.append((rest, list(range(len(joint.gradients) + len(joint.cuts))), True))
+    elif rest:
+        groups.append((rest, sorted(set().union(*(gives[k] for k in rest))), False))
+    return groups, readers
 
 
 def _layout(joint: Joint, k: int) -> tuple[Any, ...]:

@@ -88,10 +88,12 @@ struct Source {  // of a saved value
 struct Group {
     std::vector<size_t> tangents;
     std::vector<char> edges;  // per gradient: of inputs, then of the outputs in `through`
+    bool whole = false;       // keeps all that is saved, so as to do what all nodes do
 };
 
 struct Backward {
     Mask mask;
+    bool whole;  // of all nodes at once
     PyObject* callable;
     bool is_plan;
     Backward* next;
@@ -130,9 +132,9 @@ struct Shared : c10::intrusive_ptr_target {
         }
     }
 
-    const Backward* find(const Mask& mask) const {
+    const Backward* find(const Mask& mask, bool whole) const {
         for (const Backward* b = backwards.load(std::memory_order_acquire); b; b = b->next)
-            if (b->mask == mask) return b;
+            if (b->mask == mask && b->whole == whole) return b;
         return nullptr;
     }
 };
@@ -173,16 +175,17 @@ void check_backward(const Shared& shared, const Mask& mask, PyObject* callable) 
         raise(PyExc_ValueError, "Differentiable: the backward's plan has other inputs or outputs");
 }
 
-const Backward& compile(Shared& shared, const Mask& mask) {
+const Backward& compile(Shared& shared, const Mask& mask, bool whole) {
     pybind11::gil_scoped_acquire gil;
     Lock lock(shared.lock);
-    if (const Backward* made = shared.find(mask)) return *made;
+    if (const Backward* made = shared.find(mask, whole)) return *made;
     THPObjectPtr defined(checked(PyTuple_New(static_cast<Py_ssize_t>(mask.size()))));
     for (size_t i = 0; i < mask.size(); ++i)
         PyTuple_SET_ITEM(defined.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(mask[i]));
-    THPObjectPtr callable(checked(PyObject_CallOneArg(shared.compile_backward, defined)));
+    THPObjectPtr callable(checked(PyObject_CallFunctionObjArgs(shared.compile_backward, defined.get(),
+                                                               whole ? Py_True : nullptr, nullptr)));
     check_backward(shared, mask, callable);
-    auto* made = new Backward{mask, callable.get(), is_plan(callable), shared.backwards};
+    auto* made = new Backward{mask, whole, callable.get(), is_plan(callable), shared.backwards};
     callable.release();
     shared.backwards.store(made, std::memory_order_release);
     return *made;
@@ -313,9 +316,10 @@ class CompiledBackward : public Node {
             variable_list primals;
             if (lock_primals(primals)) return run_again(primals, tangents);
         }
-        const Backward* backward = shared_->find(mask);
-        if (!backward) backward = &compile(*shared_, mask);
-        variable_list arguments = unpack(mask);
+        const bool whole = group_.whole && nobody_looks_between();
+        const Backward* backward = shared_->find(mask, whole);
+        if (!backward) backward = &compile(*shared_, mask, whole);
+        variable_list arguments = unpack(mask, whole);
         for (at::Tensor& t : tangents)
             if (t.defined()) arguments.push_back(std::move(t));
         tangents.clear();
@@ -336,7 +340,7 @@ class CompiledBackward : public Node {
 
     // The saved values, which nobody else holds if the graph is not kept. As in eager, what only the gradients of
     // other outputs read is not looked at and stays.
-    variable_list unpack(const Mask& mask) {
+    variable_list unpack(const Mask& mask, bool whole) {
         const bool keep = torch::autograd::get_current_graph_task_keep_graph();
         variable_list values;
         values.reserve(saved_.size() + shared_->tangents.size());
@@ -345,7 +349,7 @@ class CompiledBackward : public Node {
             Saved& s = saved_[i];
             if (s.number.defined()) {
                 values.push_back(s.number);
-            } else if (!is_read(shared_->saved[i], mask)) {
+            } else if (!whole && !is_read(shared_->saved[i], mask)) {
                 values.emplace_back();
                 partly_released_ |= !keep && s.is_held;
             } else {
@@ -354,7 +358,7 @@ class CompiledBackward : public Node {
         }
         if (keep) return values;
         for (size_t i = 0; i < saved_.size(); ++i)
-            if (is_read(shared_->saved[i], mask)) saved_[i].variable.reset_data();
+            if (whole || is_read(shared_->saved[i], mask)) saved_[i].variable.reset_data();
         return values;
     }
 
@@ -366,6 +370,23 @@ class CompiledBackward : public Node {
     }
 
   private:
+    // Whether what flows into the outputs that others are computed from is nobody's business. Then all of it is done
+    // here; what flows into them from elsewhere is added by their own nodes.
+    bool nobody_looks_between() const {
+        if (torch::autograd::get_current_graph_task_id() < 0) return false;
+        const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+        for (size_t k = shared_->gradients.size(); k < num_outputs(); ++k) {
+            const auto node = next_edge(k).function;
+            if (!node) continue;
+            if (!node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty() ||
+                !node->pre_hooks().empty() || !node->post_hooks().empty())
+                return false;
+            const auto found = exec_info->find(node.get());
+            if (found != exec_info->end() && found->second.captures_) return false;
+        }
+        return true;
+    }
+
     // Whether all primals still exist and are as they were.
     bool lock_primals(variable_list& primals) const {
         for (const Primal& p : primals_) {
@@ -659,7 +680,7 @@ void record(const c10::intrusive_ptr<Shared>& shared, const Group& group, PyObje
     for (Py_ssize_t i = 0; shared->again && i < PyTuple_GET_SIZE(inputs); ++i)
         node->remember(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)));
     for (const Source& s : shared->saved) {
-        if (!CompiledBackward::is_read(s, mask)) {
+        if (!group.whole && !CompiledBackward::is_read(s, mask)) {
             node->skip();
         } else if (s.kind == Source::Kind::primal) {
             save_primal(*node, PyTuple_GET_ITEM(inputs, s.index));
@@ -764,6 +785,7 @@ class Reader {
             const auto parts = h.cast<py::tuple>();
             Group group{parts[0].cast<std::vector<size_t>>(), std::vector<char>(n_edges)};
             for (py::handle k : parts[1]) group.edges.at(k.cast<size_t>()) = 1;
+            group.whole = parts[2].cast<bool>();
             for (size_t k : group.tangents)
                 if (k >= s_.tangents.size()) raise(PyExc_ValueError, "Differentiable: no such tangent");
             s_.groups.push_back(std::move(group));
@@ -911,7 +933,8 @@ PyObject* differentiable_backwards(PyObject* object, void*) {
     for (const Backward* b = shared ? shared->backwards.load() : nullptr; b; b = b->next) {
         py::tuple mask(b->mask.size());
         for (size_t i = 0; i < b->mask.size(); ++i) mask[i] = py::bool_(b->mask[i] != 0);
-        result[mask] = py::reinterpret_borrow<py::object>(b->callable);
+        const py::tuple key = b->whole ? py::make_tuple(mask, "whole") : mask;
+        result[key] = py::reinterpret_borrow<py::object>(b->callable);
     }
     return result.release().ptr();
     END_HANDLE_TH_ERRORS
@@ -964,9 +987,13 @@ constexpr const char* kDoc =
     "hold\n"
     "                  all that flows into them, and the others' gradients with respect to them are "
     "returned\n"
-    "  groups          optional, per node of autograd (its tangents, the gradients that they contribute to), "
-    "in\n"
-    "                  the order of computation; by default one node for all\n"
+    "  groups          optional, per node of autograd (its tangents, the gradients that they contribute to, "
+    "whether\n"
+    "                  it is to do the work of all where nobody looks at what flows into `through`), in the "
+    "order of\n"
+    "                  computation; by default one node for all. `backward` then gets True as well, and what "
+    "it\n"
+    "                  gives takes all saved values\n"
     "  name            of the node\n"
     "  lock            optional, an RLock to hold while `backward` runs; by default one of its own\n"
     "  again           optional, a callable from the tuple of inputs (tensors all) and the tuple of tangents "
