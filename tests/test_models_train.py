@@ -124,10 +124,6 @@ MODELS: dict[str, Callable[[], Built]] = {
     "Mixer-S/32": tiny_mixer,
 }
 
-# Outputs that others are computed from: what the pooler reads, keys and values of each layer, the encoder's last state.
-# Each may have a backward graph of its own, where its gradient is asked for.
-INNER_OUTPUTS = {"BERT": 1, "GPT-2": 2 * 2, "Llama": 2 * 2, "T5": 4 * 2 + 1}
-
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9),
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, 1e-3, eps=1e-5),
@@ -135,10 +131,10 @@ OPTIMIZERS = {
 
 
 def loss_of(output: object) -> torch.Tensor:
-    """Towards a fixed wave, so that nothing that a norm divides out is all of the loss."""
-    found = [t for t in models.tensors(output) if t.requires_grad]
-    waves = [torch.arange(t.numel(), dtype=t.dtype).sin().view(t.shape) for t in found]
-    return sum(((t - wave).square().mean() for t, wave in zip(found, waves)), torch.zeros(()))
+    """Of the first output, towards a fixed wave, so that nothing that a norm divides out is all of the loss."""
+    found = next(t for t in models.tensors(output) if t.requires_grad)
+    wave = torch.arange(found.numel(), dtype=found.dtype).sin().view(found.shape)
+    return (found - wave).square().mean()
 
 
 def train(call: Callable[..., Any], model: nn.Module, inputs: dict[str, Any], optimizer: Any) -> list[float]:
@@ -179,7 +175,7 @@ def test_training(name: str) -> None:
         assert want[-1] < want[0]
         same_state(twin, model, start)
     assert not reasons(compiled) and graph_count(compiled) == 1
-    assert set(backwards) == {"backward-compiled"} and len(backwards) <= 1 + INNER_OUTPUTS.get(name, 0)
+    assert backwards == ["backward-compiled"]
 
 
 def same_state(got: nn.Module, want: nn.Module, start: dict[str, torch.Tensor]) -> None:
