@@ -192,12 +192,10 @@ def _convolution(
     n = x.dim() - 2
     if n not in (1, 2, 3) or x.dtype != weight.dtype or x.numel() == 0 or weight.numel() == 0:
         return NotImplemented
-    real, real_weight = _uninitialized(x), _uninitialized(weight)
     real_bias = None if bias is None else _uninitialized(bias)
     stride, padding, dilation, extra = (_each(v, n) for v in (stride, padding, dilation, output_padding))
-    backend = torch._C._select_conv_backend(  # type: ignore[call-arg]
-        real, real_weight, real_bias, stride, padding, dilation, transposed, extra, groups
-    )
+    options = stride, padding, dilation, transposed, extra, groups
+    _, _, memory_format, _ = _convolution_format(x, weight, real_bias, options)
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:])]
     if transposed:
         sizes = [
@@ -208,14 +206,67 @@ def _convolution(
     if min(sizes) <= 0:
         return NotImplemented
     shape = [x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes]
-    if n > 1:
-        memory_format = torch._C._conv_determine_backend_memory_format(real, real_weight, backend)
-        return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=memory_format)
-    # As the operator itself does.
-    flat, flat_weight = real.contiguous().unsqueeze(2), real_weight.unsqueeze(2)
-    memory_format = torch._C._conv_determine_backend_memory_format(flat, flat_weight, backend)
-    shape.insert(2, 1)
-    return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=memory_format).squeeze(2)
+    if n == 1:
+        shape.insert(2, 1)
+    out = torch.empty(shape, dtype=x.dtype, device=_META, memory_format=memory_format)
+    return out.squeeze(2) if n == 1 else out
+
+
+def _convolution_format(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: Sequence[Any]
+) -> tuple[torch.Tensor, torch.Tensor, torch.memory_format, Any]:
+    """(uninitialized input, weight, memory format that the library computes in, library). An operator makes images of one
+    row of one-dimensional data before it looks at the format."""
+    real, real_weight = _uninitialized(x), _uninitialized(weight)
+    backend = torch._C._select_conv_backend(real, real_weight, bias, *options)  # type: ignore[call-arg]
+    if x.dim() == 3:
+        real, real_weight = real.contiguous().unsqueeze(2), real_weight.unsqueeze(2)
+    memory_format = torch._C._conv_determine_backend_memory_format(real, real_weight, backend)
+    return real, real_weight, memory_format, backend
+
+
+def _convolution_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    wanted: Sequence[bool],
+) -> Any:
+    n = x.dim() - 2
+    if n not in (1, 2, 3) or not (grad.dtype == x.dtype == weight.dtype) or grad.dim() != x.dim():
+        return NotImplemented
+    if 0 in (grad.numel(), x.numel(), weight.numel()):
+        return NotImplemented
+    if wanted[2] and not wanted[1]:  # some libraries give the weight's all the same
+        return NotImplemented
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    stride, padding, dilation, extra = (_each(v, n) for v in (stride, padding, dilation, output_padding))
+    options = stride, padding, dilation, transposed, extra, groups
+    bias = None if bias_sizes is None else torch.empty(channels, dtype=x.dtype)
+    real, real_weight, memory_format, backend = _convolution_format(x, weight, bias, options)
+    formats = [memory_format, memory_format]
+    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
+        # The others look at the weight's format once more; groups are computed one by one and joined.
+        if memory_format != torch.contiguous_format and (transposed or groups > 1):
+            return NotImplemented
+        formats[1] = suggested_format(real_weight.contiguous(memory_format=memory_format))
+    grads = [
+        torch.empty(t.shape, dtype=x.dtype, device=_META, memory_format=f)
+        for t, f in zip((real, real_weight), formats)
+    ]
+    if n == 1:
+        grads = [g.squeeze(2) for g in grads]
+    return _wanted((*grads, _fresh((channels,), x.dtype)), wanted)
+
+
+def _wanted(grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
+    return tuple(g if want else None for g, want in zip(grads, wanted, strict=True))
 
 
 def _each(value: Sequence[int], n: int) -> Sequence[int]:
@@ -275,6 +326,105 @@ def _batch_norm(
     return out, _fresh([0], x.dtype), _fresh([0], x.dtype)
 
 
+def _batch_norm_training(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *settings: Any,
+) -> Any:
+    """`settings`: running mean and variance (absent in the form without), training, momentum, epsilon."""
+    running, training = settings[:-3], settings[-3]
+    parameters = [p for p in (weight, bias, *running) if p is not None]
+    if not x.is_floating_point() or x.dim() < 2 or not (training or running):
+        return NotImplemented
+    if any(p.shape != x.shape[1:2] for p in parameters):
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=_META, memory_format=suggested_format(x))
+    size = x.shape[1:2] if training else [0]
+    dtype = _statistics_dtype(x, parameters)
+    return out, _fresh(size, dtype), _fresh(size, dtype)
+
+
+def _batch_norm_functional(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    *settings: Any,
+) -> Any:
+    """Returns what the running statistics become as well."""
+    results = _batch_norm_training(x, weight, bias, mean, var, *settings)
+    return results if results is NotImplemented else (*results, _like(mean), _like(var))
+
+
+def _statistics_dtype(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.dtype:
+    """On a CPU, means and deviations have the input's dtype, unless parameters are float32."""
+    return torch.float32 if any(p.dtype == torch.float32 for p in parameters) else x.dtype
+
+
+def _batch_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    deviation: torch.Tensor | None,
+    training: bool,
+    eps: float,
+    wanted: Sequence[bool],
+) -> Any:
+    if x.numel() == 0 or x.dim() < 2 or grad.shape != x.shape or grad.dtype != x.dtype:
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=_META, memory_format=suggested_format(x))
+    dtype = _statistics_dtype(x, [] if weight is None else [weight])
+    return _wanted((out, *(_fresh(x.shape[1:2], dtype) for _ in range(2))), wanted)
+
+
+def _group_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    batch: int,
+    channels: int,
+    area: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    parameters = [p for p in (weight, bias) if p is not None]
+    if not x.is_floating_point() or batch * channels * area != x.numel() or not x.numel():
+        return NotImplemented
+    if channels % groups or any(list(p.shape) != [channels] or p.dtype != x.dtype for p in parameters):
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=_META, memory_format=suggested_format(x))
+    dtype = _statistics_dtype(x, parameters)
+    return out, _fresh([batch, groups], dtype), _fresh([batch, groups], dtype)
+
+
+def _group_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    batch: int,
+    channels: int,
+    area: int,
+    groups: int,
+    wanted: Sequence[bool],
+) -> Any:
+    if (
+        not x.numel()
+        or grad.shape != x.shape
+        or grad.dtype != x.dtype
+        or (weight is None and any(wanted[1:]))
+    ):
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=_META, memory_format=suggested_format(x))
+    return _wanted((out, *(None if weight is None else _like(weight) for _ in range(2))), wanted)
+
+
 def suggested_format(x: torch.Tensor) -> torch.memory_format:
     """`Tensor::suggest_memory_format` of C++: channels last if the strides grow in that order."""
     if x.dim() not in (4, 5) or not x.numel() or x.stride(1) == 0:
@@ -303,6 +453,122 @@ def _attention(
     batch, heads, length, _ = query.shape
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
     return _like(query), _fresh((batch, length, heads), wide).transpose(1, 2)
+
+
+def _attention_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Heads lie beside each other."""
+    if any(t.dim() != 4 for t in (grad, query, key, value)):
+        return NotImplemented
+    return tuple(_fresh(t.transpose(1, 2).shape, t.dtype).transpose(1, 2) for t in (query, key, value))
+
+
+def _by_mul(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """A backward that multiplies elementwise: TensorIterator lays it out like any product."""
+    if grad.dtype != x.dtype or not x.is_floating_point() or grad.shape != x.shape:
+        return NotImplemented
+    return _of_cpp(aten.mul.Tensor, (grad, x), {})
+
+
+def _by_mul_swapped(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> Any:
+    return _by_mul(x, grad)
+
+
+def _elu_backward(grad: torch.Tensor, *settings: Any) -> Any:
+    return _by_mul(grad, settings[-1])
+
+
+def _softmax_backward(grad: torch.Tensor, out: torch.Tensor, dim: int, dtype: torch.dtype) -> Any:
+    if grad.shape != out.shape or grad.dtype != out.dtype or not grad.is_floating_point():
+        return NotImplemented
+    return _fresh(grad.shape, dtype)
+
+
+def _as_second(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """A gradient that is contiguous whatever the forward's input was."""
+    return _fresh(x.shape, x.dtype) if grad.dtype == x.dtype else NotImplemented
+
+
+def _as_image(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """A gradient in the memory format of the forward's input."""
+    if grad.dtype != x.dtype or x.dim() not in (3, 4) or not x.numel():
+        return NotImplemented
+    return torch.empty(x.shape, dtype=x.dtype, device=_META, memory_format=suggested_format(x))
+
+
+def _upsample_backward(grad: torch.Tensor, size: Sequence[int], input_size: Sequence[int], *_: Any) -> Any:
+    if grad.dim() != len(input_size) or not grad.numel():
+        return NotImplemented
+    return torch.empty(input_size, dtype=grad.dtype, device=_META, memory_format=suggested_format(grad))
+
+
+def _embedding_backward(
+    grad: torch.Tensor, indices: torch.Tensor, rows: int, padding_idx: int, by_frequency: bool
+) -> Any:
+    if indices.dtype not in (torch.int64, torch.int32) or grad.shape[:-1] != indices.shape:
+        return NotImplemented
+    return _fresh((rows, grad.shape[-1]), grad.dtype)
+
+
+def _of_sizes(grad: torch.Tensor, sizes: Sequence[int], *_: Any) -> torch.Tensor:
+    """A gradient of a view: zeros of the base's sizes but for some places."""
+    return _fresh(sizes, grad.dtype)
+
+
+def _index_put(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: Any) -> Any:
+    whole = (torch.int64, torch.int32)  # masks have a size of their own
+    if x.dtype != values.dtype or any(i is not None and i.dtype not in whole for i in indices):
+        return NotImplemented
+    picked = _of_cpp(aten.index.Tensor, (x, indices), {})
+    if picked is NotImplemented or torch.broadcast_shapes(picked.shape, values.shape) != picked.shape:
+        return NotImplemented
+    return _like(x)
+
+
+def _pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
+    shape = list(x.shape)
+    if len(pad) % 2 or len(pad) > 2 * len(shape) or not any(p > 0 for p in pad) or not x.numel():
+        return NotImplemented
+    for i in range(len(pad) // 2):
+        shape[-1 - i] += pad[2 * i] + pad[2 * i + 1]
+    if min(shape) <= 0:
+        return NotImplemented
+    return torch.empty(shape, dtype=x.dtype, device=_META, memory_format=suggested_format(x))
+
+
+def _var_mean(x: torch.Tensor, dim: Sequence[int] | None = None, *, keepdim: bool = False, **__: Any) -> Any:
+    mean = _var(x, dim, keepdim=keepdim)
+    return mean if mean is NotImplemented else (mean, _like(mean))
+
+
+def _var(x: torch.Tensor, dim: Sequence[int] | None = None, *, keepdim: bool = False, **__: Any) -> Any:
+    if not x.is_floating_point():
+        return NotImplemented
+    return _of_cpp(aten.mean.dim, (x, dim, keepdim), {})
+
+
+def _with_number(func: OpOverload) -> Callable[..., Any]:
+    """The form of `func` whose second operand is a tensor takes a number too."""
+    return lambda x, number, *rest: _of_cpp(func, (x, number, *rest), {})
+
+
+def _scaled_in_place(x: torch.Tensor, number: Any) -> Any:
+    return x if x.is_floating_point() and type(number) in (int, float) else NotImplemented
+
+
+def _where_number(condition: torch.Tensor, number: Any, other: torch.Tensor) -> Any:
+    dtype = torch.result_type(other, number)
+    return _of_cpp(aten.where.self, (condition, _fresh((), dtype), other), {})
+
+
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return _fresh(x.shape, dtype or x.dtype) if x.is_floating_point() and x.dim() else NotImplemented
 
 
 def _unsafe_view(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -379,10 +645,53 @@ def _arange_between(
 _LAYOUTS: dict[OpOverload, Callable[..., Any]] = {
     aten.embedding.default: _embedding,
     aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten._native_batch_norm_legit.default: _batch_norm_training,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_training,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    aten.gelu_backward.default: _by_mul,
+    aten.silu_backward.default: _by_mul,
+    aten.mish_backward.default: _by_mul,
+    aten.tanh_backward.default: _by_mul,
+    aten.sigmoid_backward.default: _by_mul,
+    aten.softplus_backward.default: _by_mul,
+    aten.hardtanh_backward.default: _by_mul,
+    aten.hardswish_backward.default: _by_mul,
+    aten.threshold_backward.default: _by_mul_swapped,
+    aten.leaky_relu_backward.default: _by_mul_swapped,
+    aten.hardsigmoid_backward.default: _by_mul,
+    aten.elu_backward.default: _elu_backward,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._log_softmax_backward_data.default: _softmax_backward,
+    aten.nll_loss_backward.default: _as_second,
+    aten.mse_loss_backward.default: _as_second,
+    aten.smooth_l1_loss_backward.default: _as_second,
+    aten.avg_pool2d_backward.default: _as_image,
+    aten._adaptive_avg_pool2d_backward.default: _as_image,
+    aten.max_pool2d_with_indices_backward.default: _as_image,
+    aten.upsample_nearest2d_backward.default: _upsample_backward,
+    aten.upsample_bilinear2d_backward.default: _upsample_backward,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.slice_backward.default: _of_sizes,
+    aten.select_backward.default: _of_sizes,
+    aten.index_put.default: _index_put,
+    aten.constant_pad_nd.default: _pad,
+    aten.var_mean.correction: _var_mean,
+    aten.var.correction: _var,
+    aten.div.Scalar: _with_number(aten.div.Tensor),
+    aten.mul.Scalar: _with_number(aten.mul.Tensor),
+    aten.div_.Scalar: _scaled_in_place,
+    aten.mul_.Scalar: _scaled_in_place,
+    aten.where.ScalarSelf: _where_number,
+    aten._safe_softmax.default: _safe_softmax,
     aten._unsafe_view.default: _unsafe_view,
     aten.masked_fill.Scalar: _masked_fill,
     aten.masked_fill.Tensor: _masked_fill,

@@ -73,6 +73,13 @@ def transposed(value):
     return value
 
 
+def channels_last(value):
+    """The same numbers with the second dimension innermost in memory."""
+    if isinstance(value, torch.Tensor) and value.dim() >= 3:
+        return value.movedim(1, -1).contiguous().movedim(-1, 1)
+    return value
+
+
 def with_gaps(value):
     if isinstance(value, torch.Tensor) and value.dim():
         return torch.stack([value, value], -1)[..., 0]
@@ -112,6 +119,45 @@ def test_operator_database(name, dtype):
             for changed in (sample, sample.transform(transposed), sample.transform(with_gaps)):
                 with compare:
                     op(changed.input, *changed.args, **changed.kwargs)
+    assert compare.asked
+
+
+_WITH_GRADIENTS = """
+    nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.conv1d
+    nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d nn.functional.conv_transpose2d
+    nn.functional.conv_transpose3d nn.functional.cross_entropy nn.functional.elu nn.functional.embedding
+    nn.functional.gelu nn.functional.group_norm nn.functional.hardsigmoid nn.functional.hardswish
+    nn.functional.hardtanh nn.functional.interpolate nn.functional.layer_norm nn.functional.leaky_relu
+    nn.functional.max_pool2d nn.functional.mish nn.functional.mse_loss nn.functional.pad nn.functional.relu
+    nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.smooth_l1_loss
+    nn.functional.softplus nn.functional.threshold index_put index_select log_softmax select sigmoid softmax std_mean
+    tanh true_divide var var_mean where __getitem__
+"""
+GRADIENTS = {
+    f"{op.name}.{op.variant_test_name}".strip("."): op
+    for op in op_db
+    if op.name in _WITH_GRADIENTS.split() and op.variant_test_name not in ("jagged", "replicate_negative")
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(GRADIENTS))
+def test_gradients_of_operator_database(name, dtype):
+    """What the backward runs, for gradients that are laid out as the output and otherwise."""
+    op = GRADIENTS[name]
+    if dtype not in op.supported_backward_dtypes("cpu"):
+        pytest.skip("no such dtype")
+    compare = Compare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in list(op.sample_inputs("cpu", dtype, requires_grad=True))[:8]:
+            for changed in (sample, sample.transform(transposed), sample.transform(channels_last)):
+                for lay_out in (torch.randn_like, lambda out: transposed(torch.randn_like(out))):
+                    with compare:
+                        out = op(changed.input, *changed.args, **changed.kwargs)
+                        out = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and o.requires_grad]
+                        if out:
+                            torch.autograd.backward(out, [lay_out(o) for o in out])
     assert compare.asked
 
 
@@ -228,7 +274,10 @@ def test_convolution(n, batch, channels, groups, kernel, stride, padding, dilati
     options = [[stride] * n, [padding] * n, [dilation] * n, is_transposed, [0] * n, groups]
     compare = Compare()
     with compare:
-        aten.convolution.default(x, weight, None, *options)
+        out = aten.convolution.default(x, weight, None, *options)
+        for wanted in ([True] * 3, [False, True, True], [True, True, False]):
+            grad, bias = torch.ones_like(out), [out.shape[1]]
+            aten.convolution_backward.default(grad, x, weight, bias, *options, wanted)
     assert compare.asked
 
 
@@ -255,6 +304,59 @@ def test_layer_norm_backward(dtypes, wanted, transposed):
     for got, want in zip(layouts.on_metas(operator, meta, {}, cpu=True), operator(*args), strict=True):
         assert (got is None) is (want is None)
         assert want is None or (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+def assert_same_layouts(operator, args):
+    on_metas = layouts._of_table(operator, [on_meta(a) for a in args], {})
+    assert on_metas is not NotImplemented
+    for got, want in zip(on_metas, operator(*args), strict=True):
+        assert (got is None) is (want is None)
+        assert want is None or layout(got) == layout(want)
+
+
+DTYPES_OF_NORMS = [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES_OF_NORMS)
+@pytest.mark.parametrize("lay_out", [torch.clone, transposed, channels_last])
+@pytest.mark.parametrize("shape", [(2, 4, 5, 7), (3, 4, 6), (3, 4), (2, 4, 3, 4, 5), (2, 4, 1, 1)])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm(dtypes, lay_out, shape, training):
+    x = lay_out(torch.randn(shape).to(dtypes[0]))
+    weight, bias, mean, var = torch.rand(4, 4).to(dtypes[1])
+    settings = training, 0.1, 1e-5
+    assert_same_layouts(aten._native_batch_norm_legit.default, (x, weight, bias, mean, var, *settings))
+    assert_same_layouts(
+        aten._native_batch_norm_legit_functional.default, (x, weight, bias, mean, var, *settings)
+    )
+    if training:
+        assert_same_layouts(aten._native_batch_norm_legit.no_stats, (x, weight, bias, *settings))
+    _, *saved = aten.native_batch_norm.default(x, weight, bias, mean, var, *settings)
+    for grad in (torch.randn_like(x), torch.randn(shape).to(x.dtype)):
+        for wanted in ([True] * 3, [False, True, True], [True, False, False]):
+            args = grad, x, weight, mean, var, *saved, training, 1e-5, wanted
+            assert_same_layouts(aten.native_batch_norm_backward.default, args)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES_OF_NORMS[:2])
+@pytest.mark.parametrize(
+    "shape, lay_out",
+    [
+        ((2, 4, 5, 7), torch.clone),
+        ((2, 4, 5, 7), channels_last),
+        ((3, 4, 6), torch.clone),
+        ((3, 4), torch.clone),
+    ],
+)
+def test_group_norm(dtypes, shape, lay_out):
+    x = lay_out(torch.randn(shape).to(dtypes[0]))
+    weight, bias = torch.rand(2, 4).to(dtypes[1])
+    sizes = shape[0], 4, x.numel() // (4 * shape[0]), 2
+    assert_same_layouts(aten.native_group_norm.default, (x, weight, bias, *sizes, 1e-5))
+    _, *saved = aten.native_group_norm.default(x, weight, bias, *sizes, 1e-5)
+    for wanted in ([True] * 3, [True, False, False]):
+        args = torch.randn_like(x), x, *saved, weight, *sizes, wanted
+        assert_same_layouts(aten.native_group_norm_backward.default, args)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +445,9 @@ with torch.no_grad():
 mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 5))
 for loss, target in ((nn.functional.cross_entropy, torch.randint(5, (2,))), (nn.functional.mse_loss, torch.randn(2, 5))):
     smelt.compile(lambda x: loss(mlp(x), target), fullgraph=True)(torch.randn(2, 4)).backward()
+for layer in (image.train(), Attention()):
+    layer_input = torch.randn(2, 3, 64, 64) if layer is image else torch.randint(10, (2, 7))
+    smelt.compile(layer, fullgraph=True)(layer_input).sum().backward()
 heavy = ("sympy", "mpmath", "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes")
 print(sorted(m for m in set(sys.modules) - before if m in heavy))
 """
