@@ -25,9 +25,10 @@ class Touched:
 
 @dataclass
 class _Run:
-    """Neighbouring launches, and the allocations and version counts that now stand before all of them."""
+    """Neighbouring launches, with the allocations and version counts between them."""
 
-    before: list[Step] = field(default_factory=list)
+    given: list[Step] = field(default_factory=list)  # as they stood
+    pending: list[Step] = field(default_factory=list)  # since the last launch
     launches: list[Launch] = field(default_factory=list)
     read: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
@@ -37,6 +38,8 @@ class _Run:
         return apart and len(self.launches) < MOST
 
     def add(self, launch: Launch, t: Touched) -> None:
+        self.given += [*self.pending, launch]
+        self.pending = []
         self.launches.append(launch)
         self.read |= t.read
         self.written |= t.written
@@ -45,9 +48,10 @@ class _Run:
         few = any(l.extent < PIECES * threads * l.grain for l in self.launches)
         work = [max(1, WORK * l.extent // l.grain) for l in self.launches]
         if len(self.launches) < 2 or not few or sum(work) < 2 * WORK:
-            return [*self.before, *self.launches]
+            return [*self.given, *self.pending]
         grain = max(WORK, -(-sum(work) // threads))
-        return [*self.before, Together(tuple(self.launches), tuple(work), grain)]
+        before = [s for s in self.given if not isinstance(s, Launch)]
+        return [*before, Together(tuple(self.launches), tuple(work), grain), *self.pending]
 
 
 def side_by_side(steps: Sequence[Step], touched: Mapping[int, Touched], threads: int) -> list[Step]:
@@ -63,7 +67,7 @@ def side_by_side(steps: Sequence[Step], touched: Mapping[int, Touched], threads:
                 run = _Run()
             run.add(step, touched[i])
         elif isinstance(step, Alloc | BumpVersion) and run.launches:
-            run.before.append(step)
+            run.pending.append(step)
         else:
             result += run.steps(threads)
             run = _Run()

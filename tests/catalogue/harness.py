@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.hooks import RemovableHandle
 
 import smelt
 from smelt.errors import SmeltError
@@ -106,6 +107,9 @@ def program(
     return decorate
 
 
+FIRST_HOOK = 1_000_000
+
+
 @dataclass
 class Observed:
     facts: list[Fact]
@@ -115,6 +119,7 @@ class Observed:
 def _world(make: Callable[[], Any], compile: Callable[[Any], Any]) -> Any:
     """Runs one world's calls in turn; yields what was observed after each."""
     torch.manual_seed(SEED), random.seed(SEED), numpy.random.seed(SEED)
+    RemovableHandle.next_id = FIRST_HOOK  # programs can see the numbers of their hooks
     fn, calls, *rest = make()
     assert len(calls) >= 3, "a program needs at least three calls"
     target = compile(fn)

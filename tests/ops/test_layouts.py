@@ -60,7 +60,8 @@ class Compare(TorchDispatchMode):
             if got is not NotImplemented:
                 self.asked += 1
                 # Where operands are converted, the stride of a dimension of size 1 may be another.
-                blind = len({t.dtype for t in tensors}) > 1
+                results = [t for t in tree_leaves(want) if isinstance(t, torch.Tensor)]
+                blind = len({t.dtype for t in (*tensors, *results)}) > 1
                 assert layout(got, blind) == layout(want, blind), f"{func} of {layout((args, kwargs))}"
                 break
         return want
