@@ -43,6 +43,12 @@ def levels() -> Levels:
     )
 
 
+def check_start(now: Levels) -> None:
+    """Raises Unsupported inside of a transform that is open already: values would leave the call wrapped for its level."""
+    if now[0]:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a call inside a transform of torch.func"))
+
+
 def check_break(before: Levels) -> None:
     """Raises Unsupported if a transform was opened since `levels` gave `before`: the compiled frame has no transform open,
     and its values would be wrapped for a level that is gone. The graph breaks at a caller's call of the transform."""

@@ -813,6 +813,7 @@ def _capture(
 ) -> CapturedFrame:
     outside, trace = vm.outside, vm.trace
     vm.under_modes = managers.check_modes()
+    transforms.check_start(vm._levels)
     snapshot = state.snapshot()
     outside.guard("global_state", None, snapshot)
     outside.const(fn)
