@@ -706,6 +706,17 @@ PyObject* as_tuple(Results& results, size_t n) {
     return tuple.release();
 }
 
+bool looks_at_input(const at::Tensor& view, PyObject* inputs) {
+    const at::Tensor base(view._base());
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
+        PyObject* item = PyTuple_GET_ITEM(inputs, i);
+        if (!THPVariable_Check(item)) continue;
+        const at::Tensor& t = THPVariable_Unpack(item);
+        if (t.is_same(base) || (t.is_view() && t._base().is_same(base))) return true;
+    }
+    return false;
+}
+
 PyObject* call(const c10::intrusive_ptr<Shared>& shared, PyObject* inputs) {
     if (static_cast<size_t>(PyTuple_GET_SIZE(inputs)) < shared->n_inputs)
         raise(PyExc_TypeError, "Differentiable: at least " + std::to_string(shared->n_inputs) +
@@ -723,6 +734,14 @@ PyObject* call(const c10::intrusive_ptr<Shared>& shared, PyObject* inputs) {
     }
     const Versions versions(*shared, inputs);
     Results results = forward();
+    // A plan may look at memory of its own to give an output. To autograd that is no view.
+    for (const Tangent& t : shared->tangents) {
+        Result& r = results[t.output];
+        if (r.is_input || !r.tensor.defined() || !r.tensor.is_view() || looks_at_input(r.tensor, inputs))
+            continue;
+        r.tensor = r.tensor.detach();
+        r.object = nullptr;
+    }
     for (const Group& group : shared->groups) record(shared, group, inputs, results, edges, versions);
     return as_tuple(results, shared->n_outputs);
 }

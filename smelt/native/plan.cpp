@@ -603,7 +603,8 @@ class Reader {
     Together together(const py::tuple& s) {
         Together t{p_.launches.size(), 0, {}, s[3].cast<int64_t>()};
         int64_t total = 0;
-        for (py::handle h : py::tuple(s[1])) p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
+        for (py::handle h : py::tuple(s[1]))
+            p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
         for (py::handle h : py::tuple(s[2])) t.ends.push_back(total += h.cast<int64_t>());
         t.count = t.ends.size();
         if (t.count == 0 || t.first + t.count != p_.launches.size())

@@ -239,9 +239,6 @@ def test_a_computed_input_is_written_and_its_view_from_before(compile):
     return row.detach(), gradients(x)
 
 
-@pytest.mark.xfail(
-    reason="the value is taken for a view of the leaf: writing it raises (smelt)", strict=False
-)
 @both(whole=False)
 def test_a_value_written_through_a_view_is_written_after_a_break(compile):
     def fn(x):
