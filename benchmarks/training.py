@@ -124,15 +124,15 @@ def main() -> None:
     only, saved = chosen.only, chosen.out / "training-cpu.json"
     found = run.previous(saved, only)
     rows = found["models"]
+    if not only:
+        found["calls"] = measure.process("benchmarks.per_call", "training")
     for name in only or [*run.NAMES, *LARGE]:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         rows[name] = measure_model(name, not chosen.no_rivals)
-    if not only:
-        found["calls"] = measure.process("benchmarks.per_call", "training")
-    found |= {"facts": run.facts("python -m benchmarks.training"), "models": list(rows.values())}
-    text = report(found["facts"], found["models"], found["calls"])
-    if not chosen.no_rivals:
-        run.write(saved, found, text)
+        now = {**found, "facts": run.facts("python -m benchmarks.training"), "models": list(rows.values())}
+        text = report(now["facts"], now["models"], now["calls"])
+        if not chosen.no_rivals:  # row by row: it takes long
+            run.write(saved, now, text)
     print(text)
 
 
