@@ -44,11 +44,13 @@ def joined(backward: Graph, joint: Joint) -> Graph:
 
 def _reading(graph: Graph, instead: dict[Node, Node], returned: tuple[Node | None, ...]) -> Graph:
     """A copy that returns `returned`, whose nodes read `instead[n]` for `n`; in the old order where that is still one."""
-    added = set(instead.values())
+    own = {total: tangent for tangent, total in instead.items()}  # what a total reads as it is
     copies: dict[Node, Node] = {}
 
     def read(argument: Node, user: Node | None = None) -> Node:
-        return argument if user in added else instead.get(argument, argument)
+        if user is not None and own.get(user) is argument:
+            return argument
+        return instead.get(argument, argument)
 
     def copy(node: Node) -> Node:
         args = map_nodes(node.args, lambda n: copies[read(n, node)])

@@ -466,6 +466,22 @@ def test_hook_on_an_output_without_a_gradient(compile):
 
 
 @both()
+def test_outputs_in_a_row_of_which_each_is_computed_from_the_one_before(compile):
+    """What flows into one of them may be the tangent of the next, as it is."""
+
+    def fn(x):
+        x = x * 1
+        y = x + 1
+        return x, y, -y
+
+    f, x, found = compile(fn), leaf(2, 3), []
+    for y in f(x):
+        (y * torch.arange(6.0).view(2, 3)).sum().backward(retain_graph=True)
+        found.append(x.grad.clone())
+    return found
+
+
+@both()
 def test_gradient_with_respect_to_an_output_that_another_uses(compile):
     def fn(x, w):
         logits = x @ w
