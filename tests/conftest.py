@@ -4,6 +4,13 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples at each run, so that a change is judged by what it changes. SMELT_RANDOM=1 looks for others.
+settings.register_profile("same", derandomize=True)
+if not os.environ.get("SMELT_RANDOM"):
+    settings.load_profile("same")
+
 
 if not torch.cuda.is_available():
     # Read when triton is imported, by whichever test is first: printed kernels then run on CPU tensors.
