@@ -31,6 +31,7 @@ from smelt.autograd.rewrites import Formula, Maker, form, formula, items_of
 from smelt.errors import VerificationError
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
 from smelt.graph.passes import has_effect
+from smelt.graph.sizes import numel, static
 from smelt.trace.joint import Joint
 
 LONGEST_CHAIN = 4
@@ -281,11 +282,4 @@ def _lifting_order(needs: Needs, bans: dict[Node, str]) -> list[Node]:
 
 def _result_bytes(node: Node) -> int:
     specs = node.spec if isinstance(node.spec, tuple) else (node.spec,)
-    return sum(s.dtype.itemsize * _count(s) for s in specs if isinstance(s, TensorSpec))
-
-
-def _count(spec: TensorSpec) -> int:
-    count = 1
-    for n in spec.shape:
-        count *= n  # type: ignore[assignment,operator]
-    return count
+    return sum(s.dtype.itemsize * static(numel(s.shape)) for s in specs if isinstance(s, TensorSpec))

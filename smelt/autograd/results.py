@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import map_nodes
-from smelt.trace.joint import Joint, Result
+from smelt.trace.joint import Joint
+from smelt.trace.outputs import Result
 
 Compiled = Callable[[tuple[Any, ...]], Sequence[Any]]
 

@@ -38,7 +38,7 @@ from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
 from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
 from smelt.runtime.forks import CAPTURE, hold_at_fork
-from smelt.trace.joint import NotDifferentiable
+from smelt.trace.outputs import NotDifferentiable
 from smelt.trace.record import Traced
 from smelt.trace.selected import NotCopies
 

@@ -83,7 +83,7 @@ def _made_with(trace: Trace, node: Node | None) -> float | None:
 
 def _added(vm: Any, tensor: FakeTensor) -> int | None:
     """What was added to the tensor in place, an integer; None if it was written otherwise."""
-    storage = _storage(tensor)
+    storage = tensor.storage_key
     if storage not in vm.trace.written:
         return 0
     if vm.outside.writes is None:
@@ -112,7 +112,7 @@ class _Writes:
         """(operator, what it was given to write), of those that may have written it."""
         records = self._trace.records
         for record in records[self._seen :]:
-            self._storages.update((f.aten_node, _storage(f)) for f in fakes_in(record.out) if f.aten_node)
+            self._storages.update((f.aten_node, f.storage_key) for f in fakes_in(record.out) if f.aten_node)
             for written in _written(record.node):
                 if written not in self._storages:
                     self._look_at_inputs()
@@ -123,7 +123,7 @@ class _Writes:
     def _look_at_inputs(self) -> None:
         self._inputs += self._trace.inputs[self._seen_inputs :]
         self._seen_inputs = len(self._trace.inputs)
-        self._storages.update((f.aten_node, _storage(f)) for f in self._inputs if f.aten_node)
+        self._storages.update((f.aten_node, f.storage_key) for f in self._inputs if f.aten_node)
         self._inputs = [f for f in self._inputs if not f.aten_node]
 
 
@@ -147,7 +147,3 @@ def _amount(trace: Trace, node: Node) -> int | None:
         return None
     amount = other * alpha
     return int(amount) if amount % 1 == 0 and abs(amount) < _EXACT else None
-
-
-def _storage(fake: FakeTensor) -> int:
-    return fake.elem.untyped_storage()._cdata

@@ -968,9 +968,9 @@ def _guard_hashed(vm: VM) -> None:
 
 def _guard_offsets(vm: VM) -> None:
     """Where in its storage an input starts matters only to what counts from the storage's start."""
-    storages = {f.elem.untyped_storage()._cdata for f in vm.trace.counted_from_start}
+    storages = {f.storage_key for f in vm.trace.counted_from_start}
     for fake in vm.trace.inputs if storages else ():
-        if fake.elem.untyped_storage()._cdata in storages:
+        if fake.storage_key in storages:
             origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
             vm.outside.guard("eq", origin, fake.elem.storage_offset())
 
@@ -982,7 +982,7 @@ def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
     origins = tuple(vm.outside.origins[id(f)] for f in traced.inputs)
     if any(origin.kind == "array" for origin in origins):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
-    storages = [f.elem.untyped_storage()._cdata for f in traced.inputs]
+    storages = [f.storage_key for f in traced.inputs]
     if len(set(storages)) != len(storages):
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")

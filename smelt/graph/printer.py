@@ -17,6 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
+from smelt.graph.sizes import contiguous_stride
 
 _MAX_PRINTED_CONSTANT = 64
 
@@ -176,18 +177,9 @@ def spec_text(spec: Any) -> str:
     text = f"{str(spec.dtype).removeprefix('torch.')}[{', '.join(map(str, spec.shape))}]"
     if spec.device.type != "cpu":
         text += f" {spec.device}"
-    if spec.stride != _contiguous(spec.shape):
+    if spec.stride != contiguous_stride(spec.shape):
         text += f" strides ({', '.join(map(str, spec.stride))})"
     return text
-
-
-def _contiguous(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    strides: list[Any] = []
-    step: Any = 1
-    for n in reversed(shape):
-        strides.append(step)
-        step = step * n
-    return tuple(reversed(strides))
 
 
 def table(graph: Graph) -> str:

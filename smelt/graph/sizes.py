@@ -11,7 +11,7 @@ and modulos. What always holds:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
@@ -231,6 +231,22 @@ def affine(e: Size, sym: Sym) -> tuple[Size, Size] | None:
 
 
 # ---- construction
+
+
+def numel(shape: Iterable[Size]) -> Size:
+    total: Size = 1
+    for size in shape:
+        total = total * size
+    return total
+
+
+def contiguous_stride(shape: Sequence[Size]) -> tuple[Size, ...]:
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
 
 
 def _make(terms: tuple[Term, ...], const: int) -> Size:

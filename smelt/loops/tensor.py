@@ -14,7 +14,7 @@ by whoever passes `load`. Indices are tuples of sizes; a dimension of size 1 is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -145,19 +145,3 @@ class Program:
     constants: list[tuple[Tensor, torch.Tensor]] = field(default_factory=list)
     steps: list[Tensor | Extern | CopyBack] = field(default_factory=list)
     outputs: list[Tensor | None] = field(default_factory=list)
-
-
-def contiguous_stride(shape: Sequence[Size]) -> tuple[Size, ...]:
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * size
-    return tuple(reversed(strides))
-
-
-def numel(shape: Sequence[Size]) -> Size:
-    total: Size = 1
-    for size in shape:
-        total = total * size
-    return total

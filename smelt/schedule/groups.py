@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from smelt.graph.sizes import Size, Sym, bounds, free_syms
-from smelt.loops.tensor import Extern, Index, Reduce, Scan, Tensor, numel
+from smelt.graph.sizes import Size, Sym, bounds, free_syms, numel
+from smelt.loops.tensor import Extern, Index, Reduce, Scan, Tensor
 from smelt.schedule.inline import LARGE, Unit
 from smelt.schedule.spaces import Loops, radix, solve, substituted
 

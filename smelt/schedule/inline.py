@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from smelt.graph.sizes import Size, Sym, bounds
+from smelt.graph.sizes import Size, Sym, bounds, numel
 from smelt.loops.ir import Value
 from smelt.loops.lower import has_effect, leaves
-from smelt.loops.tensor import CopyBack, Extern, Index, Load, Map, Program, Reduce, Scan, Tensor, numel
+from smelt.loops.tensor import CopyBack, Extern, Index, Load, Map, Program, Reduce, Scan, Tensor
 from smelt.loops.values import both
 from smelt.schedule.nests import split_loops
 from smelt.schedule.spaces import Loops, own_loops, radix, solve, substituted

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from smelt.graph.sizes import Size, Sym, subs
+from smelt.graph.sizes import Size, Sym, numel, subs
 from smelt.loops.ir import (
     Buffer,
     Kernel,
@@ -25,7 +25,7 @@ from smelt.loops.ir import (
     Store,
     Value,
 )
-from smelt.loops.tensor import Index, Reduce, Scan, Tensor, numel
+from smelt.loops.tensor import Index, Reduce, Scan, Tensor
 from smelt.loops.values import COSTS, both, compare, where
 from smelt.loops.values import index as index_value
 from smelt.schedule.groups import Group, Place

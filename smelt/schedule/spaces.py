@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
-from smelt.loops.tensor import Index, contiguous_stride, numel
+from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, free_syms, numel, subs
+from smelt.loops.tensor import Index
 
 Loops = tuple[tuple[Sym, Size], ...]
 Radix = list[tuple[Sym, Size, Size]]  # symbol, stride, size

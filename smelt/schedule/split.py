@@ -10,19 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, affine
+from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, numel
 from smelt.loops.ir import Value
-from smelt.loops.tensor import (
-    CopyBack,
-    Extern,
-    Index,
-    Load,
-    Program,
-    Reduce,
-    Tensor,
-    contiguous_stride,
-    numel,
-)
+from smelt.loops.tensor import CopyBack, Extern, Index, Load, Program, Reduce, Tensor
 from smelt.schedule.kernels import linear
 from smelt.schedule.spaces import own_loops
 

@@ -8,7 +8,6 @@ inputs whose storage was written get a `copy_`, and outputs that are views of su
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, map_nodes
+from smelt.graph.sizes import numel, static
 from smelt.graph.specs import result_spec
 from smelt.ops.inplace import pure_of
 from smelt.ops.kinds import Effects, effects
@@ -90,9 +90,9 @@ def _partly_overlap(a: Any, b: Any) -> bool:
         return False
     if a.offset == b.offset and _layout(a) == _layout(b):
         return False
-    if _extent(a) == _count(a) and _extent(b) == _count(b):
+    if _extent(a) == numel(a.shape) and _extent(b) == numel(b.shape):
         return True
-    if _count(a) + _count(b) > _ENUMERABLE:
+    if static(numel(a.shape)) + static(numel(b.shape)) > _ENUMERABLE:
         return False
     return not set(_places(a)).isdisjoint(_places(b))
 
@@ -117,10 +117,6 @@ def _extent(spec: Any) -> int:
     return 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
 
 
-def _count(spec: Any) -> int:
-    return math.prod(spec.shape)
-
-
 def _is_contiguous(spec: TensorSpec) -> bool:
     expected = 1
     for stride, size in reversed(_layout(spec)):
@@ -134,18 +130,14 @@ def _flat(fakes: Any) -> list[FakeTensor]:
     return fakes if isinstance(fakes, list) else [] if fakes is None else [fakes]
 
 
-def _storage_key(fake: FakeTensor) -> int:
-    return fake.elem.untyped_storage()._cdata
-
-
 def _own_constants(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
     """The caller may write what it gets, so a constant that an output looks at is copied first."""
     if not trace.aten.graph.constants:
         return
-    returned = {_storage_key(f) for f in outputs}
+    returned = {f.storage_key for f in outputs}
     copies: dict[Node, Node] = {}
     nodes: list[Node] = []
-    shared = {r.node for r in trace.records if r.node.op == "get_attr" and _storage_key(r.out) in returned}
+    shared = {r.node for r in trace.records if r.node.op == "get_attr" and r.out.storage_key in returned}
     for node in trace.aten.graph.nodes:
         if copies:
             node.args = map_nodes(node.args, lambda n: copies.get(n, n))
@@ -220,7 +212,7 @@ class _Functionalizer(Emitter):
     # ---- values
 
     def _storage(self, fake: FakeTensor) -> _Storage:
-        key = _storage_key(fake)
+        key = fake.storage_key
         if key not in self.storages:
             assert fake.aten_node is not None or self.trace.is_input(fake)
             node = fake.aten_node or self.trace._placeholder(fake, self.trace.aten)
@@ -230,7 +222,7 @@ class _Functionalizer(Emitter):
     def _define(self, fake: FakeTensor, node: Node) -> None:
         """`fake` owns its storage, whose value is `node`."""
         self.fake_of[node] = fake
-        storage = self.storages.setdefault(_storage_key(fake), _Storage(fake, node))
+        storage = self.storages.setdefault(fake.storage_key, _Storage(fake, node))
         self.values[id(fake)] = (storage.version, node)
         storage.inputs += self.trace.is_input(fake)
 
@@ -280,7 +272,7 @@ class _Functionalizer(Emitter):
             if item is not None:
                 self.nodes.append(fake.aten_node)
             source = self.fake_of[at] if at is not None else None
-            if at is not None and source is not None and _storage_key(source) == _storage_key(fake):
+            if at is not None and source is not None and source.storage_key == fake.storage_key:
                 self.fake_of[fake.aten_node] = fake
                 self.views[id(fake)] = View(source, node.target, args, kwargs, at, node.spec, item)
                 self.values[id(fake)] = (self._storage(fake).version, fake.aten_node)
@@ -346,7 +338,7 @@ class _Functionalizer(Emitter):
         map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
         for target in written:
             for other in (self.fake_of[n] for n in read if n in self.fake_of):
-                if _storage_key(other) == _storage_key(target) and _partly_overlap(other.spec, target.spec):
+                if other.storage_key == target.storage_key and _partly_overlap(other.spec, target.spec):
                     raise self.refuse("operands share memory in part and one of them is written")
 
     def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:

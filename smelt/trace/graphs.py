@@ -166,8 +166,8 @@ def needs_grad(trace: Trace, outputs: Sequence[FakeTensor]) -> bool:
 
 def _detaches(trace: Trace, computed: Sequence[FakeTensor]) -> bool:
     """Whether a result is a view of an input that requires grad, and does not: autograd knows how it was taken."""
-    sources = {f.elem.untyped_storage()._cdata for f in trace.inputs if f.requires_grad}
-    return any(f.elem.untyped_storage()._cdata in sources for f in computed)
+    sources = {f.storage_key for f in trace.inputs if f.requires_grad}
+    return any(f.storage_key in sources for f in computed)
 
 
 def _has_other_history(trace: Trace, fake: FakeTensor) -> bool:

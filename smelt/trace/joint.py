@@ -3,66 +3,29 @@
 Autograd has followed the fakes while the user's code ran. When the code has ended, `record` asks it for the gradients of
 what the function returns, with fakes for the tangents: the same dispatch mode that recorded the forward records the
 backward behind it. Functionalization then takes both at once, and `Whole` cuts the result out as a `Joint`.
-
-What the caller gets is not always a value of the joint graph. A view of an input, or of another result, must be a view to
-autograd as well: a later in-place write through one has to be seen by the other. So only the tensors that such results
-look at are values of the graph, and each `Result` says how it is taken from one, outside of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import OpOverload
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils.hooks import RemovableHandle
 
 from smelt.errors import Unsupported
 from smelt.graph import passes, state
-from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Line, Node, argument_nodes
 from smelt.graph.specs import empty_like_spec
-from smelt.ops.kinds import effects
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.opaque import OpaqueCall
+from smelt.trace.outputs import NotDifferentiable, Result, placed, refuse, results
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace
-
-
-class NotDifferentiable(Unsupported):
-    """A trace without a joint graph: its torch-level graph runs under autograd instead."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One view operator. Where `args` and `kwargs` hold `HERE`, the tensor that is looked at goes. `item`: which result."""
-
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    item: int | None
-
-
-HERE = Node("placeholder", "here", (), {}, "here")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one output of the trace is had: value `index` of the joint graph, or input `index`, looked at through `steps`.
-
-    `detached`: autograd does not see what it is a view of.
-    """
-
-    kind: Literal["value", "input"]
-    index: int
-    steps: tuple[Step, ...] = ()
-    detached: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,9 +46,8 @@ class Joint:
     eager_saved: frozenset[Node]  # forward nodes (primals included) that eager's backward reads
     results: tuple[Result, ...] = ()  # how the outputs of the trace are had from the graph's
     cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in the order of their computation
-    writes: tuple[
-        tuple[int, int], ...
-    ] = ()  # (primal, forward output): where autograd must see the primal being written
+    # (primal, forward output): where autograd must see the primal being written
+    writes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,9 +56,7 @@ class Recorded:
 
     values: tuple[FakeTensor, ...]
     results: tuple[Result, ...]  # of kind input: `index` counts `Trace.inputs`
-    written: tuple[
-        FakeTensor, ...
-    ]  # inputs that autograd must see being written; they are the last of `values`
+    written: tuple[FakeTensor, ...]  # inputs that autograd must see being written: the last of `values`
     tangents: tuple[FakeTensor, ...]
     with_tangent: tuple[int, ...]  # which values
     sources: tuple[FakeTensor, ...]  # the inputs that have a gradient
@@ -123,7 +83,7 @@ def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
 def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     _check(trace, outputs)
     written = tuple(f for f in trace.inputs if f.grad_fn is not trace.first_history.get(id(f)))
-    values, results = _results(trace, outputs)
+    values, found = results(trace, outputs)
     values = (*values, *written)
     with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad)
     sources = tuple(f for f in trace.inputs if id(f) in trace.first_history)
@@ -157,7 +117,7 @@ def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     gradients = [*gradients, *through.values()]
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
-    return Recorded(values, results, written, tangents, with_tangent, sources, tuple(gradients), cuts, start)
+    return Recorded(values, found, written, tangents, with_tangent, sources, tuple(gradients), cuts, start)
 
 
 def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[int, ...]:
@@ -207,10 +167,6 @@ def _cut_at(
         RemovableHandle.next_id = number
 
 
-def refuse(detail: str) -> NotDifferentiable:
-    return NotDifferentiable(Reason(UNSUPPORTED_OBJECT, f"no ahead-of-time gradients: {detail}"))
-
-
 def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
     if trace.needs_autograd or trace.hooked:
         raise refuse("a call changes what autograd knows of a tensor")
@@ -227,7 +183,7 @@ def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
             raise refuse(f"{node.name} changes what autograd knows of a tensor")
     inference = trace.first_state[1]
     for fake in trace.inputs:
-        if fake.grad_fn is not trace.first_history.get(id(fake)) and _storage(fake) not in trace.written:
+        if fake.grad_fn is not trace.first_history.get(id(fake)) and fake.storage_key not in trace.written:
             raise refuse("what autograd knows of an input changes")
     for fake in outputs:
         if fake.is_inference() is not inference:
@@ -255,97 +211,10 @@ def _line_of_nodes(trace: Trace) -> dict[Any, Line | None]:
     lines: dict[Any, Line | None] = {}
     for made in trace.records:
         for fake in fakes_in(made.out):
-            with contextlib.suppress(
-                RuntimeError
-            ):  # of a view whose base was written: it has no node any more
+            with suppress(RuntimeError):  # of a view whose base was written: it has no node any more
                 if fake.grad_fn is not None:
                     lines.setdefault(fake.grad_fn, made.node.line)
     return lines
-
-
-# ------------------------------------------------------------------------------------------- results
-
-
-def _storage(fake: FakeTensor) -> int:
-    return fake.elem.untyped_storage()._cdata
-
-
-def _results(
-    trace: Trace, outputs: Sequence[FakeTensor]
-) -> tuple[tuple[FakeTensor, ...], tuple[Result, ...]]:
-    """The values that a joint graph must give, and how the outputs are had from them."""
-    inputs = {_storage(f): f for f in reversed(trace.inputs)}
-    shared = [_storage(f) for f in outputs]
-    values: dict[int, FakeTensor] = {}  # by storage
-    results = []
-    for fake in outputs:
-        key = _storage(fake)
-        if key not in inputs and key not in values:
-            values[key] = fake if shared.count(key) == 1 else _base(trace, key)
-        base = inputs[key] if key in inputs else values[key]
-        if base is fake:
-            results.append(Result("value", list(values).index(key)))
-            continue
-        steps, start = _view_of(trace, fake)
-        if key in inputs:
-            at = next((i for i, f in enumerate(trace.inputs) if f is start), -1)
-            kind: Literal["value", "input"] = "input"
-        else:
-            at = list(values).index(key) if start is base else -1
-            kind = "value"
-        if at < 0 or (fake.requires_grad and not start.requires_grad):
-            raise refuse("results share memory in another way than one being a view of the other")
-        results.append(Result(kind, at, steps, start.requires_grad and not fake.requires_grad))
-    return tuple(values.values()), tuple(results)
-
-
-def _view_of(trace: Trace, fake: FakeTensor) -> tuple[tuple[Step, ...], FakeTensor]:
-    """The view operators that lead to `fake`, and the tensor that they start from."""
-    steps: list[Step] = []
-    while True:
-        made = _made_by(trace, fake)
-        if made is None:
-            return tuple(reversed(steps)), fake
-        record, item = made
-        node = record.node
-        if type(node.target) is not OpOverload or not effects(node.target).view:
-            return tuple(reversed(steps)), fake
-        sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
-        if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
-            raise refuse("a result is a view that takes several tensors, or numbers that change")
-        args, kwargs = (map_nodes(a, lambda n: HERE) for a in (node.args, node.kwargs))
-        steps.append(Step(node.target, args, kwargs, item))
-        fake = _fake_of(trace, sources[0])
-
-
-def _made_by(trace: Trace, fake: FakeTensor) -> tuple[Any, int | None] | None:
-    """The record that gave `fake`, and which of its results it is; None for an input."""
-    if trace.is_input(fake):
-        return None
-    for record in trace.records:
-        if record.out is fake:
-            return record, None
-        if isinstance(record.out, (list, tuple)):
-            for i, out in enumerate(record.out):
-                if out is fake:
-                    return record, i
-    return None
-
-
-def _fake_of(trace: Trace, node: Node) -> FakeTensor:
-    for fake in (*trace.inputs, *(f for r in trace.records for f in fakes_in(r.out))):
-        if fake.aten_node is node:
-            return fake
-    raise refuse("a result is a view of something that the trace does not know")
-
-
-def _base(trace: Trace, storage: int) -> FakeTensor:
-    """The tensor that owns a storage that several outputs look at."""
-    for record in trace.records:
-        for fake in fakes_in(record.out):
-            if _storage(fake) == storage:
-                return fake
-    raise refuse("results share memory that nothing in the graph made")
 
 
 # ------------------------------------------------------------------------------------------- the graph
@@ -417,7 +286,7 @@ class Whole:
             cuts=recorded.cuts,
             backward=late,
             eager_saved=frozenset(_read_by(late, set(tangents))),
-            results=tuple(_placed(self.trace, r, position) for r in recorded.results),
+            results=tuple(placed(self.trace, r, position) for r in recorded.results),
             writes=tuple(
                 (position[id(f)], n_values - len(recorded.written) + i)
                 for i, f in enumerate(recorded.written)
@@ -431,9 +300,3 @@ def _read_by(backward: frozenset[Node], tangents: set[Node]) -> Iterator[Node]:
         for argument in argument_nodes(node):
             if argument not in backward and argument not in tangents:
                 yield argument
-
-
-def _placed(trace: Trace, result: Result, position: dict[int, int]) -> Result:
-    if result.kind != "input":
-        return result
-    return replace(result, index=position[id(trace.inputs[result.index])])

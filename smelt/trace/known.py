@@ -55,7 +55,7 @@ def _unknown_values(trace: Trace) -> dict[Node, Any]:
     if not trace.wrote:
         return {}
     fakes = (fake for record in trace.records for fake in fakes_in(record.out))
-    written = (f for f in fakes if f.elem.untyped_storage()._cdata in trace.written)
+    written = (f for f in fakes if f.storage_key in trace.written)
     return {f.aten_node: UNKNOWN for f in written if f.aten_node is not None}
 
 

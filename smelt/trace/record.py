@@ -35,6 +35,7 @@ from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.graphs import Record, Traced, build, needs_grad
 from smelt.trace.opaque import OpaqueCall
+from smelt.trace.outputs import NotDifferentiable
 from smelt.trace.symbols import (
     PLAIN_TYPE,
     SYMBOLIC,
@@ -708,7 +709,7 @@ class Trace:
             except Unsupported as error:
                 if recorded is None:
                     raise
-                raise joint.NotDifferentiable(error.reason) from error
+                raise NotDifferentiable(error.reason) from error
 
     def add_tangent(self, fake: FakeTensor, name: str) -> None:
         """`fake` is an input of the backward alone."""
@@ -732,7 +733,7 @@ def _storages(info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
         value = info.argument(name, args, kwargs)
         for fake in value if isinstance(value, (list, tuple)) else (value,):
             if type(fake) is FakeTensor:
-                yield fake.elem.untyped_storage()._cdata
+                yield fake.storage_key
 
 
 def _is_leaf(real: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
+from smelt.graph.sizes import numel
 from smelt.trace.fake import FakeTensor
 
 aten = torch.ops.aten
@@ -99,16 +100,9 @@ def _diagonal(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) ->
 def _expand(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
     if base.spec.shape == value.spec.shape:
         return value
-    if _count(base) != _count(value):
+    if numel(base.spec.shape) != numel(value.spec.shape):
         raise e.refuse("an expanded view is written")
     return _reshape(e, base, value)
-
-
-def _count(node: Node) -> int:
-    count = 1
-    for n in node.spec.shape:
-        count *= n
-    return count
 
 
 def _split(e: Emitter, base: Node, value: Node, item: int, size: int, dim: int = 0) -> Node:
@@ -127,7 +121,7 @@ def _unbind(e: Emitter, base: Node, value: Node, item: int, dim: int = 0) -> Nod
 def _as_strided(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
     spec = base.spec
     extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
-    if spec.offset or extent != _count(base):
+    if spec.offset or extent != numel(base.spec.shape):
         raise e.refuse("an as_strided view of a tensor with gaps is written")
     return e.emit(aten.as_strided_scatter.default, (base, value, *args), kwargs)
 

@@ -41,17 +41,12 @@ class Copies:
 
     def note_asked(self, fake: FakeTensor) -> None:
         """The program asks `fake` for more than its metadata and values."""
-        self.told_apart |= bool(self.made) and _storage(fake) in self.made
+        self.told_apart |= bool(self.made) and fake.storage_key in self.made
 
     def check(self, leaving: Iterable[FakeTensor]) -> None:
         """Raises NotCopies if the program can tell, `leaving` being the tensors that leave the graph."""
-        if self.made and (self.told_apart or any(_storage(f) in self.made for f in leaving)):
+        if self.made and (self.told_apart or any(f.storage_key in self.made for f in leaving)):
             raise NotCopies
-
-
-def _storage(fake: FakeTensor) -> int:
-    with torch._C.DisableTorchFunction():
-        return fake.elem.untyped_storage()._cdata
 
 
 def _item(trace: Trace, func: Any, args: tuple[Any, ...]) -> Any:
@@ -61,8 +56,8 @@ def _item(trace: Trace, func: Any, args: tuple[Any, ...]) -> Any:
     if known.evaluate(trace, index) is not None:
         return func(table, index)
     made = torch.ops.aten.index.Tensor(table, [index])
-    trace.copies.made.add(_storage(made))
-    trace.copies.sources.add(_storage(table))
+    trace.copies.made.add(made.storage_key)
+    trace.copies.sources.add(table.storage_key)
     return made
 
 

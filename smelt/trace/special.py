@@ -181,10 +181,9 @@ def _span(size: Any, stride: Any) -> int:
 
 def _covered(trace: Trace, fake: FakeTensor) -> tuple[int, int]:
     """The half-open range of elements of `fake`'s storage that are known to exist at every call."""
-    storage = fake.elem.untyped_storage()
-    inputs = [i for i in trace.inputs if i.elem.untyped_storage()._cdata == storage._cdata and i.numel()]
+    inputs = [i for i in trace.inputs if i.storage_key == fake.storage_key and i.numel()]
     if not inputs:
-        return 0, storage.nbytes() // fake.elem.itemsize
+        return 0, fake.elem.untyped_storage().nbytes() // fake.elem.itemsize
     first = min(int(i.storage_offset()) for i in inputs)
     return first, max(int(i.storage_offset()) + _span(i.size(), i.stride()) for i in inputs) + 1
 

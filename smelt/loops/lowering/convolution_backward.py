@@ -15,10 +15,10 @@ from math import prod
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, static
+from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.lowering.views import reshape_index
-from smelt.loops.tensor import Index, Tensor, contiguous_stride
+from smelt.loops.tensor import Index, Tensor
 
 aten = torch.ops.aten
 ONE, NONE = [1, 1], [0, 0]

@@ -7,11 +7,11 @@ from math import prod
 
 import torch
 
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, contiguous_stride, numel
 from smelt.loops.lowering.products import dots, is_row_product
 from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.lowering.views import reshape_index
-from smelt.loops.tensor import Index, Tensor, contiguous_stride, numel
+from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 
 aten = torch.ops.aten

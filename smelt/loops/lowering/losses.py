@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from smelt.graph.sizes import static
+from smelt.graph.sizes import numel, static
 from smelt.loops.ir import Value
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.reductions import dims_of, finish
 from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
-from smelt.loops.tensor import Index, Load, Map, Tensor, numel
+from smelt.loops.tensor import Index, Load, Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
 

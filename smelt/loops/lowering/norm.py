@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, contiguous_stride
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.reductions import count_of, moments
 from smelt.loops.lowering.table import Builder, Operand, lowers
 from smelt.loops.lowering.views import reshape_index
-from smelt.loops.tensor import Tensor, contiguous_stride
+from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
 
 aten = torch.ops.aten

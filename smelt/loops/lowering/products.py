@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import bounds
+from smelt.graph.sizes import bounds, numel
 from smelt.loops.ir import Value
 from smelt.loops.lowering.table import Builder, lowers
-from smelt.loops.tensor import Index, Load, Reduce, Tensor, numel
+from smelt.loops.tensor import Index, Load, Reduce, Tensor
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, static
+from smelt.graph.sizes import Size, numel, static
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.table import Builder, lowers
-from smelt.loops.tensor import Tensor, numel
+from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
 
 aten = torch.ops.aten

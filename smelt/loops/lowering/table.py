@@ -12,21 +12,10 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Line, TensorSpec
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, contiguous_stride
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.lowering.dtypes import opmath, result_type
-from smelt.loops.tensor import (
-    Definition,
-    Extern,
-    Index,
-    Load,
-    Map,
-    Reduce,
-    Scan,
-    Stored,
-    Tensor,
-    contiguous_stride,
-)
+from smelt.loops.tensor import Definition, Extern, Index, Load, Map, Reduce, Scan, Stored, Tensor
 from smelt.loops.values import cast, const
 
 Operand = Tensor | int | float | bool

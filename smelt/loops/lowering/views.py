@@ -9,11 +9,11 @@ from math import prod
 
 import torch
 
-from smelt.graph.sizes import Size, bounds, static
+from smelt.graph.sizes import Size, bounds, contiguous_stride, numel, static
 from smelt.loops.ir import Value
 from smelt.loops.lowering.dtypes import opmath
 from smelt.loops.lowering.table import LOWERINGS, Builder, broadcast, lowers
-from smelt.loops.tensor import Index, Load, Tensor, contiguous_stride, numel
+from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
 

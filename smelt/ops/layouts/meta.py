@@ -1,0 +1,80 @@
+"""What all shape functions here are made of: torch's C++ shape functions, and meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from smelt import _native
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+_CPP: dict[OpOverload, Callable[..., Any] | None] = {}
+
+
+def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if func not in _CPP:
+        schema = func._schema
+        _CPP[func] = (
+            _native.shape_function(schema.name.removeprefix("aten::"), schema.overload_name)
+            if schema.name.startswith("aten::")
+            else None
+        )
+    function = _CPP[func]
+    if function is None:
+        return NotImplemented
+    try:
+        return function(*args, **kwargs)
+    except NotImplementedError:  # no argument is a meta tensor
+        return NotImplemented
+
+
+def uninitialized(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=CPU)
+
+
+def to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_meta(v) for v in value)
+    return value
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def like(
+    x: torch.Tensor,
+    *_: Any,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: torch.memory_format | None = None,
+) -> Any:
+    """`zeros_like` and its like: torch is asked, with uninitialized tensors."""
+    memory_format = torch.preserve_format if memory_format is None else memory_format
+    return to_meta(torch.empty_like(uninitialized(x), dtype=dtype, memory_format=memory_format))
+
+
+def suggested_format(x: torch.Tensor) -> torch.memory_format:
+    """`Tensor::suggest_memory_format` of C++: channels last if the strides grow in that order."""
+    if x.dim() not in (4, 5) or not x.numel() or x.stride(1) == 0:
+        return torch.contiguous_format
+    least = 0
+    for d in (1, *range(x.dim() - 1, 1, -1), 0):
+        step = x.stride(d)
+        if step < least or (d == 0 and least == x.stride(1)):
+            return torch.contiguous_format
+        least = step * max(x.size(d), 1)
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+
+
+def only(grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
+    return tuple(g if want else None for g, want in zip(grads, wanted, strict=True))
