@@ -131,37 +131,6 @@ _TRIED: frozenset[Any] = frozenset(
 )  # fmt: skip
 
 
-def _no_statistics(out: Any, args: list[Any]) -> Any:
-    """Batch norm with given statistics returns empty ones on a CPU."""
-    empty = out[1].new_empty(0, dtype=_statistics_dtype(args[0], args[1:3]))
-    return out[0], empty, empty.clone()
-
-
-def _layer_statistics(out: Any, args: list[Any]) -> Any:
-    dtype = _statistics_dtype(args[0], args[2:4])
-    return out[0], out[1].to(dtype), out[2].to(dtype)
-
-
-def _batch_statistics(out: Any, args: list[Any]) -> Any:
-    dtype = _statistics_dtype(args[0], args[1:3])
-    return out[0], out[1].to(dtype), out[2].to(dtype)
-
-
-def _statistics_dtype(x: torch.Tensor, parameters: list[Any]) -> torch.dtype:
-    """On a CPU, means and deviations have the input's dtype, unless the parameters are float32."""
-    wide = any(p is not None and p.dtype == torch.float32 for p in parameters)
-    return torch.float32 if wide else x.dtype
-
-
-# What shape functions say of normalization is true of GPUs; this is what CPUs do.
-_CORRECTED: dict[Any, Any] = {
-    aten._native_batch_norm_legit_no_training.default: _no_statistics,
-    aten._native_batch_norm_legit.default: _batch_statistics,
-    aten._native_batch_norm_legit.no_stats: _batch_statistics,
-    aten.native_layer_norm.default: _layer_statistics,
-}
-
-
 def _compute(
     trace: Trace, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
@@ -180,8 +149,6 @@ def _compute(
         out = tried(func, metas, meta_kwargs)
     else:
         out = _run(trace, func, info, metas, meta_kwargs, device.type == "cpu")
-    if func in _CORRECTED and device.type == "cpu":
-        out = _CORRECTED[func](out, metas)
     wrapped, answer = _wrap_results(trace, func, info, out, device, args, kwargs)
     if answer is None:
         return wrapped, _loose_spec(wrapped)

@@ -55,7 +55,7 @@ class Compare(TorchDispatchMode):
         if info.view or info.writes or not all(map(is_plain, tensors)):
             return want
         metas, meta_kwargs = tree_map(on_meta, (args, kwargs))
-        for ask in (layouts._of_cpp, layouts._of_table):
+        for ask in (layouts.of_cpp, layouts.of_table):
             got = ask(func, metas, meta_kwargs)
             if got is not NotImplemented:
                 self.asked += 1
@@ -308,7 +308,7 @@ def test_layer_norm_backward(dtypes, wanted, transposed):
 
 
 def assert_same_layouts(operator, args):
-    on_metas = layouts._of_table(operator, [on_meta(a) for a in args], {})
+    on_metas = layouts.of_table(operator, [on_meta(a) for a in args], {})
     assert on_metas is not NotImplemented
     for got, want in zip(on_metas, operator(*args), strict=True):
         assert (got is None) is (want is None)
@@ -339,7 +339,22 @@ def test_batch_norm(dtypes, lay_out, shape, training):
             assert_same_layouts(aten.native_batch_norm_backward.default, args)
 
 
-@pytest.mark.parametrize("dtypes", DTYPES_OF_NORMS[:2])
+@pytest.mark.parametrize("dtypes", DTYPES_OF_NORMS)
+@pytest.mark.parametrize("given", [(True, True), (True, False), (False, True), (False, False)])
+def test_statistics_of_norms(dtypes, given):
+    """Their dtype depends on which parameters are given."""
+    x = torch.randn(3, 4, 6).to(dtypes[0])
+    weight, bias = (torch.rand(4).to(dtypes[1]) if g else None for g in given)
+    running = torch.rand(2, 4).to(dtypes[1])
+    assert_same_layouts(
+        aten._native_batch_norm_legit_no_training.default, (x, weight, bias, *running, 0.1, 1e-5)
+    )
+    assert_same_layouts(aten._native_batch_norm_legit.default, (x, weight, bias, *running, True, 0.1, 1e-5))
+    assert_same_layouts(aten.native_group_norm.default, (x, weight, bias, 3, 4, 6, 2, 1e-5))
+    assert_same_layouts(aten.native_layer_norm.default, (x.transpose(1, 2), [4], weight, bias, 1e-5))
+
+
+@pytest.mark.parametrize("dtypes", DTYPES_OF_NORMS)
 @pytest.mark.parametrize(
     "shape, lay_out",
     [
@@ -397,10 +412,10 @@ def test_random_numbers_are_not_drawn():
 def test_few_elements_are_tried():
     """An operator in no table: asked of the operator itself when it is small."""
     x = torch.ones(4, 6).t()
-    assert layouts._of_cpp(aten.addr.default, [on_meta(x)], {}) is NotImplemented
-    got = layouts._of_zeros(aten.addr.default, [on_meta(x), meta(6), meta(4)], {})
+    assert layouts.of_cpp(aten.addr.default, [on_meta(x)], {}) is NotImplemented
+    got = layouts.of_zeros(aten.addr.default, [on_meta(x), meta(6), meta(4)], {})
     assert layout(got) == layout(torch.addr(x, torch.ones(6), torch.ones(4)))
-    assert layouts._of_zeros(aten.eye.default, [1 << 20], {"device": torch.device("meta")}) is NotImplemented
+    assert layouts.of_zeros(aten.eye.default, [1 << 20], {"device": torch.device("meta")}) is NotImplemented
 
 
 # ---- imports

@@ -17,6 +17,7 @@ _CPP: dict[OpOverload, Callable[..., Any] | None] = {}
 
 
 def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What torch's C++ shape function gives; NotImplemented where there is none."""
     if func not in _CPP:
         schema = func._schema
         _CPP[func] = (

@@ -13,6 +13,13 @@ from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
 aten = torch.ops.aten
 
 
+def _statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
+    """On a CPU, means and deviations have the input's dtype; they are float32 beside parameters that are. As
+    `is_mixed_type` in ATen's cpu/mixed_data_type.h, which looks at the first parameter that is given."""
+    first = next((p for p in parameters if p is not None), x)
+    return x.dtype if first.dtype == x.dtype else torch.float32
+
+
 def _layer_norm(
     x: torch.Tensor,
     normalized: Sequence[int],
@@ -27,7 +34,8 @@ def _layer_norm(
     if any(p is not None and list(p.shape) != shape for p in (weight, bias)):
         return NotImplemented
     rows = [*x.shape[: x.dim() - n], *[1] * n]
-    return fresh(x.shape, x.dtype), fresh(rows, x.dtype), fresh(rows, x.dtype)
+    dtype = _statistics_dtype(x, weight, bias)
+    return fresh(x.shape, x.dtype), fresh(rows, dtype), fresh(rows, dtype)
 
 
 def _layer_norm_backward(
@@ -63,7 +71,8 @@ def _batch_norm(
         return NotImplemented
     memory_format = suggested_format(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=memory_format)
-    return out, fresh([0], x.dtype), fresh([0], x.dtype)
+    dtype = _statistics_dtype(x, weight, bias, mean, var)
+    return out, fresh([0], dtype), fresh([0], dtype)
 
 
 def _batch_norm_training(
@@ -74,14 +83,14 @@ def _batch_norm_training(
 ) -> Any:
     """`settings`: running mean and variance (absent in the form without), training, momentum, epsilon."""
     running, training = settings[:-3], settings[-3]
-    parameters = [p for p in (weight, bias, *running) if p is not None]
+    parameters = weight, bias, *running
     if not x.is_floating_point() or x.dim() < 2 or not (training or running):
         return NotImplemented
-    if any(p.shape != x.shape[1:2] for p in parameters):
+    if any(p is not None and p.shape != x.shape[1:2] for p in parameters):
         return NotImplemented
     out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
     size = x.shape[1:2] if training else [0]
-    dtype = _statistics_dtype(x, parameters)
+    dtype = _statistics_dtype(x, *parameters)
     return out, fresh(size, dtype), fresh(size, dtype)
 
 
@@ -113,7 +122,7 @@ def _batch_norm_backward(
     if x.numel() == 0 or x.dim() < 2 or grad.shape != x.shape or grad.dtype != x.dtype:
         return NotImplemented
     out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
-    dtype = _statistics_dtype(x, [] if weight is None else [weight])
+    dtype = _statistics_dtype(x, weight)
     return only((out, *(fresh(x.shape[1:2], dtype) for _ in range(2))), wanted)
 
 
@@ -130,10 +139,13 @@ def _group_norm(
     parameters = [p for p in (weight, bias) if p is not None]
     if not x.is_floating_point() or batch * channels * area != x.numel() or not x.numel():
         return NotImplemented
-    if channels % groups or any(list(p.shape) != [channels] or p.dtype != x.dtype for p in parameters):
+    if channels % groups or any(list(p.shape) != [channels] for p in parameters):
+        return NotImplemented
+    dtypes = {p.dtype for p in parameters} or {x.dtype}
+    if dtypes != {x.dtype} and (dtypes != {torch.float32} or x.dtype not in (torch.float16, torch.bfloat16)):
         return NotImplemented
     out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
-    dtype = _statistics_dtype(x, parameters)
+    dtype = _statistics_dtype(x, weight, bias)
     return out, fresh([batch, groups], dtype), fresh([batch, groups], dtype)
 
 
@@ -158,11 +170,6 @@ def _group_norm_backward(
         return NotImplemented
     out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
     return only((out, *(None if weight is None else like(weight) for _ in range(2))), wanted)
-
-
-def _statistics_dtype(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.dtype:
-    """On a CPU, means and deviations have the input's dtype, unless parameters are float32."""
-    return torch.float32 if any(p.dtype == torch.float32 for p in parameters) else x.dtype
 
 
 LAYOUTS: dict[OpOverload, Callable[..., Any]] = {

@@ -1,5 +1,5 @@
-"""What an operator gives when it runs, on real tensors of a CPU: of one element to see whether it has a kernel, of zeros to see
-the layouts of its results."""
+"""Trying an operator on real tensors of a CPU: of one element to see whether it has a kernel, of zeros to see the layouts
+of its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEED_ROOM: frozenset[OpOverload] = frozenset(
         aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
         aten.topk.default,
     }
-)  # fmt: skip  # fmt: skip
+)  # fmt: skip
 
 
 def accepts(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
