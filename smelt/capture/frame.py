@@ -279,8 +279,11 @@ class FrameCompiler:
             if self.fullgraph:
                 raise
             error = e  # outside of this block exceptions of the user's code do not get it as their context
-        if not self._add_broken(fn, slots, why, error):
-            raise error
+        try:
+            if not self._add_broken(fn, slots, why, error):
+                raise error
+        finally:
+            del error  # whose traceback refers to this frame: the arguments would live until the next collection
 
     def _add_broken(
         self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None, error: Unsupported
