@@ -64,6 +64,7 @@ sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_programs
 	$(PY) -m benchmarks.sweep_programs --gradients
 	$(PY) -m benchmarks.sweep_models transformers
+	$(PY) -m benchmarks.sweep_models transformers-training
 	$(PY) -m benchmarks.sweep_models timm
 	$(PY) -m benchmarks.loops
 

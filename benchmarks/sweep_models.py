@@ -1,12 +1,12 @@
 """`make sweep`: every text architecture of transformers and one model of every timm family, compiled, against eager.
 
-    python -m benchmarks.sweep_models transformers|timm [--only NAME ...] [--workers N] [--limit SECONDS] [--out DIR]
-        [--resume] [--rival all|some|none]
+    python -m benchmarks.sweep_models transformers|transformers-training|timm [--only NAME ...] [--workers N]
+        [--limit SECONDS] [--out DIR] [--resume] [--rival all|some|none]
 
 Architectures of transformers: the default configuration cut to 2 layers (where that is still large, also fewer experts,
-words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode.
-timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode
-and train mode (outputs, gradients of the parameters, buffers).
+words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode. transformers-training: the
+same architectures, all narrow, in train mode (`compare_training`), with labels where they take them.
+timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode and train mode.
 A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile
 captures it. Each model runs in a process of its own on one thread, so that a crash is a row; the slowest start first. The
 table is written after each row; `--resume` measures what it lacks, and each row knows what it was measured on.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import datetime
 import importlib.metadata
 import inspect
@@ -23,12 +24,13 @@ import json
 import os
 import platform
 import signal
+import statistics
 import sys
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,9 +40,9 @@ import torch
 from torch import nn
 
 from benchmarks import models  # noqa: F401  (declares torchvision's operators before timm is imported)
+from benchmarks.compare_training import NotComparable, agrees, compare, tensors
 
 TOLERANCE = 1e-4  # of the largest magnitude (at least 1)
-GRADIENT_TOLERANCE = 1e-3
 LIMIT = 90.0  # seconds of CPU time a model
 RESULTS = Path(__file__).parent / "results"
 LARGE = 100_000_000  # parameters: these models are made smaller
@@ -164,6 +166,9 @@ def _narrow(config: Any) -> None:
                 _set(part, name, max(1, _get(part, name) // 4))
 
 
+AS_THEY_ARE = ((_cut, LARGE), (_narrow, LARGE), (_shrink, LARGEST))
+
+
 def _parts(config: Any) -> list[Any]:
     from transformers import PreTrainedConfig
 
@@ -171,7 +176,20 @@ def _parts(config: Any) -> list[Any]:
     return [config, *(p for part in inner for p in _parts(part))]
 
 
-def architecture(name: str) -> tuple[nn.Module, dict[str, Any]]:
+def trained_architecture(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Narrower than the others, with labels if it takes them."""
+    model, inputs = architecture(name, tiny=True)
+    labels = (
+        {"labels": inputs["input_ids"]} if "labels" in inspect.signature(model.forward).parameters else {}
+    )
+    try:
+        copy.deepcopy(model)(**inputs, **labels)
+    except Exception:  # it wants labels of another form
+        return model, inputs
+    return model, {**inputs, **labels}
+
+
+def architecture(name: str, tiny: bool = False) -> tuple[nn.Module, dict[str, Any]]:
     """The text model of one entry of transformers' table of configurations. Raises where it has none."""
     import transformers as hf
 
@@ -179,7 +197,7 @@ def architecture(name: str) -> tuple[nn.Module, dict[str, Any]]:
     autos = [*(a for a, head in zip(heads, _heads()) if name in head), hf.AutoModel]
     errors: list[Exception] = []
     for auto in autos:
-        for smaller, limit in ((_cut, LARGE), (_narrow, LARGE), (_shrink, LARGEST)):
+        for smaller, limit in ((_narrow, LARGE), *AS_THEY_ARE) if tiny else AS_THEY_ARE:
             config = hf.AutoConfig.for_model(name)
             _cut(config)
             smaller(config)
@@ -190,7 +208,7 @@ def architecture(name: str) -> tuple[nn.Module, dict[str, Any]]:
                 Exception
             ) as error:  # too large, made of parts that no longer fit, or not for this configuration
                 errors.append(error)
-    raise errors[2]  # of the largest that was tried of its first kind
+    raise errors[3 if tiny else 2]  # of the largest that was tried of its first kind
 
 
 def _built(auto: Any, config: Any, limit: int) -> tuple[nn.Module, dict[str, Any]]:
@@ -273,6 +291,7 @@ def family(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 BUILDERS: dict[str, tuple[Callable[[], list[str]], Callable[[str], Any]]] = {
     "transformers": (architectures, architecture),
+    "transformers-training": (architectures, trained_architecture),
     "timm": (families, family),
 }
 
@@ -280,20 +299,9 @@ BUILDERS: dict[str, tuple[Callable[[], list[str]], Callable[[str], Any]]] = {
 # ------------------------------------------------------------------------------------------------------- a model
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for v in value.values():
-            yield from _tensors(v)
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _tensors(v)
-
-
 def _distance(got: Any, want: Any) -> float:
     """The largest difference, relative to the largest magnitude of each tensor (at least 1)."""
-    a, b = list(_tensors(got)), list(_tensors(want))
+    a, b = list(tensors(got)), list(tensors(want))
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return float("inf")
     worst = 0.0
@@ -341,26 +349,8 @@ def _evaluate(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    import smelt
-
-    model.train()
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-
-    def step(call: Any) -> Any:
-        model.load_state_dict(before)
-        model.zero_grad()
-        torch.manual_seed(0)
-        out = call(**inputs)
-        sum(t.float().mean() for t in _tensors(out)).backward()  # type: ignore[union-attr]
-        found = [out, [p.grad for p in model.parameters()], [b.clone() for b in model.buffers()]]
-        return found
-
-    want = step(model)
-    compiled = smelt.compile(model)
-    got = step(compiled)
-    again = step(compiled)
-    errors = [max(_distance(a, b), _distance(c, b)) for a, b, c in zip(got, want, again)]
-    return {"error": errors[0], "gradients": max(errors[1:]), **_describe(compiled)}
+    compiled, found = compare(model, inputs)
+    return {**found, **_describe(compiled)}
 
 
 def _rival(model: nn.Module, inputs: dict[str, Any]) -> int | str:
@@ -378,6 +368,10 @@ def _rival(model: nn.Module, inputs: dict[str, Any]) -> int | str:
     except Exception as error:
         return type(error).__name__
     return count
+
+
+RUNS = {"eval": _evaluate, "train": _train}
+MODES = {"transformers": ("eval",), "transformers-training": ("train",), "timm": ("eval", "train")}
 
 
 def _row(kind: str, name: str, rival: str, limit: float, pipe: Any) -> None:
@@ -398,11 +392,11 @@ def _row(kind: str, name: str, rival: str, limit: float, pipe: Any) -> None:
         )
         return
     row["class"] = type(model).__name__
-    for mode, run in (("eval", _evaluate), ("train", _train)):
-        if mode == "train" and kind != "timm":
-            continue
+    for mode in MODES[kind]:
         try:
-            row[mode] = run(model, inputs)
+            row[mode] = RUNS[mode](model, inputs)
+        except NotComparable as error:
+            row[mode] = {"skipped": str(error).splitlines()[0][:160]}
         except Exception as error:
             row[mode] = {"raised": f"{type(error).__name__}: {error}"[:300]}
     if _wants_rival(row, rival):
@@ -418,6 +412,11 @@ def _wants_rival(row: dict[str, Any], which: str) -> bool:
 
 def _whole(result: dict[str, Any]) -> bool:
     return result.get("graphs") == 1 and not result["eager"]
+
+
+def _results(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the modes that could be compared."""
+    return [row[m] for m in ("eval", "train") if m in row and "skipped" not in row[m]]
 
 
 _forking = threading.Lock()  # a child must not hold the end of another's pipe open
@@ -444,7 +443,8 @@ def _measured(kind: str, name: str, rival: str, limit: float) -> dict[str, Any]:
 
 def _circumstances(kind: str) -> str:
     """What a row was measured on."""
-    library = f"{kind} {importlib.metadata.version(kind)}"
+    package = kind.partition("-")[0]
+    library = f"{package} {importlib.metadata.version(package)}"
     versions = f"torch {torch.__version__}, {library}, Python {platform.python_version()}"
     return f"{datetime.date.today()}, {versions}, {os.cpu_count()} CPU cores"
 
@@ -454,53 +454,111 @@ def _circumstances(kind: str) -> str:
 
 def verdict(row: dict[str, Any]) -> str:
     """ok, differs, raised, died or skipped."""
-    if "skipped" in row:
-        return "skipped"
     if "died" in row:
         return "died"
-    results = [row[m] for m in ("eval", "train") if m in row]
+    results = _results(row)
+    if not results:
+        return "skipped"
     if any("raised" in r for r in results):
         return "raised"
-    bad = any(r["error"] > TOLERANCE or r.get("gradients", 0) > GRADIENT_TOLERANCE for r in results)
-    return "differs" if bad else "ok"
+    return "ok" if all(_agrees(r) for r in results) else "differs"
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _agrees(result: dict[str, Any]) -> bool:
+    return agrees(result) if "gradients" in result else result["error"] <= TOLERANCE
+
+
+def _why_skipped(row: dict[str, Any]) -> str:
+    reasons = [row, *(row[m] for m in ("eval", "train") if m in row)]
+    return next((r["skipped"] for r in reasons if "skipped" in r), "")
+
+
+COLUMNS = {
+    "eval": ("graphs", "why not one"),
+    "train": (
+        "train: graphs, forward + backward",
+        "remarks",
+        "error of gradients",
+        "first step: eager",
+        "smelt",
+    ),
+}
+
+
+def _cells(row: dict[str, Any], modes: tuple[str, ...]) -> list[str]:
     cells = [f"`{row['name']}`", verdict(row)]
-    for mode in ("eval", "train"):
+    for mode in modes:
         r = row.get(mode)
-        if r is None or "raised" in r:
-            cells += ["", r["raised"][:80] if r else ""]
-            continue
-        why = "; ".join(dict.fromkeys(x.split(" at ")[0][:90] for x in (*r["eager"], *r["breaks"])))
-        cells += [str(r["graphs"]), why]
-    return [*cells, str(row.get("rival", ""))]
+        if r is None or "graphs" not in r:
+            text = (r.get("raised") or r["skipped"])[:80] if r else ""
+            cells += ["", text, *[""] * (len(COLUMNS[mode]) - 2)]
+        elif mode == "eval":
+            cells += [str(r["graphs"]), "; ".join(_remarks(r))]
+        else:
+            graphs = f"{r['graphs']} + {r['backward']}"
+            seconds = [f"{r['first_s'][who]:.2f} s" for who in ("eager", "smelt")]
+            cells += [graphs, "; ".join(_remarks(r)), f"{r['gradients']:.0e}", *seconds]
+    return [*cells, str(row.get("rival", ""))] if "eval" in modes else cells
+
+
+def _remarks(result: dict[str, Any]) -> list[str]:
+    """Why it is not one graph, whose backward is not compiled, and what differs."""
+    found = [x.split(" at ")[0][:90] for x in (*result["eager"], *result["breaks"])]
+    found += [f"no joint graph: {x.split(': ')[-1][:80]}" for x in result.get("no_joint", ())]
+    found += [f"{what} differ" for what in ("buffers", "generators") if result.get(what, 0) > TOLERANCE]
+    if "float64" in result:
+        found.append(f"from float64: {result['float64']}")
+    return list(dict.fromkeys(found))
 
 
 def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
+    modes = MODES[kind]
     counts = {v: sum(verdict(r) == v for r in rows) for v in ("ok", "differs", "raised", "died", "skipped")}
-    ran = [r for r in rows if verdict(r) in ("ok", "differs")]
-    whole = sum(_whole(r["eval"]) for r in ran)
+    columns = ["model", "", *(c for m in modes for c in COLUMNS[m])]
+    columns += ["torch.compile's graphs"] if "eval" in modes else []
     head = [
         f"# Sweep of {kind}",
         "",
         f"`python -m benchmarks.sweep_models {kind}`. Skipped: does not run in eager as it is, or is too large here.",
+        *([TRAINED] if "train" in modes else []),
         "",
         *_measured_on(rows),
         "",
-        ", ".join(f"{k}: {v}" for k, v in counts.items())
-        + f"; whole in one graph (eval): {whole} of {len(ran)}.",
+        ", ".join(f"{k}: {v}" for k, v in counts.items()) + ".",
+        *(line for m in modes for line in _summary(m, [r[m] for r in rows if "graphs" in r.get(m, ())])),
         "",
-        "| model | | graphs | why not one | train: graphs | why not one | torch.compile's graphs |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| " + " | ".join(columns) + " |",
+        "|" + " --- |" * len(columns),
     ]
     lines = [
-        "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in _cells(r)) + " |" for r in rows
+        "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in _cells(r, modes)) + " |"
+        for r in rows
     ]
     shown = [line for line, row in zip(lines, rows) if verdict(row) != "skipped"]
-    skipped = [f"`{r['name']}` ({r['skipped'][:70]})" for r in rows if "skipped" in r]
+    skipped = [f"`{r['name']}` ({_why_skipped(r)[:70]})" for r in rows if verdict(r) == "skipped"]
     tail = ["", "Skipped: " + ", ".join(skipped) + "."] if skipped else []
     return "\n".join([*head, *shown, *tail]) + "\n"
+
+
+TRAINED = (
+    "Two steps in train mode, eager and compiled from equal states; outputs, gradients of all parameters, buffers and the "
+    "random generators' states are compared. Errors are relative to each tensor's largest value; where one is above the "
+    "tolerance, the row says how far both are from eager in float64. Times are CPU time on one thread, compilation included."
+)
+
+
+def _summary(mode: str, results: list[dict[str, Any]]) -> list[str]:
+    ran = len(results)
+    lines = [f"{mode}: whole in one graph: {sum(map(_whole, results))} of {ran}."]
+    if mode == "train" and results:
+        one = sum(_whole(r) and r["backward"] == 1 and not r["no_joint"] for r in results)
+        own = sum(bool(r["no_joint"]) for r in results)
+        first = statistics.median(r["first_s"]["smelt"] for r in results)
+        lines[0] += (
+            f" One forward and one backward graph: {one}; a graph without a joint graph: {own}."
+            f" Median of the first step: {first:.2f} s."
+        )
+    return lines
 
 
 def _measured_on(rows: list[dict[str, Any]]) -> list[str]:
@@ -560,7 +618,8 @@ def _rows_in(table: Path) -> list[dict[str, Any]]:
 
 def _progress(row: dict[str, Any], position: str) -> str:
     graphs = {m: row[m].get("graphs") for m in ("eval", "train") if m in row}
-    why = row.get("skipped") or row.get("died") or ""
+    remarks = [*(x for r in _results(row) for x in (_remarks(r) if "graphs" in r else [r["raised"]]))]
+    why = row.get("died") or _why_skipped(row) or "; ".join(remarks)
     return f"{position} {row['name']} ({row['seconds']} s): {verdict(row)} {graphs} rival {row.get('rival')} {why}"
 
 

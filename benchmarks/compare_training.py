@@ -1,0 +1,206 @@
+"""Two training steps of a model, eager and compiled, on copies that start alike: what they leave is compared.
+
+A step drops the gradients, runs the forward in train mode, takes an inner product with fixed random numbers as the loss (the
+first step: of the first output that has a gradient; the second: of all), and runs the backward. Compared are outputs,
+gradients of the parameters, buffers, and the state of the random generators: dropout must draw eager's numbers, and as many.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+import smelt
+from smelt import events
+
+TOLERANCE = 1e-4  # of the largest magnitude of a tensor
+GRADIENT_TOLERANCE = 1e-3
+FLOOR = 1e-3  # of the largest of all gradients: below it, gradients are zero but for rounding
+
+
+class NotComparable(Exception):
+    """Eager itself does not train the model, or not twice in the same way."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a step leaves."""
+
+    outputs: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    generators: tuple[Any, ...]
+    seconds: float  # of CPU time
+    backward: int  # graphs compiled for the backward
+
+
+def compare(model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What `model` was compiled to, and errors, graphs, CPU seconds of the first step. It is left in train mode. Raises
+    NotComparable."""
+    model.train()
+    want = _eager(model, inputs)
+    if difference(_eager(model, inputs), want) != NONE:
+        raise NotComparable("eager is not deterministic")
+    seen: list[events.Event] = []
+    trained = copy.deepcopy(model)
+    compiled = smelt.compile(trained)
+    with events.subscribed(seen.append):
+        got = train(trained, compiled, inputs)
+    found: dict[str, Any] = {**difference(got, want)}
+    if found["gradients"] > GRADIENT_TOLERANCE or found["outputs"] > TOLERANCE:
+        found["float64"] = _beside_float64(model, inputs, smelt=got, eager=want)
+    return compiled, {
+        **found,
+        "backward": got[0].backward,
+        "no_joint": [str(e.data["reason"].detail) for e in seen if e.kind == "no-joint-graph"],
+        "first_s": {"eager": round(want[0].seconds, 3), "smelt": round(got[0].seconds, 3)},
+    }
+
+
+def agrees(found: dict[str, Any]) -> bool:
+    """Within the tolerances, or as far from float64 as eager is (twice as far at most)."""
+    if max(found["buffers"], found["generators"]) > TOLERANCE:
+        return False
+    if found["outputs"] <= TOLERANCE and found["gradients"] <= GRADIENT_TOLERANCE:
+        return True
+    beside = found["float64"]
+    return isinstance(beside, dict) and beside["smelt"] <= 2 * beside["eager"] < 1
+
+
+def _eager(model: nn.Module, inputs: dict[str, Any]) -> list[Left]:
+    trained = copy.deepcopy(model)
+    try:
+        return train(trained, trained, inputs)
+    except Exception as error:
+        raise NotComparable(f"eager: {type(error).__name__}: {error}") from error
+
+
+def train(model: nn.Module, call: Callable[..., Any], inputs: dict[str, Any]) -> list[Left]:
+    """What each step leaves; `call` is `model` or what it was compiled to."""
+    torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
+    return [_step(model, call, copy.deepcopy(inputs), most) for most in (1, None)]
+
+
+def _step(model: nn.Module, call: Callable[..., Any], inputs: dict[str, Any], most: int | None) -> Left:
+    """`most`: how many outputs the loss is made of."""
+    model.zero_grad(set_to_none=True)
+    seen: list[events.Event] = []
+    start = time.process_time()
+    with events.subscribed(seen.append):
+        outputs = list(tensors(call(**inputs)))
+        _loss(outputs, most).backward()
+    seconds = time.process_time() - start
+    return Left(
+        [t.detach().clone() for t in outputs],
+        {k: p.grad for k, p in model.named_parameters() if p.grad is not None},
+        {k: b.clone() for k, b in model.named_buffers()},
+        (torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())),
+        seconds,
+        sum(e.kind == "backward-compiled" for e in seen),
+    )
+
+
+def _loss(outputs: list[torch.Tensor], most: int | None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    used = [t for t in outputs if t.is_floating_point() and t.requires_grad][:most]
+    terms = [(t * torch.randn(t.shape, generator=generator).to(t.dtype)).sum() for t in used]
+    if not terms:
+        raise ValueError("no output has a gradient")
+    return torch.stack([t.double() for t in terms]).sum()
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Those in dictionaries, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from tensors(v)
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from tensors(v)
+
+
+# --------------------------------------------------------------------------------------------------- differences
+
+NONE = {"outputs": 0.0, "gradients": 0.0, "buffers": 0.0, "generators": 0.0}
+
+
+def difference(got: list[Left], want: list[Left]) -> dict[str, float]:
+    """The largest relative difference of the steps; infinite where shapes, dtypes or what there is differ."""
+    worst = dict(NONE)
+    for a, b in zip(got, want, strict=True):
+        gradients = max((_magnitude(g) for g in b.gradients.values()), default=0.0)
+        found = {
+            "outputs": _largest(dict(enumerate(a.outputs)), dict(enumerate(b.outputs)), 0.0),
+            "gradients": _largest(a.gradients, b.gradients, FLOOR * gradients),
+            "buffers": _largest(a.buffers, b.buffers, 0.0),
+            "generators": 0.0 if a.generators == b.generators else float("inf"),
+        }
+        worst = {k: max(v, worst[k]) for k, v in found.items()}
+    return worst
+
+
+def _largest(got: Mapping[Any, torch.Tensor], want: Mapping[Any, torch.Tensor], floor: float) -> float:
+    if got.keys() != want.keys():
+        return float("inf")
+    return max((distance(got[k], want[k], floor) for k in want), default=0.0)
+
+
+def distance(got: torch.Tensor, want: torch.Tensor, floor: float = 0.0) -> float:
+    """The largest difference, relative to the largest magnitude (at least `floor`)."""
+    if (got.shape, got.dtype) != (want.shape, want.dtype):
+        return float("inf")
+    got, want = got.detach(), want.detach()
+    if torch.equal(got, want):
+        return 0.0
+    if not got.is_floating_point():
+        got, want = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (got, want))
+    finite = want.isfinite()
+    if not torch.equal(got.isfinite(), finite) or not torch.equal(
+        got[~finite].nan_to_num(), want[~finite].nan_to_num()
+    ):
+        return float("inf")
+    scale = max(floor, _magnitude(want))
+    apart = _magnitude(got - want)
+    return apart / scale if scale else (0.0 if apart == 0 else float("inf"))
+
+
+def _magnitude(tensor: torch.Tensor) -> float:
+    """The largest of the finite values."""
+    values = tensor.detach().abs()
+    return values.nan_to_num(0, 0, 0).max().item() if tensor.numel() else 0.0
+
+
+def _beside_float64(model: nn.Module, inputs: dict[str, Any], **who: list[Left]) -> dict[str, float] | str:
+    """How far each is from eager in float64: of a model that multiplies rounding errors, eager is as far as smelt."""
+    trained = copy.deepcopy(model).double()
+    try:
+        exact = train(trained, trained, {k: _double(v) for k, v in inputs.items()})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:100]
+    return {
+        name: _worst(difference([_all_double(left) for left in steps], exact)) for name, steps in who.items()
+    }
+
+
+def _worst(found: dict[str, float]) -> float:
+    return max(found["outputs"], found["gradients"])
+
+
+def _double(value: Any) -> Any:
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if floating else value
+
+
+def _all_double(left: Left) -> Left:
+    outputs = [_double(t) for t in left.outputs]
+    return replace(left, outputs=outputs, gradients={k: _double(g) for k, g in left.gradients.items()})
