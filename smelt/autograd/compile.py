@@ -22,6 +22,7 @@ from smelt.autograd.twice import Again, differentiate_again
 from smelt.autograd.zeros import without_tangents
 from smelt.config import Config
 from smelt.graph.ir import Graph, argument_nodes
+from smelt.runtime.collector import collector_off
 from smelt.runtime.forks import BACKWARD, hold_at_fork
 from smelt.trace.graphs import Traced
 from smelt.trace.joint import Joint
@@ -58,8 +59,9 @@ def _node(
     def compile_backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
         start = time.perf_counter()
-        graph = joined(parts.backward, joint) if whole else parts.backward
-        made = compile_graph(without_tangents(graph, undefined))
+        with collector_off():
+            graph = joined(parts.backward, joint) if whole else parts.backward
+            made = compile_graph(without_tangents(graph, undefined))
         events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
         return made
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import logging
 import sys
 import threading
@@ -37,6 +36,7 @@ from smelt.guards.evaluate import changed_numbers, first_failing, format_guard, 
 from smelt.guards.explain import Failure, explain, explain_guard
 from smelt.guards.guard import Guard
 from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
+from smelt.runtime.collector import collector_off
 from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.trace.outputs import NotDifferentiable
 from smelt.trace.record import Traced
@@ -236,7 +236,7 @@ class FrameCompiler:
             why = self._explain_miss(record, slots)
             if len(record.entries) >= self.config.recompile_limit:
                 raise Unsupported(_limit_reason(record, self.config, why, fn.__code__))
-            with _collector_off():
+            with collector_off():
                 try:
                     self._add_whole_or_broken(fn, slots, why)
                 except WorldChanged:  # once more; an import that the backend makes may have been the cause
@@ -548,15 +548,3 @@ def _stage(stage: str, frame: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     events.emit("stage", stage, frame=frame, seconds=time.perf_counter() - start)
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """Capture makes many objects and little garbage: collections would cost several times the work itself."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
