@@ -244,12 +244,12 @@ def _object_init(vm: Any, args: Any, kwargs: Any) -> None:
 @function(nn.Module.__getattr__)
 def _module_getattr(vm: Any, args: Any, kwargs: Any) -> Any:
     obj, name = args
-    return attributes._module_entry(vm, obj, name, instance_dict(obj) or {})
+    return attributes.module_entry(vm, obj, name, instance_dict(obj) or {})
 
 
 @function(nn.Module.__setattr__)
 def _module_setattr(vm: Any, args: Any, kwargs: Any) -> None:
-    attributes._store_in_module(vm, *args)
+    attributes.store_in_module(vm, *args)
 
 
 @builtin(vars)

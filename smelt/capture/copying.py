@@ -166,7 +166,7 @@ def _copy_contents(vm: Any, obj: Any, made: Any, part: _Part) -> None:
 def _copy_attributes(vm: Any, obj: Any, made: Any, part: _Part) -> None:
     own = instance_dict(obj)
     for name in list(own or ()):
-        object.__setattr__(made, name, part(attributes._instance_value(vm, obj, name, own[name])))  # type: ignore[index]
+        object.__setattr__(made, name, part(attributes.instance_value(vm, obj, name, own[name])))  # type: ignore[index]
     for name in _slots(type(obj)):
         if attributes.read_slot(obj, name) is not MISSING:
             object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))

@@ -171,7 +171,7 @@ def _use_members(vm: Any, obj: Any, protocol: type) -> None:
         if vm.type_info(kind).find(name)[0] is attributes.ABSENT:
             attributes.load_default(vm, obj, name, MISSING)
         elif instance_dict(obj) is not None:
-            attributes._in_instance(vm, obj, name)
+            attributes.in_instance(vm, obj, name)
 
 
 # ---------------------------------------------------------------------------------------- functools.lru_cache
