@@ -9,54 +9,17 @@ from undefined gradients either. What is neither linear nor a sum with one side 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 from torch._ops import OpOverload
 
 from smelt.autograd.classes import aten
 from smelt.graph.ir import Graph, Node, TensorSpec, map_nodes
+from smelt.graph.linear import is_zero_constant, linear_in
 from smelt.graph.passes import eliminate_dead, has_effect
 from smelt.graph.specs import make_spec, result_spec
-from smelt.ops.kinds import Effects, effects
+from smelt.ops.kinds import effects
 
-# Sets of arguments -> operators whose result is zero if all arguments of one of the sets are (None and the number 0 count
-# as zero, and a list whose tensors all are). Views and `*_backward` need no entry.
-_SETS: dict[tuple[str, ...], str] = {
-    ("self other",): "add sub rsub where",
-    ("self", "other"): "mul dot vdot",
-    ("self", "mat2"): "mm bmm",
-    ("self", "vec"): "mv",
-    ("self mat1", "self mat2"): "addmm",
-    ("self batch1", "self batch2"): "baddbmm",
-    ("self tensor1", "self tensor2"): "addcmul",
-    ("self tensor1",): "addcdiv",
-    ("self end",): "lerp",
-    ("input bias", "weight bias"): "convolution",
-    ("tensors",): "cat stack",
-    ("self values",): "index_put _unsafe_index_put",
-    ("self src",): "scatter_add slice_scatter select_scatter diagonal_scatter as_strided_scatter",
-    ("self src", "self value"): "scatter",
-    ("self source",): "index_add",
-    ("self value",): "masked_fill constant_pad_nd",
-    ("src",): "copy",
-    ("weight",): "embedding",
-    (
-        "self",
-    ): "neg sum mean div clone _to_copy cumsum flip roll index index_select gather tril triu repeat trace real "
-    "imag _conj_physical _unsafe_view _reshape_copy view_copy channel_shuffle pixel_shuffle pixel_unshuffle im2col "
-    "col2im zeros_like new_zeros",
-}
-LINEAR = {name: sets for sets, names in _SETS.items() for name in names.split()}
-# What makes a tensor that holds one number: the argument that is that number; None if it is zero by name.
-_CONSTANTS = {
-    aten.scalar_tensor.default: 0,
-    aten.full.default: 1,
-    aten.full_like.default: 1,
-    aten.zeros.default: None,
-    aten.zeros_like.default: None,
-    aten.new_zeros.default: None,
-}
 _SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second side
 
 
@@ -98,7 +61,7 @@ class _Zeros:
     def _is_zero(self, value: Any) -> bool:
         """Whether an argument is known to be zero."""
         if isinstance(value, Node):
-            return self.values[value] is None or _is_zero_constant(value)
+            return self.values[value] is None or is_zero_constant(value)
         if isinstance(value, (list, tuple)):
             return all(map(self._is_zero, value))
         return value is None or (isinstance(value, (int, float)) and value == 0)
@@ -185,32 +148,6 @@ class _Zeros:
         node = Node("call_function", op, args, kwargs or {}, name, spec, user.line, user.source)
         self.new.nodes.append(node)
         return node
-
-
-def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
-    """Sets of arguments: where all of one set are zero, so are the results."""
-    name = op._schema.name.split("::")[1]
-    if op.namespace != "aten":
-        return ()
-    if does.view:
-        return [(next(r.arg for r in does.results if r.kind == "view"),)]
-    if name in LINEAR:
-        sets = [tuple(names.split()) for names in LINEAR[name]]
-        return [names for names in sets if set(names) <= set(does.names)]
-    if "backward" in name and "double" not in name:
-        gradients = [
-            a.name for a in op._schema.arguments if a.name.startswith("grad") and "Tensor" in str(a.type)
-        ]
-        return [tuple(gradients)] if gradients else ()
-    return ()
-
-
-def _is_zero_constant(node: Node) -> bool:
-    """Whether it is zero whatever the tangents are: where a condition cuts gradients off, say."""
-    if node.target not in _CONSTANTS:
-        return False
-    place = _CONSTANTS[node.target]
-    return place is None or (isinstance(node.args[place], (int, float)) and node.args[place] == 0)
 
 
 def _same_layout(a: TensorSpec, b: TensorSpec) -> bool:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from smelt.autograd import zeros
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
+from smelt.graph import linear
 from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
@@ -110,14 +111,14 @@ def zeroed(value):
 
 
 def test_every_entry_has_an_example():
-    assert zeros.LINEAR.keys() <= EXAMPLES.keys()
+    assert linear.LINEAR.keys() <= EXAMPLES.keys()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_operators_that_keep_zeros(name):
     op, *args = EXAMPLES[name]
     does = effects(op)
-    sets = list(zeros.linear_in(op, does))
+    sets = list(linear.linear_in(op, does))
     assert sets
     for names in sets:
         given = [
@@ -129,6 +130,27 @@ def test_operators_that_keep_zeros(name):
             partly = [a if n == kept else g for n, a, g in zip(does.names, args, given)]
             if isinstance(does.argument(kept, tuple(args), {}), (torch.Tensor, list)):
                 assert any(torch.any(t != 0) for t in tensors(op(*partly)))
+
+
+def combined(x, y, times):
+    """`x + times * y`, also of lists."""
+    return [combined(a, b, times) for a, b in zip(x, y)] if isinstance(x, list) else x + times * y
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_operators_that_keep_sums(name):
+    op, *args = EXAMPLES[name]
+    does = effects(op)
+    for names in linear.linear_in(op, does):
+
+        def given(times, names=names):
+            return [
+                combined(a, args[i], times) if n in names and isinstance(a, (torch.Tensor, list)) else a
+                for i, (n, a) in enumerate(zip(does.names, args))
+            ]
+
+        for once, again, both in zip(*(tensors(op(*given(times))) for times in (0, 2, 1))):
+            torch.testing.assert_close(once + again, 2 * both)
 
 
 def two_heads(x, w, v):
