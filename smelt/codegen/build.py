@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from smelt.codegen.extern import OUT_VARIANTS, aliased_values, is_foreign, returns_alias, written_values
+from smelt.codegen.extern import aliased_values, is_foreign, out_variant, returns_alias, written_values
 from smelt.codegen.matmul import Prefer, ProductItem, compile_items, with_products
 from smelt.codegen.memory import Interval, place
 from smelt.codegen.plan import (
@@ -290,11 +290,11 @@ class _Writer:
 
     def extern(self, item: ExternItem) -> None:
         args, kwargs = self.arguments(item.args), self.arguments(item.kwargs)
-        out_variant = OUT_VARIANTS.get(item.op)
-        if out_variant is not None and item.outs[0] is not None:
+        variant = out_variant(item.op)
+        if variant is not None and item.outs[0] is not None:
             self.allocate(item.outs[0])
             kwargs["out"] = Reg(item.outs[0])
-            self.steps.append(Aten(out_variant, args, kwargs, (None,), item.note))
+            self.steps.append(Aten(variant, args, kwargs, (None,), item.note))
             return
         self._defined.update(o for o in item.outs if o is not None)
         expect = tuple(self.spec(o) if o in self.memory.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
