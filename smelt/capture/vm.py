@@ -505,7 +505,7 @@ class VM:
         self._register_cell(function, cell, at)
 
     def _register_cell(self, function: FunctionType, cell: Any, at: int) -> None:
-        self.outside._register(
+        self.outside.register(
             cell, self.outside.const(function).child("member", "__closure__").child("item", at)
         )
 
@@ -918,22 +918,37 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 def _settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
     found: list[Effect] = [Leave(manager) for manager, _ in vm._left]
-    before, now = vm.trace.first_state, trace_state.read()
-    grad = before[0]
+    replayed, now = list(vm.trace.first_state), trace_state.read()
+    for manager, attributes_then in vm._left:
+        _put_back(type(manager), attributes_then, replayed)
     for manager, _ in vm._entered:
-        grad_then = getattr(manager, "prev", grad)  # what the manager is going to put back
-        if type(manager) not in _GRAD_IN or type(manager) is torch.inference_mode:
-            grad_then = grad
-        if grad_then is not grad:
-            found.append(Call(torch._C._set_grad_enabled, (grad_then,)))
-        found.append(Enter(manager))
         inside = _GRAD_IN.get(type(manager))
-        grad = grad_then if inside is None else inside(manager)
-    if before != now:
-        if found:
-            now = (now[0], before[1], *now[2:])  # inference mode is left to its manager
-        found += [Call(function, args) for function, args in trace_state.difference(before, now)]
+        if (
+            inside is not None
+            and type(manager) is not torch.inference_mode
+            and manager.prev is not replayed[0]
+        ):
+            found.append(
+                Call(torch._C._set_grad_enabled, (manager.prev,))
+            )  # what the manager is going to put back
+            replayed[0] = manager.prev
+        found.append(Enter(manager))
+        if inside is not None:
+            replayed[0] = inside(manager)
+    if found:
+        now = (now[0], replayed[1], *now[2:])  # inference mode is left to its manager
+    found += [Call(function, args) for function, args in trace_state.difference(tuple(replayed), now)]
     return found
+
+
+def _put_back(kind: type, manager: dict[str, Any], state: list[Any]) -> None:
+    """Changes `state` as leaving a manager with these attributes does. Grad mode is None where nothing tells."""
+    if kind in _GRAD_IN:
+        state[0] = None if kind is torch.inference_mode else manager["prev"]
+    elif issubclass(kind, torch.autocast):
+        at = {"cpu": 2, "cuda": 4}.get(manager["device"])
+        if at is not None:
+            state[at : at + 2] = manager["prev"], manager["prev_fastdtype"]
 
 
 def _restore_attributes(manager: Any, before: dict[str, Any]) -> None:

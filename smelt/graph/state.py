@@ -42,7 +42,7 @@ def read() -> State:
     )  # fmt: skip
 
 
-def difference(old: State, new: State) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+def difference(old: Any, new: State) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
     """The calls that lead from `old` to `new`."""
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
     for device, i in (("cpu", 2), ("cuda", 4)):

@@ -52,6 +52,40 @@ def no_grad_around_the_compiled_function():
     return fn, three(3)
 
 
+@program(graphs=2)
+def grad_mode_put_back_after_a_break_inside_of_its_opposite():
+    """What leaving the context puts back is not what was there when the rest of the function began."""
+
+    def fn(x):
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        with torch.enable_grad():
+            y = x * 2
+            smelt.graph_break()
+            y = y * 3
+        inside = torch.is_grad_enabled()
+        torch.set_grad_enabled(before)
+        return y, inside, torch.is_grad_enabled()
+
+    return fn, three(3)
+
+
+@program(graphs=2)
+def autocast_put_back_after_a_break_inside_of_its_opposite():
+    def fn(x):
+        torch.set_autocast_enabled("cpu", False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ x
+            smelt.graph_break()
+            y = y @ y
+        torch.set_autocast_enabled("cpu", True)
+        inside = torch.is_autocast_enabled("cpu")
+        torch.set_autocast_enabled("cpu", False)
+        return y, inside, torch.is_autocast_enabled("cpu"), x @ x
+
+    return fn, three(3, 3)
+
+
 @program(graphs=1)
 def inference_mode_as_a_decorator():
     @torch.inference_mode()
