@@ -918,7 +918,8 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 def _settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
     found: list[Effect] = [Leave(manager) for manager, _ in vm._left]
-    replayed, now = list(vm.trace.first_state), trace_state.read()
+    replayed: list[Any] = list(vm.trace.first_state)
+    now = trace_state.read()
     for manager, attributes_then in vm._left:
         _put_back(type(manager), attributes_then, replayed)
     for manager, _ in vm._entered:
