@@ -279,21 +279,22 @@ class FrameCompiler:
             if self.fullgraph:
                 raise
             error = e  # outside of this block exceptions of the user's code do not get it as their context
-        try:
-            if not self._add_broken(fn, slots, why, error):
-                raise error
-        finally:
-            del error  # whose traceback refers to this frame: the arguments would live until the next collection
+        if not self._add_broken(fn, slots, why, error):
+            raise error
+        _let_go(error)
 
     def _add_broken(
         self, fn: FunctionType, slots: tuple[object, ...], why: Failure | None, error: Unsupported
     ) -> bool:
         """Breaks in the frame that failed; where that cannot be, in the nearest caller that can, which calls for real."""
         for depth in range(len(error.path), 0, -1):
-            with contextlib.suppress(Unsupported):
+            try:
                 self._add_entry(fn, slots, why, Stop(error.path[:depth], error.reason))
-                self._note_break(fn.__qualname__, error.reason)
-                return True
+            except Unsupported as e:
+                _let_go(e)
+                continue
+            self._note_break(fn.__qualname__, error.reason)
+            return True
         return False
 
     def _note_break(self, name: str, reason: Reason) -> None:
@@ -359,6 +360,7 @@ class FrameCompiler:
                 events.emit("no-joint-graph", fn.__qualname__, reason=e.reason)
                 log.debug("smelt: %s: %s", fn.__qualname__, e.reason)
                 record.plain_gradients = e.reason
+                _let_go(e)
         return capture()
 
     def _install(
@@ -432,6 +434,7 @@ class FrameCompiler:
         new = self._remember(fn.__qualname__, reason)
         if not new or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
             _native.close(self._table(fn))
+        _let_go(error)
         return False
 
     def _not_raised(self, fn: FunctionType, error: UserException) -> None:
@@ -449,6 +452,15 @@ class FrameCompiler:
             self.record.reasons.append(reason)
             log.log(level, "smelt: %s runs eagerly: %s", name, reason)
         return not known
+
+
+def _let_go(error: BaseException) -> None:
+    """Of the frames that an error, which is dealt with, has passed: they hold what the user gave, and may hold the error, so
+    that all of it would live until the next collection. What the user was handling is left alone."""
+    passed: BaseException | None = error
+    while passed is not None:
+        passed.__traceback__ = None
+        passed = passed.__cause__
 
 
 # ------------------------------------------------------------------------------------------------- the steps
