@@ -54,7 +54,7 @@ SCATTER = OperatorClass(
     "scatter", "budget", 4, "adds in an order of its own: a second run may round otherwise"
 )
 OTHER = OperatorClass("other", "budget", 64, "in no table, so taken for dear")
-RANDOM = OperatorClass("random", "never", 0, "a second run would draw other numbers")
+RANDOM = OperatorClass("random", "never", 16, "a second run would draw other numbers")
 EFFECT = OperatorClass("effect", "never", 0, "writes memory")
 OPAQUE = OperatorClass(
     "opaque", "never", 0, "a foreign operator: nobody says that a second run gives the same"

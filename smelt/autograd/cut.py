@@ -24,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from smelt.autograd.classes import class_of, work_of
+from smelt.autograd.classes import RANDOM, class_of, work_of
 from smelt.autograd.flow import INFINITE, Network
 from smelt.autograd.memory import Keep, Memory
+from smelt.autograd.redraw import Redraw, redraw
 from smelt.autograd.rewrites import Formula, Maker, form, formula, items_of
 from smelt.errors import VerificationError
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
@@ -57,11 +58,12 @@ class Needs:
     """What the backward is made of.
 
     `late`: nodes that can only run there; `read`: the other values that these read; `backward`: all that the forward need
-    not run. Formulas and forms (see `rewrites.py`) are other ways to compute values of the forward and late nodes.
-    `position` orders all nodes, also those that are not in the joint graph.
+    not run. Formulas and forms (see `rewrites.py`) are other ways to compute values of the forward and late nodes;
+    `redraws`, where `draws_again`, are those of random numbers. `position` orders all nodes, also those that
+    are not in the joint graph.
     """
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, draws_again: bool = False) -> None:
         self.joint = joint
         self.memory = Memory(joint)
         graph = joint.graph
@@ -71,6 +73,7 @@ class Needs:
         maker = Maker(self.names)
         self.forms = {n: f for n in late if n.op == "call_function" and (f := form(n, maker)) is not None}
         self.backward = joint.backward.union(*(f.masks for f in self.forms.values()))
+        self.redraws = self._find_redraws(maker) if draws_again else {}
         self.formulas = self._find_formulas(maker)
         self.virtual = {n for f in self.formulas.values() for n in f.nodes}
         self.position = self._order()
@@ -94,8 +97,12 @@ class Needs:
                 alive.update(argument_nodes(node))
         return (late & alive) | tangents
 
+    def _find_redraws(self, maker: Maker) -> dict[Node, Redraw]:
+        drawn = (n for n in self.joint.graph if n not in self.joint.backward and class_of(n) is RANDOM)
+        return {n: made for n in drawn if (made := redraw(n, maker)) is not None}
+
     def _find_formulas(self, maker: Maker) -> dict[Node, Formula]:
-        found = {}
+        found = {value: made.formula for value, made in self.redraws.items()}
         for items in items_of(n for n in self.joint.graph if n not in self.joint.backward).values():
             value = items.get(0)
             if value is not None and (made := formula(value, items, maker)) is not None:
@@ -103,14 +110,17 @@ class Needs:
         return found
 
     def _order(self) -> dict[Node, int]:
-        """Formulas stand after all results of the operator whose result they give; forms before what they replace."""
-        last = {items[0]: n for n, items in self._last_items()}
+        """Formulas stand after all results of the operator whose result they give; forms before what they replace, states
+        of generators before what they draw."""
+        last = {**{n: n for n in self.redraws}, **{items[0]: n for n, items in self._last_items()}}
         after = {last[value]: f.nodes for value, f in self.formulas.items()}
         order: list[Node] = []
         for node in self.joint.graph:
             form = self.forms.get(node)
             if form is not None:
                 order += (*form.masks, *form.extras, form.node)
+            if node in self.redraws:
+                order.append(self.redraws[node].state)
             order += (node, *after.get(node, ()))
         return {n: i for i, n in enumerate(order)}
 
@@ -162,6 +172,8 @@ class Needs:
                 kind = class_of(node)
                 if kind.recompute != "always":
                     found[node] = f"{kind.name}: {kind.reason}"
+        for made in self.redraws.values():
+            found[made.state] = "random: its numbers are drawn again"
         return found
 
     def chain_bans(self, bans: dict[Node, str]) -> dict[Node, str]:
@@ -276,7 +288,7 @@ def within_budget(needs: Needs, budget: float) -> tuple[Cut, dict[Node, str]]:
 
 
 def _lifting_order(needs: Needs, bans: dict[Node, str]) -> list[Node]:
-    candidates = [n for n in bans if class_of(n).recompute == "budget"]
+    candidates = [n for n in bans if class_of(n).recompute == "budget" or n in needs.redraws]
     return sorted(candidates, key=lambda n: (work_of(n) / max(1, _result_bytes(n)), needs.position[n]))
 
 

@@ -67,7 +67,7 @@ class Partition:
 
 def partition(joint: Joint, config: Config) -> Partition:
     """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again."""
-    needs = Needs(joint)
+    needs = Needs(joint, draws_again=config.activation_memory_budget < 1)
     cut, bans = within_budget(needs, config.activation_memory_budget)
     return _Builder(needs, cut, bans).build()
 
@@ -170,6 +170,8 @@ class _Builder:
         followers = self._followers()
         order: list[Node] = []
         for node in nodes[:-1]:
+            if node in self.needs.redraws and self.needs.redraws[node].state in self.cut.kept:
+                order.append(self.needs.redraws[node].state)
             if node not in self.needs.backward and node not in self.tangents:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)
