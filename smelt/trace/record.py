@@ -689,22 +689,6 @@ class Trace:
 
     def finish(self, outputs: Sequence[torch.Tensor]) -> Traced:
         """The graphs that compute `outputs` (fakes of this trace). Call it after the trace was left."""
-        if self._recorded is None:
-            self.record_backward(outputs)
-        assert self._recorded is not None
-        fakes, recorded = self._recorded
-        if len(fakes) != len(outputs) or any(f is not self.fake(t) for f, t in zip(fakes, outputs)):
-            raise refuse("the backward was recorded of other results")
-        with _DisableFunction(), _DisableDispatch():
-            try:
-                return build(self, fakes, recorded)
-            except Unsupported as error:
-                if recorded is None:
-                    raise
-                raise NotDifferentiable(error.reason) from error
-
-    def record_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Records the backward of `outputs`, where it is wanted. Nothing may be recorded afterwards."""
         if self.failed is not None:
             raise Unsupported(self.failed)
         if self._open_levels:
