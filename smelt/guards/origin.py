@@ -7,6 +7,7 @@ an accessor path of the native guard tree, and as a name for people.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +40,26 @@ def key_name(key: Any) -> str:
     return type(key).__name__.lower() if isinstance(key, torch.Tensor) else str(key)
 
 
+def _attribute(base: str, key: Any) -> str:
+    return f"{base}.{key}"
+
+
+# Functions, since keys may be tensors: writing one that is not asked for takes long.
+_SOURCES: dict[str, Callable[[str, Any], str]] = {
+    "attr": _attribute,
+    "member": _attribute,
+    "param": _attribute,
+    "item": lambda base, key: f"{base}[{key_text(key)}]",
+    "cell": lambda base, key: f"{base}.__closure__[{key!r}].cell_contents",
+    "default": lambda base, key: f"{base}.__defaults__[{key!r}]",
+    "kwdefault": lambda base, key: f"{base}.__kwdefaults__[{key!r}]",
+    "type": lambda base, key: f"type({base})",
+    "dict": lambda base, key: f"{base}.__dict__",
+    "array": lambda base, key: f"torch.from_numpy({base})",
+    "call": lambda base, key: f"{base}()",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Origin:
     """Interned: build with `arg`, `const`, `.child(kind, key)`; compare with `is`."""
@@ -69,20 +90,7 @@ class Origin:
         """Python source for the object, as a person would write it."""
         if self.base is None:
             return f"L[{self.key!r}]" if self.kind == "arg" else str(self.key)
-        b = self.base.source
-        return {
-            "attr": f"{b}.{self.key}",
-            "member": f"{b}.{self.key}",
-            "param": f"{b}.{self.key}",
-            "item": f"{b}[{key_text(self.key)}]",
-            "cell": f"{b}.__closure__[{self.key!r}].cell_contents",
-            "default": f"{b}.__defaults__[{self.key!r}]",
-            "kwdefault": f"{b}.__kwdefaults__[{self.key!r}]",
-            "type": f"type({b})",
-            "dict": f"{b}.__dict__",
-            "array": f"torch.from_numpy({b})",
-            "call": f"{b}()",
-        }[self.kind]
+        return _SOURCES[self.kind](self.base.source, self.key)
 
     def __repr__(self) -> str:
         return self.source
