@@ -24,10 +24,11 @@ from typing import Any
 from smelt import _native, events
 from smelt.capture import raising
 from smelt.capture.again import is_repeatable
+from smelt.capture.capturing import CapturedFrame, Stop, UserException, capture_frame
 from smelt.capture.emit import CompiledFrame, emit, reach
 from smelt.capture.resume import Resumes
 from smelt.capture.stores import stores_of
-from smelt.capture.vm import CapturedFrame, Stop, UserException, capture_frame, decoded
+from smelt.capture.vm import decoded
 from smelt.config import Config
 from smelt.errors import BackendError, SmeltError, Unsupported, VerificationError
 from smelt.graph.ir import Line

@@ -231,7 +231,7 @@ def _warn(vm: Any, args: Any, kwargs: Any) -> None:
         raise unsupported("a warning that is an error", OUTPUT)
     if action == "ignore":
         return
-    if any(isinstance(manager, warnings.catch_warnings) for manager, _ in vm._entered):
+    if any(isinstance(manager, warnings.catch_warnings) for manager, _ in vm.entered):
         raise unsupported("a warning inside catch_warnings", OUTPUT)
     if isinstance(place, int):
         defer(vm, warn_caller, message, category, place)
