@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from smelt.codegen import cost
-from smelt.codegen.llvm import gemm
-from smelt.codegen.llvm import gemm_library as library
+from smelt.codegen.llvm import gemm, gemm_library
 from smelt.codegen.llvm.gemm import Refused, Request, compile_products, plan_product
 from smelt.codegen.llvm.gemm_epilogue import BATCH, COL, ROW, Epilogue, product_value
 from smelt.codegen.llvm.target import Target
@@ -279,10 +278,10 @@ def test_the_cost_rule_on_a_measured_and_on_an_unknown_host():
 def test_register_blocks_of_other_hosts(width, rows, vectors, dtype, monkeypatch):
     """The blocks of AVX2, SSE and NEON hosts, as this host runs them."""
     narrow = dataclasses.replace(
-        library.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
+        gemm.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
     )
     monkeypatch.setattr(gemm, "tile_for", lambda dtype: narrow)
-    monkeypatch.setattr(library, "_codes", {})
+    monkeypatch.setattr(gemm_library, "_CODES", {})
     rng = random.Random(width * rows)
     for transposed in (False, True) * 3:
         m, n, k = (rng.randint(1, 70) for _ in range(3))

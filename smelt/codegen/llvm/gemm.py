@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from smelt.codegen.llvm import gemm_library as library
 from smelt.codegen.llvm.builder import Module
+from smelt.codegen.llvm.gemm_driver import WORDS
 from smelt.codegen.llvm.gemm_epilogue import (
     BATCH,
     COL,
@@ -43,7 +43,8 @@ from smelt.codegen.llvm.gemm_epilogue import (
     write_epilogue,
 )
 from smelt.codegen.llvm.gemm_epilogue import refusal as epilogue_refusal
-from smelt.codegen.llvm.gemm_library import Tile, tile_for
+from smelt.codegen.llvm.gemm_library import provide
+from smelt.codegen.llvm.gemm_tile import Tile, tile_for
 from smelt.codegen.llvm.module import Code, assemble
 from smelt.codegen.llvm.target import host
 from smelt.graph.ir import TensorSpec
@@ -157,7 +158,7 @@ def compile_products(products: Sequence[Product]) -> tuple[list[CompiledProduct]
     for p in products:
         tile = tile_for(p.dtype)
         names, body = _write(module, p, tile)
-        imports |= library.provide(tile, names)
+        imports |= provide(tile, names)
         text.append(body)
     text += (f"declare void @{symbol}()" for symbol in imports)
     code = assemble(module.text(text), [p.name for p in products], host(), imports=imports)
@@ -191,9 +192,9 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
         if (p.epilogue != NONE and p.n >= tile.columns) if full else p.n % tile.columns:
             text.append(write_epilogue(module, f"{p.name}.{word}", p, tile, full=full))
             words[word] = _address(f"{p.name}.{word}")
-    table = ", ".join(f"i64 {words[name]}" for name in library.WORDS)
+    table = ", ".join(f"i64 {words[name]}" for name in WORDS)
     text.append(
-        f"@{p.name}.descriptor = internal constant [{len(library.WORDS)} x i64] [{table}]\n"
+        f"@{p.name}.descriptor = internal constant [{len(WORDS)} x i64] [{table}]\n"
         f"define void @{p.name}(ptr %buffers, i64 %begin, i64 %end) nounwind {{\n"
         f"  tail call void @{tile.function('driver')}(ptr %buffers, i64 %begin, i64 %end, ptr @{p.name}.descriptor)\n"
         "  ret void\n}\n"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from smelt.codegen.llvm.builder import Builder, Module, Ref, suffix, type_text
-from smelt.codegen.llvm.gemm_library import EPILOGUE_PARAMETERS, Tile
+from smelt.codegen.llvm.gemm_driver import EPILOGUE_PARAMETERS
+from smelt.codegen.llvm.gemm_tile import Tile
 from smelt.codegen.llvm.pointwise import emit
 from smelt.codegen.llvm.types import TYPES, convert, from_memory
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, affine, free_syms

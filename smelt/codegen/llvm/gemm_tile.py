@@ -1,0 +1,83 @@
+"""The register block of generated matrix products, and the blocks of memory around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.binding as llvm
+import torch
+
+A_BYTES = (
+    384 * 1024
+)  # packed block of A: leaves most of an L2 of 1 MiB to B and C, and is most of 470 KiB of stack
+KC_BYTES = 1024  # depth of a block of K, as bytes of one row
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The register block: `rows` x (`vectors` of `lanes` elements). rows * vectors + vectors + 1 registers are used."""
+
+    dtype: torch.dtype
+    lanes: int
+    rows: int
+    vectors: int
+
+    @property
+    def columns(self) -> int:
+        return self.lanes * self.vectors
+
+    @property
+    def scalar(self) -> str:
+        return {torch.float32: "float", torch.float64: "double"}[self.dtype]
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def vector(self) -> str:
+        return f"<{self.lanes} x {self.scalar}>"
+
+    @property
+    def mask(self) -> str:
+        return f"<{self.lanes} x i1>"
+
+    @property
+    def line(self) -> int:
+        """Bytes of one vector."""
+        return self.lanes * self.size
+
+    @property
+    def row(self) -> int:
+        """Bytes of one row of a packed panel of B."""
+        return self.columns * self.size
+
+    @property
+    def kc(self) -> int:
+        """Deepest block of K."""
+        return KC_BYTES // self.size
+
+    @property
+    def block_tiles(self) -> int:
+        """Most tiles in a block of rows."""
+        return max(1, A_BYTES // (self.rows * KC_BYTES))
+
+    @property
+    def suffix(self) -> str:
+        return {torch.float32: "f32", torch.float64: "f64"}[self.dtype]
+
+    def function(self, name: str) -> str:
+        return f"smelt_gemm_{self.suffix}_{name}"
+
+
+# CPU feature -> (bytes of a vector, rows, vectors): the largest block that fits in the registers
+_BLOCKS = {"avx512f": (64, 14, 2), "fma": (32, 6, 2), "neon": (16, 8, 3), "": (16, 5, 2)}
+
+
+@cache
+def tile_for(dtype: torch.dtype) -> Tile:
+    """The host's register block for float32 or float64."""
+    features = llvm.get_host_cpu_features()
+    width, rows, vectors = next(block for name, block in _BLOCKS.items() if not name or features.get(name))
+    return Tile(dtype, width // dtype.itemsize, rows, vectors)
