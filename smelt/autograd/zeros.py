@@ -24,8 +24,8 @@ _SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second side
 
 
 def without_tangents(backward: Graph, undefined: frozenset[int]) -> Graph:
-    """A copy of `backward` without the placeholders of the tangents `undefined` (0 is `tangents_1`), which are zero."""
-    return _Zeros(backward, {f"tangents_{k + 1}" for k in undefined}).run()
+    """`backward` without the placeholders of the tangents `undefined` (0 is `tangents_1`), which are zero."""
+    return _Zeros(backward, {f"tangents_{k + 1}" for k in undefined}).run() if undefined else backward
 
 
 class _Zeros:

@@ -133,15 +133,19 @@ def _nodes_in(value: Any) -> Iterator[Node]:
         yield from _nodes_in((value.start, value.stop, value.step))
 
 
+# Types of arguments that are no nodes and hold none.
+_PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
+
+
 def map_nodes(value: Any, function: Callable[[Node], Any]) -> Any:
     """`value` (arguments of a node) with every Node `n` replaced by `function(n)`."""
     kind = type(value)
     if kind is Node:
         return function(value)
     if kind is list:
-        return [map_nodes(v, function) for v in value]
+        return [v if type(v) in _PLAIN else map_nodes(v, function) for v in value]
     if isinstance(value, tuple):
-        items = [map_nodes(v, function) for v in value]
+        items = [v if type(v) in _PLAIN else map_nodes(v, function) for v in value]
         return tuple(items) if kind is tuple else _rebuild(value, items)
     if kind is dict:
         return {k: map_nodes(v, function) for k, v in value.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -114,21 +114,19 @@ def _joinable(node: Node) -> bool:
 
 
 def _value_key(node: Node) -> Any:
-    return (node.op, node.target, tuple(_freeze(node.args)), tuple(_freeze(node.kwargs)))
+    return (node.op, node.target, _freeze(node.args), _freeze(node.kwargs))
 
 
-def _freeze(value: Any) -> Iterator[Any]:
-    """A flat hashable form; types are in it, so that 1, 1.0 and True differ."""
+def _freeze(value: Any) -> Any:
+    """A hashable form; types are in it, so that 1, 1.0 and True differ."""
+    kind = type(value)
+    if kind is Node:
+        return value
     if isinstance(value, (tuple, list)):
-        yield (type(value), len(value))
-        for v in value:
-            yield from _freeze(v)
-    elif isinstance(value, dict):
-        for k, v in value.items():
-            yield k
-            yield from _freeze(v)
-    else:
-        yield (type(value), repr(value) if isinstance(value, (float, complex)) else value)
+        return (kind, *map(_freeze, value))
+    if isinstance(value, dict):
+        return (kind, *((k, _freeze(v)) for k, v in value.items()))
+    return (kind, repr(value) if isinstance(value, (float, complex)) else value)
 
 
 def _reach_output(graph: Graph) -> set[Node]:

@@ -35,7 +35,7 @@ class Expr:
     def __add__(self, other: Size) -> Size:
         if isinstance(other, int):
             return _make(self.terms, self.const + other) if other else self
-        return _sum(self, other, 1)
+        return _memo(_sum, self, other)
 
     def __radd__(self, other: int) -> Size:
         return _make(self.terms, self.const + other) if other else self
@@ -43,7 +43,7 @@ class Expr:
     def __sub__(self, other: Size) -> Size:
         if isinstance(other, int):
             return _make(self.terms, self.const - other) if other else self
-        return _sum(self, other, -1)
+        return _memo(_difference, self, other)
 
     def __rsub__(self, other: int) -> Size:
         return self * -1 + other
@@ -55,9 +55,7 @@ class Expr:
         if isinstance(other, int):
             if other == 1:
                 return self
-            if other == 0:
-                return 0
-            return _make(tuple((m, c * other) for m, c in self.terms), self.const * other)
+            return _memo(_multiple, self, other) if other else 0
         return _memo(_product, self, other)
 
     __rmul__ = __mul__
@@ -151,7 +149,10 @@ Size = int | Expr
 _SYMS: dict[tuple[str, int, int], Sym] = {}
 _QUOTIENTS: dict[tuple[str, Size, Size], Quotient] = {}
 _SUMS: dict[tuple[tuple[Term, ...], int], Expr] = {}
+# What was computed before: layers of a model are alike, so nearly everything was.
 _MEMO: dict[tuple[Callable, Size, Size], Size] = {}
+_SUBSTITUTED: dict[tuple[Size | None, ...], Size] = {}  # an expression, and what its symbols become
+_AFFINE: dict[tuple[Expr, Sym], tuple[Size, Size] | None] = {}
 _ZERO: Size = 0
 
 
@@ -182,10 +183,21 @@ def free_syms(e: Size) -> frozenset[Sym]:
 
 def subs(e: Size, values: Mapping[Sym, Size]) -> Size:
     """`e` with symbols replaced, all at once, and simplified again."""
-    if isinstance(e, int) or free_syms(e).isdisjoint(values):
+    if isinstance(e, int):
         return e
     if isinstance(e, Sym):
-        return values[e]
+        return values.get(e, e)
+    syms = free_syms(e)
+    if syms.isdisjoint(values):
+        return e
+    key = (e, *map(values.get, syms))
+    found = _SUBSTITUTED.get(key)
+    if found is None:
+        found = _SUBSTITUTED[key] = _substituted(e, values)
+    return found
+
+
+def _substituted(e: Expr, values: Mapping[Sym, Size]) -> Size:
     if isinstance(e, Quotient):
         left, right = subs(e.left, values), subs(e.right, values)
         return left // right if e.op == "//" else left % right
@@ -216,6 +228,13 @@ def affine(e: Size, sym: Sym) -> tuple[Size, Size] | None:
         return 0, e
     if e is sym:
         return 1, 0
+    key = (e, sym)
+    if key not in _AFFINE:
+        _AFFINE[key] = _affine(e, sym)
+    return _AFFINE[key]
+
+
+def _affine(e: Expr, sym: Sym) -> tuple[Size, Size] | None:
     stride: Size = 0
     rest: list[Term] = []
     for monomial, coefficient in e.terms:
@@ -299,11 +318,19 @@ def _atom_key(atom: Expr) -> str:
     return atom.key  # type: ignore[attr-defined]
 
 
-def _sum(a: Expr, b: Expr, sign: int) -> Size:
+def _sum(a: Expr, b: Expr) -> Size:
     terms = dict(a.terms)
     for monomial, coefficient in b.terms:
-        terms[monomial] = terms.get(monomial, 0) + sign * coefficient
-    return _from_dict(terms, a.const + sign * b.const)
+        terms[monomial] = terms.get(monomial, 0) + coefficient
+    return _from_dict(terms, a.const + b.const)
+
+
+def _difference(a: Expr, b: Expr) -> Size:
+    return a + b * -1
+
+
+def _multiple(a: Expr, factor: int) -> Size:
+    return _make(tuple([(m, c * factor) for m, c in a.terms]), a.const * factor)
 
 
 def _product(a: Expr, b: Expr) -> Size:

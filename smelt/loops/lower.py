@@ -7,8 +7,8 @@ stays an ATen call (`Extern`). Dead operators disappear.
 from __future__ import annotations
 
 import operator
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt.config import Config
-from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec
+from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.loops.lowering import LOWERINGS, TAKE_NUMBERS, Builder
 from smelt.loops.lowering.dtypes import LOWERABLE
 from smelt.loops.tensor import CopyBack, Extern, Number, Program, Stored, Tensor
@@ -42,14 +42,23 @@ def map_leaves(tree: Any, leaf: type | tuple[type, ...], f: Callable[[Any], Any]
     return tree
 
 
-def leaves(tree: Any, leaf: type) -> Iterator[Any]:
+def leaves(tree: Any, leaf: type | tuple[type, ...]) -> list[Any]:
+    """The leaves of class `leaf` (not int), in order."""
+    found: list[Any] = []
+    _collect(tree, leaf, found)
+    return found
+
+
+def _collect(tree: Any, leaf: type | tuple[type, ...], found: list[Any]) -> None:
     if isinstance(tree, leaf):
-        yield tree
-    elif isinstance(tree, list | tuple):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
         for x in tree:
-            yield from leaves(x, leaf)
-    elif isinstance(tree, dict):
-        yield from leaves(list(tree.values()), leaf)
+            if type(x) is not int:  # most are sizes
+                _collect(x, leaf, found)
+    elif type(tree) is dict:
+        for x in tree.values():
+            _collect(x, leaf, found)
 
 
 class _Lowerer:
@@ -58,6 +67,7 @@ class _Lowerer:
         self.program = Program()
         self.values: dict[Node, Any] = {}
         self.uses = _live_uses(graph)
+        self.results_used = self._results_used()
         self.copies: list[CopyBack] = []
         self.order = 0
 
@@ -115,22 +125,23 @@ class _Lowerer:
         """A lowering gives None for results that are normally dead; if one is not, ATen computes it."""
         if not isinstance(result, tuple) or None not in result:
             return True
-        used = self.used_results(node)
+        used = self.results_used[node]
         return all(r is not None or i not in used for i, r in enumerate(result))
 
-    def used_results(self, node: Node) -> set[int]:
-        return {
-            n.args[1]
-            for n in self.graph
-            if n.target is operator.getitem and n.args[0] is node and self.uses[n]
-        }
+    def _results_used(self) -> dict[Node, set[int]]:
+        """Which of its results are read, for each node that has several."""
+        used: dict[Node, set[int]] = defaultdict(set)
+        for node in self.graph:
+            if node.target is operator.getitem and self.uses[node]:
+                used[node.args[0]].add(node.args[1])
+        return used
 
     def output_mask(self, node: Node, args: Any) -> tuple[Any, list[bool] | None]:
         """The arguments of a call that is told which results to compute, and which those are: the ones that are used."""
         at = _output_mask(node.target)
         if at is None or at >= len(args) or not isinstance(node.spec, tuple | list):
             return args, None
-        used = self.used_results(node)
+        used = self.results_used[node]
         mask = [bool(wanted) and i in used for i, wanted in enumerate(args[at])]
         return (*args[:at], mask, *args[at + 1 :]), mask
 
@@ -211,7 +222,7 @@ def _live_uses(graph: Graph) -> Counter[Node]:
     uses: Counter[Node] = Counter()
     for node in reversed(graph.nodes):
         if node.op == "output" or uses[node] or (node.op == "call_function" and has_effect(node.target)):
-            uses.update(leaves([node.args, node.kwargs], Node))
+            uses.update(argument_nodes(node))
     return uses
 
 
@@ -260,10 +271,11 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
         [node.spec] if isinstance(node.spec, TensorSpec) else [s for s in node.spec or () if s is not None]
     )
     first = specs[0]
-    tensors = [t.spec for t in leaves([args, kwargs], Tensor)]
+    found = leaves([args, kwargs], (Tensor, complex))
+    tensors = [t.spec for t in found if isinstance(t, Tensor)]
     if any(0 in s.shape for s in specs[:1] + tensors):
         return node.target is aten.cat.default and 0 not in first.shape
-    if any(isinstance(x, complex) for x in leaves([args, kwargs], complex)):
+    if len(tensors) < len(found):
         return False
     return all(s.dtype in LOWERABLE and s.device == first.device for s in specs[:1] + tensors)
 
@@ -271,7 +283,7 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
 def _takes_numbers(node: Node, args: Any, kwargs: Any) -> bool:
     """Whether a lowering may be given the numbers among its arguments that are not known yet. Where a number may not fit
     the dtype it is converted to, ATen computes, which checks that."""
-    numbers = list(leaves([args, kwargs], Number))
+    numbers = leaves([args, kwargs], Number)
     if not numbers:
         return True
     if node.target not in TAKE_NUMBERS or _device(node.spec).type != "cpu":
