@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-CAPTURE, BACKWARD, KERNELS, LIBRARY = range(4)  # the order in which locks are taken: outermost first
+CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION = range(5)  # the order in which locks are taken: outermost first
 
 _locks: dict[int, Any] = {}
 

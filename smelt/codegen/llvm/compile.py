@@ -1,16 +1,17 @@
-"""Kernels to machine code: equal kernels share code, new ones are compiled together as one module."""
+"""Kernels to machine code: equal kernels share code, new ones are compiled together."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.emit import Function, emit_kernel
 from smelt.codegen.llvm.flat import is_flat, of_any_size
-from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.module import Code, assemble_functions
 from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
@@ -82,18 +83,22 @@ def _entries(kernels: Sequence[Kernel], config: Config, target: Target) -> list[
         else:
             found[kernel] = entry
     if missing:
-        functions, text = print_module(missing, target)
-        code = assemble(text, list(missing.values()), target, config.verify)
-        for (kernel, symbol), function in zip(missing.items(), functions, strict=True):
-            found[kernel] = _CACHE[kernel, target] = _Entry(function, code, symbol)
+        for kernel, entry in _compile(missing, config, target).items():
+            found[kernel] = _CACHE[kernel, target] = entry
     return [found[k] for k in kernels]
 
 
-def print_module(kernels: dict[Kernel, str], target: Target) -> tuple[list[Function], str]:
-    """The functions of the kernels (kernel -> symbol), and the text of the module that holds them."""
-    module = Module(target)
-    functions = [emit_kernel(kernel, symbol, module) for kernel, symbol in kernels.items()]
-    return functions, module.text([f.text for f in functions])
+def _compile(kernels: Mapping[Kernel, str], config: Config, target: Target) -> dict[Kernel, _Entry]:
+    """Entries for kernels that have none; the values are the names of their functions."""
+    functions: dict[str, Function] = {}
+
+    def write(module: Module, kernel: Kernel, symbol: str) -> str:
+        functions[symbol] = emit_kernel(kernel, symbol, module)
+        return functions[symbol].text
+
+    writers = {symbol: partial(write, kernel=kernel, symbol=symbol) for kernel, symbol in kernels.items()}
+    code = assemble_functions(writers, target, config.verify)
+    return {kernel: _Entry(functions[symbol], code, symbol) for kernel, symbol in kernels.items()}
 
 
 def _identifier(name: str) -> str:

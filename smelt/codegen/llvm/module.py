@@ -1,25 +1,44 @@
-"""From IR text to addresses: one LLVM module per graph, optimised little (the text is already hoisted and free of
-common subexpressions) and compiled by LLVM's ORC JIT."""
+"""From IR text to addresses: one LLVM library per graph, optimised little (the text is already hoisted and free of
+common subexpressions) and linked by LLVM's ORC JIT.
+
+Many functions are written as several modules, which threads emit side by side, the first while the rest is being written.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llvmlite.binding as llvm
+import torch
+from llvmlite.binding import ffi
 
+from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.target import Target, machine
+from smelt.runtime.forks import EMISSION, hold_at_fork
+
+PART = 60_000  # characters of a module that pays a thread: about 40 ms; each module costs about 2 ms
 
 _JITS: dict[Target, llvm.LLJIT] = {}
 _NUMBER = itertools.count()
+_LOCK = hold_at_fork(threading.RLock(), EMISSION)
+
+# llvmlite lets one thread at a time into LLVM, which itself asks only that they share neither contexts nor target
+# machines.
+_emit_to_memory = ctypes.CDLL(ffi.lib._name)["LLVMPY_TargetMachineEmitToMemory"]
+_emit_to_memory.argtypes = ffi.lib.LLVMPY_TargetMachineEmitToMemory.argtypes
+_emit_to_memory.restype = ffi.lib.LLVMPY_TargetMachineEmitToMemory.restype
 
 
 class Code:
-    """Owner of machine code: addresses are valid while it lives. `object_code` is the relocatable object file."""
+    """Owner of machine code: addresses are valid while it lives."""
 
-    def __init__(self, tracker: Any, object_code: bytes) -> None:
-        self._tracker, self.object_code = tracker, object_code
+    def __init__(self, tracker: Any) -> None:
+        self._tracker = tracker
 
     def address(self, name: str) -> int:
         return self._tracker[name]
@@ -30,21 +49,67 @@ def assemble(
 ) -> Code:
     """Compiles a module. `verify` checks the IR first (LLVM aborts on broken IR otherwise). `imports`: addresses of
     functions that the text declares and another module defines."""
-    tm = machine(target)
-    parsed = llvm.parse_assembly(text)
+    with _LOCK:
+        return _load([_emitted(text, target, verify)], names, target, imports)
+
+
+def assemble_functions(
+    writers: Mapping[str, Callable[[Module], str]], target: Target, verify: bool = False
+) -> Code:
+    """Compiles functions: for each name what writes its text, given the module that will hold it."""
+    threads = torch.get_num_threads()
+    with _LOCK:
+        if threads == 1:
+            images = [_emitted(text, target, verify) for text in _modules(writers.values(), target)]
+        else:
+            with ThreadPoolExecutor(threads, "smelt-llvm") as pool:
+                texts = _modules(writers.values(), target, PART)
+                images = list(pool.map(lambda text: _emitted(text, target, verify), texts))
+        return _load(images, list(writers), target)
+
+
+def _modules(
+    writers: Iterable[Callable[[Module], str]], target: Target, part: float = float("inf")
+) -> Iterator[str]:
+    """The texts of modules of about `part` characters."""
+    module, functions = Module(target), list[str]()
+    for write in writers:
+        functions.append(write(module))
+        if sum(map(len, functions)) >= part:
+            yield module.text(functions)
+            module, functions = Module(target), []
+    if functions:
+        yield module.text(functions)
+
+
+def _emitted(text: str, target: Target, verify: bool) -> bytes:
+    """A relocatable object file. Several threads may be here."""
+    parsed = llvm.parse_assembly(text, llvm.create_context())
     if verify:
         parsed.verify()
-    image = tm.emit_object(parsed)
-    return load(image, names, target, imports)
+    with ffi.OutputString() as error:
+        buffer = _emit_to_memory(machine(target), parsed, 1, error)
+        if not buffer:
+            raise RuntimeError(str(error))
+    try:
+        size = ffi.lib.LLVMPY_GetBufferSize(buffer)
+        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), size)
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def load(image: bytes, names: Sequence[str], target: Target, imports: Mapping[str, int] = {}) -> Code:
-    """Links an object file into this process."""
+def _load(
+    images: Sequence[bytes], names: Sequence[str], target: Target, imports: Mapping[str, int] = {}
+) -> Code:
+    """Links object files into this process."""
     if target not in _JITS:
         _JITS[target] = llvm.create_lljit_compiler(machine(target))
-    library = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
+    library = llvm.JITLibraryBuilder()
+    for image in images:
+        library.add_object_img(image)
+    library.add_current_process()
     for name, address in imports.items():
         library.import_symbol(name, address)
     for name in names:
         library.export_symbol(name)
-    return Code(library.link(_JITS[target], f"smelt{next(_NUMBER)}"), image)
+    return Code(library.link(_JITS[target], f"smelt{next(_NUMBER)}"))

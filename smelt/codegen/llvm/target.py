@@ -43,8 +43,8 @@ def host() -> Target:
     return Target(llvm.get_host_cpu_name(), text, bits, wide, wide)
 
 
-@functools.cache
 def machine(target: Target) -> llvm.TargetMachine:
+    """A new one: it must not be shared by threads."""
     triple = llvm.Target.from_triple(llvm.get_process_triple())
     # The large code model: the linker may place code and its constants more than 2 GiB apart, where 32-bit offsets abort.
     return triple.create_target_machine(

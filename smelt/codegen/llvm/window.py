@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf, prod
 from typing import Literal
 
@@ -30,7 +31,7 @@ from smelt.codegen.llvm.body import Body, Point, iota
 from smelt.codegen.llvm.builder import Builder, Module, Ref, suffix, type_text
 from smelt.codegen.llvm.gemm import CompiledProduct
 from smelt.codegen.llvm.gemm_epilogue import BATCH, COL, NONE, ROW, Epilogue, product_value
-from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.module import Code, assemble_functions
 from smelt.codegen.llvm.pointwise import emit
 from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.types import TYPES
@@ -129,9 +130,8 @@ def refusal(p: Window) -> str | None:
 
 def compile_windows(windows: Sequence[Window]) -> tuple[list[CompiledProduct], Code]:
     """Machine code for windows that `refusal` accepts (names differ); it lives as long as the second value."""
-    module = Module(host())
-    text = [write_window(module, p) for p in windows]
-    code = assemble(module.text(text), [p.name for p in windows], host())
+    writers = {p.name: partial(write_window, p=p) for p in windows}
+    code = assemble_functions(writers, host())
     return [CompiledProduct(p.name, code.address(p.name), p.extent, p.grain) for p in windows], code
 
 
