@@ -459,9 +459,14 @@ def verdict(row: dict[str, Any]) -> str:
     results = _results(row)
     if not results:
         return "skipped"
-    if any("raised" in r for r in results):
+    if any("raised" in r or _failed(r) for r in results):
         return "raised"
     return "ok" if all(_agrees(r) for r in results) else "differs"
+
+
+def _failed(result: dict[str, Any]) -> bool:
+    """It ran eagerly because smelt itself failed."""
+    return any(why.startswith(("internal-error", "backend-failed")) for why in result["eager"])
 
 
 def _agrees(result: dict[str, Any]) -> bool:

@@ -30,7 +30,7 @@ from smelt.graph.ir import Line, Node
 from smelt.graph.numbers import Expression
 from smelt.ops.kinds import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
-from smelt.trace import foreach, fused, joint, known, selected, sequences, shapes, special
+from smelt.trace import foreach, fused, joint, known, masked, selected, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.graphs import Record, Traced, build, needs_grad
@@ -113,8 +113,8 @@ _LARGE = 10_000_000  # elements
 _OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
-# Of functions whose C++ code does not run on fakes.
-_BODIES = {**sequences.BODIES, **selected.BODIES}
+# Of functions whose C++ code does not run on fakes, or leaves a backward that cannot be recorded.
+_BODIES = {**sequences.BODIES, **selected.BODIES, **masked.BODIES}
 
 
 class _FunctionMode(TorchFunctionMode):
