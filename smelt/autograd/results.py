@@ -19,16 +19,19 @@ def take_results(values: Compiled, joint: Joint, grad: bool) -> Compiled:
 
     `grad`: whether the caller's grad mode is on (it is guarded); a function may turn it on inside.
     """
-    results, writes = joint.results, joint.writes
-    plain = all(not r.steps and r.kind == "value" for r in results) and not writes
+    results, writes, flags = joint.results, joint.writes, joint.flags
+    plain = all(not r.steps and r.kind == "value" and not r.retained for r in results)
+    plain = plain and not writes and not flags
     if plain and grad and [r.index for r in results] == list(range(joint.n_outputs)):
         return values
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.enable_grad():
+            flags.begin(inputs)
             made = values(inputs)
             for primal, value in writes:
                 inputs[primal].copy_(made[value])
+            flags.finish(inputs)
             return tuple(_take(r, (inputs if r.kind == "input" else made)[r.index]) for r in results)
 
     return call
@@ -43,4 +46,6 @@ def _take(result: Result, base: Any) -> Any:
         base = step.op(*args, **kwargs)
         if step.item is not None:
             base = base[step.item]
+    if result.retained:
+        base.retain_grad()
     return base

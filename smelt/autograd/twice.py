@@ -24,12 +24,19 @@ Again = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Gr
 def differentiate_again(traced: Traced, joint: Joint) -> Again | None:
     """From the graph's inputs and the tangents (None where undefined) to the gradients, with a history. None for graphs
     that cannot be run a second time: they write, draw random numbers, take numbers that change, or ran under autocast;
-    nor for those whose gradients flow through several nodes."""
+    nor for those whose gradients flow through several nodes, or that take gradients of inputs away."""
     values = [r.index for r in joint.results if r.kind == "value" and not r.steps]
     is_plain = values == list(range(joint.n_outputs)) and len(joint.results) == joint.n_outputs
     repeatable = not any(has_effect(node) for node in traced.aten_graph)
     autocast = any(state.read()[2::2])
-    if not is_plain or not repeatable or autocast or traced.numbers or joint.cuts:
+    if (
+        not is_plain
+        or not repeatable
+        or autocast
+        or traced.numbers
+        or joint.cuts
+        or not joint.flags.repeatable
+    ):
         return None
 
     @functools.cache

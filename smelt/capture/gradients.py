@@ -32,6 +32,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.opaque import OpaqueCall
+from smelt.trace.outputs import refuse
 
 _Function = torch.autograd.Function
 
@@ -240,6 +241,8 @@ def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.get("is_grads_batched") or torch._C._are_functorch_transforms_active():
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
     if any(call.target in _REGISTER.values() for call in vm.outside.log.calls):
+        if vm.trace.differentiate and kwargs.get("create_graph"):
+            raise refuse("torch.autograd.grad(create_graph=True) goes through what the graph before it gives")
         raise unsupported("torch.autograd.grad after a hook was registered")
     for fake in list(vm.trace.inputs):
         if fake.requires_grad:
@@ -336,7 +339,7 @@ def _register(name: str) -> Handler:
         registered = Call(method, (tensor, hook))
         vm.outside.log.call(registered)
         vm.hooked.append((tensor, tensor.grad_fn))
-        vm.trace.hooked |= not vm.trace.is_input(tensor)
+        vm.trace.hooked.append(tensor)
         return HookHandle(vm.outside.log.calls, registered)
 
     return handler

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils.hooks import RemovableHandle
 
 from smelt.errors import Unsupported
-from smelt.graph import passes, state
+from smelt.graph import passes
 from smelt.graph.ir import Graph, Line, Node, argument_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
+from smelt.trace.flags import Flags, check_observed, placed_flags, read_by, switched_on
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.outputs import NotDifferentiable, Result, placed, refuse, results
 
@@ -48,6 +50,7 @@ class Joint:
     cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in the order of their computation
     # (primal, forward output): where autograd must see the primal being written
     writes: tuple[tuple[int, int], ...] = ()
+    flags: Flags = Flags()  # what else autograd is told of primals
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Recorded:
     gradients: tuple[FakeTensor | None, ...]  # of the sources, then of the cuts
     cuts: tuple[int, ...]  # which values other values are computed from
     start: tuple[int, int]
+    flags: Flags  # counts `Trace.inputs`
 
     @property
     def fakes(self) -> list[FakeTensor]:
@@ -82,11 +86,13 @@ def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
 
 def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     _check(trace, outputs)
+    flags = Flags.of(trace)
     written = tuple(f for f in trace.inputs if f.grad_fn is not trace.first_history.get(id(f)))
     values, found = results(trace, outputs)
+    check_observed(trace, outputs, values, written)
     values = (*values, *written)
     with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad)
-    sources = tuple(f for f in trace.inputs if id(f) in trace.first_history)
+    sources = tuple(f for i, f in enumerate(trace.inputs) if id(f) in trace.first_history or i in flags.on)
     tangents = tuple(_tangent(values[i]) for i in with_tangent)
     for k, tangent in enumerate(tangents):
         trace.add_tangent(tangent, f"tangents_{k + 1}")
@@ -98,6 +104,7 @@ def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
         with (
             trace.recording_backward(_line_of_nodes(trace)),
             _cut_at(values, with_tangent, tangents, through),
+            switched_on(sources),
         ):
             try:
                 # What `torch.autograd.grad` calls; itself it imports sympy, for sizes that are symbols.
@@ -117,25 +124,16 @@ def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     gradients = [*gradients, *through.values()]
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
-    return Recorded(values, found, written, tangents, with_tangent, sources, tuple(gradients), cuts, start)
+    return Recorded(
+        values, found, written, tangents, with_tangent, sources, tuple(gradients), cuts, start, flags
+    )
 
 
 def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[int, ...]:
     """The values that others are computed from. Autograd must know them as such: someone may ask for their gradients, put
     hooks on them, or change what flows through them. In the order of their computation."""
     place = {(values[i].grad_fn, values[i].output_nr): i for i in with_tangent}
-    pending: list[Any] = list({fn for fn, _ in place})
-    seen = set(pending)
-    found: set[int] = set()
-    while pending:
-        for following, output in pending.pop().next_functions:
-            if following is None:
-                continue
-            if (following, output) in place:
-                found.add(place[following, output])
-            if following not in seen:
-                seen.add(following)
-                pending.append(following)
+    found = [place[p] for p in read_by({fn for fn, _ in place}) & place.keys()]
     # autograd numbers its nodes as they are made
     return tuple(sorted(found, key=lambda i: values[i].grad_fn._sequence_nr()))  # type: ignore[union-attr]
 
@@ -168,24 +166,21 @@ def _cut_at(
 
 
 def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
-    if trace.needs_autograd or trace.hooked:
-        raise refuse("a call changes what autograd knows of a tensor")
     if any(f.device.type != "cpu" for f in trace.inputs):
         raise refuse("a tensor that is not on the CPU")
     for node in trace.torch.graph:
         if type(node.target) is OpaqueCall and not node.target.is_checkpoint:
             raise refuse("a custom autograd.Function")
-        if (
-            passes.changes_state(node)
-            and node.target not in state.SETTINGS
-            and type(node.target) is not OpaqueCall
-        ):
-            raise refuse(f"{node.name} changes what autograd knows of a tensor")
+        if node.target is forward_ad.enter_dual_level:
+            raise refuse("forward-mode differentiation")
     inference = trace.first_state[1]
     for fake in trace.inputs:
         if fake.grad_fn is not trace.first_history.get(id(fake)) and fake.storage_key not in trace.written:
             raise refuse("what autograd knows of an input changes")
     for fake in outputs:
+        keeps = fake.is_leaf or fake.retains_grad  # others must not be asked
+        if keeps and not trace.is_input(fake) and fake.grad is not None:
+            raise refuse("a tensor with a gradient is returned")
         if fake.is_inference() is not inference:
             raise refuse("an inference tensor is returned")
         if fake.requires_grad and fake.is_leaf and not trace.is_input(fake):
@@ -193,7 +188,7 @@ def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
 
 
 def _edge(trace: Trace, fake: FakeTensor) -> Any:
-    history = trace.first_history[id(fake)]
+    history = trace.first_history.get(id(fake))
     return fake if history is None else GradientEdge(history, 0)
 
 
@@ -291,6 +286,7 @@ class Whole:
                 (position[id(f)], n_values - len(recorded.written) + i)
                 for i, f in enumerate(recorded.written)
             ),
+            flags=placed_flags(self.trace, recorded.flags, position),
         )
 
 

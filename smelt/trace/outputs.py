@@ -50,13 +50,14 @@ HERE = Node("placeholder", "here", (), {}, "here")
 class Result:
     """How one output of the trace is had: value `index` of the joint graph, or input `index`, looked at through `steps`.
 
-    `detached`: autograd does not see what it is a view of.
+    `detached`: autograd does not see what it is a view of. `retained`: its gradient is kept.
     """
 
     kind: Literal["value", "input"]
     index: int
     steps: tuple[Step, ...] = ()
     detached: bool = False
+    retained: bool = False
 
 
 def results(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[tuple[FakeTensor, ...], tuple[Result, ...]]:
@@ -74,7 +75,7 @@ def results(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[tuple[FakeTens
             values[key] = fake if shared.count(key) == 1 else origins.owner(key)
         base = inputs[key] if key in inputs else values[key]
         if base is fake:
-            found.append(Result("value", index[key]))
+            found.append(Result("value", index[key], retained=fake.retains_grad))
             continue
         steps, start = origins.views(fake)
         if key in inputs:
@@ -85,7 +86,9 @@ def results(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[tuple[FakeTens
             kind = "value"
         if at < 0 or (fake.requires_grad and not start.requires_grad):
             raise refuse("results share memory in another way than one being a view of the other")
-        found.append(Result(kind, at, steps, start.requires_grad and not fake.requires_grad))
+        is_detached = start.requires_grad and not fake.requires_grad
+        retained = fake.retains_grad and fake is not start
+        found.append(Result(kind, at, steps, is_detached, retained))
     return tuple(values.values()), tuple(found)
 
 

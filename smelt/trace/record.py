@@ -166,8 +166,9 @@ class Trace:
         self.failed: Reason | None = None  # why `finish` must refuse
         # id of an input that requires grad -> its `grad_fn` to begin with
         self.first_history: dict[int, Any] = {}
-        self.needs_autograd = False  # a call changed what autograd knows of an input
-        self.hooked = False  # a hook was registered on a computed tensor
+        # inputs that a method of STATEFUL was called on, by its name
+        self.restated: dict[str, list[FakeTensor]] = {}
+        self.hooked: list[FakeTensor] = []  # tensors that a hook was registered on
         self.differentiate = False  # a backend wants the joint graph
         self._names: dict[int, str] = {}
         self._storages = Storages()
@@ -245,6 +246,11 @@ class Trace:
 
     def is_input(self, fake: torch.Tensor) -> bool:
         return id(fake) in self._reals
+
+    @property
+    def needs_autograd(self) -> bool:
+        """Whether a call changed what autograd knows of an input."""
+        return bool(self.restated)
 
     def _placeholder(self, fake: FakeTensor, builder: Builder) -> Node:
         if id(fake) not in self._reals:
@@ -344,7 +350,7 @@ class Trace:
         if self._changed or func in STATEFUL or _has_new(out):
             self._record_call(source, func, out)
             if func in STATEFUL and self.is_input(args[0]):
-                self.needs_autograd = True
+                self.restated.setdefault(func.__name__, []).append(args[0])
         return out
 
     def _run_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,122 @@
+"""What a program says to autograd about its inputs: `requires_grad_`, `retain_grad`.
+
+On fakes autograd has done it where the program did; a joint graph that runs tells it of the real inputs. Whoever requires a
+gradient at some time must do so before the node is made, which has an edge for each; all else comes after the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smelt.trace.fake import FakeTensor
+from smelt.trace.outputs import refuse
+
+if TYPE_CHECKING:
+    from smelt.trace.record import Trace
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Of inputs, by position. `on`: leaves that require a gradient at some time, but not to begin with; `end`: whether
+    leaves require one in the end; `retained`: those whose gradients are to be kept."""
+
+    on: tuple[int, ...] = ()
+    end: tuple[tuple[int, bool], ...] = ()
+    retained: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.end or self.retained)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the program may run again, once it ran: it takes no gradient away."""
+        return all(flag for _, flag in self.end)
+
+    @classmethod
+    def of(cls, trace: Trace) -> Flags:
+        """Raises NotDifferentiable."""
+        called = {name: {id(f) for f in fakes} for name, fakes in trace.restated.items()}
+        places = list(enumerate(trace.inputs))
+        switched = [(i, f) for i, f in places if id(f) in called.get("requires_grad_", ())]
+        if any(not f.is_leaf for _, f in switched):
+            raise refuse("an input whose requires_grad is set is written with a gradient")
+        return cls(
+            on=tuple(i for i, f in switched if id(f) not in trace.first_history),
+            end=tuple((i, f.requires_grad) for i, f in switched),
+            retained=tuple(i for i, f in places if id(f) in called.get("retain_grad", ()) and f.retains_grad),
+        )
+
+    def begin(self, inputs: Sequence[torch.Tensor]) -> None:
+        for i in self.on:
+            inputs[i].requires_grad_()
+
+    def finish(self, inputs: Sequence[torch.Tensor]) -> None:
+        for i, flag in self.end:
+            inputs[i].requires_grad_(flag)
+        for i in self.retained:
+            inputs[i].retain_grad()
+
+
+def placed_flags(trace: Trace, flags: Flags, position: dict[int, int]) -> Flags:
+    """`flags`, counting by `position` (id of an input -> which) instead of `Trace.inputs`."""
+
+    def at(i: int) -> int:
+        return position[id(trace.inputs[i])]
+
+    return Flags(
+        on=tuple(map(at, flags.on)),
+        end=tuple((at(i), flag) for i, flag in flags.end),
+        retained=tuple(map(at, flags.retained)),
+    )
+
+
+def read_by(nodes: Iterable[Any]) -> set[tuple[Any, int]]:
+    """The results, each as (node of autograd, which), that `nodes` and all nodes behind them are computed from."""
+    pending = list(nodes)
+    seen = set(pending)
+    found: set[tuple[Any, int]] = set()
+    while pending:
+        for following, output in pending.pop().next_functions:
+            if following is not None:
+                found.add((following, output))
+                if following not in seen:
+                    seen.add(following)
+                    pending.append(following)
+    return found
+
+
+def check_observed(
+    trace: Trace, outputs: Sequence[FakeTensor], values: Sequence[FakeTensor], written: Sequence[FakeTensor]
+) -> None:
+    """Raises NotDifferentiable where a hook would not see all that flows into its tensor: of what is taken or written
+    outside of the graph's nodes, only what comes from outside."""
+    own = {id(v) for v in values}
+    outside = {id(f) for f in written}
+    observed = [*trace.hooked, *(f for f in outputs if f.retains_grad)]
+    places = {
+        (f.grad_fn, f.output_nr)
+        for f in observed
+        if f.grad_fn is not None and (id(f) in outside if trace.is_input(f) else id(f) not in own)
+    }
+    if places and places & read_by({f.grad_fn for f in outputs if f.grad_fn is not None}):
+        raise refuse(
+            "a hook on a view, or on an input that is written, which other results are computed from"
+        )
+
+
+@contextmanager
+def switched_on(sources: Sequence[FakeTensor]) -> Iterator[None]:
+    """Leaves whose flag is off in the end have gradients of what was computed when it was on."""
+    off = [f for f in sources if f.is_leaf and not f.requires_grad]
+    for fake in off:
+        fake.requires_grad_()
+    try:
+        yield
+    finally:
+        for fake in off:
+            fake.requires_grad_(False)
