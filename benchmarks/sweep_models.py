@@ -516,7 +516,8 @@ def _remarks(result: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
+def markdown(kind: str, rows: list[dict[str, Any]], total: int) -> str:
+    """`total`: of how many the rows are those that were measured so far."""
     modes = MODES[kind]
     counts = {v: sum(verdict(r) == v for r in rows) for v in ("ok", "differs", "raised", "died", "skipped")}
     columns = ["model", "", *(c for m in modes for c in COLUMNS[m])]
@@ -529,6 +530,11 @@ def markdown(kind: str, rows: list[dict[str, Any]]) -> str:
         "",
         *_measured_on(rows),
         "",
+        *(
+            [f"The sweep was stopped: {len(rows)} of {total}; `--resume` goes on.", ""]
+            if len(rows) < total
+            else []
+        ),
         ", ".join(f"{k}: {v}" for k, v in counts.items()) + ".",
         *(line for m in modes for line in _summary(m, [r[m] for r in rows if "graphs" in r.get(m, ())])),
         "",
@@ -610,7 +616,7 @@ def main() -> int:
             row = done.result()
             rows[row["name"]] = row
             if not args.only:
-                _write(args.kind, [rows[n] for n in names if n in rows], table)
+                _write(args.kind, [rows[n] for n in names if n in rows], len(names), table)
             print(_progress(row, f"{len(rows)}/{len(names)}"), flush=True)
     if args.only:
         print(json.dumps([rows[n] for n in names], indent=1))
@@ -628,11 +634,11 @@ def _progress(row: dict[str, Any], position: str) -> str:
     return f"{position} {row['name']} ({row['seconds']} s): {verdict(row)} {graphs} rival {row.get('rival')} {why}"
 
 
-def _write(kind: str, rows: list[dict[str, Any]], table: Path) -> None:
+def _write(kind: str, rows: list[dict[str, Any]], total: int, table: Path) -> None:
     """In whole or not at all: the sweep may be stopped at any time."""
     for path, text in (
         (table, json.dumps(rows, indent=1) + "\n"),
-        (table.with_suffix(".md"), markdown(kind, rows)),
+        (table.with_suffix(".md"), markdown(kind, rows, total)),
     ):
         new = path.with_suffix(".new")
         new.write_text(text)
