@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ from smelt.autograd.twice import Again, differentiate_again
 from smelt.autograd.zeros import without_tangents
 from smelt.config import Config
 from smelt.graph.ir import Graph, argument_nodes
+from smelt.graph.run import Compiled
 from smelt.runtime.collector import collector_off
 from smelt.runtime.forks import BACKWARD, hold_at_fork
 from smelt.trace.graphs import Traced
 from smelt.trace.joint import Joint
 
-Compiled = Callable[[tuple[Any, ...]], Sequence[Any]]
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 
 

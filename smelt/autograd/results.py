@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from smelt.graph.ir import map_nodes
+from smelt.graph.run import Compiled
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import Result
-
-Compiled = Callable[[tuple[Any, ...]], Sequence[Any]]
 
 
 def take_results(values: Compiled, joint: Joint, grad: bool) -> Compiled:

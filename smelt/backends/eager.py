@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +11,8 @@ from smelt.autograd.compile import compile_joint
 from smelt.config import Config
 from smelt.graph.ir import Graph
 from smelt.graph.module import GraphFunction
+from smelt.graph.run import Compiled
 from smelt.trace.graphs import Traced
-
-Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 def eager(traced: Traced, config: Config) -> Compiled:

@@ -11,10 +11,10 @@ import torch.fx
 from smelt.config import Config
 from smelt.errors import BackendError
 from smelt.graph.ir import Graph, Node, map_nodes
+from smelt.graph.run import Compiled
 from smelt.trace.graphs import Traced
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
-Compiled = Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...]]
 
 
 def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule:

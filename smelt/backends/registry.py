@@ -7,18 +7,17 @@ found by name and imported only when asked for.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
-
-import torch
 
 from smelt.backends import eager, fx, smelt
 from smelt.config import Config
 from smelt.errors import BackendError, OptionError
+from smelt.graph.run import Compiled
 from smelt.trace.graphs import Traced
 
-Backend = Callable[[Traced, Config], Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]]
+Backend = Callable[[Traced, Config], Compiled]
 
 _GROUP = "torch_dynamo_backends"
 _OWN: dict[str, Backend] = {"smelt": smelt.compile_graph, "eager": eager.eager, "aot_eager": eager.aot_eager}

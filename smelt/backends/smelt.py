@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from smelt.codegen.llvm import compile_kernels
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
+from smelt.graph.run import Compiled
 from smelt.loops.lower import lower
 from smelt.loops.lowering.table import LOWERINGS
 from smelt.ops import decompositions
@@ -27,8 +27,6 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
 from smelt.trace.decompose import decompose
 from smelt.trace.graphs import Traced
-
-Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 def compile_graph(traced: Traced, config: Config) -> Compiled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,6 +10,9 @@ import torch
 
 from smelt.graph import state
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+
+# A graph made callable: from the tuple of its inputs to its outputs.
+Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:

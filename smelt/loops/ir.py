@@ -16,7 +16,7 @@ A `Kernel` is what one launch does: for every point of its `outer` loops (parall
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 from weakref import WeakValueDictionary
@@ -218,8 +218,8 @@ def stage_values(stage: Stage) -> list[Value]:
     return [*(r.value for r in reduced), *(s.value for s in stage_stores(stage))]
 
 
-def walk(values: list[Value]) -> Iterator[Value]:
-    """Every subexpression once, operands after their users."""
+def walk(values: list[Value], into: Callable[[Value], bool] | None = None) -> Iterator[Value]:
+    """Every subexpression once, operands after their users; operands of those alone for which `into` holds, if given."""
     seen: set[int] = set()
     stack = list(values)
     while stack:
@@ -228,4 +228,5 @@ def walk(values: list[Value]) -> Iterator[Value]:
             continue
         seen.add(id(value))
         yield value
-        stack += [a for a in value.args if isinstance(a, Value)]
+        if into is None or into(value):
+            stack += [a for a in value.args if isinstance(a, Value)]

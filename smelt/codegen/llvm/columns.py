@@ -344,20 +344,8 @@ def _kept(kernel: Kernel, stage: Stage, sym: Sym) -> list[Value]:
             found = facts[id(v)] = rows, columns
         return found
 
-    result: dict[int, Value] = {}
-    seen: set[int] = set()
-    stack = stage_values(stage)
-    while stack:
-        v = stack.pop()
-        if id(v) in seen:
-            continue
-        seen.add(id(v))
-        rows, columns = fact(v)
-        if rows:
-            stack += [a for a in v.args if isinstance(a, Value)]
-        elif columns and not _is_cheap(kernel, v, sym):
-            result[id(v)] = v
-    return list(result.values())
+    found = walk(stage_values(stage), lambda v: fact(v)[0])
+    return [v for v in found if fact(v) == (False, True) and not _is_cheap(kernel, v, sym)]
 
 
 def _is_cheap(kernel: Kernel, v: Value, sym: Sym) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from smelt.codegen.llvm.gemm_tile import Tile
 from smelt.codegen.llvm.pointwise import emit
 from smelt.codegen.llvm.types import TYPES, convert, from_memory
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, affine, free_syms
-from smelt.loops.ir import POINTWISE, Buffer, Value
+from smelt.loops.ir import POINTWISE, Buffer, Value, walk
 
 if TYPE_CHECKING:
     from smelt.codegen.llvm.gemm import Product
@@ -45,7 +45,7 @@ def refusal(epilogue: Epilogue, dtype: torch.dtype) -> str | None:
         return None
     if epilogue.value.dtype != dtype:
         return f"the epilogue gives {epilogue.value.dtype}"
-    for value in _walk(epilogue.value):
+    for value in walk([epilogue.value]):
         if value.op == "load":
             _, index, mask = value.args
             line = affine(index, COL)
@@ -75,13 +75,6 @@ def rewrite(value: Value, load: Callable[[int, Size], tuple[int, Size]], product
         return Value(v.op, tuple(visit(a) if isinstance(a, Value) else a for a in v.args), v.dtype)
 
     return visit(value)
-
-
-def _walk(value: Value) -> Iterator[Value]:
-    yield value
-    for argument in value.args:
-        if isinstance(argument, Value):
-            yield from _walk(argument)
 
 
 def write_epilogue(module: Module, name: str, p: Product, tile: Tile, *, full: bool) -> str:
