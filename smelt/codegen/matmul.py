@@ -22,6 +22,7 @@ from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
 from smelt.loops.ir import Buffer, Kernel, MapStage, Value
+from smelt.ops.convolution import Convolution
 from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
 
 aten = torch.ops.aten
@@ -166,12 +167,13 @@ def _matrix_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any])
 def _convolution_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> _Call | str:
     """A 1x1 convolution without stride or padding. For a channels-first result, W[co, ci] @ X[b][ci, hw]; for a
     channels-last one, X[bhw, ci] @ W[co, ci].T."""
-    x, weight, bias, stride, padding, _, transposed, output_padding, groups = arguments
+    x, weight, bias, *settings = arguments
+    c = Convolution(*settings)
     xs, ws = schedule.buffers[x.id].spec, schedule.buffers[weight.id].spec
     ys = schedule.buffers[item.outs[0]].spec  # type: ignore[index]
-    if transposed or groups != 1 or any(n != 1 for n in (*stride, *ws.shape[2:])):
+    if c.transposed or c.groups != 1 or any(n != 1 for n in (*c.stride, *ws.shape[2:])):
         return "not a 1x1 convolution"
-    if any((*padding, *output_padding)) or len(xs.shape) < 3:
+    if any((*c.padding, *c.output_padding)) or len(xs.shape) < 3:
         return "a padded convolution"
     step = _pixel_stride(xs)
     if step is None:

@@ -18,6 +18,7 @@ from smelt.codegen.llvm.gemm_epilogue import refusal as epilogue_refusal
 from smelt.codegen.llvm.window import Pair, Window, refusal
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import static
+from smelt.ops.convolution import Convolution
 from smelt.schedule.schedule import ExternItem, Schedule
 
 aten = torch.ops.aten
@@ -50,16 +51,17 @@ class WindowCall:
 
 
 def _depthwise(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> WindowCall | str:
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
+    x, weight, bias, *settings = arguments
+    c = Convolution(*settings)
     xs, ws = schedule.buffers[x.id].spec, schedule.buffers[weight.id].spec
-    if transposed or len(xs.shape) != 4 or not groups == xs.shape[1] == ws.shape[0]:
+    if c.transposed or len(xs.shape) != 4 or not c.groups == xs.shape[1] == ws.shape[0]:
         return "not a depthwise convolution"
     bs = None if bias is None else schedule.buffers[bias.id].spec
     if any(s is not None and s.dtype != xs.dtype for s in (ws, bs)):
         return "operands of several dtypes"
     buffers = (x.id, weight.id) if bias is None else (x.id, weight.id, bias.id)
     return _window(
-        schedule, item, "sum", buffers, xs, ws.shape[2:], stride, padding, dilation,
+        schedule, item, "sum", buffers, xs, ws.shape[2:], c.stride, c.padding, c.dilation,
         w_strides=(ws.stride[0], *ws.stride[2:]), bias=bs,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.lowering.views import reshape_index
 from smelt.loops.tensor import Index, Tensor
+from smelt.ops.convolution import Convolution
 
 aten = torch.ops.aten
 ONE, NONE = [1, 1], [0, 0]
@@ -36,15 +38,12 @@ def convolution_backward(
     x: Tensor,
     weight: Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
+    *settings: Any,
 ) -> tuple[Tensor | None, ...] | None:
-    plain = not transposed and groups == 1 and not any(padding) and all(s == 1 for s in stride)
+    """`settings`: those of the convolution, and which gradients are wanted."""
+    *of_convolution, mask = settings
+    c = Convolution(*of_convolution)
+    plain = not c.transposed and c.groups == 1 and not any(c.padding) and all(s == 1 for s in c.stride)
     if not b.products or not plain or not _is_pointwise(b, grad, x, weight):
         return None
     last = all(_is_dense(t.spec, LAST) for t in (grad, x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.lowering.views import reshape_index
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
+from smelt.ops.convolution import Convolution
 
 aten = torch.ops.aten
 
@@ -24,32 +26,21 @@ LONE_PIXELS = 100  # where patches are single pixels
 
 
 @lowers(aten.convolution.default)
-def convolution(
-    b: Builder,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor | None:
+def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
+    kernel = weight.shape[2:]
+    c = Convolution(*settings).over(len(kernel))
     sizes = (*x.shape, *weight.shape, *b.spec.shape)
-    if transposed or groups != 1 or any(padding) or not all(isinstance(s, int) for s in sizes):
+    if c.transposed or c.groups != 1 or any(c.padding) or not all(isinstance(s, int) for s in sizes):
         return None
     if weight.spec.stride != contiguous_stride(weight.shape):
         return None
-    if all(size == 1 for size in (x.shape[0], *x.shape[2:], *weight.shape[2:])):
+    if all(size == 1 for size in (x.shape[0], *x.shape[2:], *kernel)):
         return _one_pixel(b, x, weight, bias)
-    kernel = weight.shape[2:]
-    steps = list(stride) * (len(kernel) if len(stride) == 1 else 1)
-    if any(k > s for k, s in zip(kernel, steps)) or all(s == 1 for s in steps):  # type: ignore[operator]
+    if any(k > s for k, s in zip(kernel, c.stride)) or all(s == 1 for s in c.stride):  # type: ignore[operator]
         return None
-    if len(kernel) != 2 or any(d != 1 for d in dilation) or not _patches_pay(b, x, weight):
+    if len(kernel) != 2 or any(d != 1 for d in c.dilation) or not _patches_pay(b, x, weight):
         return None
-    return _patches(b, x, weight, bias, steps)
+    return _patches(b, x, weight, bias, c.stride)
 
 
 def _one_pixel(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
