@@ -1,10 +1,10 @@
 """The public functions: argument checks, transparency of compiled modules, marks, backends."""
 
 import copy
+import functools
 import importlib.metadata
 import inspect
 import pickle
-import threading
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 import smelt
 from smelt.errors import OptionError, Unsupported
 from smelt.report.inspect import entries, reasons
+from tests.threads import in_threads
 
 
 def add_one(x):
@@ -264,20 +265,13 @@ def test_two_threads_compile_and_run_the_same_function():
     net = smelt.compile(Net())
     xs = [torch.randn(2, 4) for _ in range(4)]
     wants = [net._orig_mod(x) for x in xs]
-    errors = []
 
     def work(i):
-        try:
-            with torch.no_grad():
-                for _ in range(50):
-                    torch.testing.assert_close(net(xs[i]), wants[i])
-        except BaseException as error:
-            errors.append(error)
+        with torch.no_grad():
+            for _ in range(50):
+                torch.testing.assert_close(net(xs[i]), wants[i])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not errors
+    in_threads(functools.partial(work, i) for i in range(4))
 
 
 def _is_installed():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from smelt.reasons import (
     TENSOR_CONDITION,
     USER_EXCEPTION,
 )
+from tests.threads import in_threads
 
 
 def compiled(fn: Any, backend: Any = eager, fullgraph: bool = False, **options: Any) -> Any:
@@ -245,11 +245,7 @@ def test_threads_compile_once() -> None:
             if not torch.allclose(c(x, mod), apply(x, mod)):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads([work] * 8)
     assert not wrong and len(entries(c)) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import threading
@@ -15,6 +16,7 @@ import torch
 from smelt.codegen.plan import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View, print_plan, verify
 from smelt.errors import VerificationError
 from smelt.graph.ir import TensorSpec
+from tests.threads import in_threads
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -393,9 +395,7 @@ def test_two_plans_from_several_threads(kernels):
             if not torch.allclose(plan((x,))[0], (x + 1) @ (x + 1) + 1, atol=1e-3):
                 failures.append(seed)
 
-    threads = [threading.Thread(target=work, args=(s,)) for s in range(6)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
+    in_threads(functools.partial(work, s) for s in range(6))
     assert not failures
     assert all(p.idle_bytes == p.arena_bytes for p in plans)  # one arena each is kept, however many were used
 

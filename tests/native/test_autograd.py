@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from smelt import _native
 from smelt.codegen.plan import Aten, Free, Plan, Reg, View, verify
+from tests.threads import in_threads
 
 aten = torch.ops.aten
 F32 = torch.float32
@@ -842,25 +843,6 @@ def test_wrong_calls_and_specs_raise(compiled):
 
 
 # ---------------------------------------------------------------------------------------------- threads, lifetimes
-
-
-def in_threads(actions):
-    errors = []
-
-    def run(action):
-        try:
-            action()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(a,)) for a in actions]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
-    assert not any(t.is_alive() for t in threads)
-    if errors:
-        raise errors[0]
 
 
 def test_backward_in_another_thread(compiled):

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt import _native as native
+from tests.threads import in_threads
 
 X = torch.ones(2)
 
@@ -474,13 +475,8 @@ def test_threads_may_change_entries_while_others_call():
 
     old = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=call, args=(v,)) for v in (1, "s", 2.5)]
-    threads += [threading.Thread(target=change), threading.Thread(target=window)]
     try:
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        in_threads([*(functools.partial(call, v) for v in (1, "s", 2.5)), change, window])
     finally:
         sys.setswitchinterval(old)
     assert not errors
@@ -508,11 +504,7 @@ def test_two_threads_compile_once_when_the_callback_serializes():
         barrier.wait()
         results.append(compiled(1))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads([work] * 4)
     assert results == [("hit", 1, ())] * 4 and len(made) == 1
 
 

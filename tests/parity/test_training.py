@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import threading
@@ -14,6 +15,7 @@ from torch import nn
 
 import smelt
 from tests.parity.training import both, gradients, leaf, raised
+from tests.threads import in_threads
 
 
 def layer(x, w):
@@ -614,9 +616,7 @@ def test_anomaly_mode(compile):
 def test_backward_on_another_thread(compile):
     f, x, w = compile(layer), leaf(2, 3), leaf(3, 3)
     y = f(x, w)
-    thread = threading.Thread(target=lambda: y.sum().backward())
-    thread.start()
-    thread.join()
+    in_threads([lambda: y.sum().backward()])
     return gradients(x, w)
 
 
@@ -634,11 +634,7 @@ def test_each_thread_trains_its_own(compile):
             f(x, w).pow(2).sum().backward()
         found[number] = gradients(x, w)
 
-    threads = [threading.Thread(target=train, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(functools.partial(train, n) for n in range(4))
     return [found[n] for n in range(4)]
 
 
@@ -653,11 +649,7 @@ def test_first_backwards_of_one_graph_at_once(compile):
         start.wait()
         found[number] = torch.autograd.grad(y, (x, w), retain_graph=True)
 
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(functools.partial(run, n) for n in range(4))
     return [found[n] for n in range(4)]
 
 
