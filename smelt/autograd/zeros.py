@@ -14,7 +14,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from smelt.autograd.classes import aten
-from smelt.graph.ir import Graph, Node, TensorSpec, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.linear import is_zero_constant, linear_in
 from smelt.graph.passes import eliminate_dead, has_effect
 from smelt.graph.specs import make_spec, result_spec
@@ -67,15 +67,7 @@ class _Zeros:
         return value is None or (isinstance(value, (int, float)) and value == 0)
 
     def _reads_zero(self, node: Node) -> bool:
-        found = False
-
-        def look(argument: Node) -> Node:
-            nonlocal found
-            found |= self.values[argument] is None
-            return argument
-
-        map_nodes((node.args, node.kwargs), look)
-        return found
+        return any(self.values[argument] is None for argument in argument_nodes(node))
 
     def _simplified(self, node: Node) -> Node | None:
         if node.target is operator.getitem:
