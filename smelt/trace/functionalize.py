@@ -25,6 +25,8 @@ from smelt.ops.kinds import Effects, effects
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace.draws import inverse, order_of_draws
 from smelt.trace.fake import FakeTensor
+from smelt.trace.opaque import OpaqueCall
+from smelt.trace.outputs import refuse
 from smelt.trace.scatter import Emitter, View, scatter_back
 
 if TYPE_CHECKING:
@@ -126,6 +128,11 @@ def _is_contiguous(spec: TensorSpec) -> bool:
     return True
 
 
+def _in_checkpoint(node: Node) -> bool:
+    target = None if node.source is None else node.source.target
+    return type(target) is OpaqueCall and target.is_checkpoint
+
+
 def _flat(fakes: Any) -> list[FakeTensor]:
     return fakes if isinstance(fakes, list) else [] if fakes is None else [fakes]
 
@@ -176,11 +183,15 @@ class _Functionalizer(Emitter):
 
     def run(self, outputs: Sequence[FakeTensor], start: int, given: Sequence[FakeTensor]) -> Functional:
         n_early = 0
+        before: list[int] = []
         for i, record in enumerate(self.trace.records):
             if i == start:
                 n_early = len(self.nodes)
+                before = self._versions()
             self.at = (record.node.line, record.node.source)
             self._rewrite(record.node, record.out)
+        if before and before != self._versions():  # the forward would write it
+            raise refuse("its backward writes a tensor from outside")
         late = frozenset(self.nodes[n_early:] if start < len(self.trace.records) else ())
         by_caller = {id(f) for f in given}
         written = [
@@ -201,6 +212,9 @@ class _Functionalizer(Emitter):
         graph.constants = self.trace.aten.graph.constants
         graph.nodes = self.nodes
         return Functional(graph, nodes, set(originals), late)
+
+    def _versions(self) -> list[int]:
+        return [self._storage(f).version for f in self.trace.inputs if f.aten_node is not None]
 
     def _returned(self, fake: FakeTensor) -> Node:
         storage = self._storage(fake)
@@ -291,7 +305,11 @@ class _Functionalizer(Emitter):
     def _rewrite_write(self, node: Node, info: Effects, out: Any) -> None:
         """A writing operator: compute what it would write, then store that in the bases."""
         written = {name: self._written_fakes(info, node, name) for name in info.writes}
-        self._check_operands([f for fs in written.values() for f in _flat(fs)], node)
+        fakes_written = [f for fs in written.values() for f in _flat(fs)]
+        self._check_operands(fakes_written, node)
+        if self.trace.tangents and _in_checkpoint(node) and any(self._storage(f).inputs for f in fakes_written):
+            # the statistics of a batch norm, say
+            raise refuse("a checkpoint writes a tensor from outside, and once more when it runs again")
         pure = pure_of(node.target)
         if pure is None:
             raise self.refuse(f"{node.target} writes memory and has no pure form")
