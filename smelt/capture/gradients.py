@@ -31,6 +31,7 @@ from smelt.capture.values import LEAF_TYPES, NULL, FunctionType, MethodType, is_
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.flags import read_by
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.outputs import refuse
 
@@ -240,7 +241,8 @@ def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
     """Gradients of what the trace computed, whose operators are recorded."""
     if kwargs.get("is_grads_batched") or torch._C._are_functorch_transforms_active():
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
-    if any(call.target in _REGISTER.values() for call in vm.outside.log.calls):
+    hooked = any(call.target in _REGISTER.values() for call in vm.outside.log.calls)
+    if hooked and _meets_hooks(vm, args[0] if args else kwargs.get("outputs")):
         if vm.trace.differentiate and kwargs.get("create_graph"):
             raise refuse("torch.autograd.grad(create_graph=True) goes through what the graph before it gives")
         raise unsupported("torch.autograd.grad after a hook was registered")
@@ -251,6 +253,20 @@ def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
     kwargs = {k: vm.outside.view(v) for k, v in kwargs.items()}
     with _natively(vm, torch.autograd.grad):
         return windows.in_window(vm, torch.autograd.grad, args, kwargs)
+
+
+def _meets_hooks(vm: Any, outputs: Any) -> bool:
+    """Whether gradients of `outputs` flow through a tensor that a hook was registered on."""
+    ends = [outputs] if type(outputs) is FakeTensor else outputs
+    if not isinstance(ends, (list, tuple)) or any(type(end) is not FakeTensor for end in ends):
+        return True
+    met = read_by({end.grad_fn for end in ends if end.grad_fn is not None})
+    met |= {(end.grad_fn, end.output_nr) for end in ends}
+    leaves = [*ends, *(getattr(node, "variable", None) for node, _ in met)]
+    return any(
+        any(tensor is leaf for leaf in leaves) if grad_fn is None else (grad_fn, tensor.output_nr) in met
+        for tensor, grad_fn in vm.hooked
+    )
 
 
 def _check_leaf(vm: Any, fake: FakeTensor) -> None:

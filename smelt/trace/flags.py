@@ -62,6 +62,9 @@ class Flags:
             inputs[i].retain_grad()
 
 
+NO_FLAGS = Flags()
+
+
 def placed_flags(trace: Trace, flags: Flags, position: dict[int, int]) -> Flags:
     """`flags`, counting by `position` (id of an input -> which) instead of `Trace.inputs`."""
 

@@ -22,7 +22,7 @@ from smelt.graph import passes
 from smelt.graph.ir import Graph, Line, Node, argument_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
-from smelt.trace.flags import Flags, check_observed, placed_flags, read_by, switched_on
+from smelt.trace.flags import NO_FLAGS, Flags, check_observed, placed_flags, read_by, switched_on
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.outputs import NotDifferentiable, Result, placed, refuse, results
 
@@ -50,7 +50,7 @@ class Joint:
     cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in the order of their computation
     # (primal, forward output): where autograd must see the primal being written
     writes: tuple[tuple[int, int], ...] = ()
-    flags: Flags = Flags()  # what else autograd is told of primals
+    flags: Flags = NO_FLAGS  # what else autograd is told of primals
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,8 @@ def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
     if any(f.device.type != "cpu" for f in trace.inputs):
         raise refuse("a tensor that is not on the CPU")
     for node in trace.torch.graph:
-        if type(node.target) is OpaqueCall and not node.target.is_checkpoint:
+        target = node.target
+        if type(target) is OpaqueCall and not (target.is_checkpoint or target.function is torch.nn.Parameter):
             raise refuse("a custom autograd.Function")
         if node.target is forward_ad.enter_dual_level:
             raise refuse("forward-mode differentiation")

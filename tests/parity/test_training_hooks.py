@@ -534,6 +534,21 @@ def test_adversarial_perturbation(compile):
 
 
 @both()
+def test_a_parameter_made_inside(compile):
+    @compile
+    def f(x, w):
+        p = nn.Parameter(x.detach() * 2)
+        frozen = nn.Parameter(w * 3, requires_grad=False)
+        (g,) = torch.autograd.grad((p * w).pow(3).sum(), p, create_graph=True)
+        return g * x * frozen, frozen
+
+    x, w = leaf(3), leaf(3)
+    y, frozen = f(x, w)
+    y.sum().backward()
+    return gradients(x, w), frozen, type(frozen).__name__, frozen.is_leaf
+
+
+@both()
 def test_several_steps_of_an_attack(compile):
     m = nn.Linear(3, 2)
 
@@ -878,6 +893,40 @@ def test_a_second_derivative_of_a_gradient_taken_inside(compile):
     x, w = leaf(3, 3), leaf(3, 3)
     (g,) = torch.autograd.grad(f(x, w), w, create_graph=True)
     return g, torch.autograd.grad(g.sum(), w)
+
+
+@both()
+def test_a_gradient_is_taken_inside_beside_a_hook(compile):
+    seen = []
+
+    @compile
+    def f(x, w):
+        y = x.sin()
+        y.register_hook(lambda g: (seen.append(g.clone()), g * 2)[1])
+        w.register_hook(lambda g: g * 3)
+        start = y.detach().requires_grad_()
+        (g,) = torch.autograd.grad((start**2).sum(), start)
+        return y * g * w
+
+    x, w = leaf(3), leaf(3)
+    f(x, w).sum().backward()
+    return seen, gradients(x, w)
+
+
+@both(whole=False, ahead=False)
+@pytest.mark.parametrize("on", ["result", "leaf", "between"])
+def test_a_gradient_taken_inside_goes_through_a_hook(compile, on):
+    seen = []
+
+    @compile
+    def f(x):
+        y = x.sin()
+        z = y.exp().sum()
+        {"result": z, "leaf": x, "between": y}[on].register_hook(lambda g: (seen.append(g.clone()), g * 2)[1])
+        return torch.autograd.grad(z, x)[0]
+
+    x = leaf(3)
+    return f(x), seen
 
 
 @both(whole=False, ahead=False)
