@@ -18,6 +18,7 @@ from smelt.graph import numbers
 from smelt.guards import state
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin, key_text
+from smelt.trace.fake import is_dual
 
 _ABSENT = object()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -193,7 +194,9 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "id": lambda x, value: x is value,
     "eq": same_leaf,
     "number": lambda x, value: type(x) is value and (value is float or -(1 << 63) <= x < 1 << 63),
-    "tensor": lambda x, value: issubclass(type(x), torch.Tensor) and tensor_facts(x) == value,
+    "tensor": lambda x, value: (
+        issubclass(type(x), torch.Tensor) and tensor_facts(x) == value and not is_dual(x)
+    ),
     "len": lambda x, value: _length(x) == value,
     "keys": lambda x, value: same_leaf(_keys(x), value),
     "contains": _contains,
