@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from smelt.errors import SmeltError, Unsupported
 from smelt.graph.ir import Node, TensorSpec
@@ -147,6 +148,11 @@ class Storages:
         return elem.set_(meta, real.storage_offset(), real.size(), real.stride())
 
 
+def is_dual(x: torch.Tensor) -> bool:
+    """Whether it carries a tangent of forward-mode differentiation, which compiled code would lose."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
 def check_supported(real: torch.Tensor) -> None:
     """Raises Unsupported for tensors that fakes cannot stand for."""
     if type(real) not in PLAIN_TYPES:
@@ -156,6 +162,7 @@ def check_supported(real: torch.Tensor) -> None:
         else "a quantized tensor" if real.is_quantized
         else "a nested tensor" if real.is_nested
         else "a lazily conjugated tensor" if real.is_conj() or real.is_neg()
+        else "a dual tensor of forward-mode differentiation" if is_dual(real)
         else None
     )  # fmt: skip
     if odd:
