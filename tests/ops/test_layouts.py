@@ -98,13 +98,27 @@ _NAMES = """
     nn.functional.softplus ones_like pow prod remainder roll round scatter scatter_add sigmoid sign softmax sort sub sum
     tanh topk tril where zeros_like
 """
-NAMES = frozenset(_NAMES.split())
-OPERATORS = {
-    f"{op.name}.{op.variant_test_name}".strip("."): op
-    for op in op_db
-    if op.name in NAMES
-    and op.variant_test_name not in ("jagged", "area", "constant", "circular", "padding", "padding_inverted")
-}
+
+
+def database(names, without):
+    """Those operators of torch's database, by name and variant."""
+    names = frozenset(names.split())
+    found = [op for op in op_db if op.name in names and op.variant_test_name not in without]
+    return {f"{op.name}.{op.variant_test_name}".strip("."): op for op in found}
+
+
+OPERATORS = database(
+    _NAMES, without=("jagged", "area", "constant", "circular", "padding", "padding_inverted")
+)
+
+
+def samples(op, dtype, most, ways, **settings):
+    """The first `most` sample inputs of an operator, as they are and laid out in each of `ways`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in list(op.sample_inputs("cpu", dtype, **settings))[:most]:
+            yield sample
+            yield from (sample.transform(way) for way in ways)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64, torch.bfloat16], ids=str)
@@ -114,12 +128,9 @@ def test_operator_database(name, dtype):
     if dtype not in op.supported_dtypes("cpu"):
         pytest.skip("no such dtype")
     compare = Compare()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for sample in list(op.sample_inputs("cpu", dtype))[:6]:
-            for changed in (sample, sample.transform(transposed), sample.transform(with_gaps)):
-                with compare:
-                    op(changed.input, *changed.args, **changed.kwargs)
+    for changed in samples(op, dtype, 6, (transposed, with_gaps)):
+        with compare:
+            op(changed.input, *changed.args, **changed.kwargs)
     assert compare.asked
 
 
@@ -134,11 +145,7 @@ _WITH_GRADIENTS = """
     nn.functional.softplus nn.functional.threshold index_put index_select log_softmax select sigmoid softmax std_mean
     tanh true_divide var var_mean where __getitem__
 """
-GRADIENTS = {
-    f"{op.name}.{op.variant_test_name}".strip("."): op
-    for op in op_db
-    if op.name in _WITH_GRADIENTS.split() and op.variant_test_name not in ("jagged", "replicate_negative")
-}
+GRADIENTS = database(_WITH_GRADIENTS, without=("jagged", "replicate_negative"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -149,16 +156,13 @@ def test_gradients_of_operator_database(name, dtype):
     if dtype not in op.supported_backward_dtypes("cpu"):
         pytest.skip("no such dtype")
     compare = Compare()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for sample in list(op.sample_inputs("cpu", dtype, requires_grad=True))[:8]:
-            for changed in (sample, sample.transform(transposed), sample.transform(channels_last)):
-                for lay_out in (torch.randn_like, lambda out: transposed(torch.randn_like(out))):
-                    with compare:
-                        out = op(changed.input, *changed.args, **changed.kwargs)
-                        out = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and o.requires_grad]
-                        if out:
-                            torch.autograd.backward(out, [lay_out(o) for o in out])
+    for changed in samples(op, dtype, 8, (transposed, channels_last), requires_grad=True):
+        for lay_out in (torch.randn_like, lambda out: transposed(torch.randn_like(out))):
+            with compare:
+                out = op(changed.input, *changed.args, **changed.kwargs)
+                out = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and o.requires_grad]
+                if out:
+                    torch.autograd.backward(out, [lay_out(o) for o in out])
     assert compare.asked
 
 
