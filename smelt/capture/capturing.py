@@ -205,6 +205,7 @@ def _capture(
             # while the modes of the trace are on, as they were when the contexts were entered
             vm.leave_contexts()
         effects = (*outside.log.effects(), *settings)
+        gradients.record_backward(vm, _left_behind(ending, effects))
         outside.guard_distinct()
         outside.guard_changed_classes()
         _guard_hashed(vm)
@@ -299,8 +300,12 @@ def _check_left(vm: VM, ending: Ending) -> None:
 
 def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's end and stores need."""
+    return collect_fakes(_left_behind(ending, effects), vm.outside.origin_of)
+
+
+def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[Any]:
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
-    return collect_fakes([*ending.roots, *operands], vm.outside.origin_of)
+    return [*ending.roots, *operands]
 
 
 def _guard_hashed(vm: VM) -> None:

@@ -22,6 +22,8 @@ from smelt.capture.values import (
     is_same_key,
     items_of,
 )
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +167,7 @@ class UndoLog:
         # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
         self._stored: dict[int, set[Any]] = {}
         self.calls: list[Call] = []  # in program order
+        self.closed = ""  # why nothing may change
 
     def __contains__(self, obj: Any) -> bool:
         return id(obj) in self._snapshots
@@ -180,8 +183,13 @@ class UndoLog:
 
     # ---- before a change
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, self.closed))
+
     def touch(self, obj: Any) -> bool:
         """Takes the snapshot of `obj`; False if there is one already."""
+        self._check_open()
         if id(obj) in self._snapshots:
             return False
         own = instance_dict(obj)
@@ -217,6 +225,7 @@ class UndoLog:
 
     def touch_global(self, namespace: dict[str, Any], name: str) -> None:
         """One name of a module's globals (whose other names may change on other threads)."""
+        self._check_open()
         key = (id(namespace), name)
         if key not in self._named:
             old = namespace.get(name, MISSING)
@@ -224,22 +233,26 @@ class UndoLog:
 
     def touch_attribute(self, owner: Any, name: str) -> None:
         """One attribute of a class, module or function."""
+        self._check_open()
         key = (id(owner), name)
         if key not in self._named:
             self._named[key] = (owner, name, vars(owner).get(name, MISSING), setattr, delattr)
 
     def touch_cell(self, cell: Any) -> None:
+        self._check_open()
         if id(cell) not in self._cells:
             self._cells[id(cell)] = (cell, cell_value(cell))
 
     def set_tensor_attribute(self, fake: Any, name: str, value: Any) -> None:
         """An attribute was set on the fake of an outside tensor; the tensor itself is left alone."""
+        self._check_open()
         self._tensors[id(fake), name] = SetAttr(fake, name, value)
 
     def is_set_on_tensor(self, fake: Any, name: str) -> bool:
         return (id(fake), name) in self._tensors
 
     def call(self, deferred: Call) -> None:
+        self._check_open()
         self.calls.append(deferred)
 
     def touches(self, owner: Any, name: str) -> bool:

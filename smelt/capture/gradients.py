@@ -21,17 +21,30 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.autograd import forward_ad
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 from smelt.capture import attributes, calls, windows
 from smelt.capture.effects import Call
-from smelt.capture.rebuild import KINDS, Kind
+from smelt.capture.emit import collect_fakes, reach
+from smelt.capture.rebuild import KINDS, Kind, is_constant
 from smelt.capture.rebuild import unsupported as cannot_rebuild
 from smelt.capture.tables import TENSOR_METHODS, TENSOR_SETTERS, Handler, function, unsupported
-from smelt.capture.values import LEAF_TYPES, NULL, FunctionType, MethodType, is_identity
+from smelt.capture.values import (
+    CONTAINER_BASES,
+    LEAF_TYPES,
+    NULL,
+    FunctionType,
+    MethodType,
+    instance_dict,
+    is_identity,
+    items_of,
+)
 from smelt.errors import Unsupported
+from smelt.graph import state
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.flags import read_by
+from smelt.trace.functions import CustomFunctions
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.outputs import refuse
 
@@ -155,6 +168,8 @@ def _apply(vm: Any, args: Any, kwargs: Any) -> Any:
         return _run_apply(vm, cls, rest, kwargs)
     if vm.outside.is_fresh_class(cls):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
+    if vm.trace.custom is None:
+        vm.trace.custom = CustomFunctions(lambda run: windows.in_window(vm, run, ()))
     return _opaque(vm, cls.apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
 
 
@@ -168,6 +183,84 @@ def _run_apply(vm: Any, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     return vm.outside.fake(
         windows.in_window(vm, apply, args, {k: vm.outside.view(v) for k, v in kwargs.items()})
     )
+
+
+@function(FunctionCtx.set_materialize_grads)
+def _materialize(vm: Any, args: Any, kwargs: Any) -> None:
+    if vm.trace.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
+        vm.trace.custom.takes_none.add(id(args[0]))
+    FunctionCtx.set_materialize_grads(*args, **kwargs)
+
+
+# ---- their backwards, while the joint graph is recorded
+
+
+def record_backward(vm: Any, roots: Sequence[Any]) -> None:
+    """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
+    left it, and can still be guarded. It may not change what the frame leaves behind, which `roots` lead to."""
+    trace, log = vm.trace, vm.outside.log
+    if trace.custom is None or not trace.differentiate:
+        return
+    before, settings = _held(vm, roots), state.read()
+    log.closed = "the backward of a custom autograd.Function changes an outside object"
+    vm.running = True
+    try:
+        trace.record_backward(collect_fakes(roots, vm.outside.origin_of))
+    finally:
+        vm.running, log.closed = False, ""
+    if state.read() != settings or vm.entered:
+        raise refuse("the backward of a custom autograd.Function changes a setting")
+    if _held(vm, roots) != before:
+        raise refuse("the backward of a custom autograd.Function changes an object that is returned")
+
+
+def _held(vm: Any, roots: Sequence[Any]) -> list[Any]:
+    """What the objects hold that the program has made and leaves behind."""
+    found = reach(roots, vm.outside.origin_of)
+    made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
+    return [[p if is_constant(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
+
+
+@function(BackwardCFunction.apply)
+def _call_backward(vm: Any, args: Any, kwargs: Any) -> Any:
+    """Autograd's engine calls the backward of a custom function."""
+    ctx, *tangents = args
+    user = functools.partial(windows.in_window, vm, ctx._get_user_fn(), args)
+    trace = vm.trace
+    if not trace.records_backward:
+        return user()
+    with trace.user_backward(ctx._forward_cls.__name__) as call:
+        before = _contents_of(ctx)
+        given = user()
+        if not _contents_of(ctx).items() <= before.items():  # it may let go of what it has read
+            raise unsupported(f"the backward of {call.name} changes its ctx", UNSUPPORTED_EFFECT)
+        results = given if type(given) is tuple else (given,)
+        wanted = zip(results, ctx.needs_input_grad)
+        call.gives = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
+        call.takes_none = len(tangents) > 1 and id(ctx) in trace.custom.takes_none
+    return given
+
+
+@function(BackwardCFunction.apply_boxed)
+def _call_boxed_backward(vm: Any, args: Any, kwargs: Any) -> Any:
+    raise unsupported("a torch.autograd.Function with boxed_grads_call")
+
+
+def _contents_of(ctx: Any) -> dict[str, Any]:
+    """Ids of what the attributes hold, with the contents of containers. None is left out."""
+    held = {name: value for name, value in (instance_dict(ctx) or {}).items() if value is not None}
+    return {
+        name: (
+            id(value),
+            [id(part) for part in _parts_of(value)] if isinstance(value, CONTAINER_BASES) else [],
+        )
+        for name, value in held.items()
+    }
+
+
+def _parts_of(container: Any) -> list[Any]:
+    items = items_of(container)
+    return [part for pair in items for part in pair] if isinstance(container, dict) else items
 
 
 # ----------------------------------------------------------------------------------------------- checkpoints

@@ -7,6 +7,7 @@ backward behind it. Functionalization then takes both at once, and `Whole` cuts 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from smelt.graph.ir import Graph, Line, Node, argument_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.flags import NO_FLAGS, Flags, check_observed, placed_flags, read_by, switched_on
-from smelt.trace.opaque import OpaqueCall
+from smelt.trace.functions import UserBackward, check_linear
 from smelt.trace.outputs import NotDifferentiable, Result, placed, refuse, results
 
 if TYPE_CHECKING:
@@ -67,11 +68,13 @@ class Recorded:
     cuts: tuple[int, ...]  # which values other values are computed from
     start: tuple[int, int]
     flags: Flags  # counts `Trace.inputs`
+    calls: tuple[UserBackward, ...] = ()
 
     @property
     def fakes(self) -> list[FakeTensor]:
-        """All that the joint graph returns."""
-        return [*self.values, *(g for g in self.gradients if g is not None)]
+        """All that the joint graph returns, then what the calls of the user's give."""
+        given = (g for call in self.calls for g in call.gives)
+        return [*self.values, *(g for g in self.gradients if g is not None), *given]
 
 
 def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
@@ -82,6 +85,9 @@ def record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
         raise
     except RuntimeError as error:  # what autograd says of a view on which it has given up
         raise refuse(str(error)) from error
+
+
+_ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 
 
 def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
@@ -100,6 +106,7 @@ def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     gradients: Sequence[Any] = [None] * len(sources)
     cuts = _cuts(values, with_tangent)
     through: dict[int, Any] = dict.fromkeys(cuts)
+    errors = _ERRORS if trace.custom is None else (Exception,)  # a backward of the user's may raise any
     if tangents and sources:
         with (
             trace.recording_backward(_line_of_nodes(trace)),
@@ -108,24 +115,28 @@ def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
         ):
             try:
                 # What `torch.autograd.grad` calls; itself it imports sympy, for sizes that are symbols.
-                gradients = _engine_run_backward(
-                    tuple(values[i] for i in with_tangent if i not in through),
-                    tuple(t for i, t in zip(with_tangent, tangents) if i not in through),
-                    keep_graph=False,
-                    create_graph=False,
-                    inputs=tuple(_edge(trace, f) for f in sources),
-                    allow_unreachable=True,
-                    accumulate_grad=False,
+                gradients = trace.run_backward(
+                    functools.partial(
+                        _engine_run_backward,
+                        tuple(values[i] for i in with_tangent if i not in through),
+                        tuple(t for i, t in zip(with_tangent, tangents) if i not in through),
+                        keep_graph=False,
+                        create_graph=False,
+                        inputs=tuple(_edge(trace, f) for f in sources),
+                        allow_unreachable=True,
+                        accumulate_grad=False,
+                    )
                 )
             except Unsupported as error:
                 raise NotDifferentiable(error.reason) from error
-            except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
+            except errors as error:
                 raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
     gradients = [*gradients, *through.values()]
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
+    calls = () if trace.custom is None else tuple(trace.custom.called)
     return Recorded(
-        values, found, written, tangents, with_tangent, sources, tuple(gradients), cuts, start, flags
+        values, found, written, tangents, with_tangent, sources, tuple(gradients), cuts, start, flags, calls
     )
 
 
@@ -168,12 +179,8 @@ def _cut_at(
 def _check(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
     if any(f.device.type != "cpu" for f in trace.inputs):
         raise refuse("a tensor that is not on the CPU")
-    for node in trace.torch.graph:
-        target = node.target
-        if type(target) is OpaqueCall and not (target.is_checkpoint or target.function is torch.nn.Parameter):
-            raise refuse("a custom autograd.Function")
-        if node.target is forward_ad.enter_dual_level:
-            raise refuse("forward-mode differentiation")
+    if any(node.target is forward_ad.enter_dual_level for node in trace.torch.graph):
+        raise refuse("forward-mode differentiation")
     inference = trace.first_state[1]
     for fake in trace.inputs:
         if fake.grad_fn is not trace.first_history.get(id(fake)) and fake.storage_key not in trace.written:
@@ -270,6 +277,10 @@ class Whole:
         output = Node("output", "output", (returned,), {}, "output", specs)
         graph.nodes = [*primals, *tangents, *graph.nodes, output]
         passes.eliminate_dead(graph)
+        if not {a for node in graph for a in argument_nodes(node)} <= set(graph.nodes):
+            raise refuse("the backward reads a tensor or a number that the forward does not")
+        if len(tangents) > 1:
+            check_linear(graph, tangents, recorded.calls, list(ends))
         passes.eliminate_detach(graph, everywhere=True)
         passes.eliminate_common(graph, among=self.late)
         late = self.late & set(graph.nodes)

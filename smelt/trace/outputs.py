@@ -88,8 +88,20 @@ def results(trace: Trace, outputs: Sequence[FakeTensor]) -> tuple[tuple[FakeTens
             raise refuse("results share memory in another way than one being a view of the other")
         is_detached = start.requires_grad and not fake.requires_grad
         retained = fake.retains_grad and fake is not start
+        if _passes_custom(fake, start):
+            raise refuse("a result is a view that a custom autograd.Function gave")
         found.append(Result(kind, at, steps, is_detached, retained))
     return tuple(values.values()), tuple(found)
+
+
+def _passes_custom(view: FakeTensor, start: FakeTensor) -> bool:
+    """Whether gradients of a view go through the backward of a custom function on the way to what it looks at."""
+    node: Any = view.grad_fn
+    while node is not None and node is not start.grad_fn:
+        if hasattr(type(node), "_forward_cls"):
+            return True
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
 
 
 def placed(trace: Trace, result: Result, position: dict[int, int]) -> Result:

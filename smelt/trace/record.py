@@ -33,9 +33,11 @@ from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPOR
 from smelt.trace import foreach, fused, joint, known, masked, selected, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
+from smelt.trace.functions import CustomFunctions, UserBackward, check_records
 from smelt.trace.graphs import Record, Traced, build, needs_grad
+from smelt.trace.joint import Recorded
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.outputs import NotDifferentiable
+from smelt.trace.outputs import NotDifferentiable, refuse
 from smelt.trace.symbols import (
     PLAIN_TYPE,
     SYMBOLIC,
@@ -185,7 +187,10 @@ class Trace:
         self.symbols: Symbols | None = None  # of the symbolic numbers, where there are any
         self.numbers: dict[Expression, NumberInput] = {}  # those that an operator was given
         self._paused = 0
+        self.custom: CustomFunctions | None = None  # those that were applied
+        self._recorded: tuple[list[FakeTensor], Recorded | None] | None = None
         self._line_of: Mapping[Any, Line | None] | None = None  # while the backward is recorded
+        self._in_user_backward = False
 
     # ---- context
 
@@ -695,6 +700,22 @@ class Trace:
 
     def finish(self, outputs: Sequence[torch.Tensor]) -> Traced:
         """The graphs that compute `outputs` (fakes of this trace). Call it after the trace was left."""
+        if self._recorded is None:
+            self.record_backward(outputs)
+        assert self._recorded is not None
+        fakes, recorded = self._recorded
+        if len(fakes) != len(outputs) or any(f is not self.fake(t) for f, t in zip(fakes, outputs)):
+            raise refuse("the backward was recorded of other results")
+        with _DisableFunction(), _DisableDispatch():
+            try:
+                return build(self, fakes, recorded)
+            except Unsupported as error:
+                if recorded is None:
+                    raise
+                raise NotDifferentiable(error.reason) from error
+
+    def record_backward(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Records the backward of `outputs`, where it is wanted. Nothing may be recorded afterwards."""
         if self.failed is not None:
             raise Unsupported(self.failed)
         if self._open_levels:
@@ -710,13 +731,9 @@ class Trace:
         if differentiate:
             with _DisableFunction():
                 recorded = joint.record(self, fakes)
-        with _DisableFunction(), _DisableDispatch():
-            try:
-                return build(self, fakes, recorded)
-            except Unsupported as error:
-                if recorded is None:
-                    raise
-                raise NotDifferentiable(error.reason) from error
+            if self.failed is not None:
+                raise NotDifferentiable(self.failed)
+        self._recorded = fakes, recorded
 
     def add_tangent(self, fake: FakeTensor, name: str) -> None:
         """`fake` is an input of the backward alone."""
@@ -728,10 +745,50 @@ class Trace:
         """Operators that autograd's engine runs are recorded at the aten level alone. `lines`: by node of autograd."""
         self._source, self._line_of = Node("call_function", "backward", (), {}, "backward"), lines
         try:
-            with torch._C._DisableAutocast():  # as where eager's backward runs
+            # as where eager's backward runs
+            with torch._C._DisableAutocast() if self.custom is None else _autocast_off():
                 yield
         finally:
             self._source, self._line_of = None, None
+
+    def run_backward(self, run: Callable[[], Any]) -> Any:
+        """`run()`, which has autograd's engine compute gradients."""
+        return run() if self.custom is None else self.custom.window(run)
+
+    @property
+    def records_backward(self) -> bool:
+        """Whether autograd's engine runs to record the joint graph."""
+        return self._source is not None and (self._line_of is not None or self._in_user_backward)
+
+    @contextmanager
+    def user_backward(self, name: str) -> Iterator[UserBackward]:
+        """While autograd's engine runs: a backward of the user's is called, and recorded as such."""
+        assert self.custom is not None
+        source = Node("call_function", "backward", (), {}, self.torch.name(name))
+        call = UserBackward(name, source)
+        start = len(self.records)
+        before = self._source, self._line_of, self._opaque, self._in_user_backward
+        self._source, self._line_of, self._opaque, self._in_user_backward = source, None, True, True
+        try:
+            with torch._C._EnableTorchFunction():
+                yield call
+        finally:
+            self._source, self._line_of, self._opaque, self._in_user_backward = before
+        check_records(call, self.records[start:])
+        self.custom.called.append(call)
+
+
+@contextmanager
+def _autocast_off() -> Iterator[None]:
+    """Autocast is off, as a setting, which the user's code may read and change."""
+    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in on:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in on:
+            torch.set_autocast_enabled(device, True)
 
 
 def _storages(info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
