@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -214,9 +214,10 @@ def _line_of_nodes(trace: Trace) -> dict[Any, Line | None]:
     lines: dict[Any, Line | None] = {}
     for made in trace.records:
         for fake in fakes_in(made.out):
-            with suppress(RuntimeError):  # of a view whose base was written: it has no node any more
-                if fake.grad_fn is not None:
-                    lines.setdefault(fake.grad_fn, made.node.line)
+            if fake._is_view() and fake.storage_key in trace.written:
+                continue  # autograd may have given it up, or take the view again, through tensors that nobody names
+            if fake.grad_fn is not None:
+                lines.setdefault(fake.grad_fn, made.node.line)
     return lines
 
 

@@ -63,3 +63,19 @@ def test_as_many_rows_as_the_mask_selects(compile: Any) -> Any:
     out = f(x, torch.tensor([[True, False, True, False], [False, False, False, True]]), rows)
     (out * torch.arange(24.0).view(2, 4, 3)).sum().backward()
     return out, gradients(x, rows)
+
+
+@both()
+def test_a_product_is_written_that_einsum_gives_as_a_view(compile: Any) -> Any:
+    """Funnel: autograd takes the views that einsum made inside again when it is asked for their nodes."""
+
+    def scores(x, w, mask):
+        y = torch.einsum("binh,jnh->bnij", x, w)
+        y *= mask
+        return y
+
+    f = compile(scores)
+    x, w, mask = leaf(2, 3, 2, 4), leaf(5, 2, 4), torch.rand(3, 5)
+    out = f(x, w, mask)
+    out.sin().sum().backward()
+    return out, gradients(x, w)
