@@ -56,6 +56,7 @@ test: $(VENV)/.native $(VENV)/.test
 bench: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.run
 	$(PY) -m benchmarks.training
+	$(PY) -m benchmarks.optimizers
 	$(PY) -m benchmarks.guard_cost
 
 sweep: $(VENV)/.native $(VENV)/.test

@@ -176,8 +176,10 @@ def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
 
 def _needs_plain_numbers(vm: VM, error: Exception) -> bool:
     """Whether capture may get by `error` without symbolic numbers."""
-    if vm.trace.symbols is None or isinstance(error, (texts.Unreadable, NotCopies)):
+    if vm.trace.symbols is None or isinstance(error, NotCopies):
         return False
+    if isinstance(error, texts.Unreadable):
+        return any(origin.path in vm.shown_numbers for origin in vm.outside.readings)
     return isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported)
 
 

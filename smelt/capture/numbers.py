@@ -38,7 +38,7 @@ def native_call(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> 
     """What a function on numbers gives for symbolic ones; NotImplemented where there is no expression for it."""
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
-    if fn is torch.tensor and len(args) == 1:
+    if fn in (torch.tensor, torch.as_tensor) and len(args) == 1:
         return _tensor(*args, **(kwargs or {}))
     try:
         return symbols.apply(fn, args, kwargs)

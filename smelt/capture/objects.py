@@ -34,10 +34,10 @@ from smelt.graph.numbers import Expression, leaves
 from smelt.guards import state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
-from smelt.trace.symbols import Symbols
+from smelt.trace.symbols import PlainNumbersOnly, Symbols
 
 UNGUARDABLE: frozenset[type] = frozenset(
     {
@@ -88,7 +88,8 @@ class Outside:
         self._fresh_classes: set[int] = set()
         # functions that run natively, with what they read (`reads.use_native`)
         self.natives: set[int] = set()
-        self.writes: Any = None  # what `optimizers.py` knows of the memory that operators wrote
+        self.writes: Any = None  # what `readings.py` knows of the memory that operators wrote
+        self.readings: set[Origin] = set()  # where tensors of one element were read
 
         # wrapping.py
         self.arrays: dict[int, Array] = {}  # by id of the outside array
@@ -112,7 +113,7 @@ class Outside:
         # symbolic numbers
         # paths of origins whose numbers change between calls
         self.dynamic: frozenset[tuple[Any, ...]] = frozenset()
-        self.follows_counts = False  # counts of optimizers are symbolic from the first call on
+        self.follows_counts = False  # numbers in tensors of one element are symbolic from the first call on
         self._numbers: dict[Origin, Any] = {}  # the symbolic number at each of them
 
     # ---- guards
@@ -270,6 +271,8 @@ class Outside:
         return symbols
 
     def _pin_number(self, origin: Origin, value: Any) -> None:
+        if origin in self.readings:
+            raise PlainNumbersOnly(Reason(DATA_DEPENDENT, "a number that a tensor holds"))
         self.guard("eq", origin, value)
 
     def _require(self, expression: Expression, expected: Any) -> None:

@@ -375,6 +375,7 @@ NAMES: dict[str, Any] = {
     "numpy_dtype": np.dtype,
     "from_bytes": np.frombuffer,
     "math": math,
+    "float32": np.float32,
     **{f.__name__: f for f in (abs, float, int, max, min, round)},
 }
 

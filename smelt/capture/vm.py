@@ -35,6 +35,7 @@ from smelt.capture import (
     contexts,
     operators,
     raising,
+    readings,
     scopes,
     transforms,
     windows,
@@ -96,6 +97,7 @@ class VM:
     def __init__(self) -> None:
         self.trace = Trace(self.where)
         self.trace.on_unknown = self._unknown_tensor
+        self.trace.on_read = functools.partial(readings.number, self)
         self.outside = Outside(self.trace, self.where)
         # the frames that run
         self.frame: Frame | None = None

@@ -26,7 +26,7 @@ from smelt.capture.values import LEAF_TYPES, MISSING, FunctionType, MethodType, 
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS, plain_parts
+from smelt.trace.symbols import NUMBERS, own, plain_parts
 
 _HEAP_TYPE = 1 << 9
 _DEPTH = 4  # how many containers deep the user's objects are looked for
@@ -184,7 +184,7 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
         raise
     if vm.failure is not None:
         raise vm.failure
-    return result
+    return own(result)
 
 
 _UNBOUND = (FunctionType, type)

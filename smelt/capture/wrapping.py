@@ -129,9 +129,16 @@ def _alias(outside: Outside, origin: Origin, first: Origin) -> None:
         outside.guard("alias", origin, first)
 
 
+def _holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
+    if not outside.dynamic:
+        return False
+    path = origin.path
+    return any(p[: len(path)] == path for p in outside.dynamic)
+
+
 def _wrap_tuple(outside: Outside, value: tuple[Any, ...], origin: Origin, decided: bool) -> Any:
     kind = type(value)
-    if kind is tuple and is_constant(value):
+    if kind is tuple and is_constant(value) and not _holds_changing_numbers(outside, origin):
         if not decided:
             outside.guard("eq", origin, value)
         return value

@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 Number = int | float
 
 
 class Operation(NamedTuple):
     """What an operation computes and how it is written. `partial`: it may raise, or give another type, for other values
-    of the same types."""
+    of the same types. `steps`: functions of C that compute it one after the other, where it is not one itself."""
 
     function: Callable[..., Any]
     text: str
     partial: bool = False
+    steps: tuple[Any, ...] = ()
 
 
 def _calls(names: str, module: Any, partial: bool) -> dict[str, Operation]:
@@ -31,7 +34,13 @@ def _calls(names: str, module: Any, partial: bool) -> dict[str, Operation]:
     return {n: Operation(getattr(module, n), f"{prefix}{n}({{}})", partial) for n in names.split()}
 
 
+def float32(number: Number) -> float:
+    """The number as a float of 32 bits holds it."""
+    return float(np.float32(number))
+
+
 OPERATIONS: dict[str, Operation] = {
+    "float32": Operation(float32, "float(float32({}))", steps=(np.float32, float)),
     "add": Operation(operator.add, "({} + {})"),
     "sub": Operation(operator.sub, "({} - {})"),
     "mul": Operation(operator.mul, "({} * {})"),
@@ -143,4 +152,6 @@ def program(expression: Expression, leaf: Callable[[Any], int]) -> tuple[tuple[A
     if expression.op == "const":
         return (("const", expression.args[0]),)
     steps = [step for a in expression.args for step in program(a, leaf)]
-    return (*steps, (OPERATIONS[expression.op].function, len(expression.args)))
+    operation = OPERATIONS[expression.op]
+    first, *rest = operation.steps or (operation.function,)
+    return (*steps, (first, len(expression.args)), *((function, 1) for function in rest))

@@ -251,14 +251,21 @@ def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[tup
     read = Reader(slots)
     found = set()
     for guard in guards:
-        if guard.kind == "eq" and type(guard.value) in (int, float) and guard.origin is not None:
+        if guard.kind == "eq" and type(guard.value) in (int, float, tuple) and guard.origin is not None:
             try:
                 now = read(guard.origin)
             except Missing:
                 continue
-            if type(now) is type(guard.value) and not same_leaf(now, guard.value):
-                found.add(guard.origin.path)
+            found |= _changed(guard.origin, guard.value, now)
     return found
+
+
+def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[Any, ...]]:
+    if type(now) is not type(then):
+        return set()
+    if type(then) is tuple and len(then) == len(now):
+        return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(origin.child("item", i), a, b)}
+    return {origin.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
 
 
 # ----------------------------------------------------------------------------------------------------- text

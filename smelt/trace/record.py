@@ -153,6 +153,7 @@ class Trace:
     def __init__(self, where: Callable[[], Line | None] | None = None) -> None:
         self.where: Callable[[], Line | None] = where or (lambda: None)
         self.on_unknown: Callable[[torch.Tensor], FakeTensor] | None = None
+        self.on_read: Callable[[FakeTensor], Any] | None = None
         self.torch = Builder("torch")
         self.aten = Builder("aten")
         self.inputs: list[FakeTensor] = []
@@ -687,6 +688,10 @@ class Trace:
         """The value of a small tensor that depends on constants only; None when it does not."""
         return known.evaluate(self, fake)
 
+    def read_number(self, fake: FakeTensor) -> Any:
+        """The number that a tensor of one element holds, if whoever asked for this trace knows one; else None."""
+        return None if self.on_read is None or self._opaque else self.on_read(fake)
+
     def refuse_value(self, what: str) -> Unsupported:
         return self.unsupported(DATA_DEPENDENT, what)
 
@@ -694,7 +699,7 @@ class Trace:
 
     def forget_inputs(self) -> None:
         """Lets go of the real tensors, and of who asked for this trace."""
-        self.on_unknown = None
+        self.on_unknown = self.on_read = None
         self._by_real.clear()
         self._reals.clear()
 

@@ -57,6 +57,9 @@ def _read_value(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: d
         return plain(args[0])
     value = known.evaluate(trace, args[0])
     if value is None:
+        number = trace.read_number(args[0])
+        if number is not None:
+            return number
         raise trace.refuse_value("item(), bool(), int() or float() of a tensor")
     return value.item()
 

@@ -119,6 +119,9 @@ class Symbol:
         self.symbols.pin(self.expression)
         return self.value
 
+    def number(self) -> Any:
+        return _wrapped(self)
+
     def call(self, op: str, *others: Symbol) -> Any:
         return self.symbols.call(op, self, *others)
 

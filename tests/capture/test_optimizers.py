@@ -88,10 +88,18 @@ OPTIMIZERS: dict[str, Make] = {
     "Adamax": lambda p: optim.Adamax(p, 0.01),
     "Adadelta": lambda p: optim.Adadelta(p, 0.5),
     "Rprop": lambda p: optim.Rprop(p, 0.01),
+    "NAdam": lambda p: optim.NAdam(p, 0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    "NAdam foreach": lambda p: optim.NAdam(p, 0.01, foreach=True),
+    "RAdam": lambda p: optim.RAdam(p, 0.01),
+    "ASGD": lambda p: optim.ASGD(p, 0.1, weight_decay=0.1),
+    "ASGD foreach": lambda p: optim.ASGD(p, 0.1, foreach=True),
+    "ASGD that averages": lambda p: optim.ASGD(p, 0.1, t0=1),
     "Lion": Lion,
     "Sums": Sums,
 }  # fmt: skip
 COUNTS_IN_PYTHON = {"Lion"}  # a number that is generalised when it has changed twice
+# Steps that branch: rectification and averaging begin.
+BRANCHES = {"RAdam": 1, "ASGD that averages": 2}
 RATES = {
     "constant": None,
     "LambdaLR": lambda o: optim.lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
@@ -148,7 +156,108 @@ def test_steps(name: str, rate: str, backend: str) -> None:
     got, step = stepped(OPTIMIZERS[name], RATES[rate], lambda f: smelt.compile(f, backend=backend))
     assert_same(got, want, exact=backend == "eager")
     assert inspect.reasons(step) == ()
-    assert len(inspect.entries(step)) <= 2 + (name in COUNTS_IN_PYTHON)
+    assert len(inspect.entries(step)) <= 2 + (name in COUNTS_IN_PYTHON) + BRANCHES.get(name, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["SGD momentum", "Adam", "Adam for loop", "AdamW foreach", "Adam fused", "NAdam"]
+)
+def test_momenta_that_change(name: str) -> None:
+    """`OneCycleLR` replaces the tuple of betas at each step: its numbers are generalised as others are."""
+
+    def cycle(optimizer: Any) -> Any:
+        return optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+
+    want, _ = stepped(OPTIMIZERS[name], cycle, lambda f: f)
+    got, step = stepped(OPTIMIZERS[name], cycle, lambda f: smelt.compile(f, backend="eager"))
+    assert_same(got, want, exact=True)
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
+
+
+RATES_IN_TENSORS: dict[str, Make] = {
+    "SGD": lambda p: optim.SGD(p, torch.tensor(0.1), momentum=0.9),
+    "SGD foreach": lambda p: optim.SGD(p, torch.tensor(0.1), momentum=0.9, foreach=True),
+    "Adam": lambda p: optim.Adam(p, torch.tensor(0.01)),
+    "AdamW": lambda p: optim.AdamW(p, torch.tensor(0.01), weight_decay=0.1),
+    "RMSprop": lambda p: optim.RMSprop(p, torch.tensor(0.01)),
+    "NAdam": lambda p: optim.NAdam(p, torch.tensor(0.01)),
+    "Adadelta": lambda p: optim.Adadelta(p, torch.tensor(0.5)),
+}
+
+
+@pytest.mark.parametrize("name", RATES_IN_TENSORS)
+@pytest.mark.parametrize("backend", ["eager", "smelt"])
+def test_a_learning_rate_in_a_tensor(name: str, backend: str) -> None:
+    """It is given where operators take numbers (`alpha=-lr`), after arithmetic; the schedule writes into it."""
+    make, schedule = RATES_IN_TENSORS[name], RATES["LambdaLR"]
+    want, _ = stepped(make, schedule, lambda f: f)
+    got, step = stepped(make, schedule, lambda f: smelt.compile(f, backend=backend))
+    assert_same(got, want, exact=backend == "eager")
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "Adam foreach", "Adam fused"])
+def test_a_step_with_a_closure(name: str) -> None:
+    """The closure's backward breaks inside of two grad modes; afterwards the caller's is on again."""
+
+    def run(compile: Callable[[Any], Any]) -> tuple[list[Any], Any]:
+        world = World(OPTIMIZERS[name])
+        step = compile(world.optimizer.step)
+
+        def closure() -> torch.Tensor:
+            world.optimizer.zero_grad()
+            loss = world.net(torch.randn(5, 4)).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(STEPS):
+            loss = step(closure)
+            assert torch.is_grad_enabled()
+            world.look()
+            world.seen.append(loss.detach())
+        return world.seen, step
+
+    (want, _), (got, step) = run(lambda f: f), run(lambda f: smelt.compile(f, backend="eager"))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert [r.detail for r in inspect.reasons(step)] == ["Tensor.backward"]
+    assert len(inspect.entries(step)) == 2
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_clipping_and_zeroing_beside_the_step(foreach: bool, to_none: bool) -> None:
+    def run(compile: Callable[[Any], Any]) -> tuple[list[Any], Any]:
+        world = World(OPTIMIZERS["Adam"])
+        parameters = list(world.net.parameters())
+
+        def update() -> torch.Tensor:
+            norm = nn.utils.clip_grad_norm_(parameters, 0.1, foreach=foreach)
+            nn.utils.clip_grad_value_(parameters, 0.01, foreach=foreach)
+            world.optimizer.step()
+            world.optimizer.zero_grad(set_to_none=to_none)
+            return norm
+
+        update = compile(update)
+        for _ in range(STEPS):
+            world.net(torch.randn(5, 4)).square().mean().backward()
+            world.seen.append(update())
+            world.look()
+        return world.seen, update
+
+    (want, _), (got, step) = run(lambda f: f), run(lambda f: smelt.compile(f, backend="eager"))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
+
+
+def test_groups_with_rates_of_their_own() -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        rates = zip(parameters, (0.1, 0.2, 0.3, 0.4))
+        return optim.SGD([{"params": [p], "lr": rate} for p, rate in rates], momentum=0.9)
+
+    want, _ = stepped(make, RATES["LambdaLR"], lambda f: f)
+    got, step = stepped(make, RATES["LambdaLR"], lambda f: smelt.compile(f, backend="eager"))
+    assert_same(got, want, exact=True)
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
 
 
 def test_after_torch_compile_was_used() -> None:

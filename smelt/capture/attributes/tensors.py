@@ -66,7 +66,7 @@ def _tensor_retains(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) 
 
 def _tensor_history(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     """None can be guarded; what is not None is of another graph."""
-    if getattr(real, name) is None and not vm.trace.wrote:
+    if getattr(real, name) is None and not (vm.trace.wrote and tensor.requires_grad):
         return tensor_member(vm, tensor, real, name)
     return _tensor_refused(vm, tensor, real, name)
 

@@ -1,0 +1,125 @@
+"""Numbers in tensors of one element: `item()` of what came from outside, and of what simple arithmetic made of it, needs no
+graph break, and another value no other graph. Each program runs eagerly and compiled over several values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.report import inspect
+
+X = torch.arange(4.0)
+VALUES = (1.5, -2.25, 0.1, 3.0)
+
+
+def _scaled(x: Any, s: Any) -> Any:
+    return x * s.item()
+
+
+def _after_writes(x: Any, s: Any) -> Any:
+    s.mul_(0.3)
+    s.add_(1e-3)
+    return x * s.item(), s
+
+
+def _counted(x: Any, s: Any) -> Any:
+    s += 1
+    return x * 0.5 ** s.item(), s
+
+
+def _copied(x: Any, s: Any) -> Any:
+    y = torch.tensor(0.0)
+    y.copy_(s)
+    y.mul_(3)
+    return x + y.item(), y
+
+
+def _computed(x: Any, s: Any) -> Any:
+    rate = (s / 3 - 0.1) * 0.7
+    return torch.add(x, x, alpha=-rate), x.item() if x.dim() == 0 else rate.item()
+
+
+def _returned(x: Any, s: Any) -> Any:
+    return s.item(), s.item() * 2
+
+
+def _detached(x: Any, s: Any) -> Any:
+    total = torch.zeros(()).detach()
+    total += 2
+    return x * total.item() * s.item()
+
+
+PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
+    f.__name__.strip("_"): f
+    for f in (_scaled, _after_writes, _counted, _copied, _computed, _returned, _detached)
+}
+
+
+def _run(f: Any, dtype: torch.dtype) -> list[Any]:
+    seen = []
+    for value in VALUES:
+        s = torch.tensor(value, dtype=dtype)
+        seen.append((f(X.to(dtype), s), s))
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("backend", ["eager", "smelt"])
+def test_numbers_in_tensors(name: str, dtype: torch.dtype, backend: str) -> None:
+    """Rounded as eager rounds: what Python reads is the same to the last bit."""
+    compiled = smelt.compile(PROGRAMS[name], backend=backend)
+    tolerance = {"rtol": 0, "atol": 0} if backend == "eager" else {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(_run(compiled, dtype), _run(PROGRAMS[name], dtype), **tolerance)
+    assert inspect.reasons(compiled) == ()
+    assert len(inspect.entries(compiled)) <= 2  # adding integers is exact, or it is not
+
+
+def test_a_branch_is_a_guard() -> None:
+    def f(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x + 1 if s.item() > 0 else x - 1
+
+    compiled = smelt.compile(f, backend="eager")
+    torch.testing.assert_close(_run(compiled, torch.float32), _run(f, torch.float32))
+    assert inspect.reasons(compiled) == () and len(inspect.entries(compiled)) == 2
+
+
+def _shaped(x: Any, s: Any) -> Any:
+    return x.repeat(abs(int(s.item())) + 1)
+
+
+def _shown(x: Any, s: Any) -> Any:
+    return x + float(f"{s.item():.2f}")
+
+
+def _data(x: Any, s: Any) -> Any:
+    return x * (x.sum() * s).item()
+
+
+def _viewed(x: Any, s: Any) -> Any:
+    s.view(1).mul_(2)
+    return x * s.item()
+
+
+def _read_before_a_write(x: Any, s: Any) -> Any:
+    half = s * 0.5
+    s.mul_(3)
+    return x * half.item(), x * s.item()
+
+
+def _of_ints(x: Any, s: Any) -> Any:
+    return x * s.long().item()
+
+
+@pytest.mark.parametrize("f", [_shaped, _shown, _data, _viewed, _read_before_a_write, _of_ints])
+def test_where_the_number_is_not_known(f: Any) -> None:
+    """The graph breaks; a value more is no graph more."""
+    compiled = smelt.compile(f, backend="eager")
+    torch.testing.assert_close(_run(compiled, torch.float32), _run(f, torch.float32))
+    assert inspect.reasons(compiled) != ()
+    assert len(inspect.entries(compiled)) == 1
