@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION = range(5)  # the order in which locks are taken: outermost first
+# The order in which locks are taken, outermost first.
+CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION = range(5)
 
 _locks: dict[int, Any] = {}
 
