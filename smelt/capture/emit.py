@@ -302,6 +302,18 @@ def _parameter(name: str, index: int) -> str:
 # ------------------------------------------------------------------------------------------------ the function
 
 
+@contextmanager
+def _room() -> Iterator[None]:
+    """Objects may be nested deeper than the user's recursion limit allows to write them."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@_room()
 def emit(
     code: CodeType,
     found: Reach,
@@ -326,34 +338,6 @@ def emit(
         original: runs the call where the graph raises before any store (`again`); None: the exception goes on.
         handles: the user's code may have a handler for it.
     """
-    with _room():
-        return _emit(code, found, ending, stores, inputs, outputs, graph, resumes, symbols, original, handles)
-
-
-@contextmanager
-def _room() -> Iterator[None]:
-    """Objects may be nested deeper than the user's recursion limit allows to write them."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
-def _emit(
-    code: CodeType,
-    found: Reach,
-    ending: Ending,
-    stores: Sequence[Store],
-    inputs: Sequence[tuple[FakeTensor, Origin]],
-    outputs: Sequence[FakeTensor],
-    graph: Callable[[tuple[Any, ...]], Sequence[Any]] | None,
-    resumes: Resumes,
-    symbols: Sequence[Expression],
-    original: FunctionType | None,
-    handles: bool,
-) -> CompiledFrame:
     slots = slot_names(code)
     writer = Writer(found, slots, [_collected(origin) for _, origin in inputs])
     for i, (fake, origin) in enumerate(inputs):
