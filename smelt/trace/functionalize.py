@@ -307,7 +307,11 @@ class _Functionalizer(Emitter):
         written = {name: self._written_fakes(info, node, name) for name in info.writes}
         fakes_written = [f for fs in written.values() for f in _flat(fs)]
         self._check_operands(fakes_written, node)
-        if self.trace.tangents and _in_checkpoint(node) and any(self._storage(f).inputs for f in fakes_written):
+        if (
+            self.trace.tangents
+            and _in_checkpoint(node)
+            and any(self._storage(f).inputs for f in fakes_written)
+        ):
             # the statistics of a batch norm, say
             raise refuse("a checkpoint writes a tensor from outside, and once more when it runs again")
         pure = pure_of(node.target)
