@@ -43,7 +43,7 @@ NATIVE_MODULES = (
     "torch._utils",
     "torch._jit_internal", "torch.jit", "torch.backends", "torch.cuda", "torch.mps", "torch.xpu",
     "torch.mtia", "torch.cpu",
-    "torch.amp", "torch.autograd.grad_mode", "torch.autograd.graph", "torch.autograd.profiler",
+    "torch.amp.autocast_mode", "torch.autograd.grad_mode", "torch.autograd.graph", "torch.autograd.profiler",
     "torch.autograd.forward_ad",
     "torch.overrides", "torch.random", "torch._refs",
     "torch._prims", "torch._prims_common", "torch.nn.modules.utils", "torch.nn.parameter", "torch.nn.init",

@@ -6,6 +6,7 @@ what each result is: fresh memory, a view of an argument, or an argument itself.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +65,12 @@ def effects(op: OpOverload) -> Effects:
     if found is None:
         found = _EFFECTS[op] = _classify(op)
     return found
+
+
+@functools.cache
+def is_composite(op: OpOverload) -> bool:
+    """Whether the operator is nothing but calls of others: autograd takes it apart before anything beneath sees it."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
 def _classify(op: OpOverload) -> Effects:

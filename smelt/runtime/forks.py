@@ -1,7 +1,9 @@
 """Locks across `os.fork`: the child inherits memory as it is, but only the thread that forked.
 
 A lock that another thread holds would stay locked in the child for ever, and what it guards would stay half done (outside
-objects that hold fakes, a module half compiled). So a fork waits until no other thread holds one of smelt's locks.
+objects that hold fakes, a module half compiled). So a fork waits until no other thread holds one of smelt's locks, or the
+one that llvmlite puts around every call of LLVM: code is freed by whichever thread drops the last reference to it, while
+it holds no lock of smelt's.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import os
 from typing import Any
 
 # The order in which locks are taken, outermost first.
-CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION = range(5)
+CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION, LLVM = range(6)
 
 _locks: dict[int, Any] = {}
+_held: list[Any] = []  # by the thread that forks, in the order in which they were taken
 
 
 def hold_at_fork(lock: Any, place: int) -> Any:
@@ -22,12 +25,16 @@ def hold_at_fork(lock: Any, place: int) -> Any:
 
 
 def _before() -> None:
-    for _, lock in sorted(_locks.items()):
+    taken = [lock for _, lock in sorted(_locks.items())]
+    for lock in taken:
         lock.acquire()
+    _held.extend(taken)  # not before: another thread that forks has the list until it gives the locks back
 
 
 def _after() -> None:
-    for _, lock in sorted(_locks.items(), reverse=True):
+    taken = _held[::-1]  # another thread may have imported, and so registered, one more since
+    _held.clear()
+    for lock in taken:
         lock.release()
 
 

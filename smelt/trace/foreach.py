@@ -51,6 +51,17 @@ def _body(name: str, method: Callable[..., Any]) -> _Body:
     return body
 
 
+def _unscale(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a GradScaler does to the gradients: divides them by the scale, and notes whether all were finite."""
+    if kwargs or len(args) != 3:
+        return NotImplemented
+    gradients, found_infinite, inverse_scale = args
+    for gradient in gradients:
+        found_infinite.masked_fill_(gradient.isfinite().all().logical_not(), 1.0)
+        gradient.mul_(inverse_scale)
+    return None
+
+
 def _made_bodies() -> dict[Any, _Body]:
     found: dict[Any, _Body] = {}
     for name, method in {**{n: n for n in _UNARY}, **_SEVERAL}.items():
@@ -59,6 +70,7 @@ def _made_bodies() -> dict[Any, _Body]:
             of_one = getattr(torch.Tensor, method + suffix, None)
             if function is not None and of_one is not None:
                 found[function] = _body(name + suffix, of_one)
+    found[torch._amp_foreach_non_finite_check_and_unscale_] = _unscale
     return found
 
 

@@ -28,7 +28,7 @@ from smelt.errors import Unsupported
 from smelt.graph import state
 from smelt.graph.ir import Line, Node
 from smelt.graph.numbers import Expression
-from smelt.ops.kinds import Effects, effects
+from smelt.ops.kinds import Effects, effects, is_composite
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
 from smelt.trace import foreach, fused, joint, known, masked, selected, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier
@@ -574,6 +574,9 @@ class Trace:
             out = rule(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
+        if torch.is_inference_mode_enabled() and is_composite(func):
+            with self._modes[0]:  # what autograd does in other modes
+                return func.decompose(*args, **kwargs)
         return self.run(func, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -89,12 +90,13 @@ def test_a_child_of_a_child() -> None:
 def test_fork_while_another_thread_compiles() -> None:
     done = threading.Event()
     compiling: list[int] = []
+    x = torch.randn(8)  # not by the thread: the lock of torch's generator is not smelt's to hold
 
     def compile_forever() -> None:
         with torch.no_grad():
             while not done.is_set():
                 k = float(len(compiling))
-                smelt.compile(lambda x: torch.sin(x) * k + x.cos())(torch.randn(8))
+                smelt.compile(lambda x: torch.sin(x) * k + x.cos())(x)
                 compiling.append(1)
 
     thread = threading.Thread(target=compile_forever, daemon=True)
@@ -108,6 +110,23 @@ def test_fork_while_another_thread_compiles() -> None:
         done.set()
         thread.join(60)
     assert not thread.is_alive() and compiling
+
+
+def test_fork_while_another_thread_is_inside_llvm() -> None:
+    """As it is when that thread frees the code of a function that nobody holds any more."""
+    inside = threading.Event()
+
+    def stay() -> None:
+        with llvmlite.binding.ffi.lib._lock:
+            inside.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    inside.wait()
+    compiled = smelt.compile(lambda x: x.tan() * 3 - x)
+    in_child(lambda: agree(compiled, lambda x: x.tan() * 3 - x, 7), 20)
+    thread.join()
 
 
 class Rows(Dataset[torch.Tensor]):

@@ -19,13 +19,14 @@ from llvmlite.binding import ffi
 
 from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.target import Target, machine
-from smelt.runtime.forks import EMISSION, hold_at_fork
+from smelt.runtime.forks import EMISSION, LLVM, hold_at_fork
 
 PART = 60_000  # characters of a module that pays a thread: about 40 ms; each module costs about 2 ms
 
 _JITS: dict[Target, llvm.LLJIT] = {}
 _NUMBER = itertools.count()
 _LOCK = hold_at_fork(threading.RLock(), EMISSION)
+hold_at_fork(ffi.lib._lock._lock, LLVM)  # an RLock; there is no public way to it
 
 # llvmlite lets one thread at a time into LLVM, which itself asks only that they share neither contexts nor target
 # machines.

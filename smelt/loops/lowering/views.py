@@ -25,7 +25,7 @@ def alias(b: Builder, x: Tensor) -> Tensor:
     return b.view(x, x.shape, lambda index: index)
 
 
-@lowers(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
+@lowers(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def view(b: Builder, x: Tensor, shape: Sequence[Size], stride: Sequence[Size] | None = None) -> Tensor:
     return b.view(x, b.spec.shape, reshape_index(x.shape, b.spec.shape))
 
