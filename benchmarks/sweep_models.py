@@ -466,11 +466,17 @@ def verdict(row: dict[str, Any]) -> str:
 
 def _failed(result: dict[str, Any]) -> bool:
     """It ran eagerly because smelt itself failed."""
-    return any(why.startswith(("internal-error", "backend-failed")) for why in result["eager"])
+    return any(why.startswith(("internal-error", "backend-failed")) for why in result.get("eager", ()))
 
 
 def _agrees(result: dict[str, Any]) -> bool:
     return agrees(result) if "gradients" in result else result["error"] <= TOLERANCE
+
+
+def _is_done(row: dict[str, Any]) -> bool:
+    """Neither dead nor failed, nor of a sweep that looked at less."""
+    trained = row.get("train", {})
+    return ("graphs" not in trained or "backward" in trained) and verdict(row) not in ("died", "raised")
 
 
 def _why_skipped(row: dict[str, Any]) -> str:
@@ -604,7 +610,7 @@ def main() -> int:
     table = Path(args.out, f"{args.kind}.json")
     table.parent.mkdir(parents=True, exist_ok=True)
     old = _rows_in(table) if args.resume else []
-    kept = [r for r in old if r["name"] in names and "died" not in r and not _wants_rival(r, args.rival)]
+    kept = [r for r in old if r["name"] in names and _is_done(r) and not _wants_rival(r, args.rival)]
     rows = {r["name"]: r for r in kept}
     seconds = {r["name"]: r.get("seconds", 0.0) for r in (*_rows_in(RESULTS / table.name), *_rows_in(table))}
     todo = [n for n in names if n not in rows]
