@@ -459,7 +459,9 @@ def _let_go(error: BaseException) -> None:
     """Of the frames that an error, which is dealt with, has passed: they hold what the user gave, and may hold the error, so
     that all of it would live until the next collection. What the user was handling is left alone."""
     passed: BaseException | None = error
-    while passed is not None and passed.__traceback__ is not None:  # causes may go round in a circle
+    seen: set[int] = set()  # causes may go round in a circle
+    while passed is not None and id(passed) not in seen:
+        seen.add(id(passed))
         passed.__traceback__ = None
         passed = passed.__cause__
 
