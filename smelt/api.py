@@ -272,6 +272,7 @@ def reset() -> None:
     frame.reset()
     release_all()
     gc.collect()
+    _native.release_blocks()
 
 
 def disable(fn: Any = None, recursive: bool = True) -> Any:

@@ -24,7 +24,7 @@ from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import plain
+from smelt.trace.symbols import plain, plain_parts
 
 if TYPE_CHECKING:
     from smelt.capture.objects import Outside
@@ -149,7 +149,7 @@ def open_exception(outside: Outside, error: BaseException) -> None:
         return
     outside.opened[id(error)] = False
     for name in exception_fields(type(error)):  # type: ignore[arg-type]
-        found = outside.wrap(getattr(error, name), origin.child("member", name))
+        found = plain_parts(outside.wrap(getattr(error, name), origin.child("member", name)))
         for part in found if type(found) is tuple else ():
             outside.view(part)
 

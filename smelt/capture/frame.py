@@ -7,7 +7,6 @@ the entries of the function are as they were before, and the call runs eagerly (
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import sys

@@ -8,6 +8,7 @@
 // The backward is compiled at the first backward call, once for each set of tangents that are defined. What
 // all nodes of one Differentiable share is a `Shared`; Python objects in it are touched with the GIL only.
 #include <ATen/LegacyBatchedTensorImpl.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
@@ -25,6 +26,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -197,7 +199,8 @@ struct Saved {
     SavedVariable variable;
     at::Tensor number;  // instead, for a Python number
     bool is_output;
-    bool is_held = true;  // false: nothing to this node
+    bool is_held = true;           // false: nothing to this node
+    std::optional<Layout> layout;  // where a hook of saved tensors may give another tensor
 };
 
 uint32_t version_of(const at::Tensor& t) {
@@ -217,6 +220,12 @@ bool has_any(const at::Tensor& t, std::initializer_list<c10::DispatchKey> keys) 
     return t.key_set().has_any(c10::DispatchKeySet(keys));
 }
 
+bool is_lazy(const at::Tensor& t) {
+    using c10::DispatchKey;
+    return has_any(t, {DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor,
+                       DispatchKey::Functionalize, DispatchKey::Python});
+}
+
 at::Tensor conform(const Layout& want, at::Tensor t) {
     using c10::DispatchKey;
     TORCH_CHECK(!has_any(t, {DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}),
@@ -224,9 +233,23 @@ at::Tensor conform(const Layout& want, at::Tensor t) {
     if (t.layout() != at::kStrided) t = t.to_dense();
     TORCH_CHECK(want.describes(t), "smelt: a gradient of " + described(want.dtype, want.shape) +
                                        " is expected, got " + described(t.scalar_type(), t.sizes()));
-    const bool lazy = has_any(t, {DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor,
-                                  DispatchKey::Functionalize, DispatchKey::Python});
-    return !lazy && want.has_strides_of(t) ? t : want.copy_of(t);
+    return !is_lazy(t) && want.has_strides_of(t) ? t : want.copy_of(t);
+}
+
+// What a hook unpacked, as the backward relies on it: hooks keep values, not where they lie.
+at::Tensor restored(const Layout& want, at::Tensor t) {
+    TORCH_CHECK(t.sizes() == want.shape, "smelt: the unpack hook of a saved " +
+                                             described(want.dtype, want.shape) + " gave " +
+                                             described(t.scalar_type(), t.sizes()));
+    if (t.layout() != at::kStrided) t = t.to_dense();
+    if (!is_lazy(t) && want.describes(t) && want.has_strides_of(t)) return t;
+    Layout once = want;  // without the dimensions along which all elements are one place
+    for (size_t d = 0; d < once.shape.size(); ++d) {
+        if (once.stride[d] != 0 || once.shape[d] == 0) continue;
+        once.shape[d] = 1;
+        t = t.narrow(static_cast<int64_t>(d), 0, 1);
+    }
+    return once.copy_of(t).expand(want.shape);
 }
 
 at::Tensor as_gradient(PyObject* item) {
@@ -294,6 +317,7 @@ class CompiledBackward : public Node {
 
     void save(const at::Tensor& t, bool is_output, bool rebased_view) {
         saved_.push_back({SavedVariable(t, is_output, rebased_view), {}, is_output});
+        if (at::SavedTensorDefaultHooks::get_hooks()) saved_.back().layout = layout_of(t);
     }
     void skip() { saved_.push_back({{}, {}, false, false}); }
     void save(at::Tensor number) { saved_.push_back({{}, std::move(number), false}); }
@@ -353,7 +377,8 @@ class CompiledBackward : public Node {
                 values.emplace_back();
                 partly_released_ |= !keep && s.is_held;
             } else {
-                values.push_back(s.variable.unpack(s.is_output ? getptr() : NodePtr()));
+                at::Tensor value = s.variable.unpack(s.is_output ? getptr() : NodePtr());
+                values.push_back(s.layout ? restored(*s.layout, std::move(value)) : std::move(value));
             }
         }
         if (keep) return values;

@@ -180,6 +180,12 @@ struct ExpressionGives : Check {
     }
 };
 
+// Whether it carries a tangent of forward-mode differentiation, which compiled code would lose.
+inline bool is_dual(const at::TensorImpl* t) {
+    auto* meta = static_cast<torch::autograd::AutogradMeta*>(t->autograd_meta());
+    return meta && meta->fw_grad_ && !meta->fw_grad_->empty();
+}
+
 // The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
 // a pass over a thousand weights must not read a thousand descriptions of them.
 struct TensorLooks {
@@ -197,7 +203,7 @@ struct TensorLooks {
         c10::DispatchKeySet keys = t->key_set();
         if (keys.raw_repr() != known_keys && !agrees(t, keys)) return false;
         return t->dtype() == c10::scalarTypeToTypeMeta(dtype) && t->device() == device && has_sizes(t) &&
-               t->requires_grad() == requires_grad;
+               t->requires_grad() == requires_grad && !is_dual(t);
     }
 
     bool agrees(at::TensorImpl* t, c10::DispatchKeySet keys) {
@@ -245,7 +251,7 @@ class TensorNote {
         bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == looks_->type &&
                      Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == looks_->known_keys;
         if (!known) return looks_->holds(object_);
-        return has_sizes() && requires_grad() == looks_->requires_grad;
+        return has_sizes() && requires_grad() == looks_->requires_grad && !is_dual(impl_);
     }
 
   private:

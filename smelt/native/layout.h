@@ -28,11 +28,15 @@ struct Layout {
 
     // With these strides, which must not overlap.
     at::Tensor copy_of(const at::Tensor& t) const {
-        at::Tensor copy = at::empty_strided(shape, stride, t.options());
+        at::Tensor copy = at::empty_strided(shape, stride, t.options().dtype(dtype));
         copy.copy_(t);
         return copy;
     }
 };
+
+inline Layout layout_of(const at::Tensor& t) {
+    return {t.sizes().vec(), t.strides().vec(), t.scalar_type()};
+}
 
 // Put together without streams: this may be built by another compiler than torch was.
 inline std::string described(at::ScalarType dtype, at::IntArrayRef shape) {

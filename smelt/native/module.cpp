@@ -12,7 +12,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     PyObject* m = PyModule_Create(&smelt::module_def);
     if (!m) return nullptr;
     if (smelt::init_hook(m) < 0 || smelt::init_guards(m) < 0 || smelt::init_plan(m) < 0 ||
-        smelt::init_autograd(m) < 0 || smelt::init_shapes(m) < 0) {
+        smelt::init_autograd(m) < 0 || smelt::init_shapes(m) < 0 || smelt::init_blocks(m) < 0) {
         Py_DECREF(m);
         return nullptr;
     }

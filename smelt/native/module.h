@@ -8,4 +8,5 @@ int init_guards(PyObject* module);
 int init_plan(PyObject* module);
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
+int init_blocks(PyObject* module);
 }  // namespace smelt

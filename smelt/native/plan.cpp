@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "blocks.h"
 #include "layout.h"
 #include "module.h"
 #include "plan.h"
@@ -169,8 +170,10 @@ at::Tensor allocate(const Alloc& a) {
     if (!a.device.is_cpu())
         return at::empty_strided(a.layout.shape, a.layout.stride,
                                  at::TensorOptions(a.layout.dtype).device(a.device));
-    auto storage = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(a.nbytes), c10::GetCPUAllocator(), true);
+    c10::DataPtr memory =
+        a.nbytes >= kLargeBlock ? take_block(a.nbytes) : c10::GetCPUAllocator()->allocate(a.nbytes);
+    auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), a.nbytes,
+                                                         std::move(memory), c10::GetCPUAllocator(), true);
     auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
                                                       c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                       c10::scalarTypeToTypeMeta(a.layout.dtype));

@@ -81,29 +81,32 @@ void draw(at::mt19937_data_pod& engine, uint32_t* words, int64_t count) {
     }
 }
 
-at::Tensor& bernoulli_out(const at::Tensor& self, double p, std::optional<at::Generator> generator, at::Tensor& out) {
-    bool known = out.scalar_type() == at::kBool || out.scalar_type() == at::kFloat || out.scalar_type() == at::kDouble ||
-                 out.scalar_type() == at::kBFloat16 || out.scalar_type() == at::kHalf;
+at::Tensor& bernoulli_out(const at::Tensor& self, double p, std::optional<at::Generator> generator,
+                          at::Tensor& out) {
+    bool known = out.scalar_type() == at::kBool || out.scalar_type() == at::kFloat ||
+                 out.scalar_type() == at::kDouble || out.scalar_type() == at::kBFloat16 ||
+                 out.scalar_type() == at::kHalf;
     if (!known || !(p >= 0 && p <= 1) || !out.is_non_overlapping_and_dense()) {
         return out.bernoulli_(p, generator);  // which also has the words for what is wrong
     }
-    auto* source = at::get_generator_or_default<at::CPUGeneratorImpl>(generator, at::detail::getDefaultCPUGenerator());
+    auto* source =
+        at::get_generator_or_default<at::CPUGeneratorImpl>(generator, at::detail::getDefaultCPUGenerator());
     std::lock_guard<std::mutex> lock(source->mutex_);
     at::mt19937 engine = source->engine();
     at::mt19937_data_pod state = engine.data();
     const auto limit = static_cast<uint64_t>(std::ceil(std::ldexp(p, 53)));
     uint32_t words[2 * kBlock];
     uint8_t bits[kBlock];
-    AT_DISPATCH_FLOATING_TYPES_AND3(
-        at::kBool, at::kBFloat16, at::kHalf, out.scalar_type(), "smelt::bernoulli", [&] {
-            scalar_t* data = out.mutable_data_ptr<scalar_t>();
-            for (int64_t i = 0; i < out.numel(); i += kBlock) {
-                int64_t count = std::min(kBlock, out.numel() - i);
-                draw(state, words, 2 * count);
-                compare(words, count, limit, bits);
-                store(bits, count, data + i);
-            }
-        });
+    AT_DISPATCH_FLOATING_TYPES_AND3(at::kBool, at::kBFloat16, at::kHalf, out.scalar_type(),
+                                    "smelt::bernoulli", [&] {
+                                        scalar_t* data = out.mutable_data_ptr<scalar_t>();
+                                        for (int64_t i = 0; i < out.numel(); i += kBlock) {
+                                            int64_t count = std::min(kBlock, out.numel() - i);
+                                            draw(state, words, 2 * count);
+                                            compare(words, count, limit, bits);
+                                            store(bits, count, data + i);
+                                        }
+                                    });
     engine.set_data(state);
     source->set_engine(engine);
     return out;
@@ -114,7 +117,9 @@ TORCH_LIBRARY_FRAGMENT(smelt, m) {
           {at::Tag::nondeterministic_seeded});
 }
 
-TORCH_LIBRARY_IMPL(smelt, CPU, m) { m.impl("bernoulli.out", bernoulli_out); }
+TORCH_LIBRARY_IMPL(smelt, CPU, m) {
+    m.impl("bernoulli.out", bernoulli_out);
+}
 
 }  // namespace
 }  // namespace smelt

@@ -93,23 +93,17 @@ def read_by(nodes: Iterable[Any]) -> set[tuple[Any, int]]:
     return found
 
 
-def check_observed(
+def check_passed_by(
     trace: Trace, outputs: Sequence[FakeTensor], values: Sequence[FakeTensor], written: Sequence[FakeTensor]
 ) -> None:
-    """Raises NotDifferentiable where a hook would not see all that flows into its tensor: of what is taken or written
-    outside of the graph's nodes, only what comes from outside."""
+    """Raises NotDifferentiable where gradients would pass a tensor by that others can see: what is taken or written outside
+    of the graph's nodes, and what other results are computed from. A hook on it, or `torch.autograd.grad`, would miss what
+    flows from those results."""
     own = {id(v) for v in values}
-    outside = {id(f) for f in written}
-    observed = [*trace.hooked, *(f for f in outputs if f.retains_grad)]
-    places = {
-        (f.grad_fn, f.output_nr)
-        for f in observed
-        if f.grad_fn is not None and (id(f) in outside if trace.is_input(f) else id(f) not in own)
-    }
-    if places and places & read_by({f.grad_fn for f in outputs if f.grad_fn is not None}):
-        raise refuse(
-            "a hook on a view, or on an input that is written, which other results are computed from"
-        )
+    seen = [*(f for f in (*trace.hooked, *outputs) if not trace.is_input(f) and id(f) not in own), *written]
+    places = {(f.grad_fn, f.output_nr) for f in seen if f.grad_fn is not None}
+    if places and places & read_by({f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None}):
+        raise refuse("a view, or an input that is written, which other results are computed from")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from smelt.graph import passes
 from smelt.graph.ir import Graph, Line, Node, argument_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
-from smelt.trace.flags import NO_FLAGS, Flags, check_observed, placed_flags, read_by, switched_on
+from smelt.trace.flags import NO_FLAGS, Flags, check_passed_by, placed_flags, read_by, switched_on
 from smelt.trace.functions import UserBackward, check_linear
 from smelt.trace.outputs import NotDifferentiable, Result, placed, refuse, results
 
@@ -95,7 +95,7 @@ def _record(trace: Trace, outputs: Sequence[FakeTensor]) -> Recorded:
     flags = Flags.of(trace)
     written = tuple(f for f in trace.inputs if f.grad_fn is not trace.first_history.get(id(f)))
     values, found = results(trace, outputs)
-    check_observed(trace, outputs, values, written)
+    check_passed_by(trace, outputs, values, written)
     values = (*values, *written)
     with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad)
     sources = tuple(f for i, f in enumerate(trace.inputs) if id(f) in trace.first_history or i in flags.on)
@@ -272,6 +272,8 @@ class Whole:
         ends = iter(self.ends[n_values:])
         gradients = [None if g is None else next(ends) for g in recorded.gradients]
         kept = [(g, position[id(f)]) for g, f in zip(gradients, recorded.sources) if id(f) in position]
+        if recorded.with_tangent and not kept:
+            raise refuse("a result requires gradients, which no input does")
         of_cuts = gradients[len(recorded.sources) :]
         returned = (*self.ends[:n_values], *(g for g, _ in kept), *of_cuts)
         specs = tuple(None if n is None else n.spec for n in returned)
