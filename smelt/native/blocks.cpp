@@ -4,9 +4,9 @@
 // hands memory beyond 32 MiB back to the kernel when it is freed, so that the next step pays for each page again: the
 // kernel clears it and maps it at the first touch. Here such blocks are kept, and backed by huge pages.
 //
-// What always holds: the bytes in use and the bytes kept are together no more than the bytes that were in use at some
-// moment. So keeping blocks does not raise the peak of what plans hold; where sizes change, the blocks that were used
-// longest ago go first.
+// What always holds: the bytes in use and the bytes kept are together at most twice the bytes that were in use at some
+// moment. (A step's saved activations and its gradients are not all in use at once, but each are.) Where sizes change, the
+// blocks that were used longest ago go first. The kernel may take the pages of a block that is kept when memory is short.
 #include "blocks.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -22,17 +22,19 @@
 namespace smelt {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kHugePage = size_t{2} << 20, kUnit = size_t{64} << 10, kShift = 4096 + 64;
 
 struct Block {
-    void* memory;
+    void* memory;  // what was allocated
+    void* begin;   // of what is used
     size_t bytes;
 };
 
 class Blocks {
   public:
     // A block that is kept, if one fits with little waste, or a new one. No memory: nullptr.
-    Block* take(size_t bytes) {
+    Block* take(size_t wanted) {
+        size_t bytes = (wanted + kUnit - 1) / kUnit * kUnit;
         std::lock_guard<std::mutex> lock(mutex_);
         auto best = kept_.end();
         for (auto it = kept_.begin(); it != kept_.end(); ++it)
@@ -45,7 +47,7 @@ class Blocks {
             kept_.erase(best);
             kept_bytes_ -= block->bytes;
         } else {
-            while (!kept_.empty() && used_bytes_ + kept_bytes_ + bytes > peak_bytes_) drop_oldest();
+            while (!kept_.empty() && used_bytes_ + kept_bytes_ + bytes > 2 * peak_bytes_) drop_oldest();
             block = make(bytes);
             while (!block && !kept_.empty()) {
                 drop_oldest();
@@ -59,6 +61,7 @@ class Blocks {
     }
 
     void give(Block* block) {
+        madvise(block->memory, block->bytes + kUnit, MADV_FREE);  // its contents are worth nothing
         std::lock_guard<std::mutex> lock(mutex_);
         used_bytes_ -= block->bytes;
         kept_bytes_ += block->bytes;
@@ -82,12 +85,14 @@ class Blocks {
     std::mutex mutex_;
 
   private:
-    static Block* make(size_t bytes) {
-        size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-        void* memory = std::aligned_alloc(kHugePage, rounded);
-        if (!memory) return nullptr;
-        madvise(memory, rounded, MADV_HUGEPAGE);  // a wish: where it is refused, pages are small
-        return new Block{memory, rounded};
+    Block* make(size_t bytes) {
+        void* memory = nullptr;
+        if (posix_memalign(&memory, kHugePage, bytes + kUnit) != 0) return nullptr;
+        madvise(memory, bytes + kUnit, MADV_HUGEPAGE);  // a wish: where it is refused, pages are small
+        // Blocks begin at different places of a page: those that a kernel walks side by side would else meet in the
+        // same sets of the caches.
+        size_t shift = made_++ % (kUnit / kShift) * kShift;
+        return new Block{memory, static_cast<char*>(memory) + shift, bytes};
     }
 
     void drop_oldest() {
@@ -99,7 +104,7 @@ class Blocks {
     }
 
     std::list<Block*> kept_;  // those used longest ago first
-    size_t used_bytes_ = 0, kept_bytes_ = 0, peak_bytes_ = 0;
+    size_t used_bytes_ = 0, kept_bytes_ = 0, peak_bytes_ = 0, made_ = 0;
 };
 
 // Never destroyed: tensors may be freed after static objects are.
@@ -131,7 +136,7 @@ PyMethodDef methods[] = {
 c10::DataPtr take_block(size_t bytes) {
     Block* block = blocks().take(bytes);
     if (!block) return c10::GetCPUAllocator()->allocate(bytes);  // which has the words for it
-    return {block->memory, block, give_back, c10::Device(c10::kCPU)};
+    return {block->begin, block, give_back, c10::Device(c10::kCPU)};
 }
 
 int init_blocks(PyObject* module) {
