@@ -225,7 +225,7 @@ def _held(vm: Any, roots: Sequence[Any]) -> list[Any]:
 def _call_backward(vm: Any, args: Any, kwargs: Any) -> Any:
     """Autograd's engine calls the backward of a custom function."""
     ctx, *tangents = args
-    user = functools.partial(windows.in_window, vm, ctx._get_user_fn(), args)
+    user = functools.partial(windows.in_window, vm, _user_backward(ctx._forward_cls), args)
     trace = vm.trace
     if not trace.records_backward:
         return user()
@@ -241,9 +241,22 @@ def _call_backward(vm: Any, args: Any, kwargs: Any) -> Any:
     return given
 
 
-@function(BackwardCFunction.apply_boxed)
-def _call_boxed_backward(vm: Any, args: Any, kwargs: Any) -> Any:
-    raise unsupported("a torch.autograd.Function with boxed_grads_call")
+def _user_backward(cls: Any) -> Callable[..., Any]:
+    """What the user wrote, under one of two names. As in `BackwardCFunction.apply`."""
+    if cls.backward is not _Function.backward and cls.vjp is not _Function.vjp:
+        raise RuntimeError(
+            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of "
+            "them."
+        )
+    given: Callable[..., Any] = cls.backward if cls.vjp is _Function.vjp else cls.vjp
+    return given
+
+
+if hasattr(BackwardCFunction, "apply_boxed"):  # torch 2.11 has none
+
+    @function(BackwardCFunction.apply_boxed)
+    def _call_boxed_backward(vm: Any, args: Any, kwargs: Any) -> Any:
+        raise unsupported("a torch.autograd.Function with boxed_grads_call")
 
 
 def _contents_of(ctx: Any) -> dict[str, Any]:
