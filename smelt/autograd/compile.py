@@ -96,7 +96,7 @@ def _groups(
     gives: list[set[int]] = []
     readers: list[list[int]] = [[] for _ in parts.saved]
     for k in range(n):
-        graph = without_tangents(parts.backward, frozenset(range(n)) - {k}) if n > 1 else parts.backward
+        graph = without_tangents(parts.backward, frozenset(range(n)) - {k})
         gives.append({i for i, g in enumerate(graph.output.args[0]) if g is not None})
         used = {argument for node in graph for argument in argument_nodes(node)}
         for placeholder, tangents in zip(graph.placeholders, readers):

@@ -43,10 +43,9 @@ from smelt.errors import Unsupported
 from smelt.graph import state
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.flags import read_by
 from smelt.trace.functions import CustomFunctions
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.outputs import refuse
+from smelt.trace.outputs import read_by, refuse
 
 _Function = torch.autograd.Function
 

@@ -35,9 +35,7 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     aten.reciprocal.default: lambda a: 1.0 / a,
     aten.neg.default: operator.neg,
 }  # fmt: skip
-_SAME = frozenset(
-    (aten.clone.default, aten._to_copy.default)
-)  # fmt: skip
+_SAME = frozenset((aten.clone.default, aten._to_copy.default))
 _VIEWS = frozenset((aten.detach.default, aten.alias.default))
 _IN_PLACE: dict[Any, Callable[..., Any]] = {
     **{getattr(aten, f"{n}_").Tensor: f for n, f in (
@@ -116,9 +114,7 @@ class _Reading:
     def _count(self, tensor: FakeTensor, added: int) -> Any:
         """What it held and the integers that were added since; None if adding them is not exact."""
         held = self._first(tensor)
-        if not (
-            held % 1 == 0 and abs(held) < _EXACT
-        ):  # which is required of later calls too, or the contrary
+        if not (held % 1 == 0 and abs(held) < _EXACT):  # required of later calls too; so is the contrary
             return None
         return held + added
 

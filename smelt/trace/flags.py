@@ -6,10 +6,10 @@ gradient at some time must do so before the node is made, which has an edge for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -76,34 +76,6 @@ def placed_flags(trace: Trace, flags: Flags, position: dict[int, int]) -> Flags:
         end=tuple((at(i), flag) for i, flag in flags.end),
         retained=tuple(map(at, flags.retained)),
     )
-
-
-def read_by(nodes: Iterable[Any]) -> set[tuple[Any, int]]:
-    """The results, each as (node of autograd, which), that `nodes` and all nodes behind them are computed from."""
-    pending = list(nodes)
-    seen = set(pending)
-    found: set[tuple[Any, int]] = set()
-    while pending:
-        for following, output in pending.pop().next_functions:
-            if following is not None:
-                found.add((following, output))
-                if following not in seen:
-                    seen.add(following)
-                    pending.append(following)
-    return found
-
-
-def check_passed_by(
-    trace: Trace, outputs: Sequence[FakeTensor], values: Sequence[FakeTensor], written: Sequence[FakeTensor]
-) -> None:
-    """Raises NotDifferentiable where gradients would pass a tensor by that others can see: what is taken or written outside
-    of the graph's nodes, and what other results are computed from. A hook on it, or `torch.autograd.grad`, would miss what
-    flows from those results."""
-    own = {id(v) for v in values}
-    seen = [*(f for f in (*trace.hooked, *outputs) if not trace.is_input(f) and id(f) not in own), *written]
-    places = {(f.grad_fn, f.output_nr) for f in seen if f.grad_fn is not None}
-    if places and places & read_by({f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None}):
-        raise refuse("a view, or an input that is written, which other results are computed from")
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from smelt.graph import passes
 from smelt.graph.ir import Graph, Line, Node, argument_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
-from smelt.trace.flags import NO_FLAGS, Flags, check_passed_by, placed_flags, read_by, switched_on
+from smelt.trace.flags import NO_FLAGS, Flags, placed_flags, switched_on
 from smelt.trace.functions import UserBackward, check_linear
-from smelt.trace.outputs import NotDifferentiable, Result, placed, refuse, results
+from smelt.trace.outputs import NotDifferentiable, Result, check_passed_by, placed, read_by, refuse, results
 
 if TYPE_CHECKING:
     from smelt.trace.record import Trace

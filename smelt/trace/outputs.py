@@ -7,7 +7,7 @@ look at are values of the graph, and each `Result` says how it is taken from one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -109,6 +109,34 @@ def placed(trace: Trace, result: Result, position: dict[int, int]) -> Result:
     if result.kind != "input":
         return result
     return replace(result, index=position[id(trace.inputs[result.index])])
+
+
+def read_by(nodes: Iterable[Any]) -> set[tuple[Any, int]]:
+    """The results, each as (node of autograd, which), that `nodes` and all nodes behind them are computed from."""
+    pending = list(nodes)
+    seen = set(pending)
+    found: set[tuple[Any, int]] = set()
+    while pending:
+        for following, output in pending.pop().next_functions:
+            if following is not None:
+                found.add((following, output))
+                if following not in seen:
+                    seen.add(following)
+                    pending.append(following)
+    return found
+
+
+def check_passed_by(
+    trace: Trace, outputs: Sequence[FakeTensor], values: Sequence[FakeTensor], written: Sequence[FakeTensor]
+) -> None:
+    """Raises NotDifferentiable where gradients would pass a tensor by that others can see: what is taken or written outside
+    of the graph's nodes, and what other results are computed from. A hook on it, or `torch.autograd.grad`, would miss what
+    flows from those results."""
+    own = {id(v) for v in values}
+    seen = [*(f for f in (*trace.hooked, *outputs) if not trace.is_input(f) and id(f) not in own), *written]
+    places = {(f.grad_fn, f.output_nr) for f in seen if f.grad_fn is not None}
+    if places and places & read_by({f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None}):
+        raise refuse("a view, or an input that is written, which other results are computed from")
 
 
 class _Origins:

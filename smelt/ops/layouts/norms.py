@@ -65,14 +65,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    if not x.is_floating_point() or x.dim() < 2:
-        return NotImplemented
-    if any(p is not None and p.shape != x.shape[1:2] for p in (weight, bias, mean, var)):
-        return NotImplemented
-    memory_format = suggested_format(x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=memory_format)
-    dtype = _statistics_dtype(x, weight, bias, mean, var)
-    return out, fresh([0], dtype), fresh([0], dtype)
+    return _batch_norm_training(x, weight, bias, mean, var, False, momentum, eps)
 
 
 def _batch_norm_training(
