@@ -21,8 +21,8 @@ import torch
 
 from smelt.codegen import cost
 from smelt.codegen.llvm.gemm import Product, Request, compile_products, plan_product
-from smelt.codegen.plan import Alloc, Launch, Plan
 from smelt.graph.ir import TensorSpec
+from smelt.plan.steps import Alloc, Launch, Plan
 
 COLD_BYTES = 128 << 20
 aten = torch.ops.aten

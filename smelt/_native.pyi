@@ -4,7 +4,7 @@ from typing import Any
 import torch
 
 class Plan:
-    """See smelt/native/plan.cpp. `spec` is what `smelt.codegen.plan.Plan.to_native` builds."""
+    """See smelt/native/plan.cpp. `spec` is what `smelt.plan.steps.Plan.to_native` builds."""
 
     arena_bytes: int
     idle_bytes: int

@@ -15,6 +15,7 @@ ORDER = [
     "autograd",
     "trace",
     "codegen",
+    "plan",
     "schedule",
     "loops",
     "graph",

@@ -12,7 +12,6 @@ import torch
 from smelt import _native, events, runtime
 from smelt.autograd.compile import compile_joint
 from smelt.backends.eager import eager
-from smelt.codegen import plan as plans
 from smelt.codegen.build import build_plan
 from smelt.codegen.cost import generates_products, prefers_native
 from smelt.codegen.llvm import compile_kernels
@@ -23,6 +22,7 @@ from smelt.graph.run import Compiled
 from smelt.loops.lower import lower
 from smelt.loops.lowering.table import LOWERINGS
 from smelt.ops import decompositions
+from smelt.plan import steps as plans
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
 from smelt.trace.decompose import decompose

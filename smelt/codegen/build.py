@@ -15,8 +15,11 @@ import torch
 
 from smelt.codegen.extern import aliased_values, is_foreign, out_variant, returns_alias, written_values
 from smelt.codegen.matmul import Prefer, ProductItem, compile_items, with_products
-from smelt.codegen.memory import Interval, place
-from smelt.codegen.plan import (
+from smelt.config import Config
+from smelt.graph.ir import TensorSpec
+from smelt.loops.ir import Kernel
+from smelt.plan.memory import Interval, place
+from smelt.plan.steps import (
     Alloc,
     Aten,
     BumpVersion,
@@ -32,10 +35,7 @@ from smelt.codegen.plan import (
     registers_in,
     span_bytes,
 )
-from smelt.codegen.together import Touched, side_by_side
-from smelt.config import Config
-from smelt.graph.ir import TensorSpec
-from smelt.loops.ir import Kernel
+from smelt.plan.together import Touched, side_by_side
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
 
 # Touching less memory than this is over before another Python thread could make use of the GIL (about 20 us).

@@ -5,9 +5,9 @@ import torch
 
 from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.plan import verify
 from smelt.config import DEFAULT
 from smelt.loops.lower import lower
+from smelt.plan.steps import verify
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from tests.loops.tracing import externs, traced

@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from smelt import _native
-from smelt.codegen.plan import Aten, Free, Plan, Reg, View, verify
+from smelt.plan.steps import Aten, Free, Plan, Reg, View, verify
 from tests.threads import in_threads
 
 aten = torch.ops.aten

@@ -97,7 +97,7 @@ class Product:
 
 @dataclass(frozen=True)
 class CompiledProduct:
-    """`void function(void** buffers, int64 begin, int64 end)` over [0, extent); see `codegen.plan.Launch`."""
+    """`void function(void** buffers, int64 begin, int64 end)` over [0, extent); see `plan.steps.Launch`."""
 
     name: str
     address: int

@@ -8,7 +8,9 @@ import torch
 import smelt
 from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.plan import (
+from smelt.config import DEFAULT
+from smelt.loops.lower import lower
+from smelt.plan.steps import (
     WORK,
     Alloc,
     Aten,
@@ -21,9 +23,7 @@ from smelt.codegen.plan import (
     print_plan,
     verify,
 )
-from smelt.codegen.together import Touched, side_by_side
-from smelt.config import DEFAULT
-from smelt.loops.lower import lower
+from smelt.plan.together import Touched, side_by_side
 from smelt.schedule.fuse import fuse
 from tests.loops.tracing import traced
 

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smelt.codegen.plan import ALIGNMENT
+from smelt.plan.steps import ALIGNMENT
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import torch
 
 from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.memory import Interval, aligned, place
-from smelt.codegen.plan import Alloc, Aten, Launch, Plan, print_plan, verify
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym
 from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
+from smelt.plan.memory import Interval, aligned, place
+from smelt.plan.steps import Alloc, Aten, Launch, Plan, print_plan, verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, KernelItem, Schedule, ViewItem
-from tests.codegen.test_plan import IR
+from tests.plan.test_executor import IR
 
 aten = torch.ops.aten
 

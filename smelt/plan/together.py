@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from smelt.codegen.plan import WORK, Alloc, BumpVersion, Launch, Step, Together
+from smelt.plan.steps import WORK, Alloc, BumpVersion, Launch, Step, Together
 
 MOST = 1024  # launches of a step
 PIECES = 8  # a launch with more pieces of work than this for each thread gains nothing from company

@@ -13,9 +13,9 @@ import llvmlite.binding as llvm
 import pytest
 import torch
 
-from smelt.codegen.plan import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View, print_plan, verify
 from smelt.errors import VerificationError
 from smelt.graph.ir import TensorSpec
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View, print_plan, verify
 from tests.threads import in_threads
 
 aten = torch.ops.aten
