@@ -20,7 +20,10 @@ from dataclasses import dataclass
 import torch
 
 from smelt.codegen import cost
-from smelt.codegen.llvm.gemm import Product, Request, compile_products, plan_product
+from smelt.codegen.generated.matrices import plan_product
+from smelt.codegen.generated.request import Request
+from smelt.codegen.llvm.products.compile import compile_products
+from smelt.codegen.llvm.products.product import Product
 from smelt.graph.ir import TensorSpec
 from smelt.plan.steps import Alloc, Launch, Plan
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from smelt.codegen.extern import aliased_values, is_foreign, out_variant, returns_alias, written_values
-from smelt.codegen.matmul import Prefer, ProductItem, compile_items, with_products
+from smelt.codegen.generated.items import Prefer, ProductItem, compile_items, with_products
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.loops.ir import Kernel

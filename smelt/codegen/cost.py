@@ -25,9 +25,10 @@ from typing import Literal
 
 import torch
 
-from smelt.codegen.llvm.gemm import GRAIN_FLOPS, Product, extent
+from smelt.codegen.llvm.products.product import Product
+from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, extent
 from smelt.codegen.llvm.target import Target, host
-from smelt.codegen.llvm.window import Window
+from smelt.codegen.llvm.windows.window import Window
 from smelt.config import Config
 
 Choice = Literal["native", "aten"]

@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from smelt.codegen import cost
-from smelt.codegen.llvm import gemm, gemm_library
-from smelt.codegen.llvm.gemm import Refused, Request, compile_products, plan_product
-from smelt.codegen.llvm.gemm_epilogue import BATCH, COL, ROW, Epilogue, product_value
+from smelt.codegen.generated.matrices import MATRIX_CALLS, plan_product
+from smelt.codegen.generated.request import Refused, Request
+from smelt.codegen.llvm.products import compile as compiler
+from smelt.codegen.llvm.products import library, tiling
+from smelt.codegen.llvm.products.compile import compile_products
+from smelt.codegen.llvm.products.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value
 from smelt.codegen.llvm.target import Target
 from smelt.graph.ir import TensorSpec
 from smelt.loops.ir import Buffer, Value
+from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule
 
 aten = torch.ops.aten
 F32, F64 = torch.float32, torch.float64
@@ -30,7 +34,7 @@ def argument(x):
     return spec(x) if isinstance(x, torch.Tensor) else x
 
 
-def plan(op, *args, out, epilogue=gemm.NONE):
+def plan(op, *args, out, epilogue=NO_EPILOGUE):
     return plan_product(op, [argument(a) for a in args], spec(out), "product", epilogue)
 
 
@@ -47,7 +51,7 @@ def launch(request: Request, args, out, extra=(), pieces=1):
     return out
 
 
-def run(op, *args, out=None, epilogue=gemm.NONE, extra=(), pieces=1):
+def run(op, *args, out=None, epilogue=NO_EPILOGUE, extra=(), pieces=1):
     """The generated product of `args`, into a NaN-filled result of eager's layout unless `out` is given."""
     if out is None:
         out = torch.full_like(op(*args), float("nan"))
@@ -144,6 +148,32 @@ def test_batched_bias():
         check(run(aten.baddbmm.default, bias, a, b), aten.baddbmm.default, bias, a, b)
 
 
+def convolution(x, w, bias, stride=1, out=None):
+    """The convolution as a call on matrices (or why it is none), and its tensors by number of the buffer."""
+    tensors = [x, w, *([] if bias is None else [bias]), out]
+    buffers = [BufferSpec(i, spec(t), "temp") for i, t in enumerate(tensors)]
+    schedule = Schedule(buffers, (), [], ())
+    settings = ([stride, stride], [0, 0], [1, 1], False, [0, 0], 1)
+    arguments = (BufRef(0), BufRef(1), None if bias is None else BufRef(2), *settings)
+    item = ExternItem(aten.convolution.default, arguments, {}, (len(tensors) - 1,))
+    return MATRIX_CALLS[item.op](schedule, item, arguments), tensors
+
+
+def run_convolution(x, w, bias, out, residual=None):
+    """Its generated product, with a residual and relu behind it if there is one."""
+    call, tensors = convolution(x, w, bias, out=out)
+    epilogue = NO_EPILOGUE
+    if residual is not None:
+        places = {2: (ROW, COL), 3: (BATCH, ROW, COL)}[len(call.result.shape)]
+        index = sum(place * step for place, step in zip(places, call.result.stride))
+        total = Value("add", (product_value(F32), Value("load", (0, index, None), F32)), F32)
+        epilogue = Epilogue((Buffer("r", F32, "in"),), relu(total))
+    request = call.plan(call.result, "convolution", epilogue)
+    assert isinstance(request, Request), request
+    operands = [None if i is None else tensors[i] for i in call.buffers]
+    return launch(request, operands, out, () if residual is None else (residual,))
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("images, size", [(1, 9), (3, 7), (2, 1)])
 def test_pointwise_convolution(layout, images, size):
@@ -151,19 +181,16 @@ def test_pointwise_convolution(layout, images, size):
     x = torch.randn(images, 20, size, size + 1).to(memory_format=layout)
     w, bias, residual = torch.randn(37, 20, 1, 1), torch.randn(37), torch.randn(images, 37, size, size + 1)
     residual = residual.to(memory_format=layout)
-    args = (x, w, bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    n, c, _, pixel = residual.stride()
-    load = Value("load", (0, BATCH * n + ROW * c + COL * pixel, None), F32)
-    epilogue = Epilogue((Buffer("r", F32, "in"),), relu(Value("add", (product_value(F32), load), F32)))
-    got = run(aten.convolution.default, *args, epilogue=epilogue, extra=(residual,))
-    torch.testing.assert_close(got, torch.relu(aten.convolution.default(*args) + residual))
-    torch.testing.assert_close(run(aten.convolution.default, *args[:2], None, *args[3:]), torch.conv2d(x, w))
+    out = torch.full_like(residual, float("nan"))
+    got = run_convolution(x, w, bias, out, residual)
+    torch.testing.assert_close(got, torch.relu(torch.conv2d(x, w, bias) + residual))
+    torch.testing.assert_close(run_convolution(x, w, None, out.fill_(float("nan"))), torch.conv2d(x, w))
 
 
 def test_other_convolutions_are_refused():
     x, w = torch.randn(1, 4, 8, 8), torch.randn(6, 4, 1, 1)
-    refused = plan(aten.convolution.default, x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, out=x)
-    assert "not pointwise" in refused.reason
+    refused, _ = convolution(x, w, None, stride=2, out=torch.empty(1, 6, 4, 4))
+    assert refused == "not a 1x1 convolution"
 
 
 def relu(v):
@@ -278,10 +305,11 @@ def test_the_cost_rule_on_a_measured_and_on_an_unknown_host():
 def test_register_blocks_of_other_hosts(width, rows, vectors, dtype, monkeypatch):
     """The blocks of AVX2, SSE and NEON hosts, as this host runs them."""
     narrow = dataclasses.replace(
-        gemm.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
+        tiling.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
     )
-    monkeypatch.setattr(gemm, "tile_for", lambda dtype: narrow)
-    monkeypatch.setattr(gemm_library, "_CODES", {})
+    for module in (tiling, compiler):
+        monkeypatch.setattr(module, "tile_for", lambda dtype: narrow)
+    monkeypatch.setattr(library, "_CODES", {})
     rng = random.Random(width * rows)
     for transposed in (False, True) * 3:
         m, n, k = (rng.randint(1, 70) for _ in range(3))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from smelt.backends import smelt as backend
-from smelt.codegen.windows import WINDOW_CALLS
+from smelt.codegen.generated.windows import WINDOW_CALLS
 from smelt.plan.steps import Launch
 from tests.backends.test_smelt import check, compiled
 

@@ -1,9 +1,10 @@
-"""The register block of generated matrix products, and the blocks of memory around it."""
+"""How a matrix product is cut: the register block of the host, and the blocks of rows, columns and K around it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 
 import llvmlite.binding as llvm
 import torch
@@ -81,3 +82,49 @@ def tile_for(dtype: torch.dtype) -> Tile:
     features = llvm.get_host_cpu_features()
     width, rows, vectors = next(block for name, block in _BLOCKS.items() if not name or features.get(name))
     return Tile(dtype, width // dtype.itemsize, rows, vectors)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a product is cut into tiles, blocks and panels."""
+
+    tiles: int
+    rows: int  # of a low tile
+    tall: int  # tiles of one row more, which come first
+    block_tiles: int
+    row_blocks: int
+    kc: int
+    k_blocks: int
+    panels: int
+
+    @property
+    def heights(self) -> tuple[int, int]:
+        """Rows of a tall and of a low tile, as far as they occur."""
+        return self.rows + 1 if self.tall else self.rows, self.rows
+
+
+def cut(m: int, n: int, k: int, tile: Tile) -> Cut:
+    """Rows are shared among tiles evenly, so that at most two heights occur; so is K among its blocks."""
+    tiles = ceil(m / tile.rows)
+    row_blocks = ceil(tiles / tile.block_tiles)
+    k_blocks = max(1, ceil(k / tile.kc))
+    kc = ceil(ceil(k / k_blocks) / tile.lanes) * tile.lanes
+    return Cut(
+        tiles=tiles,
+        rows=m // tiles,
+        tall=m % tiles,
+        block_tiles=ceil(tiles / row_blocks),
+        row_blocks=row_blocks,
+        kc=kc,
+        k_blocks=k_blocks,
+        panels=ceil(n / tile.columns),
+    )
+
+
+GRAIN_FLOPS = 1 << 20  # about 10 us of one core; also bounds how often A is packed again
+
+
+def extent(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> int:
+    """Work items: panels x blocks of rows x batch."""
+    whole = cut(m, n, k, tile_for(dtype))
+    return batch * whole.row_blocks * whole.panels

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smelt.codegen.llvm.gemm_tile import Tile
+from smelt.codegen.llvm.products.tiling import Tile
 
 
-class Text:
+class FunctionText:
     """The body of one function under construction. Values are names such as `%7`; blocks are opened by `label`."""
 
     def __init__(self) -> None:
@@ -104,14 +104,14 @@ class Text:
         )
 
 
-def splat(t: Text, tile: Tile, scalar: str) -> str:
+def splat(t: FunctionText, tile: Tile, scalar: str) -> str:
     one = t.let(f"insertelement {tile.vector} poison, {tile.scalar} {scalar}, i64 0")
     return t.let(
         f"shufflevector {tile.vector} {one}, {tile.vector} poison, <{tile.lanes} x i32> zeroinitializer"
     )
 
 
-def first_lanes(t: Text, tile: Tile, count: str) -> str:
+def first_lanes(t: FunctionText, tile: Tile, count: str) -> str:
     """The mask of lanes below `count` (any i64; negative: none)."""
     one = t.let(f"insertelement <{tile.lanes} x i64> poison, i64 {count}, i64 0")
     zeros = f"<{tile.lanes} x i32> zeroinitializer"
@@ -120,14 +120,14 @@ def first_lanes(t: Text, tile: Tile, count: str) -> str:
     return t.let(f"icmp slt <{tile.lanes} x i64> <{lanes}>, {all_}")
 
 
-def masked_load(t: Text, tile: Tile, pointer: str, mask: str) -> str:
+def masked_load(t: FunctionText, tile: Tile, pointer: str, mask: str) -> str:
     return t.let(
         f"call {tile.vector} @llvm.masked.load.{overload(tile)}.p0(ptr align {tile.size} {pointer}, {tile.mask} {mask}, "
         f"{tile.vector} zeroinitializer)"
     )
 
 
-def prefetch(t: Text, pointer: str) -> None:
+def prefetch(t: FunctionText, pointer: str) -> None:
     """Into L2 and beyond: what is fetched is read once, some thousand cycles later. Never faults."""
     t.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 

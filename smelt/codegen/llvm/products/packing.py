@@ -8,15 +8,15 @@ Strides are in bytes throughout. Layouts:
 
 from __future__ import annotations
 
-from smelt.codegen.llvm.gemm_text import Text, first_lanes, masked_load
-from smelt.codegen.llvm.gemm_tile import Tile
+from smelt.codegen.llvm.products.function_text import FunctionText, first_lanes, masked_load
+from smelt.codegen.llvm.products.tiling import Tile
 
 PACK_PARAMETERS = "ptr noalias %from, ptr noalias %to, i64 %count, i64 %k, i64 %step, i64 %kstep"
 
 
 def pack_rows(tile: Tile) -> str:
     """A tile of A whose k is contiguous: `count` rows at distance `step`, cut into runs. Lanes past k are zero."""
-    t = Text()
+    t = FunctionText()
     whole = t.mul(t.div("%k", tile.lanes), tile.lanes)
     block = t.mul("%count", tile.line)
     for full in (True, False):
@@ -33,7 +33,7 @@ def pack_rows(tile: Tile) -> str:
 
 def pack_rows_any(tile: Tile) -> str:
     """The same for any strides, one element at a time."""
-    t = Text()
+    t = FunctionText()
     with t.loop(0, "%k") as k:
         source = t.at("%from", t.mul(k, "%kstep"))
         run, lane = t.div(k, tile.lanes), t.rem(k, tile.lanes)
@@ -48,7 +48,7 @@ def pack_rows_transposed(tile: Tile) -> str:
     """The same where the rows are contiguous in A's transpose: `count` columns of k lines at distance `kstep`, by blocks
     of lanes x lanes. The last block of a run spills its unused lines into the next run, which is written later (the
     scratch goes on behind the packed A); what is left of k is packed one by one."""
-    t = Text()
+    t = FunctionText()
     whole = t.mul(t.div("%k", tile.lanes), tile.lanes)
     block = t.mul("%count", tile.line)
     with t.loop(0, whole, tile.lanes) as k, t.loop(0, "%count", tile.lanes) as first:
@@ -74,7 +74,7 @@ def pack_rows_transposed(tile: Tile) -> str:
 
 def pack_panel(tile: Tile) -> str:
     """A panel of B whose columns are contiguous: k rows of `count` elements at distance `kstep`."""
-    t = Text()
+    t = FunctionText()
     masks = [first_lanes(t, tile, t.sub("%count", j * tile.lanes)) for j in range(tile.vectors)]
     whole = t.test("eq", "%count", tile.columns)
     for full in (True, False):
@@ -90,7 +90,7 @@ def pack_panel(tile: Tile) -> str:
 
 def pack_panel_any(tile: Tile) -> str:
     """A panel of B of any strides, one element at a time."""
-    t = Text()
+    t = FunctionText()
     with t.loop(0, "%k") as k:
         source, to = t.at("%from", t.mul(k, "%kstep")), t.at("%to", t.mul(k, tile.row))
         with t.loop(0, "%count") as i:
@@ -103,7 +103,7 @@ def pack_panel_transposed(tile: Tile) -> str:
     """A panel of B given as W[N, K] with k contiguous: `count` rows of W at distance `step`, transposed by blocks of
     lanes x lanes, what is left of k one by one. Columns past `count` repeat the last row of W: their products land
     outside C."""
-    t = Text()
+    t = FunctionText()
     whole = t.mul(t.div("%k", tile.lanes), tile.lanes)
     last = t.sub("%count", 1)
     with t.loop(0, tile.columns, tile.lanes) as j:
@@ -123,7 +123,7 @@ def pack_panel_transposed(tile: Tile) -> str:
     return t.function(tile.function("pack_panel_transposed"), PACK_PARAMETERS)
 
 
-def transpose(t: Text, tile: Tile, rows: list[str]) -> list[str]:
+def transpose(t: FunctionText, tile: Tile, rows: list[str]) -> list[str]:
     """A square block in registers: first inside 128-bit groups by interleaving, then the groups themselves. These are
     the shuffles that x86 and Arm have as single instructions."""
     group = 16 // tile.size  # elements of 128 bits
@@ -136,12 +136,12 @@ def transpose(t: Text, tile: Tile, rows: list[str]) -> list[str]:
     return columns
 
 
-def _shuffle(t: Text, tile: Tile, a: str, b: str, pick: list[int]) -> str:
+def _shuffle(t: FunctionText, tile: Tile, a: str, b: str, pick: list[int]) -> str:
     lanes = ", ".join(f"i32 {p}" for p in pick)
     return t.let(f"shufflevector {tile.vector} {a}, {tile.vector} {b}, <{tile.lanes} x i32> <{lanes}>")
 
 
-def _interleave(t: Text, tile: Tile, rows: list[str], group: int) -> list[str]:
+def _interleave(t: FunctionText, tile: Tile, rows: list[str], group: int) -> list[str]:
     """Inside each 128-bit group: rows r of columns c become rows c of columns r."""
 
     def unpack(a: str, b: str, width: int, high: int) -> str:
@@ -163,7 +163,7 @@ def _interleave(t: Text, tile: Tile, rows: list[str], group: int) -> list[str]:
     return [unpack(pair[0], pair[1], 2, h) for pair in (low, high) for h in (0, 1)]
 
 
-def _exchange(t: Text, tile: Tile, vectors: list[str], group: int) -> list[str]:
+def _exchange(t: FunctionText, tile: Tile, vectors: list[str], group: int) -> list[str]:
     """The transpose of a square of 128-bit groups (1, 2 or 4 of them), even and odd groups at a time."""
 
     def pick(a: str, b: str, odd: int) -> str:

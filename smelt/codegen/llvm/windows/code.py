@@ -1,131 +1,26 @@
-"""Sliding windows over the planes of images as machine code: depthwise convolutions, maxima and means.
-
-One work item is one plane (one channel of one image):
-
-    copy the plane into scratch memory between borders of padding      so that no access below needs a mask
-    for each block of output rows, for each vector of output columns
-        for each column j of the window, for each input row
-            load the vector once; combine it into every output row of the block that it belongs to
-        epilogue, store
-
-What always holds:
-
-* Borders are written once per call: planes are all copied to the same place between them.
-* With a horizontal stride of 2 even and odd columns are kept apart, so that all vectors are contiguous.
-* The last block of rows and the last vector of a row overlap those before them where sizes do not divide; they
-  compute the same values again. Rows shorter than a vector are masked.
-* Sums run in the operands' dtype, column by column of the window.
-"""
+"""Machine code of windows: one function for each, over planes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import ceil, inf, prod
-from typing import Literal
-
-import torch
+from math import inf, prod
 
 from smelt.codegen.llvm.body import Body, Point, iota
 from smelt.codegen.llvm.builder import Builder, Module, Ref, suffix, type_text
-from smelt.codegen.llvm.gemm import CompiledProduct
-from smelt.codegen.llvm.gemm_epilogue import BATCH, COL, NONE, ROW, Epilogue, product_value
 from smelt.codegen.llvm.module import Code, assemble_functions
 from smelt.codegen.llvm.pointwise import emit
-from smelt.codegen.llvm.target import Target, host
+from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, product_value
+from smelt.codegen.llvm.products.product import CompiledProduct
+from smelt.codegen.llvm.target import host
 from smelt.codegen.llvm.types import TYPES
+from smelt.codegen.llvm.windows.window import Window, lanes_for, scratch_for
 from smelt.graph.sizes import Sym
 
-Pair = tuple[int, int]  # vertical, horizontal
-
-SCRATCH_BYTES = 256 << 10  # of one plane, on the stack of a thread
 ACCUMULATORS = 8  # output rows computed together
 BLOCK_STEPS = 100  # instructions of the innermost block: what compiles in a few milliseconds
 UNROLLED_TAPS = 16  # windows of more elements are a loop over columns, where columns are not kept apart
-LARGEST = 400  # elements of a window
 REGISTER_TAPS = 12  # weights of a plane that stay in registers
-GRAIN_STEPS = 40_000  # vector instructions that a thread should take at least
-
-
-@dataclass(frozen=True)
-class Window:
-    """R[n, c, y, x] = epilogue(combination over i, j of X[n, c, y * stride + i * dilation - padding, (same for x, j)]).
-
-    `kind`: "sum" of X times W[c, i, j], "max" (NaN wins), or "mean" (the sum divided by `divisor`). Padding is 0, for
-    "max" -inf. `x_strides`: of image, channel, row, column, in elements; `w_strides`: of c, i, j; `y_strides`: of
-    image, channel; rows and columns of the result are contiguous. The function's buffers are X, W (for "sum"), the
-    epilogue's inputs, R. In the epilogue BATCH is the image, ROW the channel, COL the pixel.
-    """
-
-    name: str
-    kind: Literal["sum", "max", "mean"]
-    dtype: torch.dtype
-    planes: Pair  # images, channels
-    size: Pair
-    out: Pair
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    x_strides: tuple[int, int, int, int]
-    w_strides: tuple[int, int, int]
-    y_strides: Pair
-    divisor: int = 1
-    epilogue: Epilogue = NONE
-
-    @property
-    def extent(self) -> int:
-        return prod(self.planes)
-
-    @property
-    def grain(self) -> int:
-        """Planes that a thread should take at least."""
-        steps = prod(self.out) * prod(self.kernel) // 8 + prod(self.size) // 4
-        return max(1, ceil(GRAIN_STEPS / max(steps, 1)))
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    """A padded plane: `rows` rows of `phases` runs of `run` elements; run p holds columns p, p + phases, ..."""
-
-    rows: int
-    phases: int
-    run: int
-
-    @property
-    def row(self) -> int:
-        return self.phases * self.run
-
-
-def lanes_for(p: Window, target: Target) -> int:
-    """The vector width that wastes least at the end of rows; narrow vectors cost half on a host that splits wide ones."""
-    widest = target.lanes(p.dtype.itemsize)
-    narrow = max(4, widest // 2)
-    return widest if ceil(p.out[1] / widest) * widest <= ceil(p.out[1] / narrow) * narrow else narrow
-
-
-def scratch_for(p: Window, lanes: int) -> _Scratch:
-    """Room for the plane, its borders, and what whole vectors touch beyond the last column."""
-    rows = max(p.padding[0] + p.size[0], (p.out[0] - 1) * p.stride[0] + (p.kernel[0] - 1) * p.dilation[0] + 1)
-    phases = p.stride[1]
-    reach = max(p.out[1], lanes) + (p.kernel[1] - 1) * p.dilation[1] // phases
-    copied = ceil((p.padding[1] + p.size[1]) / phases) + 1
-    return _Scratch(rows, phases, ceil(max(reach, copied) / lanes) * lanes)
-
-
-def refusal(p: Window) -> str | None:
-    """Why there is no machine code for `p`."""
-    if p.dtype not in (torch.float32, torch.float64):
-        return f"windows over {p.dtype}"
-    if p.stride[1] > 2:
-        return "a horizontal stride above 2"
-    scratch = scratch_for(p, host().lanes(p.dtype.itemsize))
-    if scratch.rows * scratch.row * p.dtype.itemsize > SCRATCH_BYTES:
-        return "a plane that exceeds the scratch memory"
-    if prod(p.kernel) > LARGEST:
-        return "a window too large to unroll"
-    return None
 
 
 def compile_windows(windows: Sequence[Window]) -> tuple[list[CompiledProduct], Code]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.llvm.gemm import Refused, Request, with_bias
-from smelt.codegen.llvm.gemm_epilogue import ROW, Epilogue
-from smelt.codegen.llvm.gemm_epilogue import refusal as epilogue_refusal
-from smelt.codegen.llvm.window import Pair, Window, refusal
+from smelt.codegen.generated.request import NotGenerated, Refused, Request, with_bias
+from smelt.codegen.llvm.products.epilogue import ROW, Epilogue
+from smelt.codegen.llvm.products.epilogue import refusal as epilogue_refusal
+from smelt.codegen.llvm.windows.window import Pair, Window, refusal
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import static
 from smelt.ops.convolution import Convolution
@@ -36,18 +36,24 @@ class WindowCall:
 
     def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | Refused:
         """The window that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s."""
-        if self.bias is not None:
-            epilogue = with_bias(epilogue, self.bias, [ROW], out.dtype)
-        reason = epilogue_refusal(epilogue, out.dtype)
-        if reason is None and out.dtype != self.window.dtype:
-            reason = f"a result of {out.dtype}"
-        if reason is None and out.shape[2] != 1 and out.stride[2] != 1:
-            reason = "pixels of the result are not contiguous"
+        try:
+            if self.bias is not None:
+                epilogue = with_bias(epilogue, self.bias, [ROW], out.dtype)
+        except NotGenerated as refused:
+            return Refused(str(refused))
+        reason = self._refusal(out, epilogue)
         if reason is not None:
             return Refused(reason)
         strides = (static(out.stride[0]), static(out.stride[1]))
         window = replace(self.window, name=name, y_strides=strides, epilogue=epilogue)
         return Request(window, tuple(range(len(self.buffers))))
+
+    def _refusal(self, out: TensorSpec, epilogue: Epilogue) -> str | None:
+        if out.dtype != self.window.dtype:
+            return f"a result of {out.dtype}"
+        if out.shape[2] != 1 and out.stride[2] != 1:
+            return "pixels of the result are not contiguous"
+        return epilogue_refusal(epilogue, out.dtype)
 
 
 def _depthwise(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> WindowCall | str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from smelt.codegen.llvm.gemm_text import Text
-from smelt.codegen.llvm.gemm_tile import KC_BYTES, Tile
+from smelt.codegen.llvm.products.function_text import FunctionText
+from smelt.codegen.llvm.products.tiling import KC_BYTES, Tile
 
 # The descriptor of a product: 64-bit words, by name. Strides in bytes. Tiles 0..tall-1 have `rows`+1 rows, the rest `rows`.
 # Functions are addresses; `narrow` ones compute one vector of columns, for panels that have no more.
@@ -27,7 +27,7 @@ EPILOGUE_PARAMETERS = (
 
 def driver(tile: Tile) -> str:
     """Work items [begin, end) of a product: see `_Driver`."""
-    t = Text()
+    t = FunctionText()
     panels, blocks = (_word(t, "%descriptor", w) for w in ("panels", "row_blocks"))
     scratch = _scratch(t, tile)
     t.do("br label %next")
@@ -47,7 +47,7 @@ def driver(tile: Tile) -> str:
     return t.function(tile.function("driver"), DRIVER_PARAMETERS)
 
 
-def _scratch(t: Text, tile: Tile) -> str:
+def _scratch(t: FunctionText, tile: Tile) -> str:
     """A thread's packed block of A, panel of B and strip of C, on its stack."""
     return t.let(f"alloca [{sum(_scratch_sizes(tile))} x i8], align 64")
 
@@ -57,7 +57,7 @@ def _scratch_sizes(tile: Tile) -> tuple[int, int, int]:
     return rows * KC_BYTES, tile.kc * tile.row, rows * tile.row
 
 
-def _word(t: Text, descriptor: str, name: str) -> str:
+def _word(t: FunctionText, descriptor: str, name: str) -> str:
     return t.load("i64", t.at(descriptor, 8 * WORDS.index(name)), 8)
 
 
@@ -66,7 +66,7 @@ BLOCK_PARAMETERS = "ptr %buffers, ptr %d, ptr %scratch, i64 %batch, i64 %block, 
 
 def block(tile: Tile) -> str:
     """Panels [panel, panel + count) of one block of rows of one batch entry."""
-    t = Text()
+    t = FunctionText()
     d = {name: _word(t, "%d", name) for name in WORDS}
     call = {name: t.let(f"inttoptr i64 {d[name]} to ptr") for name in WORDS[WORDS.index("pack_a") :]}
     a_size, b_size, _ = _scratch_sizes(tile)
@@ -157,7 +157,7 @@ class _Ahead:
 
 
 def _next_panel(
-    t: Text, tile: Tile, d: dict[str, str], b: str, k0: str, panel: str, last: str, tiles: str
+    t: FunctionText, tile: Tile, d: dict[str, str], b: str, k0: str, panel: str, last: str, tiles: str
 ) -> _Ahead:
     """The panel after this one, shared out among `tiles` tiles; after the last panel of a block of K, the first of the next
     block. As W[N, K]: each tile fetches some columns (rows of W), each run one line of them. As B[K, N]: each run

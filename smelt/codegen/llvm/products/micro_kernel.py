@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smelt.codegen.llvm.gemm_text import Text, overload, prefetch, splat
-from smelt.codegen.llvm.gemm_tile import Tile
+from smelt.codegen.llvm.products.function_text import FunctionText, overload, prefetch, splat
+from smelt.codegen.llvm.products.tiling import Tile
 
 MICRO_PARAMETERS = (
     "ptr noalias %a, ptr noalias %b, ptr noalias %c, i64 %k, i64 %ldb, i64 %ldc, i1 %accumulate, "
@@ -14,7 +14,7 @@ MICRO_PARAMETERS = (
 def micro(tile: Tile, rows: int, vectors: int) -> str:
     """c[rows][vectors] (+)= a @ b for one packed tile of A; `ldb` is the distance of rows of b (packed or not). In every
     run, `next_rows` rows of memory at `next`, `next_step` apart, are prefetched, and `next` moves by `next_run`."""
-    t = Text()
+    t = FunctionText()
     v, names = tile.vector, [(i, j) for i in range(rows) for j in range(vectors)]
     t.do("br label %outer")
     t.label("outer")  # one run of `lanes` elements of each row of A

@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from smelt.codegen.llvm.gemm_driver import block, driver
-from smelt.codegen.llvm.gemm_micro import micro
-from smelt.codegen.llvm.gemm_packing import (
+from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.products.driver import block, driver
+from smelt.codegen.llvm.products.function_text import declarations
+from smelt.codegen.llvm.products.micro_kernel import micro
+from smelt.codegen.llvm.products.packing import (
     pack_panel,
     pack_panel_any,
     pack_panel_transposed,
@@ -18,9 +20,7 @@ from smelt.codegen.llvm.gemm_packing import (
     pack_rows_any,
     pack_rows_transposed,
 )
-from smelt.codegen.llvm.gemm_text import declarations
-from smelt.codegen.llvm.gemm_tile import Tile
-from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.products.tiling import Tile
 from smelt.codegen.llvm.target import host
 from smelt.runtime.forks import LIBRARY, hold_at_fork
 

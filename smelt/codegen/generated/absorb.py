@@ -1,0 +1,221 @@
+"""Which elementwise kernel a generated product (or window) absorbs as its epilogue.
+
+A product absorbs the kernel behind it (bias, activation, residual, ...) when the kernel is the only reader of the
+product's result and touches each element of it once: the result then never goes to memory. Refusals carry a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smelt.codegen.extern import written_values
+from smelt.codegen.generated.request import is_dense
+from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, Epilogue, product_value
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
+from smelt.loops.ir import Buffer, Kernel, MapStage, Value
+from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
+
+# Results with two dimensions are (row, column), with three (batch, row, column).
+_PLACES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """The kernel at `position` as an epilogue: it reads buffers `inputs` and writes `out`, laid out as `out_spec`, whose
+    shape is the product's."""
+
+    position: int
+    name: str
+    epilogue: Epilogue
+    inputs: tuple[int, ...]
+    out: int
+    out_spec: TensorSpec
+    note: str
+
+
+def readers_of(schedule: Schedule) -> dict[int, list[int]]:
+    """Buffer -> positions of the items that read it; -1 for being returned."""
+    readers: dict[int, list[int]] = {}
+    for position, item in enumerate(schedule.items):
+        for buffer in _read(item):
+            readers.setdefault(buffer, []).append(position)
+    for out in schedule.outputs:
+        if out is not None:
+            readers.setdefault(out, []).append(-1)
+    return readers
+
+
+def _read(item: Item) -> set[int]:
+    if isinstance(item, KernelItem):
+        formals = zip(item.buffers, item.kernel.buffers)
+        return {b for b, formal in formals if b is not None and formal.role in ("in", "inout")}
+    if isinstance(item, ViewItem):
+        return {item.src}
+    return set(_references((item.args, item.kwargs)))
+
+
+def _references(value: Any) -> list[int]:
+    if isinstance(value, BufRef):
+        return [value.id]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [b for v in value for b in _references(v)] if isinstance(value, (tuple, list)) else []
+
+
+def absorbed(
+    schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
+) -> Absorbed | str:
+    """The kernel behind the product at `position` as its epilogue, or why not. `spec`: the result as matrices."""
+    extern = schedule.items[position]
+    assert isinstance(extern, ExternItem)
+    result = extern.outs[0]
+    assert result is not None
+    users = readers.get(result, [])
+    if len(users) != 1 or users[0] < 0:
+        return "the product has several readers"
+    item = schedule.items[users[0]]
+    if not isinstance(item, KernelItem):
+        return "the product is not read by a kernel"
+    if any(_writes_held(schedule, i) for i in schedule.items[position + 1 : users[0] + 1]):
+        return "an input is written before the kernel runs"
+    return _as_epilogue(schedule, item, result, spec, users[0])
+
+
+def _writes_held(schedule: Schedule, item: Item) -> bool:
+    """Whether `item` writes to memory that was there before it."""
+    if isinstance(item, ExternItem):
+        return bool(written_values(item.op, item.args, item.kwargs))
+    if isinstance(item, ViewItem):
+        return False
+    formals = zip(item.buffers, item.kernel.buffers)
+    held = ("input", "constant")
+    return any(
+        f.role == "inout" or (f.role == "out" and schedule.buffers[b].kind in held)
+        for b, f in formals
+        if b is not None
+    )
+
+
+def _as_epilogue(
+    schedule: Schedule, item: KernelItem, result: int, spec: TensorSpec, position: int
+) -> Absorbed | str:
+    kernel = item.kernel
+    if len(kernel.stages) != 1 or any(b is None for b in item.buffers):
+        return "the kernel is not elementwise"
+    (stage,) = kernel.stages
+    if not isinstance(stage, MapStage) or stage.loops or len(stage.stores) != 1:
+        return "the kernel is not elementwise with one result"
+    if len(spec.shape) not in _PLACES or not is_dense(spec):
+        return "the product's result is not contiguous"
+    (store,) = stage.stores
+    own = item.buffers.index(result)
+    point = _only_index(store.value, own)
+    at = _point_of_element(kernel, point, spec) if point is not None else None
+    if at is None:
+        return "the kernel does not visit each element of the product once"
+    dims = _dims(spec)
+    stride = _strides(subs(store.index, at), dims)
+    if stride is None:
+        return "the kernel's result is not laid out along the product's dimensions"
+    out = item.buffers[store.buffer]
+    assert out is not None
+    places = dict(zip(dims, _PLACES[len(dims)]))
+    inputs = tuple(i for i, b in enumerate(kernel.buffers) if b.role == "in" and i != own)
+    number = {b: i for i, b in enumerate(inputs)}
+    value = _epilogue_value(store.value, own, number, lambda e: subs(subs(e, at), places))
+    formals: tuple[Buffer, ...] = tuple(kernel.buffers[i] for i in inputs)
+    buffers = tuple(b for i in inputs if (b := item.buffers[i]) is not None)
+    out_spec = replace(schedule.buffers[out].spec, shape=spec.shape, stride=stride)
+    return Absorbed(position, kernel.name, Epilogue(formals, value), buffers, out, out_spec, item.note)
+
+
+def _dims(spec: TensorSpec) -> tuple[Sym, ...]:
+    """One bounded symbol per dimension: simplification needs the bounds."""
+    return tuple(Sym(f"product_{d}", 0, int(size) - 1) for d, size in enumerate(spec.shape))  # type: ignore[arg-type]
+
+
+def _only_index(value: Value, buffer: int) -> Size | None:
+    """The index at which `value` loads from `buffer`; None if there are several, or masked ones."""
+    found: set[Size] = set()
+    masked = False
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        v = todo.pop()
+        if id(v) in seen:
+            continue
+        seen.add(id(v))
+        if v.op == "load" and v.args[0] == buffer:
+            found.add(v.args[1])
+            masked |= v.args[2] is not None
+        todo += [a for a in v.args if isinstance(a, Value)]
+    return found.pop() if len(found) == 1 and not masked else None
+
+
+def _point_of_element(kernel: Kernel, index: Size, spec: TensorSpec) -> dict[Sym, Size] | None:
+    """Loop symbols in terms of the element's place, if `index` counts the loops like the digits of a number."""
+    flat: Size = 0
+    steps = 1
+    for dim, size in zip(reversed(_dims(spec)), reversed(spec.shape)):
+        flat = flat + dim * steps
+        steps *= int(size)  # type: ignore[arg-type]
+    places: list[tuple[int, Sym, int]] = []
+    rest = index
+    for loop in kernel.outer:
+        split = affine(rest, loop.sym)
+        if split is None:
+            return None
+        factor, rest = split
+        if not isinstance(factor, int) or not isinstance(loop.size, int):
+            return None
+        if loop.size != 1:
+            places.append((factor, loop.sym, loop.size))
+    if rest != 0:
+        return None
+    at: dict[Sym, Size] = {loop.sym: 0 for loop in kernel.outer}
+    expected = 1
+    for factor, sym, size in sorted(places, key=lambda p: p[0]):
+        if factor != expected:
+            return None
+        at[sym] = flat // factor % size
+        expected *= size
+    return at if expected == steps else None
+
+
+def _strides(index: Size, dims: tuple[Sym, ...]) -> tuple[Size, ...] | None:
+    """`index` as strides along `dims` from the first element on."""
+    strides: list[Size] = []
+    for dim in dims:
+        split = affine(index, dim)
+        if split is None or free_syms(split[0]):
+            return None
+        strides.append(split[0])
+        index = split[1]
+    return tuple(strides) if index == 0 else None
+
+
+def _epilogue_value(value: Value, own: int, number: dict[int, int], place: Callable[[Size], Size]) -> Value:
+    """`value` with the product in place of loads from buffer `own`, and indices moved by `place`."""
+    done: dict[int, Value] = {}
+
+    def moved(v: Any) -> Any:
+        if not isinstance(v, Value):
+            return v
+        if id(v) not in done:
+            done[id(v)] = rewritten(v)
+        return done[id(v)]
+
+    def rewritten(v: Value) -> Value:
+        if v.op == "load":
+            buffer, index, mask = v.args
+            if buffer == own:
+                return product_value(v.dtype)
+            return Value("load", (number[buffer], place(index), moved(mask)), v.dtype)
+        if v.op == "index":
+            return Value("index", (place(v.args[0]),), v.dtype)
+        return Value(v.op, tuple(map(moved, v.args)), v.dtype)
+
+    return moved(value)

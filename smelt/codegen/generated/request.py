@@ -1,0 +1,79 @@
+"""What is asked of code generation for one ATen call: a product or a window, or the reason why neither can stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smelt.codegen.llvm.products.epilogue import Epilogue, product_value, rewrite
+from smelt.codegen.llvm.products.product import Product
+from smelt.codegen.llvm.windows.window import Window
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size
+from smelt.loops.ir import Buffer, Value
+
+Argument = TensorSpec | float | Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A product (or window) that stands for one ATen call. The function's buffers: args[i] for i in `operands`, then
+    the inputs of the caller's epilogue, then the output."""
+
+    product: Product | Window
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why an ATen call stays an ATen call."""
+
+    reason: str
+
+
+class NotGenerated(Exception):
+    """Raised while a call is described; its text is the reason of a `Refused`."""
+
+
+def tensor(argument: Argument) -> TensorSpec:
+    """The operand. Raises NotGenerated where there is none."""
+    if not isinstance(argument, TensorSpec):
+        raise NotGenerated("an operand is not a tensor")
+    return argument
+
+
+def integers(sizes: Sequence[Size]) -> tuple[int, ...]:
+    """Sizes or strides as numbers. Raises NotGenerated for a symbolic one."""
+    if not all(isinstance(s, int) for s in sizes):
+        raise NotGenerated("a dynamic size")
+    return tuple(sizes)  # type: ignore[arg-type]
+
+
+def with_bias(epilogue: Epilogue, argument: Argument, places: Sequence[Size], dtype: torch.dtype) -> Epilogue:
+    """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `places` or of size 1. Raises
+    NotGenerated for one of another dtype."""
+    spec = tensor(argument)
+    if spec.dtype != dtype:
+        raise NotGenerated(f"a bias of {spec.dtype}")
+    shape, stride = integers(spec.shape), integers(spec.stride)
+    index: Size = 0
+    for size, step, place in zip(shape, stride, places[len(places) - len(shape) :]):
+        if size != 1:
+            index = index + place * step
+    bias = Value("load", (0, index, None), spec.dtype)
+    total = Value("add", (product_value(dtype), bias), dtype)
+    inputs = (Buffer("bias", spec.dtype, "in"), *epilogue.inputs)
+    later = rewrite(epilogue.value, lambda b, e: (b + 1, e), total) if epilogue.value else total
+    return Epilogue(inputs, later)
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """Contiguous, with static sizes and at least one element."""
+    expected = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.stride)):
+        if not isinstance(size, int) or size == 0 or (size != 1 and stride != expected):
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,118 @@
+"""Products to machine code: for each a descriptor (numbers for the shared driver), its epilogue, a short entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smelt.codegen.llvm.builder import Module
+from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.products.driver import WORDS
+from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
+from smelt.codegen.llvm.products.epilogue_code import write_epilogue
+from smelt.codegen.llvm.products.library import provide
+from smelt.codegen.llvm.products.product import CompiledProduct, Matrix, Product
+from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Cut, Tile, cut, extent, tile_for
+from smelt.codegen.llvm.target import host
+
+# Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
+# touch one more cache line in each.
+DIRECT_TILES = 2
+
+
+def compile_products(products: Sequence[Product]) -> tuple[list[CompiledProduct], Code]:
+    """Machine code for products of non-empty results (names differ); the code lives as long as the second value."""
+    module = Module(host())
+    imports: dict[str, int] = {}
+    text: list[str] = []
+    for p in products:
+        tile = tile_for(p.dtype)
+        names, body = _write(module, p, tile)
+        imports |= provide(tile, names)
+        text.append(body)
+    text += (f"declare void @{symbol}()" for symbol in imports)
+    code = assemble(module.text(text), [p.name for p in products], host(), imports=imports)
+    return [_compiled(p, code) for p in products], code
+
+
+def _compiled(p: Product, code: Code) -> CompiledProduct:
+    batch = p.batch[0] * p.batch[1]
+    count = extent(p.m, p.n, p.k, batch, p.dtype)
+    flops = 2 * batch * p.m * p.n * max(p.k, 1)
+    return CompiledProduct(p.name, code.address(p.name), count, max(1, GRAIN_FLOPS * count // flops))
+
+
+def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
+    """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
+    pieces = cut(p.m, p.n, p.k, tile)
+    tall, low = pieces.heights
+    narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
+    calls = {
+        "pack_a": _row_packer(p.a),
+        "pack_b": _panel_packer(p.b),
+        "micro_tall": f"micro{tall}x{tile.vectors}",
+        "micro": f"micro{low}x{tile.vectors}",
+        "narrow_tall": f"micro{tall}x{narrow}",
+        "narrow": f"micro{low}x{narrow}",
+    }
+    words: dict[str, int | str] = {**_descriptor(p, tile, pieces)}
+    words |= {word: _address(tile.function(name)) for word, name in calls.items()}
+    text = []
+    for word, full in (("epilogue_full", True), ("epilogue_partial", False)):
+        if (p.epilogue != NO_EPILOGUE and p.n >= tile.columns) if full else p.n % tile.columns:
+            text.append(write_epilogue(module, f"{p.name}.{word}", p, tile, full=full))
+            words[word] = _address(f"{p.name}.{word}")
+    table = ", ".join(f"i64 {words[name]}" for name in WORDS)
+    text.append(
+        f"@{p.name}.descriptor = internal constant [{len(WORDS)} x i64] [{table}]\n"
+        f"define void @{p.name}(ptr %buffers, i64 %begin, i64 %end) nounwind {{\n"
+        f"  tail call void @{tile.function('driver')}(ptr %buffers, i64 %begin, i64 %end, ptr @{p.name}.descriptor)\n"
+        "  ret void\n}\n"
+    )
+    return sorted(set(calls.values())), "".join(text)
+
+
+def _address(symbol: str) -> str:
+    return f"ptrtoint (ptr @{symbol} to i64)"
+
+
+def _row_packer(a: Matrix) -> str:
+    if a.col == 1:
+        return "pack_rows"
+    return "pack_rows_transposed" if a.row == 1 else "pack_rows_any"
+
+
+def _panel_packer(b: Matrix) -> str:
+    if b.col == 1:
+        return "pack_panel"
+    return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
+
+
+def _descriptor(p: Product, tile: Tile, pieces: Cut) -> dict[str, int]:
+    strides = {
+        f"{name}_{word}": stride * tile.size
+        for name, x in (("a", p.a), ("b", p.b), ("c", p.c))
+        for word, stride in (("outer", x.outer), ("inner", x.inner))
+    }
+    direct = p.b.col == 1 and pieces.tiles <= DIRECT_TILES and p.b.row * tile.size % tile.line == 0
+    return strides | {
+        "n": p.n,
+        "k": p.k,
+        "kc": pieces.kc,
+        "k_blocks": pieces.k_blocks,
+        "panels": pieces.panels,
+        "row_blocks": pieces.row_blocks,
+        "block_tiles": pieces.block_tiles,
+        "tiles": pieces.tiles,
+        "rows": pieces.rows,
+        "tall": pieces.tall,
+        "a_row": p.a.row * tile.size,
+        "a_k": p.a.col * tile.size,
+        "b_k": p.b.row * tile.size,
+        "b_n": p.b.col * tile.size,
+        "c_row": p.c.row * tile.size,
+        "inner_batch": p.batch[1],
+        "c_buffer": 2 + len(p.epilogue.inputs),
+        "direct_b": int(direct),
+        "epilogue_full": 0,
+        "epilogue_partial": 0,
+    }
