@@ -24,9 +24,9 @@ ORDER = Layers(
             "codegen",
             "plan",
             "schedule",
+            "ops",
             "loops",
             "graph",
-            "ops",
             "runtime",
             "native",
             "config",
@@ -38,8 +38,7 @@ ORDER = Layers(
         "smelt.capture": [(REST, "attributes", "opcodes")],
         "smelt.codegen": ["build", "generated", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
-        "smelt.loops": ["lower", "lowering", REST],
-        "smelt.ops": ["layouts", REST],
+        "smelt.ops": [REST, "layouts", "convolution"],
     }
 )
 UPWARD = {("smelt.reasons", "smelt.graph.ir"): "a reason names the line of the user's code, as a node does"}

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch._ops import OpOverload
 
+from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
-from smelt.ops.kinds import effects
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from smelt.autograd.classes import aten
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.graph.passes import eliminate_dead
-from smelt.graph.specs import result_spec
+from smelt.ops.results import result_spec
 from smelt.trace.joint import Joint
 
 

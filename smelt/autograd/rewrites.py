@@ -19,7 +19,7 @@ import torch
 
 from smelt.autograd.classes import aten
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.specs import result_spec
+from smelt.ops.results import result_spec
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from typing import Any
 from torch._ops import OpOverload
 
 from smelt.autograd.classes import aten
+from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
-from smelt.graph.linear import is_zero_constant, linear_in
 from smelt.graph.passes import eliminate_dead, has_effect
-from smelt.graph.specs import make_spec, result_spec
-from smelt.ops.kinds import effects
+from smelt.graph.specs import make_spec
+from smelt.ops.linear import is_zero_constant, linear_in
+from smelt.ops.results import result_spec
 
 _SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second side
 

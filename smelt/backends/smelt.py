@@ -19,9 +19,9 @@ from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.run import Compiled
-from smelt.loops.lower import lower
-from smelt.loops.lowering.table import LOWERINGS
 from smelt.ops import decompositions
+from smelt.ops.lower import lower
+from smelt.ops.registry import LOWERINGS
 from smelt.plan import steps as plans
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse

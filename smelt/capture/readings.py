@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.numbers import float32
-from smelt.ops.kinds import effects
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.record import Trace
 from smelt.trace.symbols import NUMBERS

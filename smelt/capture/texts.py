@@ -22,8 +22,8 @@ import torch
 from smelt.capture.tables import BUILTINS, TENSOR_METHODS, Handler, method
 from smelt.capture.values import LEAF_TYPES, is_constant
 from smelt.errors import Unsupported
+from smelt.graph.effects import effects
 from smelt.graph.numbers import leaves
-from smelt.ops.kinds import effects
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, hint

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from smelt.graph.sizes import Size
+from smelt.graph.tree import leaves, map_leaves
 
 OpKind = Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
 
@@ -115,45 +116,11 @@ def _printer() -> Any:
 
 def argument_nodes(node: Node) -> Iterator[Node]:
     """The nodes among a node's arguments, at any depth, with repetitions."""
-    yield from _nodes_in(node.args)
+    yield from leaves(node.args, Node)
     if node.kwargs:
-        yield from _nodes_in(node.kwargs)
-
-
-def _nodes_in(value: Any) -> Iterator[Node]:
-    if isinstance(value, (tuple, list)):
-        for v in value:
-            if type(v) is Node:
-                yield v
-            elif isinstance(v, (tuple, list, dict, slice)):
-                yield from _nodes_in(v)
-    elif isinstance(value, dict):
-        yield from _nodes_in(list(value.values()))
-    elif isinstance(value, slice):
-        yield from _nodes_in((value.start, value.stop, value.step))
-
-
-# Types of arguments that are no nodes and hold none.
-_PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
+        yield from leaves(node.kwargs, Node)
 
 
 def map_nodes(value: Any, function: Callable[[Node], Any]) -> Any:
     """`value` (arguments of a node) with every Node `n` replaced by `function(n)`."""
-    kind = type(value)
-    if kind is Node:
-        return function(value)
-    if kind is list:
-        return [v if type(v) in _PLAIN else map_nodes(v, function) for v in value]
-    if isinstance(value, tuple):
-        items = [v if type(v) in _PLAIN else map_nodes(v, function) for v in value]
-        return tuple(items) if kind is tuple else _rebuild(value, items)
-    if kind is dict:
-        return {k: map_nodes(v, function) for k, v in value.items()}
-    if kind is slice:
-        return slice(*(map_nodes(v, function) for v in (value.start, value.stop, value.step)))
-    return value
-
-
-def _rebuild(value: tuple[Any, ...], items: list[Any]) -> Any:
-    """A tuple subclass (torch.Size, a named tuple) with other items."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return map_leaves(value, Node, function)

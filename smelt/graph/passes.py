@@ -11,13 +11,12 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.graph import state
+from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
-from smelt.ops.kinds import effects
 
 
 def has_effect(node: Node) -> bool:
-    """Whether an aten node does more than give its result: it writes memory or draws random numbers."""
-    return type(node.target) is OpOverload and not effects(node.target).pure
+    return is_effectful(node.target)
 
 
 def changes_state(node: Node) -> bool:

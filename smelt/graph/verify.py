@@ -8,8 +8,8 @@ import operator
 from torch._ops import OpOverload
 
 from smelt.errors import VerificationError
+from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
-from smelt.ops.kinds import effects
 
 
 def verify(graph: Graph, functional: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.ops.kinds import effects
+from smelt.graph.effects import effects
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, affine
-from smelt.loops.lower import map_leaves
+from smelt.graph.tree import map_leaves
 from smelt.loops.tensor import Extern, Index, Map, Program, Tensor
 from smelt.schedule.groups import Group
 from smelt.schedule.inline import Units, base

@@ -8,7 +8,8 @@ from collections import defaultdict
 import torch
 
 from smelt.config import Config
-from smelt.loops.lower import has_effect, leaves
+from smelt.graph.effects import is_effectful
+from smelt.graph.tree import leaves
 from smelt.loops.tensor import Extern, Program, Scan, Tensor
 from smelt.schedule.build import build_schedule
 from smelt.schedule.groups import Fit, Group, Refusal, alone, fit, join, unprofitable
@@ -58,7 +59,7 @@ class Grouping:
         parents = {self.writer[t].id for t in arguments if t in self.writer}
         if extern.op._schema.is_mutable:
             parents |= {g.id for t in arguments for g in self.readers[t]} - {group.id}
-        if has_effect(extern.op):  # random numbers are drawn in program order
+        if is_effectful(extern.op):  # random numbers are drawn in program order
             parents |= self.effects
             self.effects = {group.id}
         written = arguments if extern.op._schema.is_mutable else []

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from smelt.graph.effects import is_effectful
 from smelt.graph.sizes import Size, Sym, bounds, numel
+from smelt.graph.tree import leaves
 from smelt.loops.ir import Value
-from smelt.loops.lower import has_effect, leaves
 from smelt.loops.tensor import CopyBack, Extern, Index, Load, Map, Program, Reduce, Scan, Tensor
 from smelt.loops.values import both
 from smelt.schedule.nests import split_loops
@@ -143,7 +144,7 @@ def _choose(program: Program, required: set[Tensor], targets: set[Tensor], fuse:
     chosen = _Chosen(set(), set())
     for step in reversed(program.steps):
         if isinstance(step, Extern):
-            if has_effect(step.op) or any(r in needed for r in step.results):
+            if is_effectful(step.op) or any(r in needed for r in step.results):
                 chosen.externs.add(step.order)
                 needed.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
         elif isinstance(step, Tensor) and (step in needed or reads[step]):

@@ -8,8 +8,8 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import static
+from smelt.graph.tree import map_leaves
 from smelt.loops.interpret import run as run_kernel
-from smelt.loops.lower import map_leaves
 from smelt.schedule.schedule import BufRef, ExternItem, KernelItem, Schedule, ViewItem
 
 

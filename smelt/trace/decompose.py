@@ -9,9 +9,9 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.errors import SmeltError
+from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
-from smelt.ops.kinds import effects
 from smelt.trace.fake import FakeTensor
 from smelt.trace.record import Trace
 from smelt.trace.symbols import NumberInput, Symbols, has_symbols

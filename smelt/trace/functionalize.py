@@ -17,11 +17,11 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
+from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, map_nodes
 from smelt.graph.sizes import numel, static
-from smelt.graph.specs import result_spec
 from smelt.ops.inplace import pure_of
-from smelt.ops.kinds import Effects, effects
+from smelt.ops.results import result_spec
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace.draws import inverse, order_of_draws
 from smelt.trace.fake import FakeTensor

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch._ops import OpOverload
 
+from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
-from smelt.graph.linear import is_linear
-from smelt.ops.kinds import effects
+from smelt.ops.linear import is_linear
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.outputs import refuse
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt.graph.effects import effects
 from smelt.graph.ir import Node
-from smelt.ops.kinds import effects
 from smelt.trace.fake import FakeTensor, fakes_in
 
 if TYPE_CHECKING:

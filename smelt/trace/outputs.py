@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
+from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
-from smelt.ops.kinds import effects
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor, fakes_in
 

@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.errors import Unsupported
 from smelt.graph import state
+from smelt.graph.effects import Effects, effects, is_composite
 from smelt.graph.ir import Line, Node
 from smelt.graph.numbers import Expression
-from smelt.ops.kinds import Effects, effects, is_composite
 from smelt.reasons import DATA_DEPENDENT, INTERNAL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason, ReasonKind
 from smelt.trace import foreach, fused, joint, known, masked, selected, sequences, shapes, special
 from smelt.trace.builder import Builder, identifier

@@ -14,9 +14,10 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.graph import specs
+from smelt.graph.effects import Effects, Result
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
-from smelt.ops.kinds import Effects, Result
+from smelt.ops import results
 from smelt.ops.layouts import on_metas, tried
 from smelt.reasons import (
     DATA_DEPENDENT,
@@ -62,6 +63,7 @@ def trim() -> None:
     """Forgets old answers (and the interned specs that their keys name) when there are too many. Between traces only."""
     if specs.trim() or len(_ANSWERS) > _MAX_ANSWERS:
         _ANSWERS.clear()
+        results.forget()
 
 
 def stem(func: OpOverload) -> str:

@@ -10,10 +10,10 @@ from smelt.autograd import zeros
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
 from smelt.graph import linear
+from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
-from smelt.ops.kinds import effects
 from tests.autograd.joints import copies_of, joint_of, saved_values
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import torch
 from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import DEFAULT
-from smelt.loops.lower import lower
+from smelt.ops.lower import lower
 from smelt.plan.steps import verify
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run

@@ -3,7 +3,7 @@
 import torch
 
 from smelt.config import DEFAULT
-from smelt.loops.lower import lower
+from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.schedule import ExternItem, KernelItem

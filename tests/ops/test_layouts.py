@@ -14,8 +14,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from smelt.graph.effects import effects
 from smelt.ops import layouts
-from smelt.ops.kinds import effects
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import smelt
 from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import DEFAULT
-from smelt.loops.lower import lower
+from smelt.ops.lower import lower
 from smelt.plan.steps import (
     WORK,
     Alloc,

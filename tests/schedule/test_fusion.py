@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from smelt.config import DEFAULT
 from smelt.loops.ir import MapStage, ReduceStage
-from smelt.loops.lower import lower
+from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import ExternItem, KernelItem, ViewItem
 from tests.loops.tracing import check, kernels, scheduled, traced

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smelt.errors import Unsupported
-from smelt.ops.kinds import effects
+from smelt.graph.effects import effects
 from tests.trace.programs import check, trace
 
 

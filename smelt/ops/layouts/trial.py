@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.ops.kinds import Effects, effects
+from smelt.graph.effects import Effects, effects
 from smelt.ops.layouts.meta import CPU, META, to_meta, uninitialized
 
 aten = torch.ops.aten

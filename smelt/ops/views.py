@@ -10,12 +10,13 @@ from math import prod
 import torch
 
 from smelt.graph.sizes import Size, bounds, contiguous_stride, numel, static
+from smelt.loops.builder import Builder, broadcast
+from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
-from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.table import LOWERINGS, Builder, broadcast, lowers
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.registry import LOWERINGS, lowers
 
 aten = torch.ops.aten
 

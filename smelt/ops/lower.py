@@ -1,6 +1,6 @@
 """aten graph -> lazy tensors and ATen calls. Nothing is decided here about loops or memory.
 
-Operators come from the tables in `loops.lowering`; what has no entry there, or a dtype that loops do not compute in,
+Lowerings come from the registry of operators; what has none there, or a dtype that loops do not compute in,
 stays an ATen call (`Extern`). Dead operators disappear.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,11 +15,13 @@ from typing import Any
 import torch
 
 from smelt.config import Config
+from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
-from smelt.loops.lowering import LOWERINGS, TAKE_NUMBERS, Builder
-from smelt.loops.lowering.dtypes import LOWERABLE
+from smelt.graph.tree import leaves, map_leaves
+from smelt.loops.builder import Builder
+from smelt.loops.dtypes import LOWERABLE
 from smelt.loops.tensor import CopyBack, Extern, Number, Program, Stored, Tensor
-from smelt.ops.kinds import effects
+from smelt.ops.registry import LOWERINGS, TAKE_NUMBERS
 
 aten = torch.ops.aten
 
@@ -29,36 +30,6 @@ def lower(graph: Graph, config: Config, products: bool = False) -> Program:
     """The program of an aten-level, functionalized graph (in-place operators only as final `copy_` to inputs). `products`:
     matrix products are generated on this host."""
     return _Lowerer(graph, products).run()
-
-
-def map_leaves(tree: Any, leaf: type | tuple[type, ...], f: Callable[[Any], Any]) -> Any:
-    """`tree` (nested lists, tuples, dicts) with `f` applied to its leaves of class `leaf`."""
-    if isinstance(tree, leaf):
-        return f(tree)
-    if isinstance(tree, list | tuple):
-        return type(tree)([map_leaves(x, leaf, f) for x in tree])
-    if isinstance(tree, dict):
-        return {k: map_leaves(x, leaf, f) for k, x in tree.items()}
-    return tree
-
-
-def leaves(tree: Any, leaf: type | tuple[type, ...]) -> list[Any]:
-    """The leaves of class `leaf` (not int), in order."""
-    found: list[Any] = []
-    _collect(tree, leaf, found)
-    return found
-
-
-def _collect(tree: Any, leaf: type | tuple[type, ...], found: list[Any]) -> None:
-    if isinstance(tree, leaf):
-        found.append(tree)
-    elif isinstance(tree, (list, tuple)):
-        for x in tree:
-            if type(x) is not int:  # most are sizes
-                _collect(x, leaf, found)
-    elif type(tree) is dict:
-        for x in tree.values():
-            _collect(x, leaf, found)
 
 
 class _Lowerer:
@@ -85,7 +56,7 @@ class _Lowerer:
                 self.values[node] = (
                     self.values.get(node.args[0], ())[node.args[1]] if self.uses[node] else None
                 )
-            elif self.uses[node] or has_effect(node.target):
+            elif self.uses[node] or is_effectful(node.target):
                 self.values[node] = self.call(node)
         return self.program
 
@@ -221,16 +192,9 @@ def _live_uses(graph: Graph) -> Counter[Node]:
     """How often each node is used by nodes that matter."""
     uses: Counter[Node] = Counter()
     for node in reversed(graph.nodes):
-        if node.op == "output" or uses[node] or (node.op == "call_function" and has_effect(node.target)):
+        if node.op == "output" or uses[node] or (node.op == "call_function" and is_effectful(node.target)):
             uses.update(argument_nodes(node))
     return uses
-
-
-def has_effect(op: Any) -> bool:
-    """Operators that write to an argument or draw random numbers happen even if nobody reads their results."""
-    if not isinstance(op, torch._ops.OpOverload):
-        return False
-    return op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
 
 
 def with_number(op: Any, args: tuple[Any, ...]) -> Any:

@@ -1,8 +1,4 @@
-"""The table of lowerings and what its entries build with.
-
-An entry is `f(builder, *args, **kwargs)`, called with the aten arguments (tensors as lazy `Tensor`s). It returns a
-`Tensor`, a tuple of them, or None: "call the ATen operator", which is also what happens to operators without an entry.
-"""
+"""What lowerings of operators build with: `Builder` makes lazy tensors, and promotes and broadcasts as torch does."""
 
 from __future__ import annotations
 
@@ -13,27 +9,12 @@ import torch
 
 from smelt.graph.ir import Line, TensorSpec
 from smelt.graph.sizes import Size, contiguous_stride
+from smelt.loops.dtypes import opmath, result_type
 from smelt.loops.ir import ReductionKind, Value
-from smelt.loops.lowering.dtypes import opmath, result_type
 from smelt.loops.tensor import Definition, Extern, Index, Load, Map, Reduce, Scan, Stored, Tensor
 from smelt.loops.values import cast, const
 
 Operand = Tensor | int | float | bool
-Lowering = Callable[..., Any]
-
-LOWERINGS: dict[Any, Lowering] = {}
-# Those that may be given a `Number` (whose value a call brings) where they take a number.
-TAKE_NUMBERS: set[Any] = set()
-
-
-def lowers(*operators: Any) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for overloads."""
-
-    def register(f: Lowering) -> Lowering:
-        LOWERINGS.update(dict.fromkeys(operators, f))
-        return f
-
-    return register
 
 
 class Builder:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from smelt.graph.sizes import Size, contiguous_stride
-from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.reductions import count_of, moments
-from smelt.loops.lowering.table import Builder, Operand, lowers
-from smelt.loops.lowering.views import reshape_index
+from smelt.loops.builder import Builder, Operand
+from smelt.loops.dtypes import opmath
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
+from smelt.ops.reductions import count_of, moments
+from smelt.ops.registry import lowers
+from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from smelt.graph.sizes import bounds, numel
+from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
-from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.tensor import Index, Load, Reduce, Tensor
+from smelt.ops.registry import lowers
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from smelt.loops.builder import Builder, Operand
+from smelt.loops.dtypes import floating, opmath, result_type
 from smelt.loops.ir import Value
-from smelt.loops.lowering.dtypes import floating, opmath, result_type
-from smelt.loops.lowering.table import LOWERINGS, TAKE_NUMBERS, Builder, Operand, lowers
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import (
     COSTS,
@@ -24,6 +24,7 @@ from smelt.loops.values import (
     test,
     where,
 )
+from smelt.ops.registry import LOWERINGS, TAKE_NUMBERS, lowers
 
 aten = torch.ops.aten
 

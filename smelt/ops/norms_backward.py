@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from smelt.graph.sizes import Size, contiguous_stride
+from smelt.loops.builder import Builder
+from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
-from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.reductions import count_of
-from smelt.loops.lowering.table import Builder, lowers
-from smelt.loops.lowering.views import reshape_index
 from smelt.loops.tensor import Tensor
+from smelt.ops.reductions import count_of
+from smelt.ops.registry import lowers
+from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
 

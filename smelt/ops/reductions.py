@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from smelt.graph.sizes import Size, numel, static
+from smelt.loops.builder import Builder
+from smelt.loops.dtypes import opmath
 from smelt.loops.ir import ReductionKind, Value
-from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.table import Builder, lowers
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
+from smelt.ops.registry import lowers
 
 aten = torch.ops.aten
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from smelt.graph.sizes import static
+from smelt.loops.builder import Builder, Operand
+from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
-from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.reductions import count_of, dropped, moments
-from smelt.loops.lowering.table import Builder, Operand, lowers
-from smelt.loops.lowering.views import reshape_index
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
+from smelt.ops.reductions import count_of, dropped, moments
+from smelt.ops.registry import lowers
+from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
 Results = tuple[Tensor | None, ...]

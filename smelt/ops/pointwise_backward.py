@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from smelt.loops.builder import Builder
+from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
-from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.reductions import dims_of
-from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
 from smelt.loops.tensor import Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, compare, const, where
+from smelt.ops.reductions import dims_of
+from smelt.ops.registry import LOWERINGS, lowers
 
 aten = torch.ops.aten
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from smelt.graph.sizes import Size, contiguous_stride, numel
-from smelt.loops.lowering.products import dots, is_row_product
-from smelt.loops.lowering.table import Builder, lowers
-from smelt.loops.lowering.views import reshape_index
+from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 from smelt.ops.convolution import Convolution
+from smelt.ops.products import dots, is_row_product
+from smelt.ops.registry import lowers
+from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
 

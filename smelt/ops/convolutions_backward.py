@@ -17,10 +17,11 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, contiguous_stride, static
-from smelt.loops.lowering.table import Builder, lowers
-from smelt.loops.lowering.views import reshape_index
+from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.ops.convolution import Convolution
+from smelt.ops.registry import lowers
+from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
 ONE, NONE = [1, 1], [0, 0]

@@ -73,6 +73,12 @@ def is_composite(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
+def is_effectful(op: object) -> bool:
+    """Whether an operator does more than give its result, and so happens even if nobody reads that: it writes memory or
+    draws random numbers."""
+    return isinstance(op, OpOverload) and not effects(op).pure
+
+
 def _classify(op: OpOverload) -> Effects:
     schema = op._schema
     tags = op.tags

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from smelt.graph.sizes import Size
+from smelt.loops.builder import Builder, Operand
 from smelt.loops.ir import Value
-from smelt.loops.lowering.table import TAKE_NUMBERS, Builder, Operand, lowers
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.registry import TAKE_NUMBERS, lowers
 
 aten = torch.ops.aten
 

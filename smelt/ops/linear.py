@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Node, TensorSpec
-from smelt.ops.kinds import Effects, effects
 
 aten = torch.ops.aten
 

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from smelt.graph.sizes import numel, static
+from smelt.loops.builder import Builder
+from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
-from smelt.loops.lowering.dtypes import opmath
-from smelt.loops.lowering.reductions import dims_of, finish
-from smelt.loops.lowering.table import LOWERINGS, Builder, lowers
 from smelt.loops.tensor import Index, Load, Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.reductions import dims_of, finish
+from smelt.ops.registry import LOWERINGS, lowers
 
 aten = torch.ops.aten
 

@@ -1,0 +1,59 @@
+"""Walks over nested arguments: lists, tuples (named ones and sizes, too), dicts and slices, with anything as leaves.
+
+A leaf is told by its class. What is of that class is never looked into, so a node or a tensor that could be iterated is a
+leaf all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Kind = type | tuple[type, ...]
+
+# Classes of arguments that hold nothing: most arguments are sizes, so this is asked first.
+PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
+
+
+def map_leaves(tree: Any, kind: Kind, f: Callable[[Any], Any]) -> Any:
+    """`tree` with `f(leaf)` in the place of each leaf of class `kind`; containers keep their classes."""
+    if type(tree) in PLAIN and kind is not type(tree):
+        return f(tree) if isinstance(tree, kind) else tree
+    if isinstance(tree, kind):
+        return f(tree)
+    if isinstance(tree, (list, tuple)):
+        return _like(tree, [map_leaves(x, kind, f) for x in tree])
+    if isinstance(tree, dict):
+        return {k: map_leaves(x, kind, f) for k, x in tree.items()}
+    if type(tree) is slice:
+        return slice(*(map_leaves(x, kind, f) for x in (tree.start, tree.stop, tree.step)))
+    return tree
+
+
+def _like(container: Any, items: list[Any]) -> Any:
+    """A list or tuple of the class of `container`, with other items."""
+    cls = type(container)
+    return items if cls is list else cls(*items) if hasattr(cls, "_fields") else cls(items)
+
+
+def leaves(tree: Any, kind: Kind) -> list[Any]:
+    """The leaves of class `kind`, in order, with repetitions."""
+    found: list[Any] = []
+    _collect(tree, kind, found)
+    return found
+
+
+def _collect(tree: Any, kind: Kind, found: list[Any]) -> None:
+    if isinstance(tree, kind):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
+        for x in tree:
+            if type(x) is not int or kind is int:
+                _collect(x, kind, found)
+    elif isinstance(tree, dict):
+        for x in tree.values():
+            _collect(x, kind, found)
+    elif type(tree) is slice:
+        _collect((tree.start, tree.stop, tree.step), kind, found)

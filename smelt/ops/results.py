@@ -1,0 +1,74 @@
+"""The specs of what an operator returns, for arguments that are nodes of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Node, NumberSpec
+from smelt.graph.specs import empty_like_spec, spec_of
+from smelt.ops.layouts import on_metas
+
+_RESULTS: dict[Any, Any] = {}
+_META = torch.device("meta")
+
+
+def forget() -> None:
+    """Drops what was kept; for when the interned specs are dropped, too."""
+    _RESULTS.clear()
+
+
+def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Spec (or tuple of specs) of what the aten operator `op` returns for arguments that may hold Nodes.
+
+    Raises what the operator's shape function raises. No trace may be recording.
+    """
+    key = (op, _key(args), _key(kwargs), torch.get_default_dtype())
+    found = _RESULTS.get(key)
+    if found is None:
+        device = _device_of(args) or _device_of(kwargs) or torch.device("cpu")
+        with torch.no_grad():
+            found = _RESULTS[key] = _specs(
+                on_metas(op, _meta(args), _meta(kwargs), device.type == "cpu"), device
+            )
+    return found
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Node):
+        return value.spec
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    return (type(value), value)
+
+
+def _device_of(value: Any) -> torch.device | None:
+    if isinstance(value, Node):
+        return getattr(value.spec, "device", None)
+    if isinstance(value, torch.device):
+        return value
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return next((d for d in map(_device_of, values) if d is not None), None)
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, Node):
+        return (
+            value.spec.type(1) if isinstance(value.spec, NumberSpec) else empty_like_spec(value.spec, _META)
+        )
+    if isinstance(value, (list, tuple)):
+        return [_meta(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _META if k == "device" and v is not None else _meta(v) for k, v in value.items()}
+    return value
+
+
+def _specs(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return spec_of(value, device)
+    if isinstance(value, (list, tuple)):
+        return tuple(_specs(v, device) for v in value)
+    return None
