@@ -11,7 +11,7 @@ TORCH_ARGS ?=
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
-NATIVE := $(wildcard smelt/native/*.cpp smelt/native/*.h)
+NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test bench sweep curves lint format clean
 .DELETE_ON_ERROR:
@@ -23,7 +23,7 @@ $(VENV)/.torch:
 	else \
 	  $(PYTHON) -m venv $(VENV) && $(PIP) install -q $(TORCH) $(TORCH_ARGS); \
 	fi
-	$(PIP) install -q 'setuptools>=68' wheel
+	$(PIP) install -q 'setuptools>=68' wheel ninja
 	touch $@
 
 $(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml
@@ -76,11 +76,11 @@ lint: $(VENV)/.native $(VENV)/.lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(VENV)/bin/clang-format --dry-run --Werror smelt/native/*.cpp smelt/native/*.h
+	$(VENV)/bin/clang-format --dry-run --Werror $(NATIVE)
 
 format: $(VENV)/.lint
 	$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format -q .
-	$(VENV)/bin/clang-format -i smelt/native/*.cpp smelt/native/*.h
+	$(VENV)/bin/clang-format -i $(NATIVE)
 
 clean:
 	rm -rf build dist *.egg-info smelt/*.so

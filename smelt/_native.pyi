@@ -13,7 +13,7 @@ class Plan:
     def release(self) -> int: ...
 
 class Differentiable:
-    """See smelt/native/autograd.cpp; `help(Differentiable)` says what `spec` holds."""
+    """See smelt/native/autograd/autograd.cpp; `help(Differentiable)` says what `spec` holds."""
 
     forward: Callable[[tuple[Any, ...]], Any] | None
     backwards: dict[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]

@@ -8,7 +8,7 @@
 // What always holds: a memo's pass accepts only what a complete pass would accept. Where stamps or anchors disagree it
 // does not know, and the complete pass decides.
 #pragma once
-#include "checks.h"
+#include "guards/checks.h"
 
 #include <algorithm>
 #include <utility>

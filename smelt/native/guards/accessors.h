@@ -4,7 +4,7 @@
 #pragma once
 #include "cpython.h"
 
-#include "stamps.h"
+#include "guards/stamps.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 

@@ -13,10 +13,10 @@
 //     no look.
 #include "cpython.h"
 
-#include "accessors.h"
-#include "checks.h"
-#include "guards.h"
-#include "memo.h"
+#include "guards/accessors.h"
+#include "guards/checks.h"
+#include "guards/guards.h"
+#include "guards/memo.h"
 #include "module.h"
 
 #include <algorithm>

@@ -18,8 +18,8 @@
 //   - The hook is installed if and only if some thread is in WINDOW mode.
 #include "cpython.h"
 
-#include "binding.h"
-#include "guards.h"
+#include "calls/binding.h"
+#include "guards/guards.h"
 #include "module.h"
 
 #include <pthread.h>

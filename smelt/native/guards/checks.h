@@ -1,8 +1,8 @@
 // The facts that the guard tree checks: one class per guard kind in smelt/guards/guard.py, and how each is
 // made.
 #pragma once
-#include "accessors.h"
-#include "global_state.h"
+#include "guards/accessors.h"
+#include "guards/global_state.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>

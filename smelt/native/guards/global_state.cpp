@@ -1,6 +1,6 @@
 #include "cpython.h"
 
-#include "global_state.h"
+#include "guards/global_state.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
