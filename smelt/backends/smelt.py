@@ -22,7 +22,8 @@ from smelt.graph.run import Compiled
 from smelt.ops import decompositions
 from smelt.ops.lower import lower
 from smelt.ops.registry import LOWERINGS
-from smelt.plan import steps as plans
+from smelt.plan.steps import extern_names, kernel_names
+from smelt.plan.verify import verify
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
 from smelt.trace.decompose import decompose
@@ -65,10 +66,10 @@ def _compile(graph: Graph, config: Config) -> Compiled:
     with _stage("codegen"):
         plan = build_plan(schedule, config, compile_kernels, prefers_native)
         plan = replace(plan, numbers=numbers)
-    events.emit("plan", kernels=len(plans.kernel_names(plan)), externs=plans.extern_names(plan))
+    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
     if config.verify:
         with _stage("verify"):
-            plans.verify(plan)
+            verify(plan)
     with _stage("load"):
         return runtime.track(plan.to_native())
 

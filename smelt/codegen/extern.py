@@ -1,10 +1,8 @@
-"""How ATen operators are called from a plan: which have an `out=` form worth using, and which must run as in eager."""
+"""Which ATen operators have an `out=` form that a plan should call instead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -52,45 +50,3 @@ def draws_alike() -> bool:
     drawn = torch.ops.smelt.bernoulli.out(torch.empty(0), 0.3, generator=ours, out=torch.empty(1500))
     expected = torch.empty(1500).bernoulli_(0.3, generator=theirs)
     return torch.equal(drawn, expected) and torch.equal(ours.get_state(), theirs.get_state())
-
-
-# Operators of these namespaces keep nothing that they are given after they return.
-OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized"})
-
-
-def is_foreign(op: torch._ops.OpOverload) -> bool:
-    """A user's operator: it may keep its arguments, and its body is entitled to the caller's autocast and modes."""
-    return op.namespace not in OWN_NAMESPACES
-
-
-@cache
-def returns_alias(op: torch._ops.OpOverload) -> bool:
-    """Some result shares memory with an argument (views and in-place operators)."""
-    return any(r.alias_info is not None for r in op._schema.returns)
-
-
-def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Of the arguments given, those that the operator writes to."""
-    return [v for v, a in _given(op, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
-
-
-def aliased_values(
-    op: torch._ops.OpOverload, result: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
-    """Of the arguments given, those that share memory with result number `result` (one list result: with any of it)."""
-    returns = op._schema.returns
-    if not returns_alias(op):
-        return []
-    returned = returns[result if len(returns) > 1 else 0].alias_info
-    if returned is None:
-        return []
-    names = returned.before_set
-    infos = ((v, a.alias_info) for v, a in _given(op, args, kwargs) if a.alias_info is not None)
-    return [v for v, info in infos if names & info.before_set or "*" in info.after_set]
-
-
-def _given(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[tuple[Any, Any]]:
-    arguments = op._schema.arguments
-    return [*zip(args, arguments), *((kwargs[a.name], a) for a in arguments if a.name in kwargs)]

@@ -1,4 +1,4 @@
-"""Lifetimes to arena offsets.
+"""Lifetimes to arena offsets, and the allocations of a plan that get one.
 
 An interval is the steps during which a temporary must keep its memory, ends included. What always holds of a placement:
 two intervals that share a step never share a byte, and offsets are multiples of `ALIGNMENT`.
@@ -7,10 +7,13 @@ two intervals that share a step never share a byte, and offsets are multiples of
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from smelt.plan.steps import ALIGNMENT
+from smelt.plan.aliases import aliased_values
+from smelt.plan.steps import Alloc, Aten, Free, Step, View, reads, registers_in, span_bytes
+
+ALIGNMENT = 64  # bytes, of every arena offset
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,42 @@ def _tightest_gap(placed: list[tuple[int, int, int, int]], interval: Interval, s
         if stop > top:
             top = stop
     return top if best < 0 else best
+
+
+# ---- of a plan
+
+
+def with_arena(steps: Sequence[Step], may_use_arena: Callable[[int], bool]) -> tuple[tuple[Step, ...], int]:
+    """Gives arena offsets to the allocations that may have one. A raw view keeps its source's memory alive."""
+    root: dict[int, int] = {}
+    born: dict[int, tuple[int, Alloc]] = {}
+    dies: dict[int, int] = {}
+    for i, step in enumerate(steps):
+        if isinstance(step, Alloc) and may_use_arena(step.out):
+            root[step.out] = step.out
+            born[step.out] = (i, step)
+        elif not isinstance(step, Free):
+            dies.update((root[r], i) for r in reads(step) if r in root)
+            root.update((out, root[src]) for out, src in shares(step) if src in root)
+    placement = place(
+        [
+            Interval(r, span_bytes(a.shape, a.stride, a.dtype), i, max(i, dies.get(r, i)))
+            for r, (i, a) in born.items()
+        ]
+    )
+    placed = tuple(
+        replace(s, arena=placement.offsets[s.out]) if isinstance(s, Alloc) and s.out in born else s
+        for s in steps
+    )
+    return placed, placement.nbytes
+
+
+def shares(step: Step) -> Iterator[tuple[int, int]]:
+    """Pairs (defined register, register whose memory it shares)."""
+    if isinstance(step, View):
+        yield step.out, step.src
+    elif isinstance(step, Aten):
+        for result, out in enumerate(step.outs):
+            if out is not None:
+                for src in registers_in(aliased_values(step.op, result, step.args, step.kwargs)):
+                    yield out, src

@@ -3,8 +3,8 @@
 A plan works on numbered registers, each holding a tensor. Inputs come first (register i = graph input i), then
 constants, then everything the steps define. `smelt._native.Plan` executes it; nothing is generated per graph.
 
-Invariants (checked by `verify`): a register is defined before it is used and defined once; a freed register is not
-used again; a kernel that writes an input is preceded by a `BumpVersion` of it; nothing in the arena is an output, is
+Invariants (`smelt.plan.verify` checks them): a register is defined before it is used and defined once; a freed register is
+not used again; a kernel that writes an input is preceded by a `BumpVersion` of it; nothing in the arena is an output, is
 seen by the user through a view, or overlaps what else is live there.
 """
 
@@ -17,11 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 from smelt import _native
-from smelt.errors import VerificationError
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
-
-ALIGNMENT = 64  # bytes, of every arena offset
 
 
 @dataclass(frozen=True)
@@ -147,9 +144,6 @@ class Plan:
         )
         return _native.Plan((*spec, self.keepalive, self.numbers))
 
-    def __str__(self) -> str:
-        return print_plan(self)
-
 
 # ------------------------------------------------------------------------------------- what a step reads and defines
 
@@ -272,119 +266,7 @@ def _argument(step: Aten, position: int, argument: Any) -> tuple[Any, ...]:
     return ("const", value)
 
 
-# ---------------------------------------------------------------------------------------------------------- verifier
-
-
-def verify(plan: Plan) -> None:
-    """Raises VerificationError naming the step that breaks an invariant of this module."""
-    live = set(range(plan.n_inputs + len(plan.constants)))
-    ever = set(live)
-    for i, step in enumerate(plan.steps):
-        for r in reads(step):
-            _require(r in live, plan, i, f"r{r} is {'freed' if r in ever else 'not defined'} here")
-        for r in defines(step):
-            _require(r not in ever, plan, i, f"r{r} is defined twice")
-            _require(r < plan.n_registers, plan, i, f"r{r} is beyond the last register")
-            live.add(r)
-            ever.add(r)
-        if isinstance(step, Free):
-            live.difference_update(step.regs)
-    for out in plan.outputs:
-        _require(
-            out is None or out in live, plan, len(plan.steps), f"the output r{out} is not live at the end"
-        )
-    _verify_arena(plan)
-
-
-def _verify_arena(plan: Plan) -> None:
-    last = {r: i for i, step in enumerate(plan.steps) if not isinstance(step, Free) for r in reads(step)}
-    root: dict[int, int] = {}  # arena register or raw view of one -> the allocation
-    spans: dict[int, tuple[int, int, int]] = {}  # allocation -> begin, end, step
-    for i, step in enumerate(plan.steps):
-        if isinstance(step, Alloc) and step.arena is not None:
-            end = step.arena + span_bytes(step.shape, step.stride, step.dtype)
-            _require(
-                step.arena % ALIGNMENT == 0 and end <= plan.arena_bytes, plan, i, "does not fit the arena"
-            )
-            root[step.out], spans[step.out] = step.out, (step.arena, end, i)
-        elif isinstance(step, View) and step.src in root:
-            _require(not step.user_visible, plan, i, "the user sees arena memory")
-            root[step.out] = root[step.src]
-    for out in plan.outputs:
-        _require(out not in root, plan, len(plan.steps), f"the output r{out} is in the arena")
-    until = {r: begun for r, (_, _, begun) in spans.items()}
-    for r, allocation in root.items():
-        until[allocation] = max(until[allocation], last.get(r, -1))
-    order = sorted(spans, key=lambda r: spans[r][0])
-    for n, a in enumerate(order):
-        for b in order[n + 1 :]:
-            if spans[b][0] >= spans[a][1]:
-                break
-            apart = until[a] < spans[b][2] or until[b] < spans[a][2]
-            _require(apart, plan, spans[b][2], f"r{a} and r{b} overlap in the arena while both are live")
-
-
-def _require(condition: bool, plan: Plan, step: int, what: str) -> None:
-    if not condition:
-        line = print_step(plan.steps[step]) if step < len(plan.steps) else "return"
-        raise VerificationError(f"plan, step {step} ({line}): {what}")
-
-
-# ----------------------------------------------------------------------------------------------------------- printer
-
-
-def print_plan(plan: Plan) -> str:
-    """One line a step, with the user's source line that caused it."""
-    constants = ", ".join(f"r{plan.n_inputs + i}" for i in range(len(plan.constants)))
-    head = f"plan(inputs r0..r{plan.n_inputs - 1}" if plan.n_inputs else "plan("
-    head += f"; constants {constants}" if constants else ""
-    lines = [f"{head}), arena {plan.arena_bytes} bytes"]
-    for step in plan.steps:
-        note = getattr(step, "note", "")
-        text = "  " + print_step(step)
-        lines.append(f"{text:<72}  # {note}" if note else text)
-    lines.append("  return " + ", ".join("None" if r is None else f"r{r}" for r in plan.outputs))
-    return "\n".join(lines)
-
-
-def print_step(step: Step) -> str:
-    match step:
-        case Alloc():
-            where = "own memory" if step.arena is None else f"arena[{step.arena}]"
-            return f"r{step.out} = alloc {_layout(step.shape, step.stride, step.dtype)} {where}"
-        case View():
-            kind = "user view" if step.user_visible else "view"
-            return f"r{step.out} = {kind} r{step.src} {list(step.shape)} stride {list(step.stride)} + {step.offset}"
-        case Launch():
-            return f"launch {step.kernel}({_names(step.regs)}) over {step.extent} by {step.grain}"
-        case Together():
-            lines = [f"\n    {print_step(l)}" for l in step.launches]
-            return f"together, {sum(step.work)} by {step.grain}:" + "".join(lines)
-        case Aten():
-            args = [_argument_text(a) for a in step.args]
-            args += [f"{k}={_argument_text(v)}" for k, v in step.kwargs.items()]
-            outs = ", ".join("_" if r is None else f"r{r}" for r in step.outs)
-            return f"{outs + ' = ' if step.outs else ''}{step.op}({', '.join(args)})"
-        case BumpVersion():
-            return f"bump version {_names(step.regs)}"
-        case Free():
-            return f"free {_names(step.regs)}"
-
-
-def _names(regs: tuple[int, ...]) -> str:
-    return ", ".join(f"r{r}" for r in regs)
-
-
-def _layout(shape: tuple[Size, ...], stride: tuple[Size, ...], dtype: torch.dtype) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)} stride {list(stride)}"
-
-
-def _argument_text(value: Any) -> str:
-    if isinstance(value, Reg):
-        return f"r{value.index}"
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_argument_text, value))}]"
-    return repr(value)
+# ---------------------------------------------------------------------------------------------------------- questions
 
 
 def kernel_names(plan: Plan) -> frozenset[str]:

@@ -7,7 +7,7 @@ from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import DEFAULT
 from smelt.ops.lower import lower
-from smelt.plan.steps import verify
+from smelt.plan.verify import verify
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from tests.loops.tracing import externs, traced

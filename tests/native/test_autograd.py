@@ -18,7 +18,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from smelt import _native
-from smelt.plan.steps import Aten, Free, Plan, Reg, View, verify
+from smelt.plan.steps import Aten, Free, Plan, Reg, View
+from smelt.plan.verify import verify
 from tests.threads import in_threads
 
 aten = torch.ops.aten

@@ -15,7 +15,9 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym
 from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
 from smelt.plan.memory import Interval, aligned, place
-from smelt.plan.steps import Alloc, Aten, Launch, Plan, print_plan, verify
+from smelt.plan.printer import print_plan
+from smelt.plan.steps import Alloc, Aten, Launch, Plan
+from smelt.plan.verify import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, KernelItem, Schedule, ViewItem
 from tests.plan.test_executor import IR
 

@@ -15,7 +15,9 @@ import torch
 
 from smelt.errors import VerificationError
 from smelt.graph.ir import TensorSpec
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View, print_plan, verify
+from smelt.plan.printer import print_plan
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View
+from smelt.plan.verify import verify
 from tests.threads import in_threads
 
 aten = torch.ops.aten

@@ -10,20 +10,10 @@ from smelt.codegen.build import build_plan
 from smelt.codegen.llvm import compile_kernels
 from smelt.config import DEFAULT
 from smelt.ops.lower import lower
-from smelt.plan.steps import (
-    WORK,
-    Alloc,
-    Aten,
-    BumpVersion,
-    Free,
-    Launch,
-    Plan,
-    Reg,
-    Together,
-    print_plan,
-    verify,
-)
+from smelt.plan.printer import print_plan
+from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together
 from smelt.plan.together import Touched, side_by_side
+from smelt.plan.verify import verify
 from smelt.schedule.fuse import fuse
 from tests.loops.tracing import traced
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smelt.codegen.extern import written_values
 from smelt.codegen.generated.request import is_dense
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, Epilogue, product_value
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
 from smelt.loops.ir import Buffer, Kernel, MapStage, Value
+from smelt.plan.aliases import written_values
 from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
 
 # Results with two dimensions are (row, column), with three (batch, row, column).

@@ -1,0 +1,51 @@
+"""What an operator's schema says of memory: which arguments it writes, which results share memory with which arguments,
+and whether the operator may keep what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+# Operators of these namespaces keep nothing that they are given after they return.
+OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized"})
+
+
+def is_foreign(op: torch._ops.OpOverload) -> bool:
+    """A user's operator: it may keep its arguments, and its body is entitled to the caller's autocast and modes."""
+    return op.namespace not in OWN_NAMESPACES
+
+
+@cache
+def returns_alias(op: torch._ops.OpOverload) -> bool:
+    """Some result shares memory with an argument (views and in-place operators)."""
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Of the arguments given, those that the operator writes to."""
+    return [v for v, a in _given(op, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
+
+
+def aliased_values(
+    op: torch._ops.OpOverload, result: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """Of the arguments given, those that share memory with result number `result` (one list result: with any of it)."""
+    returns = op._schema.returns
+    if not returns_alias(op):
+        return []
+    returned = returns[result if len(returns) > 1 else 0].alias_info
+    if returned is None:
+        return []
+    names = returned.before_set
+    infos = ((v, a.alias_info) for v, a in _given(op, args, kwargs) if a.alias_info is not None)
+    return [v for v, info in infos if names & info.before_set or "*" in info.after_set]
+
+
+def _given(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[Any, Any]]:
+    arguments = op._schema.arguments
+    return [*zip(args, arguments), *((kwargs[a.name], a) for a in arguments if a.name in kwargs)]

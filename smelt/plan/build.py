@@ -1,0 +1,186 @@
+"""Items to steps: allocations before what first writes them, an end for every lifetime, offsets in the arena.
+
+Buffer i of the schedule is register i of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import TensorSpec
+from smelt.plan.aliases import is_foreign, returns_alias, written_values
+from smelt.plan.items import Item, LaunchItem
+from smelt.plan.liveness import with_frees
+from smelt.plan.memory import with_arena
+from smelt.plan.roots import Roots, references
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Launch, Plan, Reg, Step, View, launches, span_bytes
+from smelt.plan.together import Touched, side_by_side
+from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
+
+# Touching less memory than this is over before another Python thread could make use of the GIL (about 20 us).
+GIL_BYTES = 1 << 18
+
+OutVariant = Callable[[torch._ops.OpOverload], torch._ops.OpOverload | None]
+
+
+def plan_of(
+    schedule: Schedule,
+    items: Sequence[Item],
+    threads: int,
+    out_variant: OutVariant,
+    keepalive: tuple[Any, ...] = (),
+) -> Plan:
+    """The plan that runs `items` (in order) on the buffers of `schedule`.
+
+    Args:
+        threads: that a kernel may use (0: as many as torch has at the call).
+        out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
+        keepalive: owners of the machine code.
+    """
+    roots = Roots(schedule, items)
+    writer = _Writer(schedule, roots, threads, out_variant)
+    for item in items:
+        writer.add(item)
+    joined = side_by_side(writer.steps, writer.touched, threads or torch.get_num_threads())
+    freed = with_frees(joined, roots.n_held, writer.outputs)
+    steps, arena_bytes = with_arena(freed, roots.may_use_arena)
+    return Plan(
+        n_inputs=roots.n_inputs,
+        constants=schedule.constants,
+        n_registers=writer.n_registers,
+        steps=steps,
+        outputs=writer.outputs,
+        arena_bytes=arena_bytes,
+        release_gil=is_long(steps, schedule),
+        keepalive=keepalive,
+    )
+
+
+def is_long(steps: Iterable[Step], schedule: Schedule) -> bool:
+    """Whether running these steps takes long enough to let other Python threads run meanwhile."""
+    steps = list(steps)
+    if any(isinstance(step, Aten) for step in steps):
+        return True
+    touched = 0
+    for launch in launches(steps):
+        specs = (schedule.buffers[r].spec for r in launch.regs if r < len(schedule.buffers))
+        touched += sum(span_bytes(s.shape, s.stride, s.dtype) for s in specs)
+    return touched > GIL_BYTES
+
+
+class _Writer:
+    """Turns items into steps. Allocations stand directly before the step that first writes them."""
+
+    def __init__(self, schedule: Schedule, roots: Roots, threads: int, out_variant: OutVariant) -> None:
+        self.roots = roots
+        self.threads = threads
+        self.out_variant = out_variant
+        self.steps: list[Step] = []
+        self.touched: dict[int, Touched] = {}  # by position of a kernel's launch
+        self.n_registers = len(schedule.buffers)
+        self._fresh: dict[int, int] = {}  # constant -> the register of this call's own copy
+        self._defined = set(range(roots.n_held))
+        for constant in range(roots.n_inputs, roots.n_held):
+            if roots.is_kept(constant):
+                self._copy_constant(constant)
+        self.outputs = tuple(None if o is None else self.register(o) for o in schedule.outputs)
+        self._returned = set(self.outputs)
+
+    def add(self, item: Item) -> None:
+        _ITEMS[type(item)](self, item)
+
+    def register(self, buffer: int) -> int:
+        return self._fresh.get(buffer, buffer)
+
+    def spec(self, buffer: int) -> TensorSpec:
+        return self.roots.buffers[buffer].spec
+
+    def allocate(self, buffer: int) -> None:
+        if buffer not in self._defined:
+            self._defined.add(buffer)
+            s = self.spec(buffer)
+            self.steps.append(Alloc(buffer, s.shape, s.stride, s.dtype, s.device))
+
+    def _copy_constant(self, constant: int) -> None:
+        """A constant that the user gets to see is a new tensor at each call, as in eager."""
+        register = self.n_registers
+        self.n_registers += 1
+        self._fresh[constant] = register
+        op = torch.ops.aten.clone.default
+        self.steps.append(Aten(op, (Reg(constant),), {}, (register,), "constant that is returned"))
+
+    def launch(self, item: LaunchItem) -> None:
+        written = []
+        for buffer, role in zip(item.buffers, item.roles):
+            if role != "in":
+                self.allocate(buffer)
+                if self.roots.root(buffer) < self.roots.n_inputs:
+                    written.append(self.roots.root(buffer))
+        if written:
+            self.steps.append(BumpVersion(tuple(dict.fromkeys(written))))
+        code = item.code
+        if code.extent == 0:
+            return
+        if item.joins:
+            self.touched[len(self.steps)] = self._touched(item)
+        regs = tuple(map(self.register, item.buffers))
+        grain = self._grain(code.extent, code.grain)
+        self.steps.append(Launch(code.name, code.address, regs, code.extent, grain, item.note))
+
+    def _touched(self, item: LaunchItem) -> Touched:
+        used = [(self.roots.root(b), role) for b, role in zip(item.buffers, item.roles)]
+        return Touched(
+            frozenset(b for b, role in used if role != "out"),
+            frozenset(b for b, role in used if role != "in"),
+        )
+
+    def _grain(self, extent: int, grain: int) -> int:
+        """At least a share of the work for each of `threads` threads keeps the others out."""
+        if self.threads:
+            grain = max(grain, -(-extent // self.threads))
+        return max(grain, 1)
+
+    def view(self, item: ViewItem) -> None:
+        of_input = self.roots.root(item.src) < self.roots.n_inputs
+        visible = item.user_visible or (of_input and item.out in self._returned)
+        self._defined.add(item.out)
+        self.steps.append(
+            View(item.out, self.register(item.src), item.shape, item.stride, item.offset, visible)
+        )
+
+    def extern(self, item: ExternItem) -> None:
+        args, kwargs = self.arguments(item.args), self.arguments(item.kwargs)
+        variant = self.out_variant(item.op)
+        if variant is not None and item.outs[0] is not None:
+            self.allocate(item.outs[0])
+            kwargs["out"] = Reg(item.outs[0])
+            self.steps.append(Aten(variant, args, kwargs, (None,), item.note))
+            return
+        self._defined.update(o for o in item.outs if o is not None)
+        expect = tuple(self.spec(o) if o in self.roots.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
+        visible = is_foreign(item.op) or returns_alias(item.op) or self._writes_input(item)
+        self.steps.append(Aten(item.op, args, kwargs, item.outs, item.note, expect, visible))
+
+    def arguments(self, value: Any) -> Any:
+        """The same with registers for buffers."""
+        if isinstance(value, BufRef):
+            return Reg(self.register(value.id))
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self.arguments, value))
+        if isinstance(value, dict):
+            return {k: self.arguments(v) for k, v in value.items()}
+        return value
+
+    def _writes_input(self, item: ExternItem) -> bool:
+        targets = references(written_values(item.op, item.args, item.kwargs))
+        return any(self.roots.root(b) < self.roots.n_inputs for b in targets)
+
+
+_ITEMS: dict[type, Callable[[_Writer, Any], None]] = {
+    LaunchItem: _Writer.launch,
+    ViewItem: _Writer.view,
+    ExternItem: _Writer.extern,
+}

@@ -1,0 +1,39 @@
+"""What a plan is built from: the schedule's views and externs, and launches in place of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from smelt.schedule.schedule import ExternItem, ViewItem
+
+
+class CompiledKernel(Protocol):
+    """Machine code over [0, extent), of which a thread should take at least `grain` items."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def extent(self) -> int: ...
+    @property
+    def grain(self) -> int: ...
+
+
+Role = Literal["in", "out", "inout"]
+
+
+@dataclass(frozen=True)
+class LaunchItem:
+    """Machine code in place of a kernel, or of an extern and what it absorbed. `buffers` are the schedule's, as the code
+    takes them; `roles[i]` says what it does with `buffers[i]`. `joins`: it may become a part of a `Together`."""
+
+    code: CompiledKernel
+    buffers: tuple[int, ...]
+    roles: tuple[Role, ...]
+    note: str = ""
+    joins: bool = True
+
+
+Item = LaunchItem | ExternItem | ViewItem

@@ -1,0 +1,25 @@
+"""Where the life of a register ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from smelt.plan.steps import Free, Step, defines, reads
+
+
+def with_frees(steps: Sequence[Step], n_held: int, outputs: Iterable[int | None]) -> list[Step]:
+    """Adds a Free behind the last use of every register that a step defines and that is not returned."""
+    returned = set(outputs)
+    last: dict[int, int] = {}
+    for i, step in enumerate(steps):
+        last.update(dict.fromkeys((*defines(step), *reads(step)), i))
+    ending: dict[int, list[int]] = {}
+    for register, i in last.items():
+        if register >= n_held and register not in returned:
+            ending.setdefault(i, []).append(register)
+    freed: list[Step] = []
+    for i, step in enumerate(steps):
+        freed.append(step)
+        if i in ending:
+            freed.append(Free(tuple(sorted(ending[i]))))
+    return freed

@@ -1,0 +1,104 @@
+"""Whose memory is it: which *root* (a buffer with memory of its own) each buffer of a schedule belongs to.
+
+Views, and results that an operator's schema declares as aliases, belong to the root whose memory they share. Only roots of
+kind `temp` on the CPU that neither the user nor a foreign operator can keep may be in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from smelt.plan.aliases import aliased_values, is_foreign
+from smelt.plan.items import Item, LaunchItem
+from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
+
+
+class Roots:
+    """Which root each buffer belongs to, and which roots must not be in the arena. `by_pointer`: buffers whose strides
+    somebody relies on."""
+
+    def __init__(self, schedule: Schedule, items: Sequence[Item]) -> None:
+        self.buffers = schedule.buffers
+        self.n_inputs = sum(b.kind == "input" for b in schedule.buffers)
+        self.n_held = self.n_inputs + len(schedule.constants)
+        self._root: dict[int, int] = {}
+        self._kept: set[int] = set()
+        self.by_pointer: set[int] = set()
+        for item in items:
+            _ALIASES[type(item)](self, item)
+        for out in schedule.outputs:
+            if out is not None:
+                self.keep(out)
+
+    def root(self, buffer: int) -> int:
+        while (up := self._root.get(buffer, buffer)) != buffer:
+            buffer = up
+        return buffer
+
+    def join(self, out: int, src: int) -> None:
+        """`out` shares memory with `src`."""
+        a, b = self.root(out), self.root(src)
+        if a != b:
+            self._root[a] = b
+            if a in self._kept:
+                self._kept.add(b)
+
+    def keep(self, buffer: int) -> None:
+        """Somebody may hold on to the memory after the call."""
+        self._kept.add(self.root(buffer))
+
+    def is_kept(self, buffer: int) -> bool:
+        return self.root(buffer) in self._kept
+
+    def may_use_arena(self, register: int) -> bool:
+        if register >= len(self.buffers):
+            return False
+        buffer: BufferSpec = self.buffers[register]
+        root = self.root(register)
+        return (
+            buffer.kind == "temp"
+            and buffer.spec.device.type == "cpu"
+            and root == register
+            and root not in self._kept
+        )
+
+
+def _launch_aliases(roots: Roots, item: LaunchItem) -> None:
+    roots.by_pointer.update(item.buffers)
+
+
+def _view_aliases(roots: Roots, item: ViewItem) -> None:
+    roots.join(item.out, item.src)
+    roots.by_pointer.add(item.src)
+    if item.user_visible:
+        roots.keep(item.out)
+
+
+def _extern_aliases(roots: Roots, item: ExternItem) -> None:
+    used = tuple(references((item.args, item.kwargs)))
+    if is_foreign(item.op):
+        for buffer in used:
+            roots.keep(buffer)
+    for result, out in enumerate(item.outs):
+        if out is not None:
+            for buffer in references(aliased_values(item.op, result, item.args, item.kwargs)):
+                roots.join(out, buffer)
+
+
+_ALIASES: dict[type, Callable[[Roots, Any], None]] = {
+    LaunchItem: _launch_aliases,
+    ViewItem: _view_aliases,
+    ExternItem: _extern_aliases,
+}
+
+
+def references(value: Any) -> Iterator[int]:
+    """The buffers inside an extern's arguments."""
+    if isinstance(value, BufRef):
+        yield value.id
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        yield from references(tuple(value.values()))

@@ -1,0 +1,63 @@
+"""The invariants of a plan, checked: see `smelt.plan.steps`."""
+
+from __future__ import annotations
+
+from smelt.errors import VerificationError
+from smelt.plan.memory import ALIGNMENT
+from smelt.plan.printer import print_step
+from smelt.plan.steps import Alloc, Free, Plan, View, defines, reads, span_bytes
+
+
+def verify(plan: Plan) -> None:
+    """Raises VerificationError naming the step that breaks an invariant of `smelt.plan.steps`."""
+    live = set(range(plan.n_inputs + len(plan.constants)))
+    ever = set(live)
+    for i, step in enumerate(plan.steps):
+        for r in reads(step):
+            _require(r in live, plan, i, f"r{r} is {'freed' if r in ever else 'not defined'} here")
+        for r in defines(step):
+            _require(r not in ever, plan, i, f"r{r} is defined twice")
+            _require(r < plan.n_registers, plan, i, f"r{r} is beyond the last register")
+            live.add(r)
+            ever.add(r)
+        if isinstance(step, Free):
+            live.difference_update(step.regs)
+    for out in plan.outputs:
+        _require(
+            out is None or out in live, plan, len(plan.steps), f"the output r{out} is not live at the end"
+        )
+    _verify_arena(plan)
+
+
+def _verify_arena(plan: Plan) -> None:
+    last = {r: i for i, step in enumerate(plan.steps) if not isinstance(step, Free) for r in reads(step)}
+    root: dict[int, int] = {}  # arena register or raw view of one -> the allocation
+    spans: dict[int, tuple[int, int, int]] = {}  # allocation -> begin, end, step
+    for i, step in enumerate(plan.steps):
+        if isinstance(step, Alloc) and step.arena is not None:
+            end = step.arena + span_bytes(step.shape, step.stride, step.dtype)
+            _require(
+                step.arena % ALIGNMENT == 0 and end <= plan.arena_bytes, plan, i, "does not fit the arena"
+            )
+            root[step.out], spans[step.out] = step.out, (step.arena, end, i)
+        elif isinstance(step, View) and step.src in root:
+            _require(not step.user_visible, plan, i, "the user sees arena memory")
+            root[step.out] = root[step.src]
+    for out in plan.outputs:
+        _require(out not in root, plan, len(plan.steps), f"the output r{out} is in the arena")
+    until = {r: begun for r, (_, _, begun) in spans.items()}
+    for r, allocation in root.items():
+        until[allocation] = max(until[allocation], last.get(r, -1))
+    order = sorted(spans, key=lambda r: spans[r][0])
+    for n, a in enumerate(order):
+        for b in order[n + 1 :]:
+            if spans[b][0] >= spans[a][1]:
+                break
+            apart = until[a] < spans[b][2] or until[b] < spans[a][2]
+            _require(apart, plan, spans[b][2], f"r{a} and r{b} overlap in the arena while both are live")
+
+
+def _require(condition: bool, plan: Plan, step: int, what: str) -> None:
+    if not condition:
+        line = print_step(plan.steps[step]) if step < len(plan.steps) else "return"
+        raise VerificationError(f"plan, step {step} ({line}): {what}")
