@@ -35,7 +35,20 @@ ORDER = Layers(
             "events",
             "_native",
         ],
-        "smelt.capture": [(REST, "attributes", "opcodes")],
+        "smelt.capture": [
+            "driver",
+            "emit",
+            "interpreter",
+            "library",
+            "breaks",
+            "protocol",
+            "outside",
+            "rebuilding",
+            "standins",
+            "base",
+        ],
+        "smelt.capture.interpreter": [REST, "opcodes"],
+        "smelt.capture.protocol": [REST, "attributes", "symbolic_numbers"],
         "smelt.codegen": ["build", "generated", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
         "smelt.ops": [REST, "layouts", "convolution"],
@@ -46,7 +59,7 @@ UPWARD = {("smelt.reasons", "smelt.graph.ir"): "a reason names the line of the u
 # Modules that still import each other. May only lose members.
 CYCLES = [
     {"smelt.graph.ir", "smelt.graph.printer"},
-    {f"smelt.capture.{name}" for name in ("changes", "contents", "objects", "wrapping")},
+    {f"smelt.capture.outside.{name}" for name in ("changes", "contents", "registry", "wrapping")},
     {
         f"smelt.trace.{name}"
         for name in (
@@ -81,12 +94,12 @@ COMPILERS = (
 # What is named all the same, none of it to have work done.
 NAMED = {
     ("smelt.api", "torch.jit.ScriptModule"): "is told from other modules, and refused",
-    ("smelt.capture.library", "torch.jit"): "for the two below, which torch's stubs do not have",
-    ("smelt.capture.library", "torch.jit.is_scripting"): "user code that asks is answered",
-    ("smelt.capture.library", "torch.jit.is_tracing"): "user code that asks is answered",
-    ("smelt.capture.natives", "torch.compile"): "a call of it breaks the graph",
-    ("smelt.capture.natives", "torch.jit.script"): "a call of it breaks the graph",
-    ("smelt.capture.natives", "torch.jit.trace"): "a call of it breaks the graph",
+    ("smelt.capture.library.stdlib", "torch.jit"): "for the two below, which torch's stubs do not have",
+    ("smelt.capture.library.stdlib", "torch.jit.is_scripting"): "user code that asks is answered",
+    ("smelt.capture.library.stdlib", "torch.jit.is_tracing"): "user code that asks is answered",
+    ("smelt.capture.base.native_functions", "torch.compile"): "a call of it breaks the graph",
+    ("smelt.capture.base.native_functions", "torch.jit.script"): "a call of it breaks the graph",
+    ("smelt.capture.base.native_functions", "torch.jit.trace"): "a call of it breaks the graph",
 }
 
 # How often each folder uses a private name of another module, on how many lines `vm` is `Any`, and how many functions of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from smelt.capture import frame
+from smelt.capture.driver import compiler
 from smelt.reasons import Reason
 
 
@@ -20,19 +20,19 @@ def _code(compiled: Callable[..., Any]) -> CodeType:
     return code
 
 
-def entries(compiled: Callable[..., Any]) -> list[frame.Entry]:
+def entries(compiled: Callable[..., Any]) -> list[compiler.Entry]:
     """The compiled entries of `compiled` in the order in which they are tried."""
-    return frame.entries_of(_code(compiled))
+    return compiler.entries_of(_code(compiled))
 
 
 def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
     """Why `compiled` is not one graph: calls that ran eagerly, then graph breaks; empty when all was captured whole."""
-    return frame.reasons_of(_code(compiled))
+    return compiler.reasons_of(_code(compiled))
 
 
-def records(compiled: Callable[..., Any]) -> list[tuple[str, frame.Record]]:
+def records(compiled: Callable[..., Any]) -> list[tuple[str, compiler.Record]]:
     """Name and record (entries, reasons, breaks) of the function and of each of its resume functions."""
-    return frame.records_of(_code(compiled))
+    return compiler.records_of(_code(compiled))
 
 
 def graph_count(compiled: Callable[..., Any]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture.capturing import CapturedFrame, capture_frame
+from smelt.capture.driver.run import CapturedFrame, capture_frame
 from smelt.config import DEFAULT
 from smelt.graph.ir import Graph, Node
 from smelt.guards.evaluate import Reader, first_failing, format_guard

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.capture import effects as fx
-from smelt.capture.effects import restore_contents
-from smelt.capture.values import MISSING
+from smelt.capture.base.values import MISSING
+from smelt.capture.outside import undo_log as fx
+from smelt.capture.outside.undo_log import restore_contents
 from smelt.errors import Unsupported
 from smelt.guards.evaluate import Reader, first_failing, format_guard
 from tests.capture.run import capture, evaluate, same, slots_of, substitute

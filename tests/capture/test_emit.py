@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.capture.emit import CompiledFrame, emit, reach
-from smelt.capture.endings import Return
-from smelt.capture.resume import Resumes
-from smelt.capture.stores import Store
-from smelt.capture.vm import decoded
+from smelt.capture.breaks.endings import Return
+from smelt.capture.breaks.resume import Resumes
+from smelt.capture.emit.compiled_frame import CompiledFrame, emit
+from smelt.capture.emit.replay import Store
+from smelt.capture.interpreter.vm import decoded
+from smelt.capture.rebuilding.reach import reach
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor, wrap

@@ -15,7 +15,7 @@ from torch import nn
 
 from smelt import events
 from smelt.backends.eager import eager
-from smelt.capture.frame import FrameCompiler, entries_of, reasons_of, reset, set_disabled, wrap
+from smelt.capture.driver.compiler import FrameCompiler, entries_of, reasons_of, reset, set_disabled, wrap
 from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
 from smelt.reasons import (

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from smelt.capture import effects as fx
-from smelt.capture.stores import stores_of
-from smelt.capture.values import MISSING
+from smelt.capture.base.values import MISSING
+from smelt.capture.emit.replay import stores_of
+from smelt.capture.outside import undo_log as fx
 from smelt.guards.origin import Origin
 
 from .test_emit import Frame, fake

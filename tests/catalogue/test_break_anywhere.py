@@ -20,7 +20,8 @@ import torch
 
 import smelt
 import tests.catalogue
-from smelt.capture import frames, vm
+from smelt.capture.base import frames
+from smelt.capture.interpreter import vm
 from smelt.errors import Unsupported
 from smelt.reasons import GRAPH_BREAK_REQUESTED, Reason
 from tests.catalogue.harness import _report, _world

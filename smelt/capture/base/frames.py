@@ -1,0 +1,238 @@
+"""Frames and generators of the VM, as data.
+
+A frame's state is complete between any two instructions, and stays so when an instruction fails: an instruction pops its
+operands only after it has succeeded. The result of a call is delivered by the caller's own instruction.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from smelt.capture.base.bytecode import Code
+from smelt.capture.base.values import FunctionType, Sentinel
+from smelt.graph.ir import Line
+
+
+class Handled:
+    """On the stack of a frame that handles an exception: the exception that was handled before."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class LastInstruction:
+    """On the stack of a frame that handles an exception: the index of the instruction that raised it."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+class Frame:
+    __slots__ = (
+        "code", "direct", "function", "globals", "handled", "instructions", "kwnames", "locals",
+        "names", "namespace", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
+    )  # fmt: skip
+
+    def __init__(self, code: Code, function: FunctionType, slots: list[Any]) -> None:
+        self.code = code
+        self.function = function
+        self.globals = function.__globals__
+        self.instructions = code.instructions
+        self.pc = 0
+        self.stack: list[Any] = []
+        self.locals = slots
+        self.kwnames: tuple[str, ...] = ()
+        self.parent: Frame | None = None
+        self.handled: BaseException | None = None  # what a bare `raise` raises again
+        self.result: Any = None
+        self.yielded = False
+        self.namespace: Any = None  # the mapping of names of a class body
+        self.names: dict[str, Any] | None = None  # what locals() gave
+        self.direct = False  # its result is the result of its caller's CALL
+        self.ticks = 0  # instructions begun
+        self.stop = 0  # at which of them capture is to stop: 0 is at none
+
+    @property
+    def line(self) -> Line:
+        """Source line of the instruction that runs (or failed)."""
+        return self.code.line(self.pc - 1 if self.pc else 0)
+
+    def unwind(self, error: BaseException) -> bool:
+        """Goes to the handler of `error` in this frame, as the exception table says. False: there is none."""
+        at = self.pc - 1
+        for start, end, target, depth, push_at in self.code.handlers:
+            if start <= at < end:
+                del self.stack[depth:]
+                if push_at:
+                    self.stack.append(LastInstruction(at))
+                self.stack.append(error)
+                self.kwnames = ()
+                self.pc = target
+                return True
+        return False
+
+    def clear(self) -> None:
+        """The frame has ended: what it alone held is dropped, in order."""
+        slots = self.locals
+        for at in range(len(slots)):
+            slots[at] = None
+        self.stack.clear()
+
+
+CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))
+
+
+class Generator:
+    """A generator whose frame the VM runs; native code may iterate it like any other."""
+
+    __slots__ = ("__weakref__", "frame", "state", "vm")
+
+    def __init__(self, vm: Any, frame: Frame) -> None:
+        self.vm = vm
+        self.frame = frame
+        self.state = CREATED
+        vm.generators.append(weakref.ref(self))
+
+    def __iter__(self) -> Generator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        if self.state is FINISHED:
+            raise StopIteration
+        if self.state is CREATED and value is not None:
+            raise TypeError("can't send non-None value to a just-started generator")
+        self.frame.stack.append(value)
+        return self._resume(None)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+        error = (
+            kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
+        )
+        if self.state is FINISHED:
+            raise error
+        if self.state is CREATED:
+            self.state = FINISHED
+            raise error
+        inner = self._delegate()
+        if inner is not None:
+            try:
+                return self._throw_into(inner, error)
+            except StopIteration as stop:
+                return self._end_delegation(stop.value)
+            except BaseException as raised:
+                error = raised
+        self.frame.stack.append(None)
+        return self._resume(error)
+
+    @property
+    def running(self) -> bool:
+        return self.state is RUNNING
+
+    @property
+    def suspended(self) -> bool:
+        return self.state is SUSPENDED
+
+    @property
+    def protected(self) -> bool:
+        """Whether it may have something to do when it is dropped: it has a `try` or a `with`."""
+        code = self.frame.code
+        # 3.12 protects every generator as a whole, to make a RuntimeError of StopIteration
+        targets = (code.names[target] for _, _, target, _, _ in code.handlers)
+        return self.state is not FINISHED and any(name != "CALL_INTRINSIC_1" for name in targets)
+
+    @property
+    def yieldfrom(self) -> Any:
+        """What it delegates to, or None."""
+        return self._delegate()
+
+    def _delegate(self) -> Any:
+        """The iterator of the `yield from` at which the generator is suspended, or None."""
+        frame = self.frame
+        resumes_delegation = frame.code.names[frame.pc] == "RESUME" and frame.instructions[frame.pc][1] >= 2
+        return frame.stack[-1] if self.state is SUSPENDED and resumes_delegation else None
+
+    def _throw_into(self, inner: Any, error: BaseException) -> Any:
+        """What `inner` yields in answer. Raises what it raises; `error` itself if it cannot be told."""
+        closing = isinstance(error, GeneratorExit)
+        method = getattr(inner, "close" if closing else "throw", None)
+        arguments = () if closing else (error,)
+        if method is not None:
+            self.state = RUNNING
+            try:
+                told = method(*arguments) if type(inner) is Generator else self.vm.call(method, arguments, {})
+            finally:
+                self.state = SUSPENDED
+            if not closing:
+                return told
+        raise error
+
+    def _end_delegation(self, value: Any) -> Any:
+        """Goes on after the `yield from`, whose value is `value`."""
+        frame = self.frame
+        target = frame.instructions[frame.pc - 2][1]  # SEND, YIELD_VALUE, RESUME
+        if frame.code.names[target] == "END_SEND":
+            frame.stack.append(value)
+        else:
+            frame.stack[-1] = value
+        frame.pc = target
+        return self._resume(None)
+
+    def __del__(self) -> None:
+        """Dropped by the user's code: its `finally` blocks run now."""
+        if self.state is SUSPENDED and self.vm.running:
+            self.vm.drop(self)
+
+    def close(self) -> None:
+        if self.state is SUSPENDED:
+            try:
+                self.throw(GeneratorExit())
+            except (GeneratorExit, StopIteration):
+                return
+            raise RuntimeError("generator ignored GeneratorExit")
+        self.state = FINISHED
+
+    def _resume(self, error: BaseException | None) -> Any:
+        if self.state is RUNNING:
+            raise ValueError("generator already executing")
+        self.state = RUNNING
+        frame = self.frame
+        frame.yielded = False
+        try:
+            value = self.vm.run(frame, error)
+        except StopIteration as stop:
+            self.state = FINISHED
+            raise RuntimeError("generator raised StopIteration") from stop
+        except BaseException:
+            self.state = FINISHED
+            raise
+        if frame.yielded:
+            self.state = SUSPENDED
+            return value
+        self.state = FINISHED
+        raise StopIteration(value)
+
+
+class VMCallable:
+    """A Python callable handed to native code: calling it comes back to the VM."""
+
+    __slots__ = ("function", "vm")
+
+    def __init__(self, vm: Any, fn: Any) -> None:
+        self.vm = vm
+        self.function = fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.vm.released:  # native code kept it for longer than the capture
+            return self.function(*args, **kwargs)
+        return self.vm.call(self.function, args, kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self.function)

@@ -1,0 +1,382 @@
+"""What the VM may call without looking inside: tables of native functions by what they do to the world.
+
+Functions of C are classified by module and name, Python functions of torch and of the standard library by module. What is
+in no table is refused: capture then ends with a reason, never with a guess.
+"""
+
+from __future__ import annotations
+
+import _thread
+import abc
+import collections
+import contextvars
+import dataclasses
+import datetime
+import decimal
+import functools
+import itertools
+import logging
+import operator
+import re
+import types
+import typing
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from smelt.reasons import (
+    DEBUGGER,
+    RANDOM_STATE,
+    SIDE_EFFECT_IO,
+    TENSOR_SUBCLASS,
+    UNSUPPORTED_CALL,
+    UNSUPPORTED_EFFECT,
+    ReasonKind,
+)
+
+# Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants.
+NATIVE_MODULES = (
+    "torch.nn.functional", "torch.functional", "torch._tensor", "torch._VF", "torch._C", "torch._ops",
+    "torch._utils",
+    "torch._jit_internal", "torch.jit", "torch.backends", "torch.cuda", "torch.mps", "torch.xpu",
+    "torch.mtia", "torch.cpu",
+    "torch.amp.autocast_mode", "torch.autograd.grad_mode", "torch.autograd.graph", "torch.autograd.profiler",
+    "torch.autograd.forward_ad",
+    "torch.overrides", "torch.random", "torch._refs",
+    "torch._prims", "torch._prims_common", "torch.nn.modules.utils", "torch.nn.parameter", "torch.nn.init",
+    "torch.utils._device",
+    "torch.utils._python_dispatch", "torch._tensor_str", "torch.fx", "torch._decomp", "torch._library",
+    "torch._sources",
+    "torch._meta_registrations", "torch.nn.attention", "torch.signal", "torch._linalg_utils",
+    "torch._lowrank", "torch.return_types",
+    "torch.nested", "torch.sparse", "torch.masked", "torch.storage", "torch.types",
+    "torch._namedtensor_internals",
+    "torch.version", "torch.library", "torch._vmap_internals", "torch._guards",
+    "torch.utils._typing_utils", "torch._environment",
+    "inspect", "enum", "dataclasses", "typing", "typing_extensions", "re", "re._compiler", "re._parser",
+    "posixpath", "ntpath",
+    "abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap",
+    "_frozen_importlib",
+    "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging",
+    "reprlib", "keyword",
+    "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions",
+    "statistics", "ast", "traceback",
+    "torch._dynamo.mutation_guard",  # what torch.compile puts around Module.__init__: tags new modules for itself
+    "torch._dynamo._trace_wrapped_higher_order_op",  # has a mode that makes indexing by tensors possible under vmap
+    "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
+)  # fmt: skip
+EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
+_PREFIXES = tuple(
+    m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum"))
+)
+
+
+@functools.cache
+def is_native_module(name: str | None) -> bool:
+    """Whether Python functions of this module run natively."""
+    if name is None or name == "smelt.capture.protocol.polyfills":
+        return False
+    return name in NATIVE_MODULES or name in EXACT_NATIVE_MODULES or name.startswith(_PREFIXES)
+
+
+def runs_natively(function: types.FunctionType) -> bool:
+    name = function.__globals__.get("__name__")
+    return is_native_module(name) and function.__code__ not in _interpreted_codes()
+
+
+def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """`code` and that of the functions and classes written inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested_codes(constant)
+
+
+@functools.cache
+def _interpreted_codes() -> frozenset[types.CodeType]:
+    return frozenset(c for f in INTERPRETED for c in nested_codes(f.__code__))
+
+
+# Python functions that call the user's code back, in modules that otherwise run natively.
+INTERPRETED: set[Any] = {
+    f for f in (
+        functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
+        functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
+        abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
+        getattr(torch._utils, "_chunk_or_narrow_cat", None),
+        dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
+        *(getattr(dataclasses, n, None) for n in ("_asdict_inner", "_astuple_inner", "_is_dataclass_instance", "_replace")),
+    ) if f is not None
+}  # fmt: skip
+for _class in (
+    collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap, collections.Counter
+):  # fmt: skip
+    INTERPRETED.update(f for f in vars(_class).values() if isinstance(f, types.FunctionType))
+
+# Modules of C functions (and C classes) that only compute.
+PURE_C_MODULES = frozenset(
+    {
+        "builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools",
+        "_collections", "collections", "_abc",
+        "_sre", "re", "_struct", "_json", "_weakref", "weakref", "_contextvars", "copyreg", "_typing",
+        "typing", "_string",
+        "unicodedata", "_bisect", "_heapq", "heapq", "bisect", "binascii", "_codecs", "_warnings", "types",
+        "_statistics", "_decimal", "decimal",
+        "_datetime", "datetime", "_imp", "_ast", "_hashlib", "_md5", "_sha1", "_sha2",
+        "fractions", "zlib", "_opcode", "_symtable",
+    }
+)  # fmt: skip
+IO_MODULES = frozenset(
+    {
+        "time", "posix", "nt", "_io", "io", "_thread", "_socket", "_random", "random", "select", "signal",
+        "fcntl", "_posixsubprocess",
+        "_pickle", "pickle", "gc", "_ctypes", "marshal", "mmap", "_queue", "_asyncio", "faulthandler",
+        "_signal", "secrets", "_tracemalloc",
+        "threading", "multiprocessing", "subprocess", "socket", "sys",
+    }
+)  # fmt: skip
+PURE_SYS = frozenset(
+    {
+        "intern",
+        "exc_info",
+        "is_finalizing",
+    }
+)
+
+# Python modules of the standard library around locks, random states, processes and files: called as a whole or not at all.
+_NEVER_ENTERED = frozenset(
+    (
+        "queue", "threading", "random", "uuid", "tempfile", "shutil", "subprocess", "socket", "multiprocessing",
+        "pdb", "bdb", "concurrent", "asyncio", "selectors", "pickle", "shelve", "zipfile", "tarfile", "urllib",
+        "http", "secrets", "sched",
+    )
+)  # fmt: skip
+
+
+def is_never_entered(function: types.FunctionType) -> bool:
+    name = function.__globals__.get("__name__")
+    return type(name) is str and name.partition(".")[0] in _NEVER_ENTERED
+
+
+# Calls that would change the process, or answer differently next time.
+REFUSED: dict[Any, tuple[ReasonKind, str]] = {
+    input: (SIDE_EFFECT_IO, "input"),
+    open: (SIDE_EFFECT_IO, "open"),
+    eval: (UNSUPPORTED_CALL, "eval"),
+    exec: (UNSUPPORTED_CALL, "exec"),
+    compile: (UNSUPPORTED_CALL, "compile"),
+    globals: (UNSUPPORTED_CALL, "globals"),
+    breakpoint: (DEBUGGER, "breakpoint"),
+    torch.manual_seed: (RANDOM_STATE, "torch.manual_seed"),
+    torch.seed: (RANDOM_STATE, "torch.seed"),
+    torch.set_rng_state: (RANDOM_STATE, "torch.set_rng_state"),
+    torch.get_rng_state: (RANDOM_STATE, "torch.get_rng_state"),
+    torch.initial_seed: (RANDOM_STATE, "torch.initial_seed"),
+    torch.random.fork_rng: (RANDOM_STATE, "torch.random.fork_rng"),
+    torch.set_default_dtype: (UNSUPPORTED_EFFECT, "torch.set_default_dtype"),
+    torch.set_default_device: (UNSUPPORTED_EFFECT, "torch.set_default_device"),
+    torch.set_num_threads: (UNSUPPORTED_EFFECT, "torch.set_num_threads"),
+    torch.use_deterministic_algorithms: (UNSUPPORTED_EFFECT, "torch.use_deterministic_algorithms"),
+    torch.save: (SIDE_EFFECT_IO, "torch.save"),
+    torch.load: (SIDE_EFFECT_IO, "torch.load"),
+    torch.cuda.synchronize: (SIDE_EFFECT_IO, "torch.cuda.synchronize"),
+    torch.compile: (UNSUPPORTED_CALL, "torch.compile"),
+    torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
+    torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
+    torch.func.linearize: (UNSUPPORTED_CALL, "torch.func.linearize, which traces with torch.fx"),
+    torch.autograd.backward: (UNSUPPORTED_CALL, "torch.autograd.backward"),
+    torch.Tensor._make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
+    torch.Tensor._make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
+    torch.Tensor.backward: (UNSUPPORTED_CALL, "Tensor.backward"),
+    torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
+    torch.autograd.graph.saved_tensors_hooks.__exit__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
+    torch.autograd.graph.allow_mutation_on_saved_tensors: (UNSUPPORTED_CALL, "hooks of saved tensors"),
+    torch.autograd.graph.register_multi_grad_hook: (UNSUPPORTED_CALL, "register_multi_grad_hook"),
+    torch.autograd.graph.get_gradient_edge: (UNSUPPORTED_CALL, "get_gradient_edge"),
+    torch.autograd.graph.increment_version: (UNSUPPORTED_EFFECT, "increment_version"),
+    object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),
+    object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
+    logging.basicConfig: (UNSUPPORTED_EFFECT, "logging.basicConfig"),
+    logging.disable: (UNSUPPORTED_EFFECT, "logging.disable"),
+    logging.Logger.setLevel: (UNSUPPORTED_EFFECT, "Logger.setLevel"),
+    logging.Logger.addHandler: (UNSUPPORTED_EFFECT, "Logger.addHandler"),
+    logging.Logger.removeHandler: (UNSUPPORTED_EFFECT, "Logger.removeHandler"),
+    logging.Logger.handle: (SIDE_EFFECT_IO, "Logger.handle"),
+    warnings.simplefilter: (UNSUPPORTED_EFFECT, "warnings.simplefilter"),
+    warnings.filterwarnings: (UNSUPPORTED_EFFECT, "warnings.filterwarnings"),
+    decimal.getcontext: (UNSUPPORTED_EFFECT, "decimal.getcontext"),
+    decimal.setcontext: (UNSUPPORTED_EFFECT, "decimal.setcontext"),
+    decimal.localcontext: (UNSUPPORTED_EFFECT, "decimal.localcontext"),
+    datetime.datetime.now: (SIDE_EFFECT_IO, "datetime.now"),
+    datetime.datetime.utcnow: (SIDE_EFFECT_IO, "datetime.utcnow"),
+    datetime.datetime.today: (SIDE_EFFECT_IO, "datetime.today"),
+    datetime.date.today: (SIDE_EFFECT_IO, "date.today"),
+}
+
+# Methods of builtin containers that do not change them.
+PURE_METHODS = frozenset(
+    [
+        "get",
+        "keys",
+        "values",
+        "items",
+        "copy",
+        "index",
+        "count",
+        "union",
+        "intersection",
+        "difference",
+        "symmetric_difference",
+        "isdisjoint",
+        "issubset",
+        "issuperset",
+        "most_common",
+        "elements",
+        "__contains__",
+        "__len__",
+        "__getitem__",
+        "__iter__",
+        "__eq__",
+        "__ne__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__repr__",
+        "__str__",
+        "__reversed__",
+        "__or__",
+        "__ror__",
+        "__and__",
+        "__rand__",
+        "__sub__",
+        "__rsub__",
+        "__xor__",
+        "__rxor__",
+        "__add__",
+        "__mul__",
+        "__rmul__",
+        "__sizeof__",
+        "__hash__",
+        "__format__",
+        "__class__",
+        "__getattribute__",
+        "__dir__",
+        "__bool__",
+    ]
+)
+
+# C classes whose instances never change, or whose methods are all safe to call for real during capture.
+PURE_TYPES: frozenset[type] = frozenset(
+    {
+        re.Pattern, re.Match, weakref.ref, types.MappingProxyType, operator.itemgetter, operator.attrgetter,
+        operator.methodcaller,
+        contextvars.ContextVar, types.SimpleNamespace, types.GenericAlias, frozenset, type({}.keys()),
+        type({}.values()), type({}.items()),
+        _thread.LockType, type(_thread.RLock()), memoryview, types.MethodWrapperType, itertools.chain,
+        types.CodeType,
+    }
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- settings of the process
+#
+# A native function that changes a setting of the process would do so during capture only. Which do is told by their names.
+
+_SETTING = re.compile(
+    r"_*(jit_)?set(_|$)|_*(manual_)?seed(_|$)|_*(initial_seed|fork_rng|get_rng_state|get_state)"
+    r"|_*(enable|disable|reset|clear|register|unregister)(_|$)|seterr|setbufsize"
+    r"|get_printoptions$|is_anomaly_|is_warn_always_enabled$"
+    r"|(load|save|dump|savez|memmap|fromfile|tofile|loadtxt|savetxt|genfromtxt|savez_compressed)$"
+)
+# Names of that form that change nothing, or what capture records or compares at its end (`trace.state`, `guards.state`).
+_NO_SETTING = frozenset(
+    {
+        "set_grad_enabled", "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
+        "set_autocast_cpu_enabled", "set_autocast_cpu_dtype", "set_autocast_gpu_dtype", "clear_autocast_cache",
+        "set_multithreading_enabled", "enable_grad", "disable_saved_tensors_hooks", "_saved_tensors_hooks_disable",
+        "_saved_tensors_hooks_enable", "set_inplace_requires_grad_allowed", "_set_fwd_grad_enabled",
+        "_set_conj", "_set_neg", "set_",
+    }
+)  # fmt: skip
+# Modules of devices: what changes or reads the state of a device is most of them, so these are listed by what may be called.
+_DEVICE_MODULES = ("torch.cuda", "torch.mps", "torch.xpu", "torch.mtia", "torch.cpu")
+_DEVICE_QUERIES = re.compile(
+    r"_?is_|has_|device_count$|get_device_(name|properties|capability)|get_arch_list|autocast|__"
+)
+# Native code that looks at the calls it was reached by, or at the interpreter: during capture these are the VM's own.
+_STACK_READERS = re.compile(
+    r"(currentframe|stack|trace|getframeinfo|getouterframes|getinnerframes|getgeneratorstate|getgeneratorlocals)$"
+    r"|(print|extract|format|walk)_(exc|exception|stack|tb|last|list)|TracebackException|StackSummary|clear_frames"
+)
+_NAMES_DECIDE = ("torch", "numpy")
+_NUMPY_RANDOM = "numpy.random"
+
+
+@functools.cache
+def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
+    last = name.rpartition(".")[2]
+    text = f"{module}.{name}"
+    if module in ("inspect", "traceback") and _STACK_READERS.match(last):
+        return UNSUPPORTED_CALL, f"{text} reads the interpreter's stack"
+    if module == "json" and last in ("dump", "load"):
+        return SIDE_EFFECT_IO, text
+    if not module.startswith(_NAMES_DECIDE):
+        return None
+    if module == "torch.library":
+        return UNSUPPORTED_EFFECT, f"{text} registers operators"
+    if module.startswith(_NUMPY_RANDOM):
+        return RANDOM_STATE, text
+    if module.startswith(_DEVICE_MODULES) and not _DEVICE_QUERIES.match(last):
+        return UNSUPPORTED_EFFECT, f"{text} reads or changes the state of a device"
+    if last in ("__setattr__", "__delattr__") and module.startswith("torch.backends"):
+        return UNSUPPORTED_EFFECT, f"an attribute of {module} is set"
+    if re.search("seed|rng", last):
+        return RANDOM_STATE, text
+    if _SETTING.match(last) and last not in _NO_SETTING:
+        return UNSUPPORTED_EFFECT, f"{text} changes or reads a setting of the process"
+    return None
+
+
+def setting(function: Any) -> tuple[ReasonKind, str] | None:
+    """Why a function or class of a native module must not be called: it changes or reads a setting of the process."""
+    return _setting(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", ""))
+
+
+_C_DESCRIPTORS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType)
+
+
+def _defining_class(cls: type, name: str) -> type:
+    """The class that has the C method `name` found on `cls`: a base, or the metaclass or one of its bases."""
+    bases: list[type] = [*cls.__mro__, *type.mro(type(cls))]
+    candidates = (k for k in bases if name in vars(k))
+    return next((k for k in candidates if type(vars(k)[name]) in _C_DESCRIPTORS), cls)
+
+
+def refusal(function: Any) -> tuple[ReasonKind, str] | None:
+    """Why a C function must not be called, or None."""
+    owner = getattr(function, "__self__", None)
+    module = owner.__name__ if isinstance(owner, types.ModuleType) else getattr(function, "__module__", None)
+    if isinstance(owner, type):
+        module = _defining_class(owner, function.__name__).__module__
+    if module is None:
+        owner_class = getattr(function, "__objclass__", None) or type(owner)
+        module = owner_class.__module__
+    name = getattr(function, "__qualname__", str(function))
+    refused = _setting(module, name)
+    if refused is not None:
+        return refused
+    if name.endswith(".__subclasses__"):
+        return UNSUPPORTED_CALL, "__subclasses__, which changes where any class is defined"
+    if module in PURE_C_MODULES or module.startswith(("torch", "numpy", "einops")):
+        return None
+    if module == "sys" and name in PURE_SYS:
+        return None
+    if module in ("random", "_random"):
+        return RANDOM_STATE, f"random.{name}"
+    if module in IO_MODULES:
+        return SIDE_EFFECT_IO, f"{module}.{name}"
+    return UNSUPPORTED_CALL, f"{module}.{name}"

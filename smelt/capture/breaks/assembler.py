@@ -1,0 +1,254 @@
+"""Code objects that start in the middle of another: the bytecode of resume functions.
+
+`resumed` puts a prologue before the original's instructions: it lays out locals and stack as they were at an instruction and
+jumps there. All that was a local, cell or free variable becomes a plain local (a cell is a local that holds the cell object,
+which is all that the interpreter's instructions ask for), so that one function serves every call. Instruction `i` of
+the original is instruction `prologue + i` of the result. Formats: CPython's Objects/locations.md and
+Objects/exception_handling_notes.txt (InternalDocs).
+"""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smelt.capture.base.bytecode import Code, raw_instructions
+
+_CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
+_OP = dis.opmap
+_SLOT_OPERATIONS = frozenset((*dis.haslocal, *dis.hasfree))
+_GENERATOR = 0x20
+_OPTIMIZED_NEWLOCALS = 0x3
+_ENTRY_ONLY = ("MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR")  # set up a frame; the prologue has done it
+
+
+@dataclass(slots=True)
+class Instruction:
+    """`target`: index of the instruction that a jump leads to, else -1."""
+
+    op: int
+    arg: int
+    line: int
+    target: int = -1
+
+
+# What the prologue pushes, from the bottom of the stack up.
+@dataclass(frozen=True)
+class Value:
+    """The parameter of this number."""
+
+    parameter: int
+
+
+@dataclass(frozen=True)
+class Null:
+    """An empty place."""
+
+
+@dataclass(frozen=True)
+class Handling:
+    """The interpreter is handling the exception in this parameter from here on; the one before it is on the stack."""
+
+    parameter: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """The offset of an instruction of the original, which RERAISE restores."""
+
+    instruction: int
+
+
+Push = Value | Null | Handling | Position
+
+
+def resumed(
+    source: types.CodeType,
+    code: Code,
+    target: int,
+    slots: Sequence[int],
+    pushes: Sequence[Push],
+    extra: Sequence[str],
+    name: str,
+) -> tuple[types.CodeType, int]:
+    """A code object that goes on at instruction `target` of `source`, and the length of its prologue.
+
+    Args:
+        slots: the original's slots that its first parameters fill, in order.
+        pushes: what is on the stack at `target`.
+        extra: names of the parameters after those (values for the stack).
+    """
+    places, names, free = _places(code, slots, extra)
+    consts = list(source.co_consts)
+    body = _body(source, code, places)
+    line = code.lines[target] if target < len(code.lines) else source.co_firstlineno
+    prologue, positions = _prologue(source, pushes, target, line, consts, bool(free))
+    start = len(prologue)
+    for instruction in (*prologue, *body):
+        if instruction.target >= 0:
+            instruction.target += start
+    raw, offsets, lines = _encode([*prologue, *body], source.co_firstlineno)
+    for constant, at in positions:
+        consts[constant] = offsets[start + at] // 2
+    made = source.replace(
+        co_code=raw,
+        co_consts=tuple(consts),
+        co_varnames=tuple(names),
+        co_nlocals=len(names),
+        co_cellvars=(),
+        co_freevars=free,
+        co_argcount=len(slots) + len(extra),
+        co_posonlyargcount=0,
+        co_kwonlyargcount=0,
+        co_flags=source.co_flags & _GENERATOR | _OPTIMIZED_NEWLOCALS,
+        co_stacksize=source.co_stacksize + 3,
+        co_linetable=lines,
+        co_exceptiontable=_exception_table(code, offsets, start),
+        co_name=name,
+        co_qualname=name,
+    )
+    return made, start
+
+
+def _places(
+    code: Code, slots: Sequence[int], extra: Sequence[str]
+) -> tuple[list[int], list[str], tuple[str, ...]]:
+    """Where each of the original's slots is now, the names of the locals, the free variables (`__class__`, for `super`)."""
+    free = tuple(n for n in code.free_names if n == "__class__")
+    fixed = {i for i, n in enumerate(code.local_names) if free and n == "__class__"}
+    order = [*slots, *(i for i in range(code.nlocals) if i not in slots and i not in fixed)]
+    count = len(slots)
+    places = [0] * code.nlocals
+    for new, old in enumerate(order):
+        places[old] = new if new < count else new + len(extra)
+    for old in fixed:
+        places[old] = len(order) + len(extra)
+    names = [code.local_names[i] for i in order]
+    return places, _distinct([*names[:count], *extra, *names[count:]]), free
+
+
+def _distinct(names: list[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        number = seen[name] = seen.get(name, -1) + 1
+        out.append(f"{name}_{number}" if number else name)
+    return out
+
+
+def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Instruction]:
+    raw, index = raw_instructions(source)
+    body = []
+    for at, (op, arg, _, after) in enumerate(raw):
+        name, target = code.names[at], -1
+        if name in _ENTRY_ONLY:
+            op, arg = _OP["NOP"], 0
+        elif op in _SLOT_OPERATIONS:
+            arg = places[arg]
+        elif op in dis.hasjrel:
+            target = index[after - 2 * arg if "BACKWARD" in name else after + 2 * arg]
+        body.append(Instruction(op, arg, code.lines[at], target))
+    return body
+
+
+def _prologue(
+    source: types.CodeType, pushes: Sequence[Push], target: int, line: int, consts: list[object], free: bool
+) -> tuple[list[Instruction], list[tuple[int, int]]]:
+    """The instructions, and which constants are to become the offset of which instruction."""
+    out: list[tuple[str, int]] = [("COPY_FREE_VARS", 1)] if free else []
+    if source.co_flags & _GENERATOR:
+        out += [("RETURN_GENERATOR", 0), ("POP_TOP", 0)]
+    out.append(("RESUME", 0))
+    positions = []
+    for push in pushes:
+        if isinstance(push, Value):
+            out.append(("LOAD_FAST", push.parameter))
+        elif isinstance(push, Null):
+            out.append(("PUSH_NULL", 0))
+        elif isinstance(push, Handling):
+            out += [("LOAD_FAST", push.parameter), ("PUSH_EXC_INFO", 0), ("POP_TOP", 0)]
+        else:
+            positions.append((len(consts), push.instruction))
+            out.append(("LOAD_CONST", len(consts)))
+            consts.append(None)
+    made = [Instruction(_OP[name], arg, line) for name, arg in out]
+    made.append(Instruction(_OP["JUMP_FORWARD"], 0, line, target))
+    return made, positions
+
+
+# ----------------------------------------------------------------------------------------------------- encoding
+
+
+def _encode(instructions: Sequence[Instruction], first_line: int) -> tuple[bytes, list[int], bytes]:
+    """Bytes, the offset of each instruction (its prefixes included; one more at the end), and the line table."""
+    sizes = [_size(i.op, i.arg) for i in instructions]
+    while True:
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + size)
+        for at, i in enumerate(instructions):
+            if i.target >= 0:
+                i.arg = abs(offsets[i.target] - offsets[at + 1]) // 2
+        grown = [max(size, _size(i.op, i.arg)) for size, i in zip(sizes, instructions)]
+        if grown == sizes:
+            break
+        sizes = grown
+    out, lines = bytearray(), bytearray()
+    line = first_line
+    for i, size in zip(instructions, sizes):
+        out += _instruction_bytes(i, size)
+        line = _add_line(lines, line, i.line, size // 2)
+    return bytes(out), offsets, bytes(lines)
+
+
+def _size(op: int, arg: int) -> int:
+    prefixes = (arg > 0xFF) + (arg > 0xFFFF) + (arg > 0xFFFFFF)
+    return 2 * (1 + prefixes + _CACHES[op])
+
+
+def _instruction_bytes(i: Instruction, size: int) -> bytes:
+    caches = _CACHES[i.op]
+    out = bytearray()
+    for prefix in range(size // 2 - 1 - caches, 0, -1):
+        out += bytes((dis.EXTENDED_ARG, i.arg >> (8 * prefix) & 0xFF))
+    return bytes(out) + bytes((i.op, i.arg & 0xFF)) + bytes(2 * caches)
+
+
+def _add_line(table: bytearray, line: int, now: int, units: int) -> int:
+    """Appends entries (without columns) for one instruction; gives the line that the next counts from."""
+    while units:
+        length = min(units, 8)
+        table.append(0x80 | 13 << 3 | length - 1)
+        delta = now - line
+        _add_varint(table, (-delta << 1 | 1) if delta < 0 else delta << 1)
+        line, units = now, units - length
+    return line
+
+
+def _add_varint(table: bytearray, value: int) -> None:
+    while value >= 64:
+        table.append(0x40 | value & 63)
+        value >>= 6
+    table.append(value)
+
+
+def _exception_table(code: Code, offsets: Sequence[int], start: int) -> bytes:
+    out = bytearray()
+    for begin, end, target, depth, push_at in code.handlers:
+        first = len(out)
+        at, stop, to = (offsets[start + i] // 2 for i in (begin, end, target))
+        for value in (at, stop - at, to, depth << 1 | push_at):
+            _add_big_endian(out, value)
+        out[first] |= 0x80
+    return bytes(out)
+
+
+def _add_big_endian(out: bytearray, value: int) -> None:
+    shift = max(0, (value.bit_length() - 1) // 6 * 6)
+    while shift:
+        out.append(0x40 | value >> shift & 63)
+        shift -= 6
+    out.append(value & 63)

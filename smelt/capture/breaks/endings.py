@@ -1,0 +1,29 @@
+"""How a captured frame ends: it returns a value, or it stops before an instruction (`breaks.Break`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from smelt.capture.breaks.graph_break import Writer
+from smelt.capture.breaks.resume import Resumes
+
+
+class Ending(Protocol):
+    """`roots`: the objects that the compiled frame needs for it; `write`: its last statements."""
+
+    @property
+    def roots(self) -> tuple[Any, ...]: ...
+    def write(self, writer: Writer, resumes: Resumes) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Return:
+    result: Any
+
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        return (self.result,)
+
+    def write(self, writer: Writer, resumes: Resumes) -> list[str]:
+        return [f"return {writer(self.result)}"]

@@ -1,0 +1,416 @@
+"""Instructions as source: one row for each that a compiled frame can carry out for real, at a graph break.
+
+A `Step` is the statement, its operands, and the ways that the frame can go on. What the statements call is at the end.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import inspect
+import operator
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from smelt import _native
+from smelt.capture.base.bytecode import BINARY_OPERATORS, COMPARISONS, PY312
+from smelt.capture.base.frames import Frame
+from smelt.capture.base.values import NULL, Sentinel
+from smelt.capture.breaks.points import Placeholder
+from smelt.capture.rebuilding.kinds import NAMES
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way for the frame to go on after the instruction: at `at`, with `stack`."""
+
+    at: int
+    stack: list[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction as source. `text.format(*expressions of operands)` is a statement (of several lines, perhaps);
+    where there are two ways, `condition` is an expression that says whether to take the second."""
+
+    operands: tuple[Any, ...]
+    ways: tuple[Way, ...]
+    text: str = ""
+    condition: str = ""
+
+
+Row = Callable[[Frame, Any], Step]
+ROWS: dict[str, Row] = {}
+
+
+def row(*names: str) -> Callable[[Row], Row]:
+    def add(made: Row) -> Row:
+        ROWS.update(dict.fromkeys(names, made))
+        return made
+
+    return add
+
+
+def _next(frame: Frame, pops: int, *pushed: Any) -> tuple[Way, ...]:
+    """On to the next instruction, with `pushed` in place of the topmost `pops` values."""
+    stack = frame.stack
+    return (Way(frame.pc + 1, [*stack[: len(stack) - pops], *pushed]),)
+
+
+def _expression(
+    frame: Frame, template: str, operands: Sequence[Any], pops: int, name: str = "result"
+) -> Step:
+    result = Placeholder(name)
+    return Step((result, *operands), _next(frame, pops, result), "{} = " + template)
+
+
+def _statement(frame: Frame, template: str, operands: Sequence[Any], pops: int) -> Step:
+    return Step(tuple(operands), _next(frame, pops), template)
+
+
+# ------------------------------------------------------------------------------------------------------- calls
+
+
+# Builtins and library functions that look at the frame that calls them, with how many arguments they do (None: any).
+_FRAME_READERS: dict[Any, int | None] = {
+    globals: 0, locals: 0, vars: 0, dir: 0, super: 0, eval: None, exec: None, sys._getframe: None,
+    sys._current_frames: None, inspect.currentframe: None, inspect.stack: None, collections.namedtuple: None,
+    traceback.print_stack: None, traceback.format_stack: None, traceback.extract_stack: None, type: 3,
+}  # fmt: skip
+
+
+def _check_frame(fn: Any, count: int) -> None:
+    """Raises Unsupported for a call that would take the compiled frame for the user's."""
+    try:
+        reads = fn in _FRAME_READERS and _FRAME_READERS[fn] in (None, count)
+    except TypeError:  # unhashable
+        return
+    if reads:
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{fn.__name__} looks at the frame that calls it"))
+
+
+@row("CALL")
+def _call(frame: Frame, arg: Any) -> Step:
+    stack = frame.stack
+    at = len(stack) - arg - 2
+    first = at + 1 if stack[at] is NULL else at
+    fn, arguments, names = stack[first], stack[first + 1 :], frame.kwnames
+    _check_frame(fn, len(arguments))
+    keywords = ["{}"] * (len(arguments) - len(names)) + [f"{_keyword(n)}={{}}" for n in names]
+    return _expression(frame, f"{{}}({', '.join(keywords)})", (fn, *arguments), arg + 2)
+
+
+def _keyword(name: str) -> str:
+    if not name.isidentifier():
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a keyword argument named {name!r}"))
+    return name
+
+
+@row("CALL_FUNCTION_EX")
+def _call_function_ex(frame: Frame, arg: Any) -> Step:
+    count = 3 + (arg & 1)
+    _, *operands = frame.stack[-count:]
+    _check_frame(operands[0], len(operands[1]) if isinstance(operands[1], (tuple, list)) else 0)
+    return _expression(frame, "{}(*{}, **{})" if arg & 1 else "{}(*{})", operands, count)
+
+
+@row("WITH_EXCEPT_START")
+def _with_except_start(frame: Frame, arg: Any) -> Step:
+    error, leave = frame.stack[-1], frame.stack[-4]
+    return _expression(frame, "{}(type({}), {}, {}.__traceback__)", (leave, error, error, error), 0)
+
+
+@row("BEFORE_WITH")
+def _before_with(frame: Frame, arg: Any) -> Step:
+    leave, entered = Placeholder("leave"), Placeholder("entered")
+    return Step(
+        (leave, entered, frame.stack[-1]), _next(frame, 1, leave, entered), "{}, {} = enter_context({})"
+    )
+
+
+@row("IMPORT_NAME")
+def _import_name(frame: Frame, arg: Any) -> Step:
+    level, names = frame.stack[-2:]
+    text = f"__import__({arg!r}, {{}}, None, {{}}, {{}})"
+    return _expression(frame, text, (frame.globals, names, level), 2, "module")
+
+
+# --------------------------------------------------------------------------------------------------- operators
+
+_SYMBOLS = {
+    operator.add: "+", operator.and_: "&", operator.floordiv: "//", operator.lshift: "<<", operator.matmul: "@",
+    operator.mul: "*", operator.mod: "%", operator.or_: "|", operator.pow: "**", operator.rshift: ">>", operator.sub: "-",
+    operator.truediv: "/", operator.xor: "^", operator.lt: "<", operator.le: "<=", operator.eq: "==", operator.ne: "!=",
+    operator.gt: ">", operator.ge: ">=",
+}  # fmt: skip
+_IN_PLACE = dict(zip(BINARY_OPERATORS[13:], BINARY_OPERATORS[:13], strict=True))
+assert _SYMBOLS.keys() == {*BINARY_OPERATORS[:13], *COMPARISONS}
+
+
+@row("BINARY_OP", "COMPARE_OP")
+def _binary(frame: Frame, arg: Any) -> Step:
+    left, right = frame.stack[-2:]
+    if arg not in _IN_PLACE:
+        return _expression(frame, f"{{}} {_SYMBOLS[arg]} {{}}", (left, right), 2)
+    result = Placeholder("result")
+    text = f"{{}} = {{}}\n{{}} {_SYMBOLS[_IN_PLACE[arg]]}= {{}}"
+    return Step((result, left, result, right), _next(frame, 2, result), text)
+
+
+@row("IS_OP")
+def _is(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, f"{{}} {'is not' if arg else 'is'} {{}}", frame.stack[-2:], 2)
+
+
+@row("CONTAINS_OP")
+def _contains(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, f"{{}} {'not in' if arg else 'in'} {{}}", frame.stack[-2:], 2)
+
+
+def _unary(template: str) -> Row:
+    return lambda frame, arg: _expression(frame, template, frame.stack[-1:], 1)
+
+
+ROWS.update(
+    UNARY_NOT=_unary("not {}"),
+    UNARY_NEGATIVE=_unary("-{}"),
+    UNARY_POSITIVE=_unary("+{}"),
+    UNARY_INVERT=_unary("~{}"),
+    GET_ITER=_unary("iter({})"),
+    GET_YIELD_FROM_ITER=_unary("iter({})"),
+    LIST_TO_TUPLE=_unary("tuple({})"),
+)
+
+
+@row("GET_LEN")
+def _get_len(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, "len({})", frame.stack[-1:], 0)
+
+
+@row("FORMAT_VALUE")
+def _format_value(frame: Frame, arg: Any) -> Step:
+    count = 2 if arg & 4 else 1
+    value, *spec = frame.stack[-count:]
+    converted = ("{}", "str({})", "repr({})", "ascii({})")[arg & 3]
+    text = f"format({converted}, {{}})" if spec else f"format({converted})"
+    return _expression(frame, text, (value, *spec), count, "text")
+
+
+# ------------------------------------------------------------------------------------------ attributes and items
+
+
+def _attribute(name: str) -> str:
+    return f"{{}}.{name}" if name.isidentifier() else f"getattr({{}}, {name!r})"
+
+
+@row("LOAD_ATTR")
+def _load_attr(frame: Frame, arg: Any) -> Step:
+    name, is_method = arg
+    result = Placeholder(name)
+    pushed = (NULL, result) if is_method else (result,)
+    return Step((result, frame.stack[-1]), _next(frame, 1, *pushed), "{} = " + _attribute(name))
+
+
+@row("LOAD_METHOD")
+def _load_method(frame: Frame, arg: Any) -> Step:
+    return _load_attr(frame, (arg, True))
+
+
+@row("IMPORT_FROM")
+def _import_from(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, _attribute(arg), frame.stack[-1:], 0)
+
+
+@row("STORE_ATTR")
+def _store_attr(frame: Frame, arg: Any) -> Step:
+    value, obj = frame.stack[-2:]
+    return _statement(frame, f"{_attribute(arg)} = {{}}", (obj, value), 2)
+
+
+@row("DELETE_ATTR")
+def _delete_attr(frame: Frame, arg: Any) -> Step:
+    return _statement(frame, f"del {_attribute(arg)}", frame.stack[-1:], 1)
+
+
+@row("BINARY_SUBSCR")
+def _binary_subscr(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, "{}[{}]", frame.stack[-2:], 2, "item")
+
+
+@row("BINARY_SLICE")
+def _binary_slice(frame: Frame, arg: Any) -> Step:
+    return _expression(frame, "{}[{}:{}]", frame.stack[-3:], 3, "item")
+
+
+@row("STORE_SUBSCR")
+def _store_subscr(frame: Frame, arg: Any) -> Step:
+    value, obj, key = frame.stack[-3:]
+    return _statement(frame, "{}[{}] = {}", (obj, key, value), 3)
+
+
+@row("STORE_SLICE")
+def _store_slice(frame: Frame, arg: Any) -> Step:
+    value, obj, start, stop = frame.stack[-4:]
+    return _statement(frame, "{}[{}:{}] = {}", (obj, start, stop, value), 4)
+
+
+@row("DELETE_SUBSCR")
+def _delete_subscr(frame: Frame, arg: Any) -> Step:
+    return _statement(frame, "del {}[{}]", frame.stack[-2:], 2)
+
+
+@row("LOAD_GLOBAL")
+def _load_global(frame: Frame, arg: Any) -> Step:
+    name, push_null = arg
+    result = Placeholder(name)
+    pushed = (NULL, result) if push_null else (result,)
+    return Step((result, frame.globals), _next(frame, 0, *pushed), f"{{}} = read_global({{}}, {name!r})")
+
+
+# -------------------------------------------------------------------------------------- iteration and unpacking
+
+
+@row("FOR_ITER")
+def _for_iter(frame: Frame, arg: Any) -> Step:
+    stack, value = frame.stack, Placeholder("item")
+    ways = (Way(frame.pc + 1, [*stack, value]), Way(arg + PY312, stack[:-1]))  # 3.12 jumps over END_FOR
+    return Step((value, stack[-1], value), ways, "{} = next({}, exhausted)", "{} is exhausted")
+
+
+@row("UNPACK_SEQUENCE")
+def _unpack_sequence(frame: Frame, arg: Any) -> Step:
+    items = [Placeholder(f"item{i}") for i in range(arg)]
+    targets = ", ".join(["{}"] * arg)
+    return Step((*items, frame.stack[-1]), _next(frame, 1, *reversed(items)), f"[{targets}] = {{}}")
+
+
+@row("UNPACK_EX")
+def _unpack_ex(frame: Frame, arg: Any) -> Step:
+    before, after = arg & 0xFF, arg >> 8
+    items = [Placeholder(f"item{i}") for i in range(before + 1 + after)]
+    targets = ["{}"] * len(items)
+    targets[before] = "*{}"
+    return Step(
+        (*items, frame.stack[-1]), _next(frame, 1, *reversed(items)), f"[{', '.join(targets)}] = {{}}"
+    )
+
+
+def _into(method: str) -> Row:
+    """`target.method(value)` of a container that stays on the stack."""
+
+    def step(frame: Frame, arg: Any) -> Step:
+        value, target = frame.stack[-1], frame.stack[-1 - arg]
+        return _statement(frame, f"{method}({{}}, {{}})", (target, value), 1)
+
+    return step
+
+
+ROWS.update(
+    LIST_EXTEND=_into("list.extend"),
+    SET_UPDATE=_into("set.update"),
+    SET_ADD=_into("set.add"),
+    DICT_UPDATE=_into("dict.update"),
+)
+
+
+@row("DICT_MERGE")
+def _dict_merge(frame: Frame, arg: Any) -> Step:
+    value, target = frame.stack[-1], frame.stack[-1 - arg]
+    return _statement(frame, "merge_keywords({}, {})", (target, value), 1)
+
+
+@row("MAP_ADD")
+def _map_add(frame: Frame, arg: Any) -> Step:
+    key, value = frame.stack[-2:]
+    return _statement(frame, "{}[{}] = {}", (frame.stack[-2 - arg], key, value), 2)
+
+
+@row("BUILD_SET")
+def _build_set(frame: Frame, arg: Any) -> Step:
+    items = frame.stack[len(frame.stack) - arg :]
+    return _expression(frame, "{{" + ", ".join(["{}"] * arg) + "}}", items, arg)
+
+
+@row("BUILD_MAP")
+def _build_map(frame: Frame, arg: Any) -> Step:
+    items = frame.stack[len(frame.stack) - 2 * arg :]
+    return _expression(frame, "{{" + ", ".join(["{}: {}"] * arg) + "}}", items, 2 * arg)
+
+
+# ------------------------------------------------------------------------------------------------------- jumps
+
+
+def _jump_if(condition: str) -> Row:
+    return lambda frame, arg: Step(
+        (frame.stack[-1],), (*_next(frame, 1), Way(arg, frame.stack[:-1])), condition=condition
+    )
+
+
+def _jump_or_pop(condition: str) -> Row:
+    return lambda frame, arg: Step(
+        (frame.stack[-1],), (*_next(frame, 1), Way(arg, list(frame.stack))), condition=condition
+    )
+
+
+for _direction in ("", "FORWARD_", "BACKWARD_"):
+    ROWS[f"POP_JUMP_{_direction}IF_TRUE"] = _jump_if("{}")
+    ROWS[f"POP_JUMP_{_direction}IF_FALSE"] = _jump_if("not {}")
+ROWS["JUMP_IF_TRUE_OR_POP"] = _jump_or_pop("{}")
+ROWS["JUMP_IF_FALSE_OR_POP"] = _jump_or_pop("not {}")
+
+
+# ------------------------------------------------------------------------- what compiled frames call for steps
+
+
+def enter_context(manager: Any) -> tuple[Any, Any]:
+    """The two values that BEFORE_WITH pushes: `__exit__`, bound, and what `__enter__` returned."""
+    cls = type(manager)
+    try:
+        enter, leave = cls.__enter__, cls.__exit__
+    except AttributeError:
+        raise TypeError(f"{cls.__name__!r} object does not support the context manager protocol") from None
+    bound = leave.__get__(manager, cls)
+    return bound, enter.__get__(manager, cls)()
+
+
+def raise_as_it_is(error: BaseException) -> NoReturn:
+    """Raises `error` without a new context."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+
+
+def read_global(scope: dict[str, Any], name: str) -> Any:
+    """The global or builtin `name`."""
+    if name in scope:
+        return scope[name]
+    found = scope.get("__builtins__", builtins)
+    found = found if isinstance(found, dict) else vars(found)
+    if name not in found:
+        raise NameError(f"name {name!r} is not defined", name=name)
+    return found[name]
+
+
+def merge_keywords(target: dict[str, Any], more: Any) -> None:
+    """`f(**target, **more)`. Raises TypeError for a name that comes twice."""
+    for key in more:
+        if key in target:
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
+        target[key] = more[key]
+
+
+NAMES.update(
+    tail=_native.tail,
+    exhausted=Sentinel("exhausted"),
+    enter_context=enter_context,
+    raise_as_it_is=raise_as_it_is,
+    read_global=read_global,
+    merge_keywords=merge_keywords,
+)

@@ -1,0 +1,154 @@
+"""Resume functions: the rest of a frame after a graph break, as a function of the values that are still alive.
+
+Equal points share one resume function, also the points that resume functions of the same code lead to, so that a loop with a
+break in it has a bounded number of them.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smelt.capture.base.bytecode import Code, Original, note_original
+from smelt.capture.base.frames import Frame, Handled, LastInstruction
+from smelt.capture.base.values import NULL
+from smelt.capture.breaks.assembler import Handling, Null, Position, Push, Value, resumed
+from smelt.capture.breaks.chains import ChainText
+from smelt.capture.breaks.liveness import live_slots
+from smelt.capture.breaks.points import Going, Level, Point
+
+
+class Originals:
+    """The code objects that frames stem from, decoded, and what is live where."""
+
+    def __init__(self, decode: Callable[[types.CodeType], Code]) -> None:
+        self._decode = decode
+
+    def of(self, frame: Frame) -> tuple[types.CodeType, Code]:
+        original = frame.code.original
+        source = frame.function.__code__ if original is None else original.source
+        return source, frame.code if original is None else self._decode(source)
+
+    def live(self, source: types.CodeType, code: Code) -> list[frozenset[int]]:
+        if code.live is None:
+            code.live = live_slots(code, source)
+        return code.live
+
+
+def going_on(originals: Originals, frame: Frame, at: int, stack: Sequence[Any]) -> Going:
+    """Where `frame` goes on: at instruction `at` of its own code, with `stack`."""
+    source, code = originals.of(frame)
+    original = frame.code.original
+    at -= original.prologue if original else 0
+    places = original.places if original else range(code.nlocals)
+    slots, values = [], []
+    for slot in sorted(originals.live(source, code)[at]):
+        value = frame.locals[places[slot]]
+        if value is not NULL and not (code.local_names[slot] == "__class__" and slot in _free(code)):
+            slots.append(slot)
+            values.append(value)
+    layout, pushed = _layout(frame, stack, len(slots), original)
+    point = Point(source, at, tuple(slots), layout, frame.globals, _class_cell(frame))
+    return Going(point, (*values, *pushed), code.names[at] == "RETURN_VALUE")
+
+
+def _free(code: Code) -> range:
+    return range(code.nlocals - code.nfree, code.nlocals)
+
+
+def _class_cell(frame: Frame) -> types.CellType | None:
+    names = frame.code.free_names
+    if "__class__" not in names:
+        return None
+    return frame.locals[frame.code.nlocals - len(names) + names.index("__class__")]
+
+
+def _layout(
+    frame: Frame, stack: Sequence[Any], first: int, original: Original | None
+) -> tuple[tuple[Push, ...], list[Any]]:
+    """What the prologue pushes, and the values that it takes for that."""
+    pushes: list[Push] = []
+    values: list[Any] = []
+    markers = [v for v in stack if type(v) is Handled]
+    handled = [m.error for m in markers[1:]] + [frame.handled]  # what is handled above each marker
+    for value in stack:
+        if value is NULL:
+            pushes.append(Null())
+        elif type(value) is LastInstruction:
+            pushes.append(Position(value.at - (original.prologue if original else 0)))
+        elif type(value) is Handled:
+            pushes.append(Handling(first + len(values)))
+            values.append(handled.pop(0))
+        else:
+            pushes.append(Value(first + len(values)))
+            values.append(value)
+    return tuple(pushes), values
+
+
+def resume_function(decode: Callable[[types.CodeType], Code], point: Point) -> types.FunctionType:
+    """The function that goes on at `point`, given its live locals and what is on its stack. Of a generator's point, it is a
+    generator function."""
+    source, code = point.source, decode(point.source)
+    extra = [
+        _extra_name(code, p, i)
+        for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))
+    ]
+    name = f"resume_in_{source.co_name.strip('<>')}_at_{code.lines[point.at]}"
+    made, prologue = resumed(source, code, point.at, point.slots, point.layout, extra, name)
+    note_original(made, Original(source, prologue, _places(made, code, point, len(extra))))
+    closure = None if not made.co_freevars else (point.cell,)
+    function = types.FunctionType(made, point.scope, name, None, closure)  # type: ignore[arg-type]
+    function.__qualname__ = name
+    return function
+
+
+class Resumes:
+    """The resume functions and chains of one compiled function. `wrap(function)` makes the callable that compiles it."""
+
+    def __init__(
+        self, wrap: Callable[[types.FunctionType], Any], decode: Callable[[types.CodeType], Code]
+    ) -> None:
+        self._wrap = wrap
+        self._decode = decode
+        # key -> (callable, what its ids belong to)
+        self._made: dict[tuple[Any, ...], tuple[Any, list[Point]]] = {}
+
+    def clear(self) -> None:
+        """Forgets them all; those in use stay alive."""
+        self._made.clear()
+
+    @property
+    def callables(self) -> list[Any]:
+        """All that were made, in order."""
+        return [made for made, _ in self._made.values()]
+
+    def function(self, point: Point) -> Any:
+        """The resume function of `point`."""
+        found = self._made.get(point.key)
+        if found is None:
+            found = self._made[point.key] = self._wrap(resume_function(self._decode, point)), [point]
+        return found[0]
+
+    def chain(self, levels: Sequence[Level]) -> tuple[Any, tuple[Any, ...]]:
+        """A callable for the rest of all frames, innermost first, and the values that it takes."""
+        if len(levels) == 1:
+            return self.function(levels[0].normal.point), levels[0].normal.values
+        text = ChainText(levels, self.function)
+        found = self._made.get(text.key)
+        if found is None:
+            found = self._made[text.key] = self._wrap(text.compiled()), text.points
+        return found[0], tuple(text.values)
+
+
+def _extra_name(code: Code, push: Push, number: int) -> str:
+    return f"{'handled' if isinstance(push, Handling) else 'stack'}_{number}"
+
+
+def _places(made: types.CodeType, code: Code, point: Point, extra: int) -> tuple[int, ...]:
+    """See assemble: parameters first, then those for the stack, then the other slots; `__class__` last."""
+    fixed = [i for i in _free(code) if code.local_names[i] == "__class__"]
+    rest = [i for i in range(code.nlocals) if i not in point.slots and i not in fixed]
+    order: list[int | None] = [*point.slots, *([None] * extra), *rest, *fixed]
+    places = {slot: at for at, slot in enumerate(order) if slot is not None}
+    return tuple(places[i] for i in range(code.nlocals))

@@ -1,0 +1,116 @@
+"""Iterators and generators that leave capture half consumed: rows for `rebuilding.kinds.KINDS`.
+
+An iterator of C is made again from what its `__reduce__` says. A generator of the VM becomes a real one: a resume function
+with the generator flag restores the frame and jumps to the `yield` at which it is suspended; the first `next` comes out of
+that `yield` again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable
+from smelt.capture.breaks.points import Going
+from smelt.capture.breaks.resume import going_on, resume_function
+from smelt.capture.rebuilding.kinds import KINDS, NAMES, Kind, Text, unsupported
+
+_KEEPING: tuple[type, ...] = (
+    *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
+    type(reversed([])),
+    type(iter(int, 1)),
+    enumerate, zip, map, filter, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.chain,
+    itertools.islice, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
+    itertools.compress, itertools.filterfalse, itertools.zip_longest, itertools.product, itertools.permutations,
+    itertools.combinations, itertools.combinations_with_replacement,
+)  # fmt: skip
+_VIEWS: tuple[Any, ...] = ({}, {}.values(), {}.items())
+# Their __reduce__ makes a list of what is left.
+_COPYING = frozenset(map(type, (*map(iter, _VIEWS), *map(reversed, _VIEWS), iter(set()))))
+
+
+def _reduced(x: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from 3.12 on
+        made, arguments, *state = x.__reduce__()
+    return made, arguments, state[0] if state else None
+
+
+def _reduced_parts(x: Any) -> list[object]:
+    _, arguments, state = _reduced(x)
+    return [*arguments, *(state if type(state) is tuple else (state,))]
+
+
+def _reduced_text(x: Any, text: Text) -> str:
+    made, arguments, state = _reduced(x)
+    call = f"{text.constant(made, made.__name__)}({', '.join(map(text, arguments))})"
+    if state is None:
+        return call
+    shown = f"({', '.join(map(text, state))},)" if type(state) is tuple else text(state)
+    return f"iterator_at({call}, {shown})"
+
+
+def _left(x: Any) -> list[object]:
+    return list(_reduced(x)[1][0])
+
+
+_KEPT = Kind(_reduced_parts, _reduced_text)
+_COPIED = Kind(_left, lambda x, text: f"iter([{', '.join(map(text, _left(x)))}])")
+
+
+def iterator_at(iterator: Any, state: Any) -> Any:
+    """`iterator`, set to where it was."""
+    iterator.__setstate__(state)
+    return iterator
+
+
+# ---------------------------------------------------------------------------------------------------- generators
+
+
+def _going(g: Generator) -> Going:
+    """Where the generator's frame goes on."""
+    frame = g.frame
+    g.vm.register_cells(frame)
+    if g.state is CREATED:  # POP_TOP and RESUME come next
+        return going_on(g.vm.originals, frame, frame.pc + 1, frame.stack)
+    if g.state is SUSPENDED:
+        return going_on(g.vm.originals, frame, frame.pc - 1, [*frame.stack, None])
+    raise unsupported(g, "a generator that is running")
+
+
+def _generator_parts(g: Generator) -> Iterable[object]:
+    return () if g.state is FINISHED else _going(g).values
+
+
+def _generator_text(g: Generator, text: Text) -> str:
+    if g.state is FINISHED:
+        return f"finished_generator({g.frame.function.__name__!r}, {g.frame.function.__qualname__!r})"
+    going = _going(g)
+    function = resume_function(g.vm.decode, going.point)
+    function.__name__, function.__qualname__ = g.frame.function.__name__, g.frame.function.__qualname__
+    call = f"{text.constant(function, function.__name__)}({', '.join(map(text, going.values))})"
+    return call if g.state is CREATED else f"advanced({call})"
+
+
+def advanced(generator: types.GeneratorType[Any, Any, Any]) -> types.GeneratorType[Any, Any, Any]:
+    """A resume generator, come out of its `yield`."""
+    next(generator)
+    return generator
+
+
+def finished_generator(name: str, qualname: str) -> Any:
+    """A generator that has nothing left."""
+    made: Any = (x for x in ())  # type: ignore[var-annotated]
+    made.__name__, made.__qualname__ = name, qualname
+    made.close()
+    return made
+
+
+KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
+KINDS.update(dict.fromkeys(_COPYING, _COPIED))
+KINDS[Generator] = Kind(_generator_parts, _generator_text)
+KINDS[VMCallable] = Kind(lambda x: (x.function,), lambda x, text: text(x.function))
+NAMES.update(iterator_at=iterator_at, advanced=advanced, finished_generator=finished_generator)

@@ -1,0 +1,347 @@
+"""One capture: a frame is run by the VM from its argument slots to its end, or up to where the graph breaks.
+
+`capture_frame` gives the graphs, the guards, how the frame ends and the effects. Whatever happens, outside objects are
+afterwards as they were before.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.capture.base.frames import Frame
+from smelt.capture.base.values import MISSING, NULL, FunctionType
+from smelt.capture.breaks import graph_break
+from smelt.capture.breaks.endings import Ending, Return
+from smelt.capture.breaks.graph_break import Break
+from smelt.capture.interpreter.vm import VM, Stopped
+from smelt.capture.library import function_transforms, gradients
+from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.undo_log import Effect
+from smelt.capture.protocol import context_managers
+from smelt.capture.rebuilding.reach import collect_fakes
+from smelt.capture.standins import texts
+from smelt.config import Config
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line
+from smelt.guards import state
+from smelt.guards.guard import Guard
+from smelt.guards.origin import Origin
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.trace.fake import FakeTensor, hashed
+from smelt.trace.graphs import Traced
+from smelt.trace.selected import NotCopies
+from smelt.trace.symbols import PlainNumbersOnly
+
+_RECURSION_LIMIT = 20_000
+
+
+@dataclass
+class CapturedFrame:
+    """What a capture gives. The values in `ending` and `effects` are real objects in which tensors are fakes."""
+
+    traced: Traced
+    input_origins: tuple[Origin, ...]
+    guards: tuple[Guard, ...]
+    ending: Ending
+    origin_of: Callable[[object], Origin | None]
+    effects: tuple[Effect, ...]
+    code: types.CodeType
+    name: str
+    filename: str
+    first_line: int
+    outside: Outside
+    handles: bool  # the program has handlers for exceptions
+    release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
+
+    @property
+    def result(self) -> Any:
+        """What the frame returned."""
+        assert isinstance(self.ending, Return)
+        return self.ending.result
+
+
+class UserException(Exception):
+    """Raised by `capture_frame` when the user's code raised `error` (at `line`). Everything is rolled back."""
+
+    def __init__(self, error: BaseException, line: Line | None = None, told: bool = False) -> None:
+        super().__init__(repr(error))
+        self.error = error
+        self.line = line
+        self.told = told  # the program was told that it is being compiled
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Before which instruction to end capture, and why.
+
+    `path`: how many instructions each frame has begun, outermost first.
+    """
+
+    path: tuple[int, ...]
+    reason: Reason
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No garbage collection (a third of the time otherwise), room for the recursion of the VM, modes restored."""
+    collecting, limit, grad = gc.isenabled(), sys.getrecursionlimit(), torch.is_grad_enabled()
+    gc.disable()
+    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+        sys.setrecursionlimit(limit)
+        if collecting:
+            gc.enable()
+
+
+def capture_frame(
+    fn: FunctionType,
+    slots: Sequence[object],
+    config: Config,
+    *,
+    name: str,
+    stop: Stop | None = None,
+    dynamic: frozenset[tuple[Any, ...]] = frozenset(),
+    compiling: bool = True,
+    copies: bool = True,
+    differentiate: bool = False,
+    counts: bool = False,
+) -> CapturedFrame:
+    """Captures a call of `fn` whose frame has these argument slots, to its end or up to `stop`. Numbers at the origins
+    with a path in `dynamic` are symbolic; where that makes the program raise, they are not. `compiling` is what the
+    program is told when it asks whether it is being compiled. `copies`: of views at unknown places are made.
+    `differentiate`: where gradients are needed, the joint graph is wanted. `counts`: the step counts of
+    optimizers are symbolic.
+
+    Raises:
+        Unsupported: with the user's line and stack, and the `path` of a stop before the instruction that raised it.
+        NotDifferentiable: there is no joint graph.
+        NotCopies: `copies` do not do.
+        UserException: the user's code raised.
+    """
+    vm = VM()
+    vm.trace.differentiate = differentiate
+    vm.trace.copies.allowed = copies
+    vm.depth_limit -= _stack_depth()
+    vm.stop = stop.path if stop else ()
+    vm.outside.dynamic = dynamic
+    vm.outside.follows_counts = counts
+    vm.compiling = compiling
+    captured = None
+    with _quiet():
+        try:
+            captured = _capture(vm, fn, slots, name, stop)
+            return captured
+        except Exception as e:
+            fixed = _to_fix(vm, e)
+            counts = counts and not _needs_plain_numbers(vm, e)
+            if not fixed and counts == vm.outside.follows_counts:
+                if isinstance(e, Unsupported):
+                    vm.locate(e)
+                raise
+        finally:
+            vm.leave_contexts()
+            function_transforms.restore(vm.levels)
+            vm.outside.log.roll_back()
+            if vm.trace.symbols is not None:
+                vm.trace.symbols.release()
+            if captured is None:
+                vm.release()
+    return capture_frame(
+        fn,
+        slots,
+        config,
+        name=name,
+        stop=stop,
+        dynamic=dynamic - fixed,
+        compiling=compiling,
+        copies=copies,
+        differentiate=differentiate,
+        counts=counts,
+    )
+
+
+def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
+    """Paths of the numbers that must not be symbolic for capture to get by `error`."""
+    if vm.trace.symbols is not None and isinstance(error, texts.Unreadable):
+        return frozenset(vm.shown_numbers)
+    return vm.outside.dynamic if _needs_plain_numbers(vm, error) else frozenset()
+
+
+def _needs_plain_numbers(vm: VM, error: Exception) -> bool:
+    """Whether capture may get by `error` without symbolic numbers."""
+    if vm.trace.symbols is None or isinstance(error, NotCopies):
+        return False
+    if isinstance(error, texts.Unreadable):
+        return any(origin.path in vm.shown_numbers for origin in vm.outside.readings)
+    return isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported)
+
+
+def _capture(
+    vm: VM, fn: FunctionType, slots: Sequence[object], name: str, stop: Stop | None
+) -> CapturedFrame:
+    outside, trace = vm.outside, vm.trace
+    vm.under_modes = context_managers.check_modes()
+    function_transforms.check_start(vm.levels)
+    snapshot = state.snapshot()
+    outside.guard("global_state", None, snapshot)
+    outside.const(fn)
+    outside.made_function(fn)  # entries belong to its code object
+    code = vm.decode(fn.__code__)
+    hashed.clear()
+    with trace:
+        frame = Frame(code, fn, [NULL] * code.nlocals)
+        for i, value in enumerate(slots):
+            frame.locals[i] = outside.wrap(value, Origin("arg", code.local_names[i], None, i))
+        try:
+            ending = _run_root(vm, frame, stop)
+            _check_left(vm, ending)
+            settings = context_managers.settings(vm)
+        finally:
+            # while the modes of the trace are on, as they were when the contexts were entered
+            vm.leave_contexts()
+            function_transforms.restore(vm.levels)
+        effects = (*outside.log.effects(), *settings)
+        gradients.record_backward(vm, _left_behind(ending, effects))
+        outside.guard_distinct()
+        outside.guard_changed_classes()
+        _guard_hashed(vm)
+        _guard_offsets(vm)
+        gradients.check_end(vm)
+        outside.log.roll_back()
+        fakes = _fakes(vm, ending, effects)
+        if vm.under_modes:
+            gradients.check_history([*fakes, *trace.inputs])
+        trace.copies.check((*fakes, *trace.counted_from_start))
+        traced = trace.finish(fakes)
+    if state.snapshot() != snapshot:
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
+        )
+    return CapturedFrame(
+        traced=traced,
+        input_origins=tuple(outside.origins[id(f)] for f in traced.inputs),
+        guards=(*outside.guards, *_overlap_guards(vm, traced)),
+        ending=ending,
+        origin_of=outside.origin_of,
+        effects=effects,
+        code=fn.__code__,
+        name=name,
+        filename=fn.__code__.co_filename,
+        first_line=fn.__code__.co_firstlineno,
+        outside=outside,
+        handles=vm.handles,
+        release=vm.release,
+    )
+
+
+def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
+    vm.root = frame
+    frame.stop = vm.stop[0] if vm.stop else 0
+    vm.running = True
+    try:
+        result = vm.run(frame)
+    except Stopped:
+        assert stop is not None
+        return _plan_break(vm, stop)
+    except Unsupported:
+        raise
+    except Exception as e:
+        if vm.failure is not None:
+            raise vm.failure from e
+        raise UserException(e, vm.where(), vm.told_compiling) from e
+    finally:
+        vm.running = False
+    if stop is not None:
+        raise RuntimeError("capture did not come by the instruction at which it was to stop")
+    return Return(result)
+
+
+def _stack_depth() -> int:
+    """How many frames there are below the captured one."""
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def _plan_break(vm: VM, stop: Stop) -> Break:
+    frames = vm.stopped
+    _check_generators(vm)
+    function_transforms.check_break(vm.levels)
+    for frame in frames:
+        frame.pc -= 1
+        vm.register_cells(frame)
+    return graph_break.plan(vm.originals, frames, stop.reason)
+
+
+def _check_generators(vm: VM) -> None:
+    """A generator with a `finally` to run must be dropped when the user's code drops it: a resume function's caller would
+    keep it alive longer."""
+    held = {id(v) for frame in vm.stopped for v in (*frame.stack, *frame.locals)}
+    for generator in filter(None, (ref() for ref in vm.generators)):
+        if id(generator) in held and generator.protected:
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, "a graph break while a generator is inside of `try` or `with`")
+            )
+
+
+def _check_left(vm: VM, ending: Ending) -> None:
+    if vm.failure is not None:  # swallowed by native code
+        raise vm.failure
+    if vm.entered and isinstance(ending, Return):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
+    if vm.context_tokens:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
+
+
+def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
+    """The tensors that the frame's end and stores need."""
+    return collect_fakes(_left_behind(ending, effects), vm.outside.origin_of)
+
+
+def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[Any]:
+    operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
+    return [*ending.roots, *operands]
+
+
+def _guard_hashed(vm: VM) -> None:
+    """Tensors that were put in sets or used as keys must again be different ones."""
+    origins = tuple(vm.outside.origins[id(f)] for f in hashed.values() if vm.trace.is_input(f))
+    hashed.clear()
+    if len(origins) > 1:
+        vm.outside.guard("distinct", origins[0], origins, key="hashed")
+
+
+def _guard_offsets(vm: VM) -> None:
+    """Where in its storage an input starts matters only to what counts from the storage's start."""
+    storages = {f.storage_key for f in vm.trace.counted_from_start}
+    for fake in vm.trace.inputs if storages else ():
+        if fake.storage_key in storages:
+            origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
+            vm.outside.guard("eq", origin, fake.elem.storage_offset())
+
+
+def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
+    """When an input is written, that it shares no storage with the others is part of the trace."""
+    if not traced.mutated or len(traced.inputs) < 2:
+        return []
+    origins = tuple(vm.outside.origins[id(f)] for f in traced.inputs)
+    if any(origin.kind == "array" for origin in origins):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
+    storages = [f.storage_key for f in traced.inputs]
+    if len(set(storages)) != len(storages):
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")
+        )
+    return [Guard("no_overlap", origins[0], origins)]

@@ -1,0 +1,1 @@
+"""The virtual machine: its loop over a frame's instructions, and what each opcode does."""

@@ -1,0 +1,93 @@
+"""Globals, names of class bodies, imports."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from smelt.capture.base.frames import Frame
+from smelt.capture.base.values import MISSING, NULL
+from smelt.capture.interpreter.opcodes.table import opcode
+from smelt.capture.protocol import attributes
+from smelt.errors import Unsupported
+from smelt.reasons import IMPORT, Reason
+
+
+@opcode("LOAD_GLOBAL")
+def _load_global(vm: Any, frame: Frame, arg: Any) -> None:
+    name, push_null = arg
+    value = vm.load_global(frame.globals, name)
+    if push_null:
+        frame.stack.append(NULL)
+    frame.stack.append(value)
+
+
+@opcode("LOAD_NAME")
+def _load_name(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.namespace.get(arg, MISSING) if frame.namespace is not None else MISSING
+    frame.stack.append(vm.load_global(frame.globals, arg) if found is MISSING else found)
+
+
+@opcode("LOAD_FROM_DICT_OR_GLOBALS")
+def _load_from_dict_or_globals(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.stack[-1].get(arg, MISSING)
+    frame.stack[-1] = vm.load_global(frame.globals, arg) if found is MISSING else found
+
+
+@opcode("LOAD_LOCALS")
+def _load_locals(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.namespace)
+
+
+@opcode("STORE_NAME")
+def _store_name(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.namespace[arg] = frame.stack.pop()
+
+
+@opcode("DELETE_NAME")
+def _delete_name(vm: Any, frame: Frame, arg: Any) -> None:
+    del frame.namespace[arg]
+
+
+@opcode("STORE_GLOBAL")
+def _store_global(vm: Any, frame: Frame, arg: Any) -> None:
+    vm.store_global(frame.globals, arg, frame.stack.pop())
+
+
+@opcode("DELETE_GLOBAL")
+def _delete_global(vm: Any, frame: Frame, arg: Any) -> None:
+    vm.load_global(frame.globals, arg)
+    vm.delete_global(frame.globals, arg)
+
+
+@opcode("IMPORT_NAME")
+def _import_name(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    level, names = stack[-2], stack[-1]
+    if not level and arg not in sys.modules and not vm.outside.log.empty:
+        raise Unsupported(Reason(IMPORT, arg))  # its code runs now, after what the function did before
+    with vm.trace.paused():
+        module = __import__(arg, frame.globals, None, names, level)
+    del stack[-2:]
+    loaded = sys.modules.get(arg)
+    if loaded is module:  # whatever is there at the next call
+        vm.outside.wrap(module, vm.outside.const(sys.modules).child("item", arg))
+    vm.outside.origin(module)
+    stack.append(module)
+
+
+@opcode("IMPORT_FROM")
+def _import_from(vm: Any, frame: Frame, arg: Any) -> None:
+    module = frame.stack[-1]
+    found = attributes.load_default(vm, module, arg, MISSING)
+    if found is MISSING:
+        found = sys.modules.get(f"{module.__name__}.{arg}", MISSING)
+        if found is MISSING:
+            raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}", name=module.__name__)
+        vm.outside.origin(found)
+    frame.stack.append(found)
+
+
+@opcode("SETUP_ANNOTATIONS")
+def _setup_annotations(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.namespace.setdefault("__annotations__", {})

@@ -1,0 +1,140 @@
+"""Constants, the stack, local variables and cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.capture.base.frames import Frame
+from smelt.capture.base.values import MISSING, NULL, CellType
+from smelt.capture.interpreter.opcodes.table import opcode
+
+
+@opcode("NOP", "RESUME", "CACHE", "PRECALL")
+def _nop(vm: Any, frame: Frame, arg: Any) -> None:
+    pass
+
+
+@opcode("POP_TOP")
+def _pop_top(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.pop()
+
+
+@opcode("PUSH_NULL")
+def _push_null(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(NULL)
+
+
+@opcode("SWAP")
+def _swap(vm: Any, frame: Frame, arg: Any) -> None:
+    stack = frame.stack
+    stack[-1], stack[-arg] = stack[-arg], stack[-1]
+
+
+@opcode("COPY")
+def _copy(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.stack[-arg])
+
+
+@opcode("LOAD_CONST")
+def _load_const(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(arg)
+
+
+_UNBOUND = "cannot access local variable {!r} where it is not associated with a value"
+
+
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
+def _load_fast(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.locals[arg]
+    if value is NULL:
+        raise UnboundLocalError(_UNBOUND.format(frame.code.local_names[arg]))
+    frame.stack.append(value)
+
+
+@opcode("LOAD_FAST_AND_CLEAR")
+def _load_fast_and_clear(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.locals[arg])
+    frame.locals[arg] = NULL
+
+
+@opcode("STORE_FAST")
+def _store_fast(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.locals[arg] = frame.stack.pop()
+
+
+@opcode("DELETE_FAST")
+def _delete_fast(vm: Any, frame: Frame, arg: Any) -> None:
+    _load_fast(vm, frame, arg)
+    frame.stack.pop()
+    frame.locals[arg] = NULL
+
+
+@opcode("MAKE_CELL")
+def _make_cell(vm: Any, frame: Frame, arg: Any) -> None:
+    value = frame.locals[arg]
+    frame.locals[arg] = CellType() if value is NULL else CellType(value)
+
+
+@opcode("COPY_FREE_VARS")
+def _copy_free_vars(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__ or ()
+
+
+@opcode("LOAD_CLOSURE")
+def _load_closure(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.locals[arg])
+
+
+def _load_cell(vm: Any, frame: Frame, arg: int) -> Any:
+    value = vm.cell_contents(frame, arg)
+    if value is MISSING:
+        raise _unbound_cell(frame, arg)
+    return value
+
+
+def _unbound_cell(frame: Frame, arg: int) -> NameError:
+    name = frame.code.local_names[arg]
+    if arg < frame.code.nlocals - frame.code.nfree:
+        return UnboundLocalError(_UNBOUND.format(name))
+    return NameError(
+        f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope",
+        name=name,
+    )
+
+
+@opcode("LOAD_DEREF")
+def _load_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    frame.stack.append(_load_cell(vm, frame, arg))
+
+
+@opcode("LOAD_CLASSDEREF")
+def _load_classderef(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.namespace.get(frame.code.local_names[arg], MISSING)
+    frame.stack.append(_load_cell(vm, frame, arg) if found is MISSING else found)
+
+
+@opcode("LOAD_FROM_DICT_OR_DEREF")
+def _load_from_dict_or_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    found = frame.stack[-1].get(frame.code.local_names[arg], MISSING)
+    frame.stack[-1] = _load_cell(vm, frame, arg) if found is MISSING else found
+
+
+def _touched_cell(vm: Any, frame: Frame, arg: int) -> Any:
+    cell, place = frame.locals[arg], vm.cell_place(frame, arg)
+    if place is not None:
+        vm.touch_cell(place[0], cell, place[1])
+    elif id(cell) in vm.outside.origins:
+        vm.outside.log.touch_cell(cell)
+    return cell
+
+
+@opcode("STORE_DEREF")
+def _store_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    cell = _touched_cell(vm, frame, arg)
+    cell.cell_contents = frame.stack.pop()
+
+
+@opcode("DELETE_DEREF")
+def _delete_deref(vm: Any, frame: Frame, arg: Any) -> None:
+    _load_cell(vm, frame, arg)
+    del _touched_cell(vm, frame, arg).cell_contents

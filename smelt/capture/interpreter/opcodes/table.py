@@ -1,0 +1,29 @@
+"""The table that the modules of this package fill, and its entry for opcodes that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smelt.capture.base.bytecode import Handler
+from smelt.capture.base.frames import Frame
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OPCODE, Reason
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def opcode(*names: str) -> Callable[[Handler], Handler]:
+    def add(handler: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = handler
+        return handler
+
+    return add
+
+
+def unknown(name: str) -> Handler:
+    def refuse(vm: Any, frame: Frame, arg: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, name))
+
+    return refuse

@@ -1,0 +1,184 @@
+"""`copy.copy` and `copy.deepcopy`: of tensors, of containers, of instances; whatever the class itself says goes first."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import copyreg
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.base.native_functions import PURE_TYPES
+from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, MISSING, instance_dict, is_identity
+from smelt.capture.library import gradients
+from smelt.capture.protocol import attributes
+from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.containers import mapping
+from smelt.capture.rebuilding.kinds import CONSTANTS
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
+
+_Part = Callable[[Any], Any]  # what a part of the copied object becomes
+_HEAP_TYPE = 1 << 9
+_REDUCTIONS = (("__reduce_ex__", (4,)), ("__reduce__", ()))
+_STATE_METHODS = ("__getstate__", "__setstate__")
+_NEW_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
+
+
+@function(copy.deepcopy)
+def _deepcopy(vm: Any, args: Any, kwargs: Any) -> Any:
+    memo = kwargs.get("memo", args[1] if len(args) > 1 else None)
+    return deep_copy(vm, args[0], {} if memo is None else memo)
+
+
+@function(copy.copy)
+def _copy(vm: Any, args: Any, kwargs: Any) -> Any:
+    (obj,) = args
+    if _is_atomic(obj) or type(obj) is tuple:
+        return obj
+    custom = python_method(vm, obj, "__copy__")
+    if custom is not None:
+        return vm.call_function(custom, (obj,))
+    if type(obj) is FakeTensor:
+        return _copied_tensor(vm, obj, obj.detach())
+    if isinstance(obj, tuple):
+        return _new_tuple(obj, list(tuple.__iter__(obj)))
+    return _copy_instance(vm, obj, None, lambda v: v)
+
+
+def deep_copy(vm: Any, obj: Any, memo: dict[int, Any]) -> Any:
+    if _is_atomic(obj):
+        return obj
+    if id(obj) in memo:
+        return memo[id(obj)]
+    if type(obj) is FakeTensor:
+        made = memo[id(obj)] = _copied_tensor(vm, obj, obj.detach().clone())
+        return made
+    custom = python_method(vm, obj, "__deepcopy__")
+    if custom is not None:
+        made = memo[id(obj)] = vm.call_function(custom, (obj, memo))
+        return made
+    if isinstance(obj, tuple):
+        items = [deep_copy(vm, v, memo) for v in tuple.__iter__(obj)]
+        same = type(obj) is tuple and all(a is b for a, b in zip(items, obj))
+        return obj if same else _new_tuple(obj, items)
+    return _copy_instance(vm, obj, memo, lambda v: deep_copy(vm, v, memo))
+
+
+def _is_atomic(obj: Any) -> bool:
+    kind = type(obj)
+    return kind in LEAF_TYPES or kind in NUMBERS or kind in CONSTANTS or is_identity(obj)
+
+
+def _copied_tensor(vm: Any, tensor: FakeTensor, made: Any) -> Any:
+    if getattr(tensor, "_is_param", False):
+        return gradients.make_parameter(vm, made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
+
+
+def _new_tuple(obj: Any, items: list[Any]) -> Any:
+    made = tuple.__new__(type(obj), items)
+    if instance_dict(obj):
+        raise unsupported(f"copying a {type(obj).__qualname__} with attributes")
+    return made
+
+
+def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
+    kind = type(obj)
+    if kind in PURE_TYPES or not (kind.__flags__ & _HEAP_TYPE or isinstance(obj, CONTAINER_BASES)):
+        return _copy_native(vm, obj, memo, part)
+    if any(python_method(vm, obj, n) is not None for n in ("__reduce_ex__", "__reduce__", *_STATE_METHODS)):
+        reduced = _reduced(vm, obj)
+        return obj if isinstance(reduced, str) else vm.call(copy._reconstruct, (obj, memo, *reduced), {})  # type: ignore[attr-defined]
+    made = _empty_like(vm, obj)
+    if memo is not None:
+        memo[id(obj)] = made
+    _copy_contents(vm, obj, made, part)
+    _copy_attributes(vm, obj, made, part)
+    return made
+
+
+def _copy_native(vm: Any, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
+    """An instance of a C class."""
+    kind = type(obj)
+    if kind is types.SimpleNamespace:
+        made = types.SimpleNamespace()
+        if memo is not None:
+            memo[id(obj)] = made
+        _copy_attributes(vm, obj, made, part)
+        return made
+    if kind in PURE_TYPES or kind is bytearray:
+        vm.outside.check_readable(obj)
+        return (copy.copy if memo is None else copy.deepcopy)(obj)
+    raise unsupported(f"copying a {kind.__qualname__}")
+
+
+def _reduced(vm: Any, obj: Any) -> Any:
+    """What `__reduce_ex__(4)` gives, for classes that have a say in it."""
+    for name, arguments in _REDUCTIONS:
+        found = python_method(vm, obj, name)
+        if found is not None:
+            return vm.call_function(found, (obj, *arguments))
+    cls: Any = type(obj)
+    if cls.__new__ is not object.__new__ or _slots(cls) or _has_new_arguments(vm, cls):
+        raise unsupported(f"copying a {cls.__qualname__}")
+    own_state = python_method(vm, obj, "__getstate__")
+    if own_state is not None:
+        return copyreg.__newobj__, (cls,), vm.call_function(own_state, (obj,))  # type: ignore[attr-defined]
+    return copyreg.__newobj__, (cls,), attributes.load_attr(vm, obj, "__dict__")  # type: ignore[attr-defined]
+
+
+def _has_new_arguments(vm: Any, cls: type) -> bool:
+    return any(vm.type_info(cls).find(n)[0] is not attributes.ABSENT for n in _NEW_ARGUMENTS)
+
+
+def _empty_like(vm: Any, obj: Any) -> Any:
+    cls: Any = type(obj)
+    is_container = isinstance(obj, CONTAINER_BASES)
+    if _has_new_arguments(vm, cls) or not (is_container or cls.__new__ is object.__new__):
+        raise unsupported(f"copying a {cls.__qualname__}")
+    if isinstance(obj, collections.defaultdict):
+        made = cls.__new__(cls)
+        collections.defaultdict.__init__(made, obj.default_factory)
+        return made
+    if isinstance(obj, collections.deque):
+        made = cls.__new__(cls)
+        collections.deque.__init__(made, (), obj.maxlen)
+        return made
+    return cls.__new__(cls)
+
+
+def _copy_contents(vm: Any, obj: Any, made: Any, part: _Part) -> None:
+    if isinstance(obj, dict):
+        base = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+        for key, value in dict.items(mapping(vm, obj)):
+            vm.keyed(base.__setitem__, made, part(key), part(value))
+    elif isinstance(obj, set):
+        for value in vm.elements(obj):
+            vm.keyed(set.add, made, part(value))
+    elif isinstance(obj, list):
+        list.extend(made, [part(v) for v in vm.elements(obj)])
+    elif isinstance(obj, collections.deque):
+        collections.deque.extend(made, [part(v) for v in vm.elements(obj)])
+
+
+def _copy_attributes(vm: Any, obj: Any, made: Any, part: _Part) -> None:
+    own = instance_dict(obj)
+    for name in list(own or ()):
+        object.__setattr__(made, name, part(attributes.instance_value(vm, obj, name, own[name])))  # type: ignore[index]
+    for name in _slots(type(obj)):
+        if attributes.read_slot(obj, name) is not MISSING:
+            object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
+    if own is not None and id(obj) in vm.outside.origins and obj not in vm.outside.log:
+        vm.outside.guard("len", vm.outside.origins[id(vm.outside.own_dict(obj, own))], len(own))
+
+
+def _slots(cls: type) -> Iterable[str]:
+    return [
+        n
+        for b in cls.__mro__
+        for n, v in b.__dict__.items()
+        if type(v) is types.MemberDescriptorType and b.__flags__ & _HEAP_TYPE
+    ]

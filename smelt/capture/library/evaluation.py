@@ -1,0 +1,90 @@
+"""`globals`, `locals`, `eval`, `exec` and `compile`: what looks at, or runs in, the scope of the frame that calls it."""
+
+from __future__ import annotations
+import __future__
+
+import types
+from typing import Any
+
+from smelt.capture.base.frames import Frame
+from smelt.capture.base.handlers import builtin, unsupported
+from smelt.capture.base.values import NULL, FunctionType
+
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    if getattr(__future__, _name).compiler_flag >= 0x2000:  # the older ones share their bits with other flags
+        _FUTURE |= getattr(__future__, _name).compiler_flag
+
+
+@builtin(globals)
+def _globals(vm: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    return vm.expose(vm.frame.globals)
+
+
+@builtin(locals)
+def _locals(vm: Any, args: Any, kwargs: Any) -> Any:
+    return vm.local_names(vm.frame)
+
+
+@builtin(compile)
+def _compile(vm: Any, args: Any, kwargs: Any) -> Any:
+    if kwargs or not 3 <= len(args) <= 4 or not isinstance(args[0], (str, bytes)):
+        raise unsupported("compile() with options, or of a syntax tree")
+    return _compiled(vm, *args)
+
+
+def _compiled(vm: Any, source: Any, filename: Any, mode: str, flags: int = 0) -> types.CodeType:
+    """With the `__future__` statements that hold where the call stands."""
+    code = compile(source, filename, mode, flags | vm.frame.code.flags & _FUTURE, dont_inherit=True)
+    if not isinstance(code, types.CodeType):
+        raise unsupported("compile() to a syntax tree")
+    return code
+
+
+@builtin(eval)
+def _eval(vm: Any, args: Any, kwargs: Any) -> Any:
+    return _evaluated(vm, "eval", args, kwargs)
+
+
+@builtin(exec)
+def _exec(vm: Any, args: Any, kwargs: Any) -> None:
+    _evaluated(vm, "exec", args, kwargs)
+
+
+def _evaluated(vm: Any, mode: str, args: Any, kwargs: Any) -> Any:
+    if kwargs or not 1 <= len(args) <= 3:
+        raise unsupported(f"{mode}() with keywords")
+    source, scope, names = (*args, None, None)[:3]
+    scope, names = _scope(vm, mode, scope, names)
+    if isinstance(source, (str, bytes)):
+        source = _compiled(vm, _stripped(source) if mode == "eval" else source, "<string>", mode)
+    if type(source) is not types.CodeType or source.co_freevars:
+        raise unsupported(f"{mode}() of a {type(source).__qualname__}")
+    made = FunctionType(source, scope)
+    vm.outside.made_function(made)
+    code = vm.decode(source)
+    frame = Frame(code, made, [NULL] * code.nlocals)
+    frame.namespace = names
+    return vm.run(frame)
+
+
+def _stripped(source: str | bytes) -> str | bytes:
+    """Without the blanks in front, which are no indentation of an expression."""
+    return source.lstrip(" \t") if isinstance(source, str) else source.lstrip(b" \t")
+
+
+def _scope(vm: Any, mode: str, scope: Any, names: Any) -> tuple[dict[str, Any], Any]:
+    """The dictionaries of global and local names. Raises Unsupported for a scope from outside that could be written to."""
+    if scope is None:
+        scope = vm.frame.globals
+        names = vm.local_names(vm.frame) if names is None else names
+    elif not isinstance(scope, dict):
+        raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
+    elif id(scope) not in vm.outside.origins:
+        vm.own_scope(scope)
+    elif scope is not vm.frame.globals:
+        raise unsupported(f"{mode}() in a scope from outside")
+    names = scope if names is None else names
+    if type(names) is not dict or id(names) in vm.outside.origins:
+        raise unsupported(f"{mode}() with names from outside")
+    return scope, names

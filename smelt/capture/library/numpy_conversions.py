@@ -1,0 +1,89 @@
+"""Tensors that become NumPy arrays, and arrays that become tensors: both look at the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, unsupported
+from smelt.capture.protocol.calls import run_native
+from smelt.capture.standins.arrays import DTYPES, Array, storage_of
+from smelt.reasons import DATA_DEPENDENT
+from smelt.trace.fake import FakeTensor
+
+_NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+
+
+def _numpy(vm: Any, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+    known = vm.trace.value_of(tensor)
+    if known is not None:
+        return known.numpy(*args, **kwargs).copy()
+    if args or kwargs or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
+        raise unsupported("Tensor.numpy of such a tensor", DATA_DEPENDENT)
+    if tensor.requires_grad:
+        raise RuntimeError(_NEEDS_DETACH)
+    return Array(tensor.detach(), outside=_of_an_array(vm, tensor))
+
+
+def _of_an_array(vm: Any, tensor: FakeTensor) -> bool:
+    """Whether the tensor looks at the memory of an outside array."""
+    own = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
+    return any(vm.outside.origins[id(f)].kind == "array" for f in own)
+
+
+TENSOR_METHODS["numpy"] = _numpy
+
+
+def _tensor_of(function: Any, convert: Any) -> None:
+    before: Handler | None = BUILTINS.get(function)
+
+    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+        if args and type(args[0]) is Array:
+            return convert(args[0], *args[1:], **kwargs)
+        if args and type(args[0]) is np.ndarray and _is_own(vm, args[0]):
+            return convert(Array(_constant(vm, args[0], shared=convert is _shared)), *args[1:], **kwargs)
+        return before(vm, args, kwargs) if before is not None else run_native(vm, function, args, kwargs)
+
+    BUILTINS[function] = handler
+
+
+def _is_own(vm: Any, array: np.ndarray[Any, Any]) -> bool:
+    """Whether the program made the array, and all whose memory it looks at."""
+    at: Any = array
+    while type(at) is np.ndarray and id(at) not in vm.outside.origins:
+        at = at.base
+    return at is None and array.dtype in DTYPES.values()
+
+
+def _constant(vm: Any, array: np.ndarray[Any, Any], shared: bool) -> torch.Tensor:
+    """A tensor of an array that the program made. Where they would share memory, neither may be written from now on."""
+    at: Any = array if shared else None
+    while at is not None:
+        at.flags.writeable, at = False, at.base
+    with vm.trace.paused():
+        value = torch.from_numpy(array.copy(order="K"))
+    made: FakeTensor = vm.trace.constant(value)
+    if shared:
+        vm.trace.frozen.add(storage_of(made))
+    return made
+
+
+def _shared(array: Array, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    if array.scalar:
+        raise unsupported("a tensor that shares a NumPy scalar's memory")
+    return array.tensor.detach().to(device=device, dtype=dtype)
+
+
+def _copied(
+    array: Array, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
+) -> torch.Tensor:
+    made = array.tensor.clone(memory_format=torch.contiguous_format).to(device=device, dtype=dtype)
+    return made.requires_grad_() if requires_grad else made
+
+
+_tensor_of(torch.from_numpy, _shared)
+_tensor_of(torch.as_tensor, _shared)
+_tensor_of(torch.asarray, _shared)
+_tensor_of(torch.tensor, _copied)

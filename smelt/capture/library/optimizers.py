@@ -1,0 +1,18 @@
+"""The optimizers of torch. What they count and multiply in tensors of one element is read as `tensor_numbers.py` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import optimizer
+
+from smelt.capture.base.handlers import function
+from smelt.capture.protocol import calls
+
+_zero_grad: Any = optimizer.Optimizer.zero_grad
+
+
+@function(_zero_grad)
+def _set_gradients_to_zero(vm: Any, args: Any, kwargs: Any) -> Any:
+    """Torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
+    return calls.interpret(vm, _zero_grad.__wrapped__, args, kwargs)

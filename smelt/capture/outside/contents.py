@@ -1,0 +1,185 @@
+"""The contents of outside containers that native code looks into: all guarded, with fakes in place of tensors."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from smelt.capture.base.values import (
+    CONTAINER_BASES,
+    CONTAINER_TYPES,
+    LEAF_TYPES,
+    MISSING,
+    exception_fields,
+    is_constant,
+    is_lookup_key,
+    is_plain_key,
+)
+from smelt.errors import Unsupported
+from smelt.guards.origin import Origin
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import plain, plain_parts
+
+if TYPE_CHECKING:
+    from smelt.capture.outside.registry import Outside
+
+
+def open(outside: Outside, container: Any) -> Any:
+    """Native code is going to look inside: guards all that was in an outside container before the trace, and gives
+    what native code may see: the container itself, or a copy with fakes where it holds tensors."""
+    key = id(container)
+    if key not in outside.opened:
+        outside.opened[key] = _guard_contents(outside, container)
+        outside.keep.append(container)
+    return _copy_with_fakes(outside, container) if outside.opened[key] else container
+
+
+def _copy_with_fakes(outside: Outside, container: Any) -> Any:
+    """Always the same copy, so that iterators and views of it see what is changed later."""
+    made = outside.copies.get(id(container))
+    if made is None:
+        made = _with_fakes(outside, container)
+        outside.copies[id(container)] = container, made
+        outside.copied[id(made)] = outside.origins[id(container)]
+        return made
+    _follow(made[1], _with_fakes(outside, container))
+    return made[1]
+
+
+def update_copies(outside: Outside) -> None:
+    """After changes: the copies with fakes follow."""
+    for key in outside.stale:
+        if key in outside.copies:
+            container, made = outside.copies[key]
+            _follow(made, _with_fakes(outside, container))
+    outside.stale.clear()
+
+
+def _guard_contents(outside: Outside, container: Any) -> bool:
+    """True if there is a real tensor inside."""
+    origin, before = outside.origins[id(container)], outside.log.contents(container)
+    if isinstance(container, dict):
+        for key, _ in before:
+            _check_key(outside, key)
+        outside.guard("keys", origin, tuple(k for k, _ in before))
+        wrapped = [plain(outside.item(container, k, v)) for k, v in before]
+        return any(w is not v for w, (_, v) in zip(wrapped, before))
+    if isinstance(container, set):
+        guard_elements(outside, origin, before)
+        return False
+    outside.guard("len", origin, len(before))
+    wrapped = [plain(outside.wrap(v, origin.child("item", i))) for i, v in enumerate(before)]
+    return any(w is not v for w, v in zip(wrapped, before))
+
+
+def guard_elements(outside: Outside, origin: Origin, elements: Sequence[Any]) -> None:
+    """The elements of a set and their order: two equal sets may be iterated in different orders."""
+    for value in elements:
+        if not is_plain_key(value):
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
+            )
+        if not is_constant(value):
+            outside.wrap(value, outside.const(value), decided=True)
+    outside.guard("keys", origin, tuple(elements))
+
+
+def _check_key(outside: Outside, key: Any) -> None:
+    if not is_plain_key(key):
+        raise Unsupported(
+            Reason(UNSUPPORTED_OBJECT, f"an outside dictionary has a {type(key).__qualname__} as a key")
+        )
+
+
+def item(outside: Outside, container: Any, key: Any, value: Any) -> Any:
+    """The value of an outside container at `key`, wrapped."""
+    origin = outside.origins[id(container)]
+    if not is_lookup_key(key):
+        _check_key(outside, key)
+    return outside.wrap(value, origin.child("item", key))
+
+
+def _with_fakes(outside: Outside, container: Any) -> Any:
+    if isinstance(container, dict):
+        made = container.copy() if type(container) in CONTAINER_TYPES else dict(container)
+        for key, value in dict.items(container):
+            dict.__setitem__(made, key, outside.view(value))
+        return made
+    return (
+        type(container)(outside.view(v) for v in container)
+        if type(container) in CONTAINER_TYPES
+        else [outside.view(v) for v in container]
+    )
+
+
+def view(outside: Outside, value: Any, deep: bool = True) -> Any:
+    """`value` as native code may see it: real tensors replaced by fakes, and all outside contents guarded."""
+    kind = type(value)
+    if kind in LEAF_TYPES or kind is FakeTensor:
+        return value
+    if kind is tuple:
+        return _view_items(outside, value, tuple) if deep else value
+    if isinstance(value, CONTAINER_BASES):
+        if id(value) in outside.origins:
+            value = outside.open(value)
+        if deep and kind in (list, collections.deque):
+            return _view_items(outside, value, kind)
+        if deep and kind in (dict, collections.OrderedDict):
+            return _view_dict(outside, value)
+        return value
+    if isinstance(value, tuple):
+        return _view_items(outside, value, functools.partial(tuple.__new__, kind)) if deep else value
+    if isinstance(value, torch.Tensor):
+        return outside.fake(value)
+    if isinstance(value, BaseException):
+        outside.open_exception(value)
+    return outside.arrays.get(id(value), value) if kind is np.ndarray else value
+
+
+def open_exception(outside: Outside, error: BaseException) -> None:
+    """Native code is going to look at an exception: guards what an outside one says."""
+    origin = outside.origins.get(id(error))
+    if origin is None or id(error) in outside.opened:
+        return
+    outside.opened[id(error)] = False
+    for name in exception_fields(type(error)):  # type: ignore[arg-type]
+        found = plain_parts(outside.wrap(getattr(error, name), origin.child("member", name)))
+        for part in found if type(found) is tuple else ():
+            outside.view(part)
+
+
+def _view_items(outside: Outside, value: Any, make: Callable[..., Any]) -> Any:
+    items = [outside.view(v) for v in value]
+    return value if all(a is b for a, b in zip(items, value)) else make(items)
+
+
+def _view_dict(outside: Outside, value: Any) -> Any:
+    pairs = [(k, outside.view(v)) for k, v in dict.items(value)]
+    if all(v is w for (_, v), w in zip(pairs, dict.values(value))):
+        return value
+    return type(value)(pairs)
+
+
+def _follow(made: Any, now: Any) -> None:
+    """Changes a copy of a container as little as possible: iterators over it go on, or fail, as over the container."""
+    if isinstance(made, dict):
+        for key in [k for k in made if k not in now]:
+            del made[key]
+        for key, value in now.items():
+            if made.get(key, MISSING) is not value:
+                dict.__setitem__(made, key, value)
+        if list(made) != list(now):
+            dict.clear(made)
+            dict.update(made, now)
+    elif len(made) != len(now) or any(v is not w for v, w in zip(made, now)):
+        if isinstance(made, list):
+            made[:] = now
+        else:
+            made.clear()
+            made.extend(now)

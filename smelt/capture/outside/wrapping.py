@@ -1,0 +1,223 @@
+"""What is read from an outside object becomes a value of the VM, guarded: a tensor its fake, everything else itself."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from smelt.capture.base.values import (
+    LEAF_TYPES,
+    BuiltinType,
+    FunctionType,
+    instance_dict,
+    is_constant,
+    is_identity,
+)
+from smelt.capture.outside.contents import guard_elements
+from smelt.capture.rebuilding.kinds import is_bound
+from smelt.capture.standins import arrays
+from smelt.errors import Unsupported
+from smelt.guards.evaluate import tensor_facts
+from smelt.guards.origin import Origin, key_name
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
+
+if TYPE_CHECKING:
+    from smelt.capture.outside.registry import Outside
+
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_VALUE_BASES = (int, float, complex, str, bytes, np.generic)
+_VALUES = frozenset(
+    (decimal.Decimal, datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone)
+)
+
+
+def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False) -> Any:
+    """What was read at `origin`, as a value of the VM, guarded. `decided`: another guard (a class's version) already
+    says which object is there, so only what can change about it is guarded."""
+    kind = type(value)
+    if kind in LEAF_TYPES:
+        if decided:
+            return value
+        if outside.dynamic and (kind is int or kind is float):
+            return outside.number(value, origin)
+        outside.guard("eq", origin, value)
+        if kind is torch.Size:
+            outside.register(value, origin)  # equal ones are made everywhere, and `is` tells them apart
+        return value
+    if kind is FakeTensor or kind in NUMBERS:
+        return value
+    if isinstance(value, torch.Tensor):
+        return _wrap_tensor(outside, value, origin)
+    if kind is np.ndarray and arrays.is_traceable(value):
+        return _wrap_array(outside, value, origin)
+    if kind is BuiltinType and is_bound(value):
+        return _wrap_bound_builtin(outside, value, origin)
+    if is_identity(value):
+        if not decided:
+            outside.guard("id", origin, value)
+        outside.register(value, outside.const(value) if isinstance(value, (type, FunctionType)) else origin)
+        return value
+    if isinstance(value, tuple):
+        return _wrap_tuple(outside, value, origin, decided)
+    if kind is frozenset and is_constant(value):
+        if not decided:
+            outside.guard("eq", origin, value)
+        return value
+    if isinstance(value, frozenset):
+        if id(value) not in outside.origins:
+            guard_elements(outside, origin, list(frozenset.__iter__(value)))
+    return _wrap_object(outside, value, origin)
+
+
+def _wrap_bound_builtin(outside: Outside, value: Any, origin: Origin) -> Any:
+    """`values.append`: a new object at each access, known by its name and by what it is bound to."""
+    outside.guard("type", origin, BuiltinType)
+    outside.guard("eq", origin.child("member", "__name__"), value.__name__)
+    outside.wrap(value.__self__, origin.child("member", "__self__"))
+    outside.register(value, origin)
+    return value
+
+
+def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> Any:
+    if _is_functorch_wrapped(value):
+        return value
+    known = outside.trace._by_real.get(id(value))
+    if known is None:
+        fake = outside.trace.fake(value, _input_name(origin))
+        outside.origins[id(fake)] = outside.origins[id(value)] = origin
+        outside.keep.append(value)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            facts = tensor_facts(value)
+        outside.guard("tensor", origin, facts)
+        return fake
+    _alias(outside, origin, outside.origins[id(known[1])])
+    return known[1]
+
+
+def _wrap_array(outside: Outside, value: Any, origin: Origin) -> Any:
+    """A NumPy array: its tensor is a graph input that the compiled frame makes of it."""
+    known = outside.arrays.get(id(value))
+    if known is not None:
+        _alias(outside, origin, outside.origins[id(known)])
+        return known
+    outside.guard("type", origin, np.ndarray)
+    outside.guard("id", origin.child("member", "dtype"), value.dtype)
+    for name in ("shape", "strides"):
+        outside.guard("eq", origin.child("member", name), getattr(value, name))
+    outside.guard("eq", origin.child("member", "flags").child("member", "writeable"), True)
+    with outside.trace.paused():
+        real = torch.from_numpy(value)
+    fake = outside.trace.fake(real, _input_name(origin))
+    made = outside.arrays[id(value)] = arrays.Array(fake, outside=True)
+    outside.origins[id(fake)] = origin.child("array", None)
+    outside.origins[id(made)] = outside.origins[id(value)] = origin
+    outside.keep += (value, made)
+    return made
+
+
+def _alias(outside: Outside, origin: Origin, first: Origin) -> None:
+    if origin is not first and origin.kind != "const":
+        outside.guard("alias", origin, first)
+
+
+def _holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
+    if not outside.dynamic:
+        return False
+    path = origin.path
+    return any(p[: len(path)] == path for p in outside.dynamic)
+
+
+def _wrap_tuple(outside: Outside, value: tuple[Any, ...], origin: Origin, decided: bool) -> Any:
+    kind = type(value)
+    if kind is tuple and is_constant(value) and not _holds_changing_numbers(outside, origin):
+        if not decided:
+            outside.guard("eq", origin, value)
+        return value
+    known = outside.tuples.get(id(value))
+    if known is not None:
+        _alias(outside, origin, outside.origins[id(value)])
+        return known
+    if not decided:
+        outside.guard("type", origin, kind)
+        outside.guard("len", origin, len(value))
+    items = [
+        outside.wrap(v, origin.child("item", i), decided=decided) for i, v in enumerate(tuple.__iter__(value))
+    ]
+    outside.register(value, origin)
+    if all(a is b for a, b in zip(items, tuple.__iter__(value))):
+        outside.tuples[id(value)] = value
+        return value
+    if hasattr(kind, "n_sequence_fields"):  # of C: torch.return_types.topk
+        made = kind(items)
+    else:
+        made = tuple.__new__(kind, items)
+    own = instance_dict(value)
+    if own:
+        made.__dict__.update(own)
+    outside.tuples[id(value)] = made
+    outside.register(made, origin)
+    return made
+
+
+def _wrap_object(outside: Outside, value: Any, origin: Origin) -> Any:
+    if type(value) in weakref.ProxyTypes:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
+    first = outside.origins.get(id(value))
+    if first is None:
+        outside.guard("type", origin, type(value))
+        _guard_value(outside, value, origin)
+        outside.register(value, origin)
+        outside.objects[id(value)] = value
+    elif first is not origin and first.kind != "const":
+        _alias(outside, origin, first)
+    return value
+
+
+def _guard_value(outside: Outside, value: Any, origin: Origin) -> None:
+    """What C code alone knows of a number, a text or a date; dates and decimals are guarded by their identity."""
+    if isinstance(value, _VALUE_BASES):
+        kind: Any = type(value)
+        reader = _plain_reader(kind)
+        if reader:
+            outside.guard("eq", origin.child("member", reader).child("call", None), getattr(value, reader)())
+        else:
+            outside.guard("id", origin, value)
+    elif type(value) in _VALUES:
+        outside.guard("id", origin, value)
+
+
+def fake(outside: Outside, value: Any) -> Any:
+    """A value that native code gave: a real tensor in it would escape the trace."""
+    if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not _is_functorch_wrapped(value):
+        return outside.trace._unknown(value)
+    return value
+
+
+@functools.cache
+def _plain_reader(cls: type) -> str | None:
+    """The method without arguments, written in C, that gives the plain value of an instance of `cls`."""
+    for name in ("item", "__getnewargs__"):
+        found = next((k.__dict__[name] for k in cls.__mro__ if name in k.__dict__), None)
+        if type(found) is types.MethodDescriptorType:
+            return name
+    return None
+
+
+def _input_name(origin: Origin) -> str:
+    """How graphs call the tensor at `origin`: `x`, `layers_0_weight`."""
+    parts: list[str] = []
+    at: Origin | None = origin
+    while at is not None:
+        if at.kind not in ("cell", "dict") and at.key not in ("_modules", "_parameters", "_buffers"):
+            parts.append(key_name(at.key))
+        at = at.base
+    return "_".join(reversed(parts)) if len(parts) < 12 else "_".join(reversed(parts[:11]))

@@ -1,0 +1,66 @@
+"""Attribute access as CPython's object protocol defines it, carried out by the VM.
+
+Lookups read type and instance dictionaries directly, so that no user code runs unseen: properties, descriptors,
+`__getattr__` and `__getattribute__` written in Python are interpreted. What was found is guarded: class attributes by the
+version of the class, instance attributes by their value, a method also by not being shadowed in the instance.
+
+`lookup.py` says how a name is found in a class, `instances.py` what each of these ways gives; `classes.py`, `tensors.py` and
+`namespaces.py` know the other kinds of objects; `load.py` and `store.py` choose among them.
+"""
+
+from smelt.capture.protocol.attributes.instances import (
+    delete_property,
+    instance_value,
+    load_generic,
+    load_property,
+    module_entry,
+    read_slot,
+    store_property,
+)
+from smelt.capture.protocol.attributes.load import (
+    in_instance,
+    load_attr,
+    load_default,
+    load_method,
+    load_special,
+)
+from smelt.capture.protocol.attributes.lookup import ABSENT, FUNCTION, NON_DATA, TypeInfo, python_method
+from smelt.capture.protocol.attributes.namespaces import bound_part, load_partial_attr
+from smelt.capture.protocol.attributes.store import (
+    delete_attr,
+    store_attr,
+    store_generic,
+    store_in_module,
+    store_named,
+)
+from smelt.capture.protocol.attributes.tensors import TENSOR_STATE, shape_of, tensor_member
+
+__all__ = [
+    "ABSENT",
+    "FUNCTION",
+    "NON_DATA",
+    "TENSOR_STATE",
+    "TypeInfo",
+    "bound_part",
+    "delete_attr",
+    "delete_property",
+    "in_instance",
+    "instance_value",
+    "load_attr",
+    "load_default",
+    "load_generic",
+    "load_method",
+    "load_partial_attr",
+    "load_property",
+    "load_special",
+    "module_entry",
+    "python_method",
+    "read_slot",
+    "shape_of",
+    "store_attr",
+    "store_generic",
+    "store_in_module",
+    "store_named",
+    "store_property",
+    "tensor_member",
+]

@@ -1,0 +1,131 @@
+"""Attributes of classes, and of `super()`."""
+
+from __future__ import annotations
+
+import enum
+import types
+from typing import Any
+
+from smelt.capture.base.values import MISSING, FunctionType, MethodType
+from smelt.capture.protocol.attributes.instances import (
+    bind_class_method,
+    from_class,
+    load_non_data,
+    load_property,
+    load_python_data,
+    load_value,
+)
+from smelt.capture.protocol.attributes.lookup import (
+    ABSENT,
+    CACHED_PROPERTY,
+    CLASS_METHOD,
+    FUNCTION,
+    NATIVE_DATA,
+    NON_DATA,
+    PROPERTY,
+    PYTHON_DATA,
+    STATIC_METHOD,
+    VALUE,
+    Found,
+    classify,
+    descriptor_method,
+)
+
+_this_class = super.__dict__["__thisclass__"].__get__
+_self = super.__dict__["__self__"].__get__
+_self_class = super.__dict__["__self_class__"].__get__
+
+
+def load_class_attr(vm: Any, cls: type, name: str) -> Any:
+    outside = vm.outside
+    outside.use_class(cls)
+    outside.use_class(type(cls))
+    meta = vm.type_info(type(cls))
+    how, found, _ = meta.find(name)
+    if how is PROPERTY:
+        return vm.call(found.fget, (cls,), {})
+    if how is PYTHON_DATA:
+        return load_python_data(vm, cls, name, found)
+    if how is NATIVE_DATA and name == "__dict__":
+        return _class_dict(vm, cls)
+    if how is NATIVE_DATA:
+        value = getattr(cls, name)
+        if outside.is_fresh_class(cls):
+            return value
+        named = name in ("__name__", "__qualname__")  # changes them without a new version of the class
+        return outside.wrap(value, outside.const(cls).child("member", name), decided=not named)
+    own = vm.type_info(cls).find(name)
+    if own[0] is not ABSENT:
+        return _bind_to_class(vm, cls, name, own)
+    if how is FUNCTION:
+        return MethodType(found, cls)
+    if how is NON_DATA:
+        return load_non_data(vm, cls, name, found, type(cls))
+    if how is ABSENT and type(meta.getattr) is FunctionType:
+        if isinstance(cls, enum.EnumMeta):
+            return getattr(cls, name)
+        return vm.call_function(meta.getattr, (cls, name))
+    return getattr(cls, name)
+
+
+def _class_dict(vm: Any, cls: type) -> Any:
+    """`cls.__dict__` as it is now: the version of the class says that it stays so."""
+    if vm.outside.is_fresh_class(cls):
+        return cls.__dict__
+    origin = vm.outside.const(cls)
+    wrap = vm.outside.wrap
+    return types.MappingProxyType(
+        {k: wrap(v, origin.child("attr", k), decided=True) for k, v in cls.__dict__.items()}
+    )
+
+
+def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
+    how, found, owner = own
+    if how in (FUNCTION, PROPERTY, CACHED_PROPERTY):
+        return found
+    if how is CLASS_METHOD:
+        return bind_class_method(vm, found, cls, owner, name)
+    if how is STATIC_METHOD:
+        return from_class(vm, found, owner, name, "__func__")
+    if how is VALUE:
+        return load_value(vm, cls, name, found, owner)
+    get = descriptor_method(vm, found, "__get__")
+    if (
+        type(get) is FunctionType
+        and not isinstance(found, types.DynamicClassAttribute)
+        and not issubclass(cls, enum.Enum)
+    ):
+        return vm.call_function(get, (from_class(vm, found, owner, name), None, cls))
+    return getattr(cls, name)
+
+
+def load_super_attr(vm: Any, proxy: super, name: str) -> Any:
+    return find_super(vm, _this_class(proxy), _self(proxy), _self_class(proxy), name)
+
+
+def find_super(vm: Any, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
+    """`super(cls, obj).name`."""
+    mro = obj_cls.__mro__
+    vm.outside.use_class(obj_cls)
+    for base in mro[mro.index(cls) + 1 :]:
+        found = base.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return _bind_super(vm, found, obj, obj_cls, name, base)
+    raise AttributeError(f"'super' object has no attribute {name!r}")
+
+
+def _bind_super(vm: Any, found: Any, obj: Any, obj_cls: type, name: str, base: type) -> Any:
+    how = classify(found, base)[0]
+    on_class = obj is obj_cls
+    if how is FUNCTION:
+        return found if on_class else MethodType(found, obj)
+    if how is PROPERTY and not on_class:
+        return load_property(vm, obj, found)
+    if how is CLASS_METHOD and type(found.__func__) is FunctionType:
+        return MethodType(found.__func__, obj_cls)
+    if how is VALUE:
+        return load_value(vm, obj, name, found, base)
+    get = descriptor_method(vm, found, "__get__")
+    if type(get) is FunctionType:
+        return vm.call_function(get, (from_class(vm, found, base, name), None if on_class else obj, obj_cls))
+    return found.__get__(None if on_class else obj, obj_cls)

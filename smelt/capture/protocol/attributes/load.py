@@ -1,0 +1,141 @@
+"""Reading an attribute: which function answers depends on the object's type alone."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.capture.base.frames import Generator
+from smelt.capture.base.values import (
+    CONTAINER_TYPES,
+    LEAF_TYPES,
+    MISSING,
+    NULL,
+    FunctionType,
+    MethodType,
+    instance_dict,
+)
+from smelt.capture.protocol import symbolic_numbers
+from smelt.capture.protocol.attributes.classes import load_class_attr, load_super_attr
+from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, DATA_LOADERS, load_generic
+from smelt.capture.protocol.attributes.lookup import ABSENT, FUNCTION
+from smelt.capture.protocol.attributes.namespaces import (
+    bound_part,
+    load_function_attr,
+    load_generator,
+    load_module_attr,
+    load_partial_attr,
+)
+from smelt.capture.protocol.attributes.tensors import load_tensor_attr
+from smelt.capture.standins import arrays
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
+
+
+def load_attr(vm: Any, obj: Any, name: str) -> Any:
+    """`obj.name`. Raises AttributeError as the object would."""
+    cls = type(obj)
+    loader = LOADERS.get(cls)
+    if loader is not None:
+        return loader(vm, obj, name)
+    if isinstance(obj, type):
+        return load_class_attr(vm, obj, name)
+    if isinstance(obj, types.ModuleType):
+        return load_module_attr(vm, obj, name)
+    if isinstance(obj, torch.Tensor):
+        return getattr(obj, name)
+    info = vm.type_info(cls)
+    if info.getattribute is not None:
+        vm.outside.use_class(cls)
+        try:
+            return vm.call_function(info.getattribute, (obj, name))
+        except AttributeError:
+            if type(info.getattr) is not FunctionType:
+                raise
+        return vm.call_function(info.getattr, (obj, name))
+    return load_generic(vm, obj, name)
+
+
+def load_method(vm: Any, obj: Any, name: str) -> tuple[Any, Any]:
+    """`obj.name` about to be called: (function, obj), or (NULL, what was found)."""
+    cls = type(obj)
+    if cls not in LOADERS and cls not in LEAF_TYPES:
+        info = vm.type_info(cls)
+        if info.getattribute is None and not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
+            how, found, _ = info.find(name)
+            if how is FUNCTION and not in_instance(vm, obj, name):
+                return found, obj
+    return NULL, load_attr(vm, obj, name)
+
+
+def in_instance(vm: Any, obj: Any, name: str) -> bool:
+    """Whether `name` is in the instance's dictionary, guarded."""
+    outside, cls = vm.outside, type(obj)
+    outside.use_class(cls)
+    own = instance_dict(obj)
+    if own is None:
+        return False
+    present = name in own
+    origin = outside.origins.get(id(obj))
+    if not present and origin is not None and outside.log.was_absent(obj, name):
+        outside.guard("not_in_dict", origin, name, key=name)
+    return present
+
+
+def load_special(vm: Any, obj: Any, name: str) -> Any:
+    """A special method of `obj`, as the interpreter finds it: through the class alone. MISSING if there is none."""
+    cls = type(obj)
+    if isinstance(obj, torch.Tensor) or cls in LOADERS:
+        return load_default(vm, obj, name, MISSING) if hasattr(cls, name) else MISSING
+    vm.outside.use_class(cls)
+    how, found, owner = vm.type_info(cls).find(name)
+    if how is ABSENT:
+        return MISSING
+    if how in DATA_LOADERS:
+        return DATA_LOADERS[how](vm, obj, name, found)
+    return CLASS_LOADERS[how](vm, obj, name, found, owner)
+
+
+def load_default(vm: Any, obj: Any, name: str, default: Any) -> Any:
+    """`getattr(obj, name, default)`."""
+    try:
+        return load_attr(vm, obj, name)
+    except AttributeError:
+        return default
+
+
+def load_bound_attr(vm: Any, method: MethodType, name: str) -> Any:
+    """A bound method: its own members, then its function's."""
+    if name in ("__func__", "__self__"):
+        return bound_part(vm, method, name)
+    function = bound_part(vm, method, "__func__")
+    if name in ("__doc__", "__class__") or name in type(method).__dict__:
+        return getattr(method, name)
+    return load_attr(vm, function, name)
+
+
+def load_native(vm: Any, obj: Any, name: str) -> Any:
+    return getattr(obj, name)
+
+
+LOADERS: dict[type, Callable[[Any, Any, str], Any]] = {
+    FakeTensor: load_tensor_attr,
+    arrays.Array: arrays.load_attr,
+    types.ModuleType: load_module_attr,
+    type: load_class_attr,
+    FunctionType: load_function_attr,
+    MethodType: load_bound_attr,
+    functools.partial: load_partial_attr,
+    super: load_super_attr,
+    Generator: load_generator,
+    types.BuiltinFunctionType: load_native,
+    types.CodeType: load_native,
+    tuple: load_native,
+    **dict.fromkeys(NUMBERS, symbolic_numbers.load_attr),
+    **dict.fromkeys(LEAF_TYPES, load_native),
+    **dict.fromkeys(CONTAINER_TYPES, load_native),
+}

@@ -1,0 +1,106 @@
+"""Attributes of modules, functions, partial calls and generators."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from smelt.capture.base.frames import Generator
+from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.values import MISSING, FunctionType, MethodType
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, Reason
+
+
+def load_module_attr(vm: Any, module: types.ModuleType, name: str) -> Any:
+    outside, own = vm.outside, module.__dict__
+    if name == "__dict__":
+        return vm.expose(own)
+    if outside.log.touches(own, name):
+        return getattr(module, name)
+    memo = outside.memo(module)
+    value = memo.get(name, MISSING)
+    if value is MISSING:
+        if name in own:
+            value = outside.wrap(own[name], outside.origin(module).child("attr", name))
+        else:
+            value = _missing_in_module(vm, module, name)
+            if name in own:  # a lazily loaded submodule
+                value = outside.wrap(value, outside.origin(module).child("attr", name))
+        memo[name] = value
+    return value
+
+
+def _missing_in_module(vm: Any, module: types.ModuleType, name: str) -> Any:
+    """`__getattr__` of a module; that the name is not simply there is guarded."""
+    outside, own = vm.outside, module.__dict__
+    own_getattr = own.get("__getattr__")
+    try:
+        if type(own_getattr) is FunctionType and not is_native_module(module.__name__):
+            return vm.call(load_module_attr(vm, module, "__getattr__"), (name,), {})
+        return getattr(module, name)
+    finally:
+        if name not in own:
+            outside.guard("not_in_dict", outside.origin(module), name, key=name)
+
+
+def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
+    outside = vm.outside
+    origin = outside.origins.get(id(function))
+    if origin is not None and not hasattr(function, name) and not outside.log.touches(function, name):
+        outside.guard("not_in_dict", outside.const(function), name, key=name)
+    value = getattr(function, name)
+    if origin is None or outside.log.touches(function, name):
+        return value
+    if name == "__dict__":
+        return outside.own_dict(function, value)
+    if name in (
+        "__kwdefaults__",
+        "__annotations__",
+        "__closure__",
+        "__name__",
+        "__qualname__",
+        "__module__",
+        "__doc__",
+    ):
+        return outside.wrap(value, outside.const(function).child("member", name))
+    if name in function.__dict__:
+        return outside.wrap(value, outside.const(function).child("attr", name))
+    outside.use_function(function)
+    if name in _FUNCTION_PARTS:
+        return outside.wrap(
+            value, outside.const(function).child("member", name), decided=name != "__annotations__"
+        )
+    return outside.fake(value)
+
+
+_FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
+
+
+def bound_part(vm: Any, method: MethodType, name: str) -> Any:
+    origin = vm.outside.origins.get(id(method))
+    value = getattr(method, name)
+    return value if origin is None else vm.outside.wrap(value, origin.child("member", name))
+
+
+def load_partial_attr(vm: Any, partial: functools.partial[Any], name: str) -> Any:
+    origin = vm.outside.origins.get(id(partial))
+    value = getattr(partial, name)
+    if origin is None or name not in ("func", "args", "keywords"):
+        return value
+    return vm.outside.wrap(value, origin.child("member", name))
+
+
+def load_generator(vm: Any, obj: Generator, name: str) -> Any:
+    if name in ("send", "throw", "close", "__next__", "__iter__"):
+        return getattr(obj, name)
+    if name in ("__name__", "__qualname__"):
+        return getattr(obj.frame.function, name)
+    if name == "__class__":
+        return types.GeneratorType
+    if name in ("gi_running", "gi_suspended", "gi_yieldfrom"):
+        return getattr(obj, name[3:])
+    if any(name in cls.__dict__ for cls in types.GeneratorType.__mro__):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{name} of a generator"))
+    raise AttributeError(f"'generator' object has no attribute {name!r}", name=name, obj=obj)

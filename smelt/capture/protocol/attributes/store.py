@@ -1,0 +1,180 @@
+"""Setting and deleting an attribute."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.values import MISSING, FunctionType, instance_dict
+from smelt.capture.protocol.attributes.instances import (
+    DATA_LOADERS,
+    MODULE_DICTS,
+    delete_property,
+    from_class,
+    set_instance,
+    store_property,
+)
+from smelt.capture.protocol.attributes.load import load_attr
+from smelt.capture.protocol.attributes.lookup import (
+    FUNCTION,
+    PROPERTY,
+    PYTHON_DATA,
+    descriptor_method,
+    type_find,
+)
+from smelt.capture.protocol.attributes.tensors import store_tensor_attr
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.trace.fake import FakeTensor
+
+_module_setattr = nn.Module.__setattr__
+
+
+def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
+    """`obj.name = value`."""
+    cls = type(obj)
+    if cls is FakeTensor:
+        return store_tensor_attr(vm, obj, name, value)
+    if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
+        return _store_named(vm, obj, name, value)
+    info = vm.type_info(cls)
+    vm.outside.use_class(cls)
+    if type(info.setattr) is types.WrapperDescriptorType:
+        _store_natively(vm, obj, name, value, info.setattr)
+    elif info.setattr is not None and info.setattr is not _module_setattr:
+        vm.call(info.setattr, (obj, name, value), {})
+    elif info.is_module and info.setattr is _module_setattr:
+        store_in_module(vm, obj, name, value)
+    else:
+        store_generic(vm, obj, name, value)
+
+
+def _store_natively(vm: Any, obj: Any, name: str, value: Any, store: Any) -> None:
+    """By the `__setattr__` of a C class, which stores in the instance (SimpleNamespace, exceptions, partial)."""
+    if id(obj) in vm.outside.origins and instance_dict(obj) is None:
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set")
+        )
+    vm.outside.touch(obj)
+    vm.outside.note_store(obj, "attr", name, value)
+    vm.outside.attributes.pop(id(obj), None)
+    store(obj, name, value)
+
+
+def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
+    """`object.__setattr__`."""
+    how, found, owner = vm.type_info(type(obj)).find(name)
+    if how is PROPERTY:
+        store_property(vm, obj, found, value)
+    elif how is PYTHON_DATA:
+        setter = descriptor_method(vm, found, "__set__")
+        vm.call_function(setter, (from_class(vm, found, owner, name), obj, value))
+    else:
+        set_instance(vm, obj, name, value)
+
+
+def store_in_module(vm: Any, obj: nn.Module, name: str, value: Any) -> None:
+    how = vm.type_info(type(obj)).find(name)[0]
+    own = instance_dict(obj) or {}
+    held = [own[k] for k in MODULE_DICTS if k in own]
+    special = isinstance(value, (nn.Parameter, nn.Module)) or any(name in entries for entries in held)
+    if how is PROPERTY and not special:
+        return store_generic(vm, obj, name, value)
+    if not special:
+        return set_instance(vm, obj, name, value)
+    for entries in held:
+        vm.outside.touch(entries) if id(entries) in vm.outside.origins else _touch_part(vm, obj, entries)
+    vm.outside.touch(obj)
+    vm.outside.attributes.pop(id(obj), None)
+    with torch._C.DisableTorchFunction():
+        _module_setattr(obj, name, value)
+
+
+def _touch_part(vm: Any, obj: nn.Module, entries: dict[str, Any]) -> None:
+    """The dictionary of parameters, buffers or submodules of an outside module."""
+    origin = vm.outside.origins.get(id(obj))
+    if origin is not None:
+        key = next(k for k in MODULE_DICTS if obj.__dict__.get(k) is entries)
+        vm.outside.wrap(entries, origin.child("attr", key))
+        vm.outside.touch(entries)
+
+
+def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
+    """An attribute of a class, module or function."""
+    meta_setattr = vm.type_info(type(owner)).setattr
+    if type(meta_setattr) is FunctionType and not is_native_module(meta_setattr.__globals__.get("__name__")):
+        return vm.call_function(meta_setattr, (owner, name, value))
+    store_named(vm, owner, name, value)
+
+
+def store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
+    """`type.__setattr__` and its like."""
+    outside = vm.outside
+    if isinstance(owner, types.ModuleType) and (
+        is_native_module(owner.__name__) or type_find(type(owner), name) is not MISSING
+    ):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
+    if isinstance(owner, types.ModuleType):
+        return vm.store_global(vars(owner), name, value)
+    if id(owner) in outside.origins:
+        _touch_named(vm, owner, name)
+    type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
+    vm.forget_type(owner)
+
+
+def _touch_named(vm: Any, owner: Any, name: str) -> None:
+    """Before an attribute of an outside class, module or function changes."""
+    outside = vm.outside
+    if isinstance(owner, type):
+        if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
+        outside.touch_class(owner, name, was_read=vm.has_looked_up(owner, name))
+        outside.attributes.clear()
+    elif name.startswith("__") and name.endswith("__"):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
+    outside.log.touch_attribute(owner, name)
+    outside.memo(owner).pop(name, None)
+
+
+def delete_attr(vm: Any, obj: Any, name: str) -> None:
+    """`del obj.name`."""
+    if type(obj) is FakeTensor and vm.trace.is_input(obj):
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is deleted")
+        )
+    info = vm.type_info(type(obj))
+    how, found, _ = info.find("__delattr__")
+    if how is FUNCTION and not info.is_module:
+        vm.call_function(found, (obj, name))
+        return
+    if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
+        return _delete_named(vm, obj, name)
+    how, found, _ = info.find(name)
+    if how is PROPERTY:
+        return delete_property(vm, obj, found)
+    if how is PYTHON_DATA:
+        vm.call_function(descriptor_method(vm, found, "__delete__"), (found, obj))
+        return
+    if info.is_module:
+        own = instance_dict(obj) or {}
+        for key in MODULE_DICTS:
+            if key in own:
+                _touch_part(vm, obj, own[key])
+    vm.outside.touch(obj)
+    vm.outside.attributes.pop(id(obj), None)
+    vm.native(delattr, (obj, name))
+
+
+def _delete_named(vm: Any, owner: Any, name: str) -> None:
+    if isinstance(owner, types.ModuleType):
+        load_attr(vm, owner, name)
+        return vm.delete_global(vars(owner), name)
+    if id(owner) in vm.outside.origins:
+        load_attr(vm, owner, name)
+        _touch_named(vm, owner, name)
+    delattr(owner, name)
+    vm.forget_type(owner)

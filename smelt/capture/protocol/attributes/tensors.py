@@ -1,0 +1,131 @@
+"""Attributes of tensors: metadata from the fake, what a tensor from outside holds besides from the real one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from smelt.capture.base.handlers import TENSOR_SETTERS
+from smelt.capture.outside.undo_log import Call
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.trace.fake import FakeTensor
+
+
+def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
+    fast = TENSOR_FAST.get(name)
+    if fast is not None:
+        return fast(tensor)
+    own = tensor.__dict__
+    if name in own and name != "_is_param":
+        return own[name]
+    vm.outside.use_class(torch.Tensor)
+    real = vm.trace.real(tensor)
+    if name in TENSOR_STATE:
+        vm.trace.copies.note_asked(tensor)
+    if real is not None and name in TENSOR_STATE:
+        return TENSOR_STATE[name](vm, tensor, real, name)
+    if real is not None and name in real.__dict__:
+        return vm.outside.wrap(real.__dict__[name], vm.outside.origin(tensor).child("attr", name))
+    if real is not None and not hasattr(torch.Tensor, name):
+        vm.outside.guard("not_in_dict", vm.outside.origin(tensor), name, key=name)
+    try:
+        return getattr(tensor, name)
+    except AttributeError as e:
+        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{_fake_class(tensor).__name__!r}")
+        raise AttributeError(text, name=name, obj=tensor) from None
+
+
+def tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `.grad` of a tensor that is no leaf warns, once, in eager
+        value = getattr(real, name)
+    return vm.outside.wrap(value, vm.outside.origin(tensor).child("member", name))
+
+
+def _tensor_grad(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    if vm.outside.log.is_set_on_tensor(tensor, name):
+        return tensor.grad
+    return tensor_member(vm, tensor, real, name)
+
+
+def _tensor_is_leaf(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    before = tensor_member(vm, tensor, real, name)
+    return tensor.is_leaf if vm.trace.wrote else before
+
+
+def _tensor_retains(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    read = _tensor_refused if vm.trace.needs_autograd else tensor_member
+    return read(vm, tensor, real, name)
+
+
+def _tensor_history(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    """None can be guarded; what is not None is of another graph."""
+    if getattr(real, name) is None and not (vm.trace.wrote and tensor.requires_grad):
+        return tensor_member(vm, tensor, real, name)
+    return _tensor_refused(vm, tensor, real, name)
+
+
+def _tensor_refused(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+    raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
+
+
+# Attributes of tensors that guards of their metadata do not cover.
+TENSOR_STATE: dict[str, Callable[[Any, FakeTensor, torch.Tensor, str], Any]] = {
+    "grad": _tensor_grad,
+    "is_leaf": _tensor_is_leaf,
+    "retains_grad": _tensor_retains,
+    **dict.fromkeys(("grad_fn", "_grad_fn", "_base", "_backward_hooks"), _tensor_history),
+    **dict.fromkeys(
+        (
+            "_version", "output_nr", "names", "storage_offset", "is_shared", "is_pinned", "untyped_storage", "storage",
+            "_typed_storage", "_storage", "is_view", "_is_view", "is_set_to", "_cdata", "_post_accumulate_grad_hooks",
+            "has_names", "__reduce_ex__", "__reduce__", "__deepcopy__", "__setstate__", "name", "volatile", "_grad",
+            "__dict__", "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",
+        ),
+        _tensor_refused,
+    ),
+}  # fmt: skip
+
+
+def _fake_class(tensor: FakeTensor) -> type:
+    return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
+
+
+def shape_of(tensor: FakeTensor) -> torch.Size:
+    return torch.Size(tensor.spec.shape)  # type: ignore[arg-type]
+
+
+TENSOR_FAST: dict[str, Callable[[FakeTensor], Any]] = {
+    "shape": shape_of,
+    "dtype": lambda t: t.spec.dtype,
+    "device": lambda t: t.spec.device,
+    "ndim": lambda t: len(t.spec.shape),
+    "__class__": _fake_class,
+    "is_cuda": lambda t: t.spec.device.type == "cuda",
+    "is_meta": lambda t: t.spec.device.type == "meta",
+    "is_sparse": lambda t: False,
+    "is_quantized": lambda t: False,
+    "is_nested": lambda t: False,
+    "layout": lambda t: torch.strided,
+}
+
+
+def store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> None:
+    setter = TENSOR_SETTERS.get(name)
+    if setter is not None:
+        return setter(vm, tensor, value)
+    if vm.trace.is_input(tensor):
+        if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set")
+            )
+        vm.outside.log.set_tensor_attribute(tensor, name, value)
+    else:
+        vm.outside.log.call(Call(setattr, (tensor, name, value)))
+    setattr(tensor, name, value)

@@ -1,0 +1,118 @@
+"""Arguments to slots of a frame, as CPython binds them (`initialize_locals` in Python/ceval.c), with its error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smelt.capture.base.values import LEAF_TYPES, NULL, FunctionType
+
+VARARGS, VARKEYWORDS = 4, 8
+
+
+def bind(vm: Any, fn: FunctionType, code: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The slots of a frame of `fn` that is called with these arguments. Raises TypeError."""
+    slots: list[Any] = [NULL] * code.nlocals
+    count, given = code.argcount, len(args)
+    slots[: min(count, given)] = args[:count]
+    named = count + code.kwonly
+    if code.flags & VARARGS:
+        slots[named] = tuple(args[count:])
+    rest: dict[str, Any] | None = None
+    if code.flags & VARKEYWORDS:
+        rest = slots[named + bool(code.flags & VARARGS)] = {}
+    if kwargs:
+        _bind_keywords(fn, code, slots, kwargs, rest)
+    if given > count and not code.flags & VARARGS:
+        raise TypeError(_too_many(fn, code, slots, given))
+    if given < count or code.kwonly:
+        _bind_defaults(vm, fn, code, slots)
+    return slots
+
+
+def _bind_keywords(
+    fn: FunctionType, code: Any, slots: list[Any], kwargs: dict[str, Any], rest: dict[str, Any] | None
+) -> None:
+    for name, value in kwargs.items():
+        if not isinstance(name, str):
+            raise TypeError("keywords must be strings")
+        at = code.parameters.get(name)
+        if at is not None and at >= code.posonly:
+            if slots[at] is not NULL:
+                raise TypeError(f"{fn.__qualname__}() got multiple values for argument '{name}'")
+            slots[at] = value
+        elif rest is not None:
+            rest[name] = value
+        else:
+            raise TypeError(_unexpected(fn, code, name, kwargs))
+
+
+def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> None:
+    defaults = fn.__defaults__ or ()
+    first = code.argcount - len(defaults)
+    missing = [code.local_names[at] for at in range(first) if slots[at] is NULL]
+    if missing:
+        raise TypeError(_missing(fn, "positional", missing))
+    for at in range(first if first > 0 else 0, code.argcount):
+        if slots[at] is NULL:
+            slots[at] = _default(vm, fn, "default", at - first, defaults[at - first])
+    keywords = fn.__kwdefaults__ or {}
+    for at in range(code.argcount, code.argcount + code.kwonly):
+        name = code.local_names[at]
+        if slots[at] is NULL and name in keywords:
+            slots[at] = _default(vm, fn, "kwdefault", name, keywords[name])
+        elif slots[at] is NULL:
+            missing.append(name)
+    if missing:
+        raise TypeError(_missing(fn, "keyword-only", missing))
+
+
+def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
+    decided = kind == "default"  # by the guard on the function; keyword defaults are a dictionary
+    if id(fn) not in vm.outside.origins or (decided and type(value) in LEAF_TYPES):
+        return value
+    return vm.outside.wrap(value, vm.outside.const(fn).child(kind, key), decided=decided)
+
+
+# ----------------------------------------------------------------------------------------------------- messages
+
+
+def _too_many(fn: FunctionType, code: Any, slots: list[Any], given: int) -> str:
+    count, defaults = code.argcount, len(fn.__defaults__ or ())
+    takes = f"from {count - defaults} to {count}" if defaults else str(count)
+    keywords = sum(slots[at] is not NULL for at in range(count, count + code.kwonly))
+    also = ""
+    if keywords:
+        also = f" positional argument{_s(given)} (and {keywords} keyword-only argument{_s(keywords)})"
+    were = "was" if given == 1 and not keywords else "were"
+    plural = "s" if defaults or count != 1 else ""
+    return f"{fn.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {were} given"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _unexpected(fn: FunctionType, code: Any, name: str, kwargs: dict[str, Any]) -> str:
+    by_position = [n for n in code.local_names[: code.posonly] if n in kwargs]
+    if by_position:
+        names = ", ".join(by_position)
+        return (
+            f"{fn.__qualname__}() got some positional-only arguments passed as keyword arguments: '{names}'"
+        )
+    return f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"
+
+
+def _missing(fn: FunctionType, kind: str, names: list[str]) -> str:
+    quoted = [repr(n) for n in names]
+    listed = " and ".join(quoted) if len(quoted) < 3 else ", ".join(quoted[:-1]) + f", and {quoted[-1]}"
+    return f"{fn.__qualname__}() missing {len(names)} required {kind} argument{_s(len(names))}: {listed}"
+
+
+def function_text(fn: Any) -> str:
+    """How messages about an expanded call name what is called (`_PyObject_FunctionStr`)."""
+    name = getattr(fn, "__qualname__", None)
+    if not isinstance(name, str):
+        return str(fn)
+    module = getattr(fn, "__module__", None)
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"

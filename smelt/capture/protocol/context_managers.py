@@ -1,0 +1,178 @@
+"""Context managers that are open: entered by the trace, or entered before a graph break and left by the trace.
+
+Managers of torch act for real while the VM runs. What always holds: when a capture ends, all of them are as they were when
+it began. What is open at a graph break the compiled frame enters and leaves for real (`settings`). A manager of torch from
+outside holds its settings in attributes, which its native `__enter__` reads: they are guarded (`use_state`), and what it
+stores in them is an effect as any other. `record_function` marks a stretch of the program for the profiler; while no
+profiler runs it does nothing, which is guarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.base.native_functions import is_native_module, runs_natively
+from smelt.capture.base.values import LEAF_TYPES, instance_dict
+from smelt.capture.outside.undo_log import Call, Effect, Enter, Leave
+from smelt.capture.protocol import attributes
+from smelt.errors import Unsupported
+from smelt.graph import state as trace_state
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+
+_record_function = torch.autograd.profiler.record_function
+# Capture neither enters nor leaves these. Around a graph break the compiled frames do, for real.
+IDLE = (_record_function,)
+_profiler_enabled = torch._C._autograd._profiler_enabled  # type: ignore[attr-defined]
+# Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing.
+_REVERSIBLE = (
+    torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast, *IDLE,
+)  # fmt: skip
+# Grad mode inside of those that change it.
+_GRAD_IN: dict[type, Callable[[Any], bool]] = {
+    torch.no_grad: lambda m: False,
+    torch.enable_grad: lambda m: True,
+    torch.set_grad_enabled: lambda m: m.mode,
+    torch.inference_mode: lambda m: not m.mode,
+}
+
+
+def use_state(vm: Any, manager: Any) -> None:
+    """Native code is going to enter or leave `manager`: guards what an outside one holds."""
+    if id(manager) not in vm.outside.origins:
+        return
+    for name in list(instance_dict(manager) or ()):
+        attributes.load_generic(vm, manager, name)
+    vm.outside.touch(manager)
+
+
+def _check_profiler(vm: Any) -> None:
+    if vm.outside.wrap(_profiler_enabled(), vm.outside.const(_profiler_enabled).child("call", None)):
+        raise unsupported("record_function under a profiler")
+
+
+@function(_record_function.__enter__)
+def _enter_record(vm: Any, args: Any, kwargs: Any) -> Any:
+    _check_profiler(vm)
+    return args[0]
+
+
+@function(_record_function.__exit__)
+def _exit_record(vm: Any, args: Any, kwargs: Any) -> None:
+    _check_profiler(vm)
+    vm.left(args[0])
+
+
+def check_modes() -> bool:
+    """Whether the call is under modes. Raises Unsupported for one of the user's: its handlers would run inside every
+    operator of the capture."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    for mode in modes:
+        if not is_native_module(type(mode).__module__):
+            raise unsupported(f"a call under a {type(mode).__qualname__}")
+    return bool(modes)
+
+
+def enter(vm: Any, manager: Any) -> Any:
+    """`manager.__enter__()`."""
+    how, found, _ = vm.type_info(type(manager)).find("__enter__")
+    native = how is not attributes.FUNCTION or runs_natively(found)
+    vm.outside.check_readable(manager)
+    before = dict(instance_dict(manager) or {})
+    entered = vm.call(attributes.load_special(vm, manager, "__enter__"), (), {})
+    if native:
+        vm.entered.append((manager, before))
+    return entered
+
+
+def left(vm: Any, manager: Any) -> None:
+    """`manager.__exit__` is about to run."""
+    if isinstance(manager, torch.autocast):
+        vm.trace.leave_autocast()
+    if vm.entered and vm.entered[-1][0] is manager:
+        vm.entered.pop()
+    elif id(manager) in vm.outside.origins:
+        _leave_outside(vm, manager)
+
+
+def _leave_outside(vm: Any, manager: Any) -> None:
+    """A manager that was entered before a graph break: only those whose effect can be taken back."""
+    if not isinstance(manager, _REVERSIBLE):
+        what = type(manager).__qualname__
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
+    origin = vm.outside.origins[id(manager)]
+    for name, value in vars(manager).items():
+        if type(value) in LEAF_TYPES:
+            vm.outside.wrap(value, origin.child("attr", name))
+    vm.left_managers.append((manager, dict(vars(manager))))
+
+
+def leave_contexts(vm: Any) -> None:
+    """Undoes what is still entered when capture ends early."""
+    for variable, token in reversed(vm.context_tokens):
+        variable.reset(token)
+    vm.context_tokens.clear()
+    while vm.entered:
+        manager, before = vm.entered.pop()
+        if not isinstance(manager, IDLE):
+            manager.__exit__(None, None, None)
+        _restore_attributes(manager, before)
+    while vm.left_managers:
+        manager, before = vm.left_managers.pop()
+        if isinstance(manager, IDLE):
+            continue
+        manager.__enter__()
+        if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made
+            _restore_attributes(manager, before)
+    with vm.trace.paused():
+        for function, args in trace_state.difference(trace_state.read(), vm.trace.first_state):
+            function(*args)
+
+
+def settings(vm: Any) -> list[Effect]:
+    """The context managers that are entered or left for good, and the settings that are different now."""
+    found: list[Effect] = [Leave(manager) for manager, _ in vm.left_managers]
+    replayed: list[Any] = list(vm.trace.first_state)
+    now = trace_state.read()
+    for manager, attributes_then in vm.left_managers:
+        _put_back(type(manager), attributes_then, replayed)
+    for manager, _ in vm.entered:
+        inside = _GRAD_IN.get(type(manager))
+        if (
+            inside is not None
+            and type(manager) is not torch.inference_mode
+            and manager.prev is not replayed[0]
+        ):
+            found.append(
+                Call(torch._C._set_grad_enabled, (manager.prev,))
+            )  # what the manager is going to put back
+            replayed[0] = manager.prev
+        found.append(Enter(manager))
+        if inside is not None:
+            replayed[0] = inside(manager)
+    if found:
+        now = (now[0], replayed[1], *now[2:])  # inference mode is left to its manager
+    found += [Call(function, args) for function, args in trace_state.difference(tuple(replayed), now)]
+    return found
+
+
+def _put_back(kind: type, manager: dict[str, Any], state: list[Any]) -> None:
+    """Changes `state` as leaving a manager with these attributes does. Grad mode is None where nothing tells."""
+    if kind in _GRAD_IN:
+        state[0] = None if kind is torch.inference_mode else manager["prev"]
+    elif issubclass(kind, torch.autocast):
+        at = {"cpu": 2, "cuda": 4}.get(manager["device"])
+        if at is not None:
+            state[at : at + 2] = manager["prev"], manager["prev_fastdtype"]
+
+
+def _restore_attributes(manager: Any, before: dict[str, Any]) -> None:
+    own = instance_dict(manager)
+    if own is not None and own != before:
+        own.clear()
+        own.update(before)

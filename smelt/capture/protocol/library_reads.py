@@ -1,0 +1,237 @@
+"""What library code that runs natively reads from the world: guarded as if the VM had interpreted it.
+
+`use_native` is for Python functions of torch: their code, their defaults, and the global names that they read (with the
+attributes of modules directly behind them), helpers of the same module included. `use_registrations` is for `isinstance` and
+`issubclass` with abstract classes and protocols, `cached_call` for what `functools.lru_cache` keeps.
+"""
+
+from __future__ import annotations
+
+import abc
+import dis
+import functools
+import gc
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.values import (
+    LEAF_TYPES,
+    MISSING,
+    FunctionType,
+    has_identity_hash,
+    instance_dict,
+    is_constant,
+    is_identity,
+)
+from smelt.capture.outside.undo_log import slot_names
+from smelt.capture.protocol import attributes
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, Reason
+from smelt.trace.fake import FakeTensor
+
+Chain = tuple[str, ...]
+
+# ---------------------------------------------------------------------------------- native Python functions
+
+_chains: dict[types.CodeType, tuple[Chain, ...]] = {}
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_HEAP_TYPE = 1 << 9
+
+
+def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
+    """The global names that `code` reads, each with the attributes that are read directly of it: `("torch", "relu")`."""
+    found = _chains.get(code)
+    if found is None:
+        found = _chains[code] = tuple(dict.fromkeys(_read_chains(code)))
+    return found
+
+
+def _read_chains(code: types.CodeType) -> Iterator[Chain]:
+    chain: list[str] = []
+    for instruction in dis.get_instructions(code):
+        if chain and instruction.opname in _ATTRIBUTES:
+            chain.append(instruction.argval)
+            continue
+        if chain:
+            yield tuple(chain)
+        chain = [instruction.argval] if instruction.opname == "LOAD_GLOBAL" else []
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _read_chains(constant)
+
+
+def use_native(outside: Any, fn: FunctionType) -> None:
+    """The trace depends on what the native Python function `fn` is and reads."""
+    if id(fn) in outside.natives:
+        return
+    outside.natives.add(id(fn))
+    outside.use_function(fn)
+    if not (fn.__module__ or "").startswith("torch"):
+        return
+    for chain in chains_of(fn.__code__):
+        if chain[0] in fn.__globals__:
+            origin = outside.const(fn.__globals__).child("item", chain[0])
+            _use_chain(outside, fn, origin, fn.__globals__[chain[0]], chain[1:])
+    for at, cell in enumerate(fn.__closure__ or ()):
+        value = getattr(cell, "cell_contents", None)
+        if isinstance(value, FunctionType):
+            outside.guard("id", outside.const(fn).child("cell", at), value)
+            use_native(outside, value)
+
+
+def use_state(vm: Any, args: Sequence[Any]) -> None:
+    """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
+    for value in args:
+        kind: Any = type(value)
+        if id(value) in vm.outside.origins and kind.__flags__ & _HEAP_TYPE and _is_library_class(kind):
+            for name in (*(instance_dict(value) or ()), *slot_names(kind)):
+                attributes.load_default(vm, value, name, MISSING)
+
+
+@functools.cache
+def _is_library_class(cls: type) -> bool:
+    """Whether a class of the standard library keeps what it knows in attributes."""
+    name = cls.__module__ or ""
+    return is_native_module(name) and not name.startswith(("torch", "logging", "smelt", "numpy", "enum"))
+
+
+def _use_chain(outside: Any, fn: FunctionType, origin: Any, value: Any, rest: Chain) -> None:
+    while True:
+        if type(value) in LEAF_TYPES:
+            outside.guard("eq", origin, value)
+        elif is_identity(value):
+            outside.guard("id", origin, value)
+        if not rest or not isinstance(value, types.ModuleType) or rest[0] not in vars(value):
+            break
+        origin, value, rest = origin.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
+    if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
+        use_native(outside, value)
+
+
+def use_signature(outside: Any, target: Any) -> None:
+    """The trace depends on `inspect.signature(target)`."""
+    if isinstance(target, types.MethodType):
+        return use_signature(outside, target.__func__)
+    if isinstance(target, functools.partial):
+        return use_signature(outside, target.func)
+    if not isinstance(target, FunctionType):
+        owner = target if isinstance(target, type) else type(target)
+        outside.use_class(owner)
+        for name in ("__new__", "__init__") if isinstance(target, type) else ("__call__",):
+            found = getattr(owner, name, None)
+            if isinstance(found, FunctionType):
+                use_signature(outside, found)
+        return None
+    if id(target) not in outside.origins:
+        return None
+    outside.use_function(target)
+    for name in ("__signature__", "__wrapped__"):
+        if name not in target.__dict__:
+            outside.guard("not_in_dict", outside.const(target), name, key=name)
+        else:
+            outside.guard("id", outside.const(target).child("attr", name), target.__dict__[name])
+            use_signature(outside, target.__dict__[name]) if name == "__wrapped__" else None
+    return None
+
+
+# ------------------------------------------------------------------------------ abstract classes, protocols
+
+
+def use_registrations(vm: Any, obj: Any, classes: Any) -> None:
+    """`isinstance(obj, classes)` or `issubclass(obj, classes)` is about to be asked of abstract classes or protocols."""
+    for cls in _flat(classes):
+        vm.outside.use_class(cls)
+        if not isinstance(cls, abc.ABCMeta):
+            continue
+        origin = vm.outside.const(abc.get_cache_token).child("call", None)
+        vm.outside.guard("eq", origin, abc.get_cache_token())
+        if cls.__dict__.get("_is_protocol") and not isinstance(obj, type):
+            _use_members(vm, obj, cls)
+
+
+def _flat(classes: Any) -> Iterator[type]:
+    if isinstance(classes, type):
+        yield classes
+    elif isinstance(classes, tuple):
+        for part in classes:
+            yield from _flat(part)
+    elif isinstance(classes, types.UnionType):
+        yield from _flat(classes.__args__)
+
+
+def _use_members(vm: Any, obj: Any, protocol: type) -> None:
+    """Which members of a protocol an object has."""
+    kind = type(obj)
+    if kind in LEAF_TYPES or kind is FakeTensor:
+        return
+    for name in typing._get_protocol_attrs(protocol):  # type: ignore[attr-defined]
+        if vm.type_info(kind).find(name)[0] is attributes.ABSENT:
+            attributes.load_default(vm, obj, name, MISSING)
+        elif instance_dict(obj) is not None:
+            attributes.in_instance(vm, obj, name)
+
+
+# ---------------------------------------------------------------------------------------- functools.lru_cache
+
+
+def cached_call(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What the cached function `fn` returns, guarded by the entry of its cache; MISSING: it must be interpreted.
+
+    As in eager the cache answers where it has an entry, however stale, and a call without one runs for real and makes it.
+    Raises Unsupported where a tensor is the key, or the cache forgets entries that this trace used.
+    """
+    values = (*args, *kwargs.values())
+    if any(type(v) is FakeTensor for v in values):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called with a tensor"))
+    if not all(_is_key(vm, v) for v in values):
+        return MISSING
+    cache, key = _cache_of(fn), _key(fn, tuple(args), kwargs)
+    if key not in cache and not vm.outside.log.empty:
+        return MISSING  # run for real, it could see fakes in what the trace changed
+    with vm.trace.paused():
+        result = fn(*args, **kwargs)
+    if key not in cache:  # of size 0
+        return MISSING
+    for value in values:
+        vm.outside.use_identity(value)
+    _guard_entry(vm, fn, cache, key)
+    return vm.outside.wrap(result, vm.outside.const(result, f"{_name(fn)}(...)"), decided=True)
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn.__wrapped__, "__qualname__", "a function"))
+
+
+def _is_key(vm: Any, value: Any) -> bool:
+    """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
+    if is_constant(value) or is_identity(value):
+        return True
+    return has_identity_hash(value) and id(value) in vm.outside.origins
+
+
+def _guard_entry(vm: Any, fn: Any, cache: dict[Any, Any], key: Any) -> None:
+    used = vm.outside.memo(fn)
+    used[key] = cache[key]
+    if any(cache.get(k, MISSING) is not v for k, v in used.items()):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
+    vm.outside.guard("id", vm.outside.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key])
+
+
+def _cache_of(fn: Any) -> dict[Any, Any]:
+    """The dictionary in which `functools.lru_cache` keeps results (or list elements that hold them)."""
+    return next(r for r in gc.get_referents(fn) if type(r) is dict and r is not fn.__dict__)
+
+
+def _key(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As Modules/_functoolsmodule.c makes it."""
+    typed = fn.cache_parameters()["typed"]
+    if not typed and not kwargs:
+        return args[0] if len(args) == 1 and type(args[0]) in (int, str) else args
+    key = args
+    if kwargs:
+        mark = next(r for r in gc.get_referents(fn) if type(r) is object)
+        key = (*args, mark, *(part for pair in kwargs.items() for part in pair))
+    return (*key, *map(type, args), *map(type, kwargs.values())) if typed else key

@@ -1,0 +1,88 @@
+"""What a compiled frame must rebuild: the objects that its result and the operands of its effects lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from smelt.capture.rebuilding.kinds import Kind, is_constant, kind_of, unsupported
+from smelt.guards.origin import Origin
+from smelt.trace.fake import FakeTensor
+
+_NATIVE_HASHES = frozenset(
+    {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
+)
+
+
+@dataclass(eq=False)
+class Reach:
+    """The objects that the result and the stores lead to. Outside objects are ends: what they hold stays theirs."""
+
+    origin_of: Callable[[object], Origin | None]
+    fakes: list[FakeTensor] = field(default_factory=list)
+    kinds: dict[int, Kind] = field(default_factory=dict)  # fresh objects
+    uses: dict[int, int] = field(default_factory=dict)
+    cyclic: set[int] = field(default_factory=set)  # fresh objects on a cycle
+    alive: list[object] = field(default_factory=list)  # ids stay theirs as long as this lives
+
+    def visit(self, root: object) -> None:
+        """Depth first without recursion: results may be nested deeper than the C stack."""
+        path: list[int] = []
+        pending = [iter((root,))]
+        while pending:
+            for x in pending[-1]:
+                parts = None if is_constant(x) else self._enter(x, path)
+                if parts is not None:
+                    pending.append(iter(parts))
+                    break
+            else:
+                pending.pop()
+                if path:
+                    path.pop()
+
+    def _enter(self, x: object, path: list[int]) -> list[object] | None:
+        """Notes one use of `x`; gives what it refers to when it is a fresh object seen for the first time."""
+        key = id(x)
+        uses = self.uses[key] = self.uses.get(key, 0) + 1
+        if uses > 1:
+            if key in self.kinds and key in path:
+                self.cyclic.update(path[path.index(key) :])
+            return None
+        self.alive.append(x)
+        if isinstance(x, FakeTensor):
+            self.fakes.append(x)
+            return None
+        if self.origin_of(x) is not None:
+            return None
+        _check_keys(x)
+        kind = self.kinds[key] = kind_of(x)
+        path.append(key)
+        return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
+
+
+def reach(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
+    """Everything that a frame's end and the operands of its stores lead to.
+
+    Raises Unsupported for an object that a compiled frame cannot rebuild.
+    """
+    found = Reach(origin_of)
+    for root in roots:
+        found.visit(root)
+    return found
+
+
+def collect_fakes(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> list[FakeTensor]:
+    """The fakes that the graph must return: those reachable from a frame's end and from the operands of its effects
+    that are not inputs (inputs have an origin), in order of first use. Raises Unsupported as `reach`.
+    """
+    return [fake for fake in reach(roots, origin_of).fakes if origin_of(fake) is None]
+
+
+def _check_keys(x: object) -> None:
+    """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
+    if isinstance(x, (dict, set, frozenset)):
+        for key in dict.keys(x) if isinstance(x, dict) else x:
+            if not is_constant(key) and type(key).__hash__ not in _NATIVE_HASHES:
+                raise unsupported(key, "as the key of a dictionary or in a set")
