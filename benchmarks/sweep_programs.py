@@ -22,8 +22,8 @@ import torch
 
 import smelt
 from smelt import events
-from tests.programs.check import kind_of, outcome
-from tests.programs.generate import PRELUDE, Options, Replayed, Seeded, shrink, write_program
+from tests.harness.generate import PRELUDE, Options, Replayed, Seeded, shrink, write_program
+from tests.harness.generated import kind_of, outcome
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -98,7 +98,7 @@ def report(done: list[Kind], first: int) -> str:
         f"{datetime.date.today()}, smelt {smelt.__version__}, torch {torch.__version__}, "
         f"CPython {platform.python_version()}: {ran} programs (seeds from {first}), each called three times with each of "
         f"two inputs; {different} differ from eager. Written by `python -m benchmarks.sweep_programs`; the programs come "
-        "from tests/programs/generate.py.",
+        "from tests/harness/generate.py.",
         "",
         "| kind | backend | programs | different | backward graphs compiled | backward autograd's own |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -13,7 +13,7 @@ from torch import nn
 import smelt
 from smelt.errors import OptionError, Unsupported
 from smelt.report.inspect import entries, reasons
-from tests.threads import in_threads
+from tests.harness.threads import in_threads
 
 
 def add_one(x):

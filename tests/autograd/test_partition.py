@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from smelt.autograd.memory import Memory
-from tests.autograd.joints import check
+from tests.harness.joints import check
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from smelt.autograd.cut import Needs, minimum
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
-from tests.autograd.joints import check, joint_of
-from tests.autograd.programs import arguments, function, instructions, returned
+from tests.harness.differentiable import arguments, function, instructions, returned
+from tests.harness.joints import check, joint_of
 
 pytestmark = pytest.mark.timeout(280)
 quick = settings(

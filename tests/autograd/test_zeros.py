@@ -14,7 +14,7 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
-from tests.autograd.joints import copies_of, joint_of, saved_values
+from tests.harness.joints import copies_of, joint_of, saved_values
 
 aten = torch.ops.aten
 A, B = torch.randn(3, 4), torch.randn(3, 4)

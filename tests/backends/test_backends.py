@@ -8,7 +8,7 @@ from smelt import config
 from smelt.backends import registry
 from smelt.backends.dynamo import compile_fx
 from smelt.errors import OptionError
-from tests.trace.programs import trace
+from tests.harness.traced import trace
 
 
 class Model(torch.nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 
 import pytest
@@ -14,33 +13,8 @@ from smelt.backends import smelt as backend
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
 from smelt.errors import BackendError
-from smelt.trace.record import Trace
-
-
-def trace(fn, *args):
-    with Trace() as recording:
-        out = fn(*[recording.fake(a) for a in args])
-    outs = out if isinstance(out, tuple) else (out,)
-    return recording, recording.finish(outs)
-
-
-def compiled(fn, *args, **options):
-    recording, traced = trace(fn, *args)
-    run = compile_graph(traced, Config(**({"verify": True} | options)))
-    return run, tuple(recording.real(f) for f in traced.inputs)
-
-
-def check(fn, *args, tolerance=1e-5, strides=True, **options):
-    """Same values, strides, dtypes, and the same change to the arguments, twice in a row."""
-    ours, theirs = copy.deepcopy(args), copy.deepcopy(args)
-    run, inputs = compiled(fn, *ours, **options)
-    for _ in range(2):
-        got = run(inputs)
-        want = fn(*theirs)
-        want = want if isinstance(want, tuple) else (want,)
-        for g, w in zip((*got, *ours), (*want, *theirs), strict=True):
-            torch.testing.assert_close(g, w, atol=tolerance, rtol=tolerance, check_stride=strides)
-    return run
+from tests.harness.compiled import check, compiled
+from tests.harness.traced import trace
 
 
 @pytest.mark.parametrize("fuse", [True, False])
@@ -139,7 +113,7 @@ def test_a_failing_stage_is_a_backend_error(monkeypatch):
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(backend, "fuse", fail)
-    _, traced = trace(lambda x: x + 1, torch.randn(3))
+    _, traced = trace(lambda x: x + 1, [torch.randn(3)])
     with pytest.raises(BackendError, match="ZeroDivisionError: oh") as error:
         compile_graph(traced, Config())
     assert isinstance(error.value.__cause__, ZeroDivisionError)
@@ -147,7 +121,7 @@ def test_a_failing_stage_is_a_backend_error(monkeypatch):
 
 def test_stages_are_timed():
     seen = []
-    _, traced = trace(lambda x: x + 1, torch.randn(3))
+    _, traced = trace(lambda x: x + 1, [torch.randn(3)])
     with events.subscribed(seen.append):
         compile_graph(traced, Config(verify=True))
     assert [e.name for e in seen if e.kind == "stage"] == [

@@ -24,7 +24,7 @@ from smelt.reasons import (
     TENSOR_CONDITION,
     USER_EXCEPTION,
 )
-from tests.threads import in_threads
+from tests.harness.threads import in_threads
 
 
 def compiled(fn: Any, backend: Any = eager, fullgraph: bool = False, **options: Any) -> Any:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.capture.run import capture, replay, same, slots_of
+from tests.harness.captured import check_replay
 
 PROGRAMS = {}
 
@@ -804,23 +804,12 @@ MODULES = {
 }
 
 
-def check(fn, *args):
-    with torch.no_grad():
-        want = fn(*args)  # first: `copy` caches what it learns of a class in the class
-        frame = capture(fn, *args)
-        slots = slots_of(fn, args)
-        got = replay(frame, slots)
-        assert same(got, want), f"captured {got!r}, eager {want!r}"
-        assert not frame.effects
-        return frame
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name):
-    check(PROGRAMS[name], torch.randn(3, 4))
+    check_replay(PROGRAMS[name], torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name):
     make, call = MODULES[name]
-    check(call, make().eval(), torch.randn(3, 4))
+    check_replay(call, make().eval(), torch.randn(3, 4))

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from smelt.errors import Unsupported
-from tests.capture.run import capture
-from tests.capture.test_language import check
+from tests.harness.captured import capture, check_replay
 
 SINCE_312 = pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
 
@@ -97,7 +96,7 @@ COMPREHENSIONS = (
 
 @pytest.mark.parametrize("fn", COMPREHENSIONS, ids=lambda f: f.__name__)
 def test_comprehension(fn):
-    check(fn, torch.randn(3))
+    check_replay(fn, torch.randn(3))
 
 
 # `super().name` is one instruction; a slice of a subscript needs no slice object.
@@ -159,7 +158,7 @@ def test_super():
             d.scaled(x), d.prop, d.made(x), Derived.made(x), d.two_arguments(x), d.in_a_closure(x), d.no_such(), method(x)
         )  # fmt: skip
 
-    check(f, torch.randn(3))
+    check_replay(f, torch.randn(3))
 
 
 def test_slices():
@@ -172,7 +171,7 @@ def test_slices():
         y[:1] += 5
         return numbers, numbers[:-1], own[1:2], own.last, y[1:], "text"[1:3]
 
-    check(f, torch.randn(3))
+    check_replay(f, torch.randn(3))
 
 
 NEW_SYNTAX = {
@@ -220,7 +219,7 @@ def f(x):
 @SINCE_312
 @pytest.mark.parametrize("name", NEW_SYNTAX)
 def test_new_syntax(name):
-    check(define(NEW_SYNTAX[name]), torch.randn(3))
+    check_replay(define(NEW_SYNTAX[name]), torch.randn(3))
 
 
 @SINCE_312

@@ -16,7 +16,8 @@ from torch import nn
 from transformers.models.bert import modeling_bert
 
 from smelt.guards.evaluate import first_failing
-from tests.capture.run import capture, replay, same, slots_of
+from tests.harness.agreement import same
+from tests.harness.captured import capture, replay, slots_of
 
 ABSENT = object()
 
@@ -161,7 +162,7 @@ def test_a_guard_notices(name):
             failing = first_failing(frame.guards, slots_of(call, (model,), kwargs))
             if failing is None:
                 got, want = replay(frame, slots_of(call, (model,), kwargs)), model(**kwargs)
-                assert same(dict(got), dict(want)), "another result, and no guard noticed"
+                same(dict(got), dict(want), "no guard noticed; result")
         assert (
             first_failing(frame.guards, slots_of(call, (model,), kwargs)) is None
             or "class" in name

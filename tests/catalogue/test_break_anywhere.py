@@ -24,8 +24,8 @@ from smelt.capture.base import frames
 from smelt.capture.interpreter import vm
 from smelt.errors import Unsupported
 from smelt.reasons import GRAPH_BREAK_REQUESTED, Reason
-from tests.catalogue.harness import _report, _world
-from tests.catalogue.snapshot import difference
+from tests.harness.catalogue import observe_world, report
+from tests.harness.snapshot import difference
 
 PLACES = int(os.environ.get("SMELT_BREAKS", "0"))
 BREAKS = 3  # forced in a program; what comes after is captured as usual
@@ -78,7 +78,7 @@ class Forced:
 
 @pytest.mark.parametrize("factory", _programs())
 def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    want = list(_world(factory, lambda fn: fn))
+    want = list(observe_world(factory, lambda fn: fn))
     places = random.Random(factory.__qualname__).sample(range(3, 40), PLACES or 1)
     for at in places:
         forced = Forced(at)
@@ -90,9 +90,9 @@ def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
                 vm.VM, "check_stop", functools.partialmethod(_call, forced.check_stop, vm.VM.check_stop)
             )
             compiled: list[Any] = []
-            for number, got in enumerate(_world(factory, lambda fn: _compile(fn, compiled))):
+            for number, got in enumerate(observe_world(factory, lambda fn: _compile(fn, compiled))):
                 problem = difference(got.facts, want[number].facts, 1e-5, 1e-5)
-                assert problem is None, f"broken at {at}, call {number}: {problem}\n{_report(compiled[0])}"
+                assert problem is None, f"broken at {at}, call {number}: {problem}\n{report(compiled[0])}"
     torch.set_grad_enabled(True)
 
 

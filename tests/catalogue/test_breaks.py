@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.catalogue.harness import program
+from tests.harness.catalogue import program
 
 
 def calls(*shapes):

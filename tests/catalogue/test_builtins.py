@@ -8,8 +8,7 @@ import types
 import torch
 from torch import nn
 
-from tests.catalogue.changing import Changing
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import Changing, program, tensor
 
 
 class Thing:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.catalogue.harness import program
+from tests.harness.catalogue import program
 
 x = torch.tensor([1.0, 2.0, 3.0])
 

@@ -13,8 +13,7 @@ import weakref
 import torch
 from torch import nn
 
-from tests.catalogue.changing import Changing
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import Changing, program, tensor
 
 # ------------------------------------------------------------------------------------------ inheritance and super
 

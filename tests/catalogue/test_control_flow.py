@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 class Color(enum.Enum):

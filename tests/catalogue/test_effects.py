@@ -12,8 +12,7 @@ import types
 import torch
 from torch import nn
 
-from tests.catalogue.changing import Changing
-from tests.catalogue.harness import call, program, tensor
+from tests.harness.catalogue import Changing, call, program, tensor
 
 COUNTER = 0
 TABLE: dict = {}

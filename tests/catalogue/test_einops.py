@@ -7,7 +7,7 @@ import torch
 from einops.layers.torch import EinMix, Rearrange, Reduce
 from torch import nn
 
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 def three(*shape: int) -> list:

@@ -6,7 +6,7 @@ import sys
 import torch
 
 import smelt
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 class Stop(Exception):

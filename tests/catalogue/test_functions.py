@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import nn
 
-from tests.catalogue.harness import call, program, tensor
+from tests.harness.catalogue import call, program, tensor
 
 
 def numbers():

@@ -5,7 +5,7 @@ from collections import deque
 
 import torch
 
-from tests.catalogue.harness import call, program, tensor
+from tests.harness.catalogue import call, program, tensor
 
 
 def scaled(x, n):

@@ -10,56 +10,34 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 
 import smelt
-from tests.catalogue.harness import program, tensor
-
-BACKENDS = ("smelt", "eager")
-
-
-def number_handles():
-    """Hooks are kept by numbers that the process counts; both worlds begin at the same one."""
-    RemovableHandle.next_id = 1000
-
-
-def both(**options):
-    """The program under the smelt backend and under the one that runs the torch-level graph."""
-
-    def decorate(factory):
-        def run(backend):
-            program(backend=backend, **options)(factory)()
-
-        run.__name__ = factory.__name__
-        run.__doc__ = factory.__doc__
-        return pytest.mark.parametrize("backend", BACKENDS)(run)
-
-    return decorate
-
-
-def leaf(*shape):
-    return tensor(*shape, requires_grad=True)
-
-
-def computed(*shape):
-    return leaf(*shape) * 1.5
-
+from tests.harness.catalogue import (
+    BACKENDS,
+    computed,
+    leaf,
+    number_handles,
+    on_both_backends,
+    program,
+    tensor,
+)
+from tests.harness.differentiable import Context, Saved
 
 # ------------------------------------------------------------------------------------------------- modes
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_product_of_leaves():
     return lambda x, w: (x @ w).relu(), [(leaf(3, 4), leaf(4, 2)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_parameter_of_a_module():
     m = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
     return m, [(tensor(3, 4),), (tensor(3, 4),), (leaf(3, 4),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_no_grad_inside():
     def fn(x, w):
         with torch.no_grad():
@@ -69,7 +47,7 @@ def test_no_grad_inside():
     return fn, [(leaf(3), leaf(3)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_enable_grad_inside_no_grad():
     def fn(x, w):
         with torch.no_grad():
@@ -82,7 +60,7 @@ def test_enable_grad_inside_no_grad():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@both(graphs=1, grad=False)
+@on_both_backends(graphs=1, grad=False)
 def test_enable_grad_when_called_without():
     def fn(x):
         with torch.enable_grad():
@@ -92,7 +70,7 @@ def test_enable_grad_when_called_without():
     return fn, [(leaf(3),), (leaf(3),), (tensor(3),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_set_grad_enabled_as_a_function():
     def fn(x):
         torch.set_grad_enabled(False)
@@ -103,7 +81,7 @@ def test_set_grad_enabled_as_a_function():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_decorated_with_no_grad():
     @torch.no_grad()
     def statistics(x):
@@ -116,7 +94,7 @@ def test_decorated_with_no_grad():
     return fn, [(leaf(5),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_inference_mode_inside():
     def fn(x):
         with torch.inference_mode():
@@ -127,7 +105,7 @@ def test_inference_mode_inside():
     return fn, [(leaf(3),), (tensor(3),), (leaf(3),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_normal_mode_inside_inference_mode():
     def fn(x):
         with torch.inference_mode():
@@ -140,7 +118,7 @@ def test_normal_mode_inside_inference_mode():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_autocast_region():
     def fn(x, w):
         with torch.autocast("cpu", torch.bfloat16):
@@ -151,7 +129,7 @@ def test_autocast_region():
     return fn, [(leaf(4, 4), leaf(4, 4)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_two_autocast_regions_with_an_update_between():
     def fn(x, w):
         with torch.autocast("cpu", torch.bfloat16):
@@ -165,7 +143,7 @@ def test_two_autocast_regions_with_an_update_between():
     return fn, [(tensor(4, 4), leaf(4, 4)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_autocast_switched_off_inside():
     def fn(x, w):
         with torch.autocast("cpu", torch.bfloat16):
@@ -178,7 +156,7 @@ def test_autocast_switched_off_inside():
     return fn, [(leaf(4, 4), leaf(4, 4)) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_modes_are_restored_when_the_graph_raises():
     def fn(x, i):
         with torch.no_grad():
@@ -192,7 +170,7 @@ def test_modes_are_restored_when_the_graph_raises():
 # --------------------------------------------------------------------------------------------- detach, in place
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_detach():
     def fn(x):
         y = x.exp()
@@ -201,12 +179,12 @@ def test_detach():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_data():
     return lambda x: (x.data * 2, x * x.data), [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_in_place_on_an_intermediate():
     def fn(x):
         y = x * 2
@@ -217,7 +195,7 @@ def test_in_place_on_an_intermediate():
     return fn, [(leaf(3, 2),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_in_place_through_a_view():
     def fn(x):
         y = x * 2
@@ -229,7 +207,7 @@ def test_in_place_through_a_view():
     return fn, [(leaf(3, 2),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_in_place_on_an_input_without_gradients():
     def fn(x, w):
         x.add_(w)
@@ -238,7 +216,7 @@ def test_in_place_on_an_input_without_gradients():
     return fn, [(tensor(3), leaf(3)) for _ in range(3)], None
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_in_place_on_a_computed_input():
     def fn(x):
         x.mul_(2)
@@ -247,7 +225,7 @@ def test_in_place_on_a_computed_input():
     return fn, [(computed(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_only_a_computed_input_is_written():
     def fn(x, w):
         x.add_(w)
@@ -255,7 +233,7 @@ def test_only_a_computed_input_is_written():
     return fn, [(computed(3), leaf(3)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_in_place_on_a_view_of_an_input():
     def fn(x):
         x[0].mul_(2)
@@ -264,7 +242,7 @@ def test_in_place_on_a_view_of_an_input():
     return fn, [(computed(3, 2),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_in_place_on_a_leaf_raises():
     def fn(x):
         x.mul_(2)
@@ -273,7 +251,7 @@ def test_in_place_on_a_leaf_raises():
     return fn, [(leaf(3),), (leaf(3),), (leaf(3),)]
 
 
-@both()
+@on_both_backends()
 def test_in_place_on_what_backward_needs_raises_in_backward():
     def fn(x):
         y = x.exp()
@@ -283,7 +261,7 @@ def test_in_place_on_what_backward_needs_raises_in_backward():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_update_of_a_leaf_without_gradients():
     def fn(w, g):
         with torch.no_grad():
@@ -293,7 +271,7 @@ def test_update_of_a_leaf_without_gradients():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_copy_into_a_leaf_then_use_it():
     def fn(w, x):
         with torch.no_grad():
@@ -303,17 +281,17 @@ def test_copy_into_a_leaf_then_use_it():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_views_of_an_input_come_out():
     return lambda x: (x[0], x.t(), x.view(-1)), [(computed(3, 2),), (leaf(3, 2),), (leaf(3, 2),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_input_comes_out():
     return lambda x, w: (x, w, x * w), [(leaf(3), computed(3)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_index_put_and_masked_fill():
     def fn(x, mask):
         y = x.clone()
@@ -324,7 +302,7 @@ def test_index_put_and_masked_fill():
     return fn, [(leaf(4, 3), tensor(4, 3, dtype=torch.bool)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_leaf_made_inside():
     def fn(x):
         w = torch.ones(3, requires_grad=True)
@@ -333,7 +311,7 @@ def test_leaf_made_inside():
     return fn, [(leaf(3),), (tensor(3),), (tensor(3),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_requires_grad_of_an_intermediate():
     def fn(x):
         y = (x * 2).detach().requires_grad_()
@@ -343,7 +321,7 @@ def test_requires_grad_of_an_intermediate():
     return fn, [(tensor(3),), (leaf(3),), (tensor(3),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_requires_grad_of_an_input():
     def fn(x):
         x.requires_grad_()
@@ -352,7 +330,7 @@ def test_requires_grad_of_an_input():
     return fn, [(tensor(3),), (tensor(3),), (leaf(3),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_requires_grad_is_assigned():
     def fn(x, flag):
         x.requires_grad = flag
@@ -361,7 +339,7 @@ def test_requires_grad_is_assigned():
     return fn, [(tensor(3), True), (leaf(3), True), (leaf(3), False)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_requires_grad_switched_off_and_on():
     def fn(w, x):
         w.requires_grad_(False)
@@ -372,12 +350,12 @@ def test_requires_grad_switched_off_and_on():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_requires_grad_of_integers_raises():
     return lambda x: x.requires_grad_(), [(tensor(3, dtype=torch.int64),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_retain_grad_of_an_intermediate():
     def fn(x):
         y = x * 2
@@ -387,7 +365,7 @@ def test_retain_grad_of_an_intermediate():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_retain_grad_of_an_input():
     def fn(x):
         x.retain_grad()
@@ -396,7 +374,7 @@ def test_retain_grad_of_an_input():
     return fn, [(computed(3),), (leaf(3),), (computed(3),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_flags_read():
     def fn(x, w):
         y = x * w
@@ -408,13 +386,13 @@ def test_flags_read():
 # ------------------------------------------------------------------------------------------------ random, modules
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_dropout():
     m = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
     return m, [(tensor(3, 4),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_random_numbers_between():
     def fn(x):
         noise = torch.randn_like(x)
@@ -424,43 +402,43 @@ def test_random_numbers_between():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_batch_norm():
     m = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     return m, [(tensor(2, 2, 5, 5),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_batch_norm_without_affine_or_with_cumulative_average():
     m = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4, momentum=0.3))
     return m, [(leaf(3, 4),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_embedding():
     m = nn.Embedding(10, 4, padding_idx=0)
     return m, [(torch.randint(0, 10, (2, 5)),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_attention():
     m = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
     return m, [(leaf(2, 3, 8), leaf(2, 3, 8), leaf(2, 3, 8)) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_transformer_layer():
     m = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     return m, [(tensor(2, 3, 8),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_lstm():
     m = nn.LSTM(4, 6, num_layers=2, dropout=0.1, batch_first=True)
     return m, [(leaf(2, 3, 4),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_gru_cell_in_a_loop():
     class Net(nn.Module):
         def __init__(self):
@@ -476,14 +454,14 @@ def test_gru_cell_in_a_loop():
     return Net(), [(leaf(2, 3, 4),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_frozen_half():
     m = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     m[0].requires_grad_(False)
     return m, [(tensor(3, 4),), (tensor(3, 4),), (leaf(3, 4),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_shared_parameters():
     class Tied(nn.Module):
         def __init__(self):
@@ -498,7 +476,7 @@ def test_shared_parameters():
     return Tied(), [(torch.randint(0, 10, (2, 3)),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_train_then_eval():
     m = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))
 
@@ -508,7 +486,7 @@ def test_train_then_eval():
     return fn, [(tensor(3, 4), True), (tensor(3, 4), False), (tensor(3, 4), True)], m
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_loss():
     m = nn.Linear(4, 3)
 
@@ -519,7 +497,7 @@ def test_loss():
     return fn, [(tensor(5, 4), torch.randint(0, 3, (5,))) for _ in range(3)], m
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_complex_numbers():
     def fn(x):
         z = torch.complex(x, x * 2)
@@ -528,7 +506,7 @@ def test_complex_numbers():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_higher_rank_reductions():
     def fn(x):
         return x.logsumexp(-1), x.var(0), x.softmax(1), x.cumsum(0), x.max(1).values, x.prod(), x.norm()
@@ -536,21 +514,21 @@ def test_higher_rank_reductions():
     return fn, [(leaf(3, 4),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_weight_norm_parametrization():
     number_handles()
     m = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
     return m, [(tensor(2, 4),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_spectral_norm_in_train_mode():
     number_handles()
     m = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
     return m, [(tensor(2, 4),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_effects_and_gradients():
     class Net(nn.Module):
         def __init__(self):
@@ -579,37 +557,6 @@ class Double(Function):
     @staticmethod
     def backward(ctx, g):
         return g * 3
-
-
-class Saved(Function):
-    @staticmethod
-    def forward(ctx, x, w, scale):
-        ctx.save_for_backward(x, w)
-        ctx.scale = scale
-        return x * w * scale
-
-    @staticmethod
-    def backward(ctx, g):
-        x, w = ctx.saved_tensors
-        assert ctx.needs_input_grad[2] is False
-        return g * w * ctx.scale, g * x * ctx.scale * 10, None
-
-
-class Context(Function):
-    @staticmethod
-    def forward(x, power=2):
-        return x**power
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, power = inputs
-        ctx.save_for_backward(x, output)
-        ctx.power = power
-
-    @staticmethod
-    def backward(ctx, g):
-        x, out = ctx.saved_tensors
-        return g * ctx.power * x ** (ctx.power - 1) + out * 0, None
 
 
 class Dirty(Function):
@@ -748,19 +695,19 @@ def test_custom_function(name, backend):
     program(graphs=1, backend=backend)(lambda: (fn, [(leaf(3),), (leaf(3),), (tensor(3),), (computed(3),)]))()
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_custom_function_with_a_module():
     m = nn.Linear(3, 3)
     return lambda x: WithModule.apply(x, m), [(leaf(2, 3),) for _ in range(3)], m
 
 
-@both()
+@on_both_backends()
 def test_custom_function_with_effects():
     CALLS.clear()
     return lambda x: Counting.apply(x) + 1, [(leaf(3),), (leaf(3),), (tensor(3),)], CALLS
 
 
-@both()
+@on_both_backends()
 def test_custom_function_raises():
     def fn(x):
         try:
@@ -771,7 +718,7 @@ def test_custom_function_raises():
     return fn, [(leaf(3),), (leaf(3),), (tensor(3),)]
 
 
-@both()
+@on_both_backends()
 def test_custom_function_after_an_effect():
     seen = []
 
@@ -791,7 +738,7 @@ def test_custom_function_after_an_effect():
     return fn, [(leaf(3),), (leaf(3),), (leaf(3),)], seen
 
 
-@both()
+@on_both_backends()
 def test_custom_function_made_inside():
     def fn(x, k):
         class Local(Function):
@@ -808,7 +755,7 @@ def test_custom_function_made_inside():
     return fn, [(leaf(3), 2), (leaf(3), 2), (leaf(3), 3)]
 
 
-@both()
+@on_both_backends()
 def test_custom_function_is_redefined():
     class Changing(Function):
         @staticmethod
@@ -877,7 +824,7 @@ def test_checkpoint(style, reentrant, backend):
     program(graphs=1, backend=backend)(lambda: (Net(), [(leaf(3, 4),), (leaf(3, 4),), (computed(3, 4),)]))()
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_checkpoint_with_several_arguments():
     m = nn.Bilinear(3, 3, 2)
 
@@ -891,7 +838,7 @@ def test_checkpoint_with_several_arguments():
     return fn, [(leaf(2, 3), tensor(2, 3)), (leaf(2, 3), leaf(2, 3)), (tensor(2, 3), tensor(2, 3))], m
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_checkpoint_of_a_closure_over_a_tensor():
     m = nn.Linear(3, 3)
 
@@ -902,7 +849,7 @@ def test_checkpoint_of_a_closure_over_a_tensor():
     return fn, [(leaf(2, 3), tensor(2, 3)) for _ in range(3)], m
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_checkpoint_of_partials_over_tensors():
     m = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
 
@@ -920,7 +867,7 @@ def test_checkpoint_of_partials_over_tensors():
     return fn, [(leaf(2, 3),), (leaf(2, 3),), (tensor(2, 3),)], m
 
 
-@both()
+@on_both_backends()
 def test_checkpoint_whose_function_counts():
     def fn(x):
         count = 0
@@ -937,7 +884,7 @@ def test_checkpoint_whose_function_counts():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_checkpoint_that_keeps_a_tensor():
     def fn(x):
         kept = []
@@ -951,7 +898,7 @@ def test_checkpoint_that_keeps_a_tensor():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_checkpoint_with_effects():
     seen = []
 
@@ -962,7 +909,7 @@ def test_checkpoint_with_effects():
     return lambda x: checkpoint(part, x, use_reentrant=False), [(leaf(3),) for _ in range(3)], seen
 
 
-@both(graphs=1, grad=False)
+@on_both_backends(graphs=1, grad=False)
 def test_checkpoint_without_gradients():
     m = nn.Linear(3, 3)
     return lambda x: checkpoint(m, x, use_reentrant=False), [(tensor(2, 3),) for _ in range(3)], m
@@ -971,7 +918,7 @@ def test_checkpoint_without_gradients():
 # ----------------------------------------------------------------------------------------------------- hooks
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_hook_on_an_intermediate():
     def fn(x):
         y = x * 2
@@ -981,7 +928,7 @@ def test_hook_on_an_intermediate():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_hook_on_an_input():
     seen = []
 
@@ -992,7 +939,7 @@ def test_hook_on_an_input():
     return fn, [(leaf(3),), (computed(3),), (leaf(3),)], seen
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_hook_with_a_closure_over_computed_values():
     def fn(x, k):
         y = x * k
@@ -1003,7 +950,7 @@ def test_hook_with_a_closure_over_computed_values():
     return fn, [(leaf(3), 2), (leaf(3), 2), (leaf(3), 3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_hook_that_is_removed():
     def fn(x):
         y = x * 2
@@ -1015,7 +962,7 @@ def test_hook_that_is_removed():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_hook_whose_handle_comes_out():
     def fn(x):
         y = x * 2
@@ -1024,7 +971,7 @@ def test_hook_whose_handle_comes_out():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_hook_before_an_in_place_operation():
     def fn(x):
         y = x * 2
@@ -1035,7 +982,7 @@ def test_hook_before_an_in_place_operation():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_hook_on_what_needs_no_gradient_raises():
     def fn(x):
         x.register_hook(print)
@@ -1044,7 +991,7 @@ def test_hook_on_what_needs_no_gradient_raises():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_hook_after_accumulation():
     seen = []
 
@@ -1055,7 +1002,7 @@ def test_hook_after_accumulation():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)], seen
 
 
-@both()
+@on_both_backends()
 def test_full_backward_hook_of_a_submodule():
     number_handles()
 
@@ -1076,7 +1023,7 @@ def test_full_backward_hook_of_a_submodule():
     return Net(), [(leaf(2, 3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_backward_hook_of_the_module_itself():
     number_handles()
     m = nn.Linear(3, 3)
@@ -1086,7 +1033,7 @@ def test_backward_hook_of_the_module_itself():
     return m, [(leaf(2, 3),) for _ in range(3)], seen
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_forward_hooks():
     number_handles()
 
@@ -1103,7 +1050,7 @@ def test_forward_hooks():
     return Net(), [(leaf(2, 3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_hook_on_a_node():
     def fn(x):
         y = x * 2
@@ -1113,7 +1060,7 @@ def test_hook_on_a_node():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_saved_tensor_hooks_inside():
     def fn(x):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: [t.clone()], lambda packed: packed[0]):
@@ -1150,7 +1097,7 @@ def test_saved_tensor_hooks_of_the_caller(backend):
 # --------------------------------------------------------------------------------- grad, backward inside the function
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_grad_inside():
     def fn(x):
         x = x.detach().requires_grad_()
@@ -1159,7 +1106,7 @@ def test_grad_inside():
     return fn, [(tensor(3),), (leaf(3),), (tensor(3),)]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_gradient_penalty():
     m = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
@@ -1172,7 +1119,7 @@ def test_gradient_penalty():
     return fn, [(tensor(2, 3),), (leaf(2, 3),), (tensor(2, 3),)], m
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_grad_with_weights_and_unused():
     def fn(x, w):
         y = x * x
@@ -1181,7 +1128,7 @@ def test_grad_with_weights_and_unused():
     return fn, [(leaf(3), leaf(3)) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_grad_through_another_function():
     w = leaf(3)
 
@@ -1195,7 +1142,7 @@ def test_grad_through_another_function():
     return Outer(), [(), (), ()], w
 
 
-@both()
+@on_both_backends()
 def test_grad_of_a_computed_input():
     w = leaf(3)
 
@@ -1205,7 +1152,7 @@ def test_grad_of_a_computed_input():
     return fn, [(w.sin(),), (w.cos(),), (w.exp(),)], w
 
 
-@both()
+@on_both_backends()
 def test_grad_through_a_custom_function():
     def fn(x):
         return torch.autograd.grad(Double.apply(x).sum(), x)[0], torch.autograd.grad(
@@ -1215,7 +1162,7 @@ def test_grad_through_a_custom_function():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_hessian_vector_product():
     def fn(x, v):
         (g,) = torch.autograd.grad((x**4).sum(), x, create_graph=True)
@@ -1224,7 +1171,7 @@ def test_hessian_vector_product():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_backward_inside():
     m = nn.Linear(3, 2)
 
@@ -1236,7 +1183,7 @@ def test_backward_inside():
     return fn, [(tensor(2, 3),) for _ in range(3)], m
 
 
-@both()
+@on_both_backends()
 def test_backward_then_more():
     def fn(x, w):
         y = (x * w).sum()
@@ -1246,7 +1193,7 @@ def test_backward_then_more():
     return fn, [(tensor(3), leaf(3)) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_backward_of_two_losses():
     m = nn.Linear(3, 2)
 
@@ -1262,7 +1209,7 @@ def test_backward_of_two_losses():
 # ------------------------------------------------------------------------------------------------ state of tensors
 
 
-@both(graphs=0)
+@on_both_backends(graphs=0)
 def test_grad_is_read():
     w = leaf(3)
 
@@ -1275,7 +1222,7 @@ def test_grad_is_read():
     return step, [(tensor(3),), (tensor(3),), (tensor(3),)], w
 
 
-@both()
+@on_both_backends()
 def test_grad_accumulates_between_calls():
     m = nn.Linear(3, 1)
 
@@ -1286,7 +1233,7 @@ def test_grad_accumulates_between_calls():
     return fn, [(tensor(2, 3),) for _ in range(4)], m
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_grad_is_set_to_none():
     def fn(w, x):
         w.grad = None
@@ -1300,7 +1247,7 @@ def test_grad_is_set_to_none():
     return fn, [(leaf(3), tensor(3)), (with_grad(), tensor(3)), (with_grad(), tensor(3))]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_grad_is_set():
     def fn(w, x):
         w.grad = x * 2
@@ -1309,7 +1256,7 @@ def test_grad_is_set():
     return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_gradients_are_clipped_by_hand():
     m = nn.Linear(3, 2)
 
@@ -1328,7 +1275,7 @@ def test_gradients_are_clipped_by_hand():
     return fn, [(prepared(),), (0.1,), (0.2,)], m
 
 
-@both()
+@on_both_backends()
 def test_clip_grad_norm():
     m = nn.Linear(3, 2)
     for p in m.parameters():
@@ -1336,7 +1283,7 @@ def test_clip_grad_norm():
     return lambda limit: nn.utils.clip_grad_norm_(m.parameters(), limit), [(0.1,), (0.05,), (0.01,)], m
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_attributes_of_tensors():
     def fn(w, x):
         w.scale = 3
@@ -1346,7 +1293,7 @@ def test_attributes_of_tensors():
     return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
 
 
-@both()
+@on_both_backends()
 def test_attribute_of_a_computed_tensor():
     def fn(x):
         y = x * 2
@@ -1356,7 +1303,7 @@ def test_attribute_of_a_computed_tensor():
     return fn, [(leaf(3),), (tensor(3),), (tensor(3),)], None
 
 
-@both()
+@on_both_backends()
 def test_data_is_set():
     def fn(w, x):
         w.data = x * 2
@@ -1365,7 +1312,7 @@ def test_data_is_set():
     return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_manual_descent():
     m = nn.Linear(3, 2)
     for p in m.parameters():
@@ -1436,7 +1383,7 @@ def test_optimizer_step_alone(name):
     program()(factory)()
 
 
-@both(graphs=1)
+@on_both_backends(graphs=1)
 def test_zero_grad_is_captured():
     m = nn.Linear(3, 2)
     m(tensor(2, 3)).sum().backward()
@@ -1449,7 +1396,7 @@ def test_zero_grad_is_captured():
     return step, [(tensor(2, 3),) for _ in range(3)], lambda: [p.grad for p in m.parameters()]
 
 
-@both()
+@on_both_backends()
 def test_scheduler_in_the_step():
     m = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(m.parameters(), 0.1)
@@ -1466,7 +1413,7 @@ def test_scheduler_in_the_step():
     return step, [(tensor(2, 3),) for _ in range(4)], m
 
 
-@both()
+@on_both_backends()
 def test_accumulation_over_microbatches():
     m = nn.Linear(3, 2)
 
@@ -1488,7 +1435,7 @@ def test_accumulation_over_microbatches():
 # ------------------------------------------------------------------------------------- gradients across graph breaks
 
 
-@both()
+@on_both_backends()
 def test_across_a_break():
     def fn(x, w):
         y = (x * w).relu()
@@ -1499,7 +1446,7 @@ def test_across_a_break():
     return fn, [(leaf(3), leaf(3)) for _ in range(4)]
 
 
-@both()
+@on_both_backends()
 def test_break_under_no_grad():
     def fn(x, w):
         with torch.no_grad():
@@ -1510,7 +1457,7 @@ def test_break_under_no_grad():
     return fn, [(leaf(3), leaf(3)) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_break_between_in_place_operations():
     def fn(x):
         y = x * 2
@@ -1522,7 +1469,7 @@ def test_break_between_in_place_operations():
     return fn, [(leaf(3),), (computed(3),), (leaf(3),)]
 
 
-@both()
+@on_both_backends()
 def test_break_in_a_submodule_with_parameters():
     class Gate(nn.Module):
         def __init__(self):
@@ -1539,7 +1486,7 @@ def test_break_in_a_submodule_with_parameters():
     return m, [(tensor(3, 4),), (tensor(3, 4),), (leaf(3, 4),)]
 
 
-@both()
+@on_both_backends()
 def test_break_with_a_hook_before_it():
     def fn(x):
         y = x * 2
@@ -1550,7 +1497,7 @@ def test_break_with_a_hook_before_it():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@both()
+@on_both_backends()
 def test_custom_function_whose_forward_breaks():
     class Reads(Function):
         @staticmethod
@@ -1565,7 +1512,7 @@ def test_custom_function_whose_forward_breaks():
     return lambda x: Reads.apply(x * 2) + 1, [(leaf(3),), (leaf(3),), (tensor(3),)]
 
 
-@both()
+@on_both_backends()
 def test_views_across_a_break():
     def fn(x):
         y = x * 2

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.catalogue.harness import program, tensor
-from tests.catalogue.test_gradients import computed, leaf
+from tests.harness.catalogue import computed, leaf, program, tensor
 
 BACKENDS = ("aot_eager", "smelt")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smelt
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 def wrong(fn, kind):

@@ -8,7 +8,7 @@ import re
 import sys
 
 import smelt
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 def numbers():

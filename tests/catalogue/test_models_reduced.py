@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 @program(graphs=1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.training import both, gradients, leaf
+from tests.harness.training import both, gradients, leaf
 
 
 @pytest.mark.parametrize("row", [(3,), (1,), ()])

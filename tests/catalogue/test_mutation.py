@@ -18,8 +18,7 @@ import weakref
 import torch
 from torch import nn
 
-from tests.catalogue.changing import Changing
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import Changing, program, tensor
 
 LEVEL = 1
 SETTINGS = {"scale": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 def array(*shape: int, dtype: type = np.float32) -> np.ndarray:

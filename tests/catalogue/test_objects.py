@@ -14,8 +14,7 @@ import typing
 
 from torch import nn
 
-from tests.catalogue.changing import Changing
-from tests.catalogue.harness import call, program, tensor
+from tests.harness.catalogue import Changing, call, program, tensor
 
 
 class Logged:

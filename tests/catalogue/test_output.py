@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import nn
 
-from tests.catalogue.harness import call, program
+from tests.harness.catalogue import call, program
 
 FORMAT = "%(levelname)s %(filename)s:%(lineno)d %(funcName)s: %(message)s"
 

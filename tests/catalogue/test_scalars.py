@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.catalogue.harness import call, program, tensor
+from tests.harness.catalogue import call, program, tensor
 
 STEPS = (1, 2, 3, 5, 8, 13)
 

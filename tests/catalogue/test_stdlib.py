@@ -38,8 +38,7 @@ import uuid
 import torch
 from torch import nn
 
-from tests.catalogue.changing import Changing
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import Changing, program, tensor
 
 # ------------------------------------------------------------------------------------------------------- functools
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 @program(graphs=1)

@@ -7,7 +7,7 @@ import collections
 import torch
 import torch.nn.functional as F
 
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 def three(*shape: int, **kwargs) -> list:

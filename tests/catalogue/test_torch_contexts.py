@@ -11,7 +11,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 def three(*shape: int, **kwargs) -> list:

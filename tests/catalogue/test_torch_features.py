@@ -12,7 +12,7 @@ from torch.nn.utils import rnn as rnn_utils
 from torch.utils.hooks import RemovableHandle
 
 import smelt
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 def frozen(module: nn.Module) -> nn.Module:

@@ -10,7 +10,7 @@ import torch.func
 import torch.nn.functional as F
 from torch import nn
 
-from tests.catalogue.harness import program
+from tests.harness.catalogue import program
 
 
 def rand(*shape: int) -> torch.Tensor:

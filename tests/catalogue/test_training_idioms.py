@@ -37,7 +37,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 import smelt
 from smelt import events
 from smelt.report.inspect import graph_count, reasons
-from tests.parity.harness import same
+from tests.harness.agreement import same
 
 STEPS, MORE = 12, 12
 Script = Callable[[Callable[[Any], Any]], Iterator[Any]]

@@ -11,7 +11,9 @@ from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.vectorize import choose
 from smelt.graph.sizes import Sym
 from smelt.loops.ir import Kernel, MapStage, ReduceStage, Reduction, Store, Value
-from tests.codegen.loop_kernels import (
+from tests.harness.kernels import (
+    REDUCE,
+    TARGETS,
     buffers,
     doubled_and_summed,
     load,
@@ -22,7 +24,6 @@ from tests.codegen.loop_kernels import (
     run,
     softmax_columns,
 )
-from tests.codegen.test_llvm import REDUCE, TARGETS
 
 f32, bf16 = torch.float32, torch.bfloat16
 

@@ -15,7 +15,9 @@ from smelt.codegen.llvm.vectorize import choose, lane_stride
 from smelt.config import Config
 from smelt.graph.sizes import Sym
 from smelt.loops.ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store, Value
-from tests.codegen.loop_kernels import (
+from tests.harness.kernels import (
+    REDUCE,
+    TARGETS,
     bias_gelu,
     buffers,
     const,
@@ -38,10 +40,6 @@ f32, f64, f16, bf16 = torch.float32, torch.float64, torch.float16, torch.bfloat1
 FLOATS = (f32, f64, f16, bf16)
 INTS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 inf, nan = math.inf, math.nan
-
-# Narrow vectors without cheap masks, as on a machine with AVX2 only.
-NARROW = Target("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt", 256, False, False)
-TARGETS = [pytest.param(None, id="host"), pytest.param(NARROW, id="avx2")]
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, inf, -inf, nan, 1e-30, -1e-30, 1e-42, 88.0, -88.0, 1e5,
            -1e5, 3e38, -3e38, 0.999, 1.001, 7.0, -7.0]  # fmt: skip
@@ -449,11 +447,6 @@ def test_zero_dimensional() -> None:
 
 # ---- reductions
 
-REDUCE: dict[str, Callable] = dict(
-    sum=lambda x, d: x.sum(d), prod=lambda x, d: x.prod(d), max=lambda x, d: x.amax(d), min=lambda x, d: x.amin(d),
-    argmax=lambda x, d: x.argmax(d), argmin=lambda x, d: x.argmin(d), any=lambda x, d: x.bool().any(d),
-    all=lambda x, d: x.bool().all(d),
-)  # fmt: skip
 OVER = dict(columns=1, rows=0)
 
 

@@ -11,7 +11,7 @@ from smelt.codegen.llvm import compile_kernels, module
 from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.target import host
 from smelt.loops.ir import Kernel
-from tests.codegen.loop_kernels import CHECKED, run, softmax, softmax_columns
+from tests.harness.kernels import CHECKED, run, softmax, softmax_columns
 
 
 @pytest.fixture

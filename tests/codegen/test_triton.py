@@ -15,7 +15,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from smelt.codegen.triton import load_kernel, print_kernel
 from smelt.loops.ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store
-from tests.codegen.loop_kernels import (
+from tests.harness.kernels import (
+    REDUCE,
     bias_gelu,
     buffers,
     const,
@@ -125,13 +126,6 @@ def test_layer_norm(dtype: torch.dtype) -> None:
     run(layer_norm(10, 300, dtype), x, w, b, y)
     want = torch.nn.functional.layer_norm(x.float(), (300,), w.float(), b.float()).to(dtype)
     torch.testing.assert_close(y, want)
-
-
-REDUCE = dict(
-    sum=lambda x, d: x.sum(d), prod=lambda x, d: x.prod(d), max=lambda x, d: x.amax(d), min=lambda x, d: x.amin(d),
-    argmax=lambda x, d: x.argmax(d), argmin=lambda x, d: x.argmin(d), any=lambda x, d: x.bool().any(d),
-    all=lambda x, d: x.bool().all(d),
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("over", ("columns", "rows"))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from smelt.backends import smelt as backend
 from smelt.codegen.generated.windows import WINDOW_CALLS
 from smelt.plan.steps import Launch
-from tests.backends.test_smelt import check, compiled
+from tests.harness.compiled import check, compiled
 
 # channels, height, width, window, stride, padding, dilation
 DEPTHWISE = [

@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from smelt.codegen.triton import load_kernel
 from smelt.loops.ir import Kernel
-from tests.codegen.loop_kernels import (
+from tests.harness.kernels import (
     bias_gelu,
     flat,
     layer_norm,

@@ -11,7 +11,7 @@ from smelt.graph.module import GraphFunction
 from smelt.graph.passes import eliminate_common, eliminate_dead
 from smelt.graph.run import run
 from smelt.graph.verify import verify
-from tests.trace.programs import trace
+from tests.harness.traced import trace
 
 
 def program(x, w):

@@ -13,8 +13,7 @@ from smelt.guards.evaluate import first_failing, format_guard, format_guards, sa
 from smelt.guards.explain import explain
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
-
-from .world import CHANGES, World
+from tests.harness.guarded import CHANGES, World
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +65,7 @@ def test_inputs_are_collected_in_order() -> None:
 def test_text() -> None:
     world = World()
     text = format_guards(world.guards)
-    assert "type(L['layer']) is guards.world.Layer" in text or "world.Layer" in text
+    assert "guarded.Layer" in text
     assert "is_tensor(L['x'], torch.float32, shape=[2, 3], stride=[3, 1], device='cpu')" in text
     assert "L['config'].names[1] == 'b'" in text
 

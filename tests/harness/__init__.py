@@ -1,0 +1,25 @@
+"""What tests are written with; no test is here. From the whole compiler down to one kernel:
+
+whole programs, eager and compiled
+    agreement      a function or a sequence of calls: results, arguments, aliasing, exceptions, random state; tolerances
+    catalogue      `@program`, a row of tests/catalogue: everything reachable is compared, the graphs are counted
+    snapshot       every place that can be reached from an object, as facts that can be compared
+    training       `@both`, a program that trains: the same lines eager and compiled
+    generate       random programs as source, and how they shrink
+    generated      a random program run eager and compiled, and where they differ
+    threads        functions side by side
+
+one stage, on example tensors
+    captured       a call captured and replayed, without backend and emission
+    guarded        a small world, and the changes of it that each guard must notice
+    traced         the graphs of a function
+    joints         the joint graph of a function, its partition, and gradients through it
+    differentiable two custom autograd functions, and random functions for hypothesis
+    scheduled      the schedule of a function, run by the reference interpreter
+    compiled       a function compiled by the backend alone
+    kernels        small kernels written by hand, and how to run them
+    values         tensors of every dtype for tests of single operators
+
+the source itself
+    sources        imports, cycles, private names, uses of `Any`
+"""

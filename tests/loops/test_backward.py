@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.loops.test_lowering import FLOATS, TOLERANCE, make, name_of
-from tests.loops.tracing import check
+from tests.harness.scheduled import check
+from tests.harness.values import FLOATS, TOLERANCE, make, name_of
 
 aten = torch.ops.aten
 MEAN, SUM, NONE = 1, 2, 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import smelt
-from tests.loops.tracing import check, externs, scheduled
+from tests.harness.scheduled import check, externs, scheduled
 
 aten = torch.ops.aten
 X, W, G = torch.randn(2, 4, 9, 9), torch.randn(6, 4, 3, 3), torch.randn(2, 6, 9, 9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.loops.tracing import check, kernels
+from tests.harness.scheduled import check, kernels
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

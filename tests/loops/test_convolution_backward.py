@@ -10,7 +10,8 @@ from smelt.ops.lower import lower
 from smelt.plan.verify import verify
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
-from tests.loops.tracing import externs, traced
+from tests.harness.scheduled import externs
+from tests.harness.traced import traced
 
 aten = torch.ops.aten
 ALL = (True, True, True)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from smelt import _native
 from smelt.plan.steps import Aten, Free, Plan, Reg, View
 from smelt.plan.verify import verify
-from tests.threads import in_threads
+from tests.harness.threads import in_threads
 
 aten = torch.ops.aten
 F32 = torch.float32

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt import _native as native
-from tests.threads import in_threads
+from tests.harness.threads import in_threads
 
 X = torch.ones(2)
 

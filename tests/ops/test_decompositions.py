@@ -8,7 +8,7 @@ from smelt.graph.run import run
 from smelt.graph.verify import verify
 from smelt.ops.decompositions import table
 from smelt.trace.decompose import decompose
-from tests.trace.programs import trace
+from tests.harness.traced import trace
 
 PROGRAMS = {
     "elu": lambda x: F.elu(x),

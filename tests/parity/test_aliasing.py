@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.harness import calls_agree
+from tests.harness.agreement import calls_agree
 
 
 def counted(*shape: int) -> torch.Tensor:

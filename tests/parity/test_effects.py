@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.parity.harness import calls_agree, ones
+from tests.harness.agreement import calls_agree, ones
 
 
 class Plain:

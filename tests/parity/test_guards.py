@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.parity.harness import calls_agree, ones
+from tests.harness.agreement import calls_agree, ones
 
 SCENARIOS: list[Any] = []
 

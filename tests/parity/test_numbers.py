@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.report.inspect import reasons
-from tests.parity.harness import calls_agree, check, same
+from tests.harness.agreement import calls_agree, check, same
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = [

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.parity.harness import check
+from tests.harness.agreement import check
 
 Pair = namedtuple("Pair", "first second")
 

@@ -19,7 +19,7 @@ import smelt
 from smelt import config
 from smelt.errors import OptionError, VerificationError
 from smelt.report.inspect import entries, reasons
-from tests.parity.harness import same
+from tests.harness.agreement import same
 
 
 def agree(fn: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> Any:

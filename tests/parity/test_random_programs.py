@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import smelt
 from smelt.report.inspect import reasons
-from tests.parity.harness import observe, tensors
+from tests.harness.agreement import observe, tensors
 
 EXAMPLES = int(os.environ.get("SMELT_EXAMPLES", "0"))
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

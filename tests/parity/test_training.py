@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from tests.parity.training import both, gradients, leaf, raised
-from tests.threads import in_threads
+from tests.harness.threads import in_threads
+from tests.harness.training import both, gradients, leaf, raised
 
 
 def layer(x, w):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from tests.parity.training import both, gradients, leaf
+from tests.harness.training import both, gradients, leaf
 
 # ------------------------------------------------------------------------------------------- hooks of saved tensors
 

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt import events
-from tests.parity.harness import same
-from tests.parity.training import BACKENDS, both, gradients, leaf, raised
+from tests.harness.agreement import same
+from tests.harness.training import BACKENDS, both, gradients, leaf, raised
 
 FACTOR = 3.0
 

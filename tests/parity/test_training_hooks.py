@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from tests.parity.training import both, gradients, leaf, raised
+from tests.harness.training import both, gradients, leaf, raised
 
 # --------------------------------------------------------------------------------------------- hooks on intermediates
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from tests.parity.training import both, gradients, leaf, raised
+from tests.harness.training import both, gradients, leaf, raised
 
 
 def shares(a, b):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.parity.training import both, gradients, leaf
+from tests.harness.training import both, gradients, leaf
 
 
 def mlp(*sizes: int) -> nn.Sequential:

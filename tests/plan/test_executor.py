@@ -18,7 +18,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.plan.printer import print_plan
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View
 from smelt.plan.verify import verify
-from tests.threads import in_threads
+from tests.harness.threads import in_threads
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

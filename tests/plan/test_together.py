@@ -15,7 +15,7 @@ from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, Plan,
 from smelt.plan.together import Touched, side_by_side
 from smelt.plan.verify import verify
 from smelt.schedule.fuse import fuse
-from tests.loops.tracing import traced
+from tests.harness.traced import traced
 
 aten = torch.ops.aten
 

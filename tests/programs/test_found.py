@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import smelt
-from tests.catalogue.harness import program, tensor
+from tests.harness.catalogue import program, tensor
 
 
 @program()

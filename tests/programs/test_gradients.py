@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.programs.check import outcome
-from tests.programs.generate import Options, Seeded, write_program
+from tests.harness.generate import Options, Seeded, write_program
+from tests.harness.generated import outcome
 
 OPTIONS = Options(grad=True, statements=4)
 AT_ONCE = 50

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.programs.check import outcome
-from tests.programs.generate import Options, Replayed, Seeded, shrink, write_program
+from tests.harness.generate import Options, Replayed, Seeded, shrink, write_program
+from tests.harness.generated import outcome
 
 EXAMPLES = int(os.environ.get("SMELT_EXAMPLES", "0"))
 

@@ -9,7 +9,8 @@ from smelt.loops.ir import MapStage, ReduceStage
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import ExternItem, KernelItem, ViewItem
-from tests.loops.tracing import check, kernels, scheduled, traced
+from tests.harness.scheduled import check, kernels, scheduled
+from tests.harness.traced import traced
 
 
 def r(*shape):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.loops.tracing import check
+from tests.harness.scheduled import check
 
 UNARY = [torch.tanh, torch.relu, lambda x: x * 0.5 + 1, lambda x: -x, torch.sin]
 BINARY = [torch.add, torch.mul, torch.sub, torch.maximum]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smelt.loops.ir import ReduceStage
-from tests.loops.tracing import check, kernels, scheduled
+from tests.harness.scheduled import check, kernels, scheduled
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.graph.effects import effects
-from tests.trace.programs import check, trace
+from tests.harness.traced import check, trace
 
 
 def t(*shape):

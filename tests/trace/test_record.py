@@ -9,7 +9,7 @@ from smelt.graph.ir import Line
 from smelt.graph.run import run
 from smelt.graph.verify import verify
 from smelt.trace.record import Trace
-from tests.trace.programs import check, flatten, trace
+from tests.harness.traced import check, flatten, trace
 
 
 def targets(graph):

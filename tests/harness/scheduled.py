@@ -1,4 +1,4 @@
-"""Helpers: trace a function on example tensors, lower and schedule it, run it by the reference interpreter."""
+"""Functions traced on example tensors, lowered and scheduled, and run by the reference interpreter of schedules."""
 
 import torch
 
@@ -7,44 +7,7 @@ from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.schedule import ExternItem, KernelItem
-from smelt.trace.record import Trace
-
-
-def flatten(result):
-    if isinstance(result, torch.Tensor):
-        return [result]
-    return [t for x in result for t in flatten(x)]
-
-
-def traced(f, *inputs):
-    """(aten graph, the real tensors of its placeholders)"""
-    with torch.no_grad():
-        trace = Trace()
-        with trace:
-            fakes = [trace.fake(t) for t in inputs]
-            outputs = flatten(f(*fakes))
-        record = trace.finish(outputs)
-        real = [trace.real(fake) for fake in record.inputs]
-    return record.aten_graph, real
-
-
-def traced_module(module, kwargs, outputs_of=flatten):
-    """(aten graph, the real tensors of its placeholders) of a module called with tensors as keyword arguments."""
-    stores = [store for m in module.modules() for store in (m._parameters, m._buffers)]
-    saved = [dict(store) for store in stores]
-    with torch.no_grad():
-        trace = Trace()
-        with trace:
-            fakes = {k: trace.fake(v) for k, v in kwargs.items()}
-            for store in stores:
-                store.update({k: trace.fake(v) for k, v in store.items() if v is not None})
-            try:
-                outputs = outputs_of(module(**fakes))
-            finally:
-                for store, old in zip(stores, saved):
-                    store.update(old)
-        record = trace.finish(outputs)
-        return record.aten_graph, [trace.real(fake) for fake in record.inputs]
+from tests.harness.traced import flatten, traced
 
 
 def scheduled(f, *inputs):

@@ -14,7 +14,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
 from smelt.trace.record import Trace
-from tests.trace.programs import flatten
+from tests.harness.traced import flatten
 
 
 def joint_of(function, *inputs):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.report import inspect
-from tests.catalogue.harness import _world as observe_world
-from tests.catalogue.snapshot import difference
-from tests.programs.generate import Options
+from tests.harness.agreement import failure_of
+from tests.harness.catalogue import observe_world
+from tests.harness.generate import Options
+from tests.harness.snapshot import difference
 
 
 def _tensor(rows: int, low: int) -> torch.Tensor:
@@ -63,10 +63,8 @@ def difference_of(source: str, options: Options, backend: str = "eager") -> str 
             problem = difference(got.facts, wanted.facts, 1e-5, 1e-5)
             if problem is not None:
                 return f"call {number}: {problem}"
-    for reason in inspect.reasons(compiled[0]):
-        if reason.kind.id in ("internal-error", "backend-failed"):
-            return str(reason)
-    return None
+    failure = failure_of(compiled[0])
+    return None if failure is None else str(failure)
 
 
 def outcome(source: str, options: Options, backend: str = "eager") -> str | None:

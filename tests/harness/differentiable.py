@@ -1,10 +1,45 @@
-"""Random differentiable functions of three matrices, for hypothesis: each instruction is (operator, operand, operand)."""
+"""Differentiable functions: two custom ones, and random ones of three matrices for hypothesis.
+
+An instruction of a random function is (operator, operand, operand).
+"""
 
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from torch.autograd import Function
 
 SIZE = 4
+
+
+class Saved(Function):
+    @staticmethod
+    def forward(ctx, x, w, scale):
+        ctx.save_for_backward(x, w)
+        ctx.scale = scale
+        return x * w * scale
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        assert ctx.needs_input_grad[2] is False
+        return g * w * ctx.scale, g * x * ctx.scale * 10, None
+
+
+class Context(Function):
+    @staticmethod
+    def forward(x, power=2):
+        return x**power
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, power = inputs
+        ctx.save_for_backward(x, output)
+        ctx.power = power
+
+    @staticmethod
+    def backward(ctx, g):
+        x, out = ctx.saved_tensors
+        return g * ctx.power * x ** (ctx.power - 1) + out * 0, None
 
 
 def _statistics(a, b):

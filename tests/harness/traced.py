@@ -1,4 +1,4 @@
-"""Running a function eagerly and through its traced graphs, and comparing all that a caller can see."""
+"""Functions traced on example tensors: their graphs, and whether these do all that eager does as a caller can see it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from smelt.graph.ir import Graph
 from smelt.graph.run import run
 from smelt.trace.graphs import Traced
 from smelt.trace.record import Trace
@@ -22,6 +23,35 @@ def trace(
         with recorder:
             out = function(*[recorder.fake(t) for t in inputs])
         return recorder, recorder.finish(flatten(out))
+
+
+def traced(f: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Graph, list[torch.Tensor]]:
+    """(aten graph, the real tensors of its placeholders)"""
+    recorder, record = trace(f, inputs)
+    return record.aten_graph, [recorder.real(fake) for fake in record.inputs]
+
+
+def traced_module(
+    module: torch.nn.Module,
+    kwargs: dict[str, torch.Tensor],
+    outputs_of: Callable[[Any], list[Any]] | None = None,
+) -> tuple[Graph, list[torch.Tensor]]:
+    """(aten graph, the real tensors of its placeholders) of a module called with tensors as keyword arguments."""
+    stores = [store for m in module.modules() for store in (m._parameters, m._buffers)]
+    saved = [dict(store) for store in stores]
+    with torch.no_grad():
+        trace = Trace()
+        with trace:
+            fakes = {k: trace.fake(v) for k, v in kwargs.items()}
+            for store in stores:
+                store.update({k: trace.fake(v) for k, v in store.items() if v is not None})
+            try:
+                outputs = (outputs_of or flatten)(module(**fakes))
+            finally:
+                for store, old in zip(stores, saved):
+                    store.update(old)
+        record = trace.finish(outputs)
+        return record.aten_graph, [trace.real(fake) for fake in record.inputs]
 
 
 def flatten(out: Any) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
@@ -175,7 +176,20 @@ def pad(rows: int, columns: int, border: int) -> Kernel:
     return Kernel("pad", buffers((f32, "in"), (f32, "out")), (lr, lc), (stage,))
 
 
+# ---- expecting
+
+REDUCE: dict[str, Callable] = dict(
+    sum=lambda x, d: x.sum(d), prod=lambda x, d: x.prod(d), max=lambda x, d: x.amax(d), min=lambda x, d: x.amin(d),
+    argmax=lambda x, d: x.argmax(d), argmin=lambda x, d: x.argmin(d), any=lambda x, d: x.bool().any(d),
+    all=lambda x, d: x.bool().all(d),
+)  # fmt: skip
+
+
 # ---- running
+
+# Narrow vectors without cheap masks, as on a machine with AVX2 only.
+NARROW = Target("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt", 256, False, False)
+TARGETS = [pytest.param(None, id="host"), pytest.param(NARROW, id="avx2")]
 
 
 def run(

@@ -23,6 +23,7 @@ import numpy
 import torch
 
 from smelt import _native
+from tests.harness.agreement import TOLERANCES
 
 LIMIT = 32  # items taken from an iterator
 
@@ -324,14 +325,6 @@ def tensors_in(root: Any) -> list[torch.Tensor]:
         elif not isinstance(o, (type, types.FunctionType, types.ModuleType)) and hasattr(type(o), "__dict__"):
             todo.extend(reversed(list(getattr(o, "__dict__", {}).values())))
     return list(found.values())
-
-
-TOLERANCES = {
-    torch.float64: (1e-10, 1e-10),
-    torch.complex128: (1e-10, 1e-10),
-    torch.bfloat16: (1e-2, 1e-2),
-    torch.float16: (2e-3, 1e-3),
-}
 
 
 def difference(got: list[Fact], want: list[Fact], rtol: float, atol: float) -> str | None:

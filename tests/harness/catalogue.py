@@ -28,18 +28,19 @@ import io
 import random
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from torch.utils.hooks import RemovableHandle
 
 import smelt
 from smelt.errors import SmeltError
 from smelt.report import inspect
-from tests.catalogue.snapshot import Fact, difference, snapshot, tensors_in
+from tests.harness.snapshot import Fact, difference, snapshot, tensors_in
 
 SEED = 1234
 
@@ -60,6 +61,32 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool 
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(*shape, dtype=dtype).requires_grad_(requires_grad)
     return torch.randint(0, 2 if dtype is torch.bool else 10, shape).to(dtype)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return tensor(*shape, requires_grad=True)
+
+
+def computed(*shape: int) -> torch.Tensor:
+    """A tensor with a history."""
+    return leaf(*shape) * 1.5
+
+
+class Changing:
+    """Calls between which the world changes: `Changing([(x,), (x,), (x,)], {1: f})` runs `f` just before the second one."""
+
+    def __init__(self, calls: Sequence[Any], changes: Mapping[int, Callable[[], object]]) -> None:
+        self.calls = calls
+        self.changes = changes
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, call in enumerate(self.calls):
+            if number in self.changes:
+                self.changes[number]()
+            yield call
 
 
 def program(
@@ -93,10 +120,10 @@ def program(
                 return compiled[0]
 
             with torch.set_grad_enabled(grad is not False):
-                want = list(_world(make, lambda fn: fn))
-                for number, observed in enumerate(_world(make, compile)):
+                want = list(observe_world(make, lambda fn: fn))
+                for number, observed in enumerate(observe_world(make, compile)):
                     problem = difference(observed.facts, want[number].facts, rtol, atol)
-                    assert problem is None, f"call {number}: {problem}\n{_report(compiled[0])}"
+                    assert problem is None, f"call {number}: {problem}\n{report(compiled[0])}"
                     if number == 0:
                         _check_graphs(compiled[0], graphs)
             _check_reasons(compiled[0], graphs, any(o.raised for o in want))
@@ -107,7 +134,29 @@ def program(
     return decorate
 
 
+BACKENDS = ("smelt", "eager")
+
+
+def on_both_backends(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """`program(**options)` under the smelt backend, and under the one that runs the torch-level graph."""
+
+    def decorate(factory: Callable[..., Any]) -> Callable[..., None]:
+        def run(backend: str) -> None:
+            program(backend=backend, **options)(factory)()
+
+        run.__name__ = factory.__name__
+        run.__doc__ = factory.__doc__
+        return pytest.mark.parametrize("backend", BACKENDS)(run)
+
+    return decorate
+
+
 FIRST_HOOK = 1_000_000
+
+
+def number_handles() -> None:
+    """Hooks are kept by numbers that the process counts; both worlds begin at the same one."""
+    RemovableHandle.next_id = 1000
 
 
 @dataclass
@@ -116,7 +165,7 @@ class Observed:
     raised: bool
 
 
-def _world(make: Callable[[], Any], compile: Callable[[Any], Any]) -> Any:
+def observe_world(make: Callable[[], Any], compile: Callable[[Any], Any]) -> Any:
     """Runs one world's calls in turn; yields what was observed after each."""
     torch.manual_seed(SEED), random.seed(SEED), numpy.random.seed(SEED)
     RemovableHandle.next_id = FIRST_HOOK  # programs can see the numbers of their hooks
@@ -195,7 +244,7 @@ def _graph_count(compiled: Any) -> int | None:
 def _check_graphs(compiled: Any, graphs: int | None) -> None:
     count = _graph_count(compiled)
     if graphs is not None and count is not None and not _only_exceptions(compiled):
-        assert count == graphs, f"{count} graphs in the first call, expected {graphs}\n{_report(compiled)}"
+        assert count == graphs, f"{count} graphs in the first call, expected {graphs}\n{report(compiled)}"
 
 
 def _only_exceptions(compiled: Any) -> bool:
@@ -206,12 +255,12 @@ def _only_exceptions(compiled: Any) -> bool:
 def _check_reasons(compiled: Any, graphs: int | None, raises: bool) -> None:
     """Whole capture leaves no reason, except that a call which raises is run eagerly. Failures of smelt never pass."""
     for reason in inspect.reasons(compiled):
-        assert reason.kind.id not in ("internal-error", "backend-failed"), f"{reason}\n{_report(compiled)}"
+        assert reason.kind.id not in ("internal-error", "backend-failed"), f"{reason}\n{report(compiled)}"
         if graphs in (0, 1) and not (raises and reason.kind.id == "user-exception"):
-            raise AssertionError(f"not captured: {reason}\n{_report(compiled)}")
+            raise AssertionError(f"not captured: {reason}\n{report(compiled)}")
 
 
-def _report(compiled: Any) -> str:
+def report(compiled: Any) -> str:
     """What was compiled, for the reader of a failure."""
     reasons = [f"reason: {r}" for r in inspect.reasons(compiled)]
     sources = [f"{e.source}guards:\n{e.guards}" for e in inspect.entries(compiled)]
