@@ -19,13 +19,15 @@ from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.run import Compiled
+from smelt.loops.verify import verify as verify_kernel
 from smelt.ops import decompositions
 from smelt.ops.lower import lower
 from smelt.ops.registry import LOWERINGS
 from smelt.plan.steps import extern_names, kernel_names
-from smelt.plan.verify import verify
+from smelt.plan.verify import verify as verify_plan
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
+from smelt.schedule.schedule import KernelItem, Schedule
 from smelt.trace.decompose import decompose
 from smelt.trace.graphs import Traced
 
@@ -63,15 +65,24 @@ def _compile(graph: Graph, config: Config) -> Compiled:
         program = lower(graph, config, generates_products(config))
     with _stage("fuse"):
         schedule = fuse(program, config)
+        if config.verify:
+            verify_kernels(schedule)
     with _stage("codegen"):
         plan = build_plan(schedule, config, compile_kernels, prefers_native)
         plan = replace(plan, numbers=numbers)
     events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
     if config.verify:
         with _stage("verify"):
-            verify(plan)
+            verify_plan(plan)
     with _stage("load"):
         return runtime.track(plan.to_native())
+
+
+def verify_kernels(schedule: Schedule) -> None:
+    """Raises VerificationError where a kernel breaks an invariant of `loops.ir`."""
+    for item in schedule.items:
+        if isinstance(item, KernelItem):
+            verify_kernel(item.kernel)
 
 
 def _devices(traced: Traced) -> set[torch.device]:

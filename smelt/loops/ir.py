@@ -1,17 +1,26 @@
 """Fused loop nests, independent of any target.
 
 A `Kernel` is what one launch does: for every point of its `outer` loops (parallel, any order), run its
-`stages` one after the other. A stage maps (stores values), or reduces over loops of its own. What always holds:
+`stages` one after the other. A stage maps (stores values), reduces, or scans, over loops of its own. What always holds
+(`loops.verify` checks each statement, by its name):
 
-* An index is a linear element offset into a buffer: a `Size` over the kernel's loop symbols.
-* A `result` value names a reduction of an earlier stage of the same kernel, at the same outer point.
-* Points of the outer loops never communicate. Local buffers are private to one outer point.
-* Arithmetic happens in the dtype written on each value; conversions are explicit `cast`s, so float16 and
-  bfloat16 round exactly where eager rounds.
-* A stage may load from an `out` or `local` buffer what an earlier stage stored at the same outer point. Within one
-  stage, at one point, all loads come before all stores; no point of a stage loads what another one stores.
-* Kernels that differ only in names are equal (and hash alike): buffers are numbered in order of first use, symbols by
-  position.
+* *loops*: the symbols of the outer loops and of a stage's are distinct; each has the range [0, size - 1].
+* *work*: every stage stores something or reduces; one that reduces has a reduction.
+* *buffers*: loads and stores name buffers of the kernel, each of which is used; no `in` buffer is stored to. Only `local`
+  ones, which are private to one outer point, have a size.
+* *indices*: an index is a linear element offset into a buffer: a `Size` over the symbols of the outer loops and of the
+  stage. It is never negative (where a mask is false, nothing is read), and inside the buffer if that is `local`.
+* *results*: names of reductions are unique; a `result` value names one of an earlier stage of the same kernel, and has what
+  that gave at the same outer point.
+* *dtypes*: arithmetic happens in the dtype written on each value; operands share it, loads and stores have that of their
+  buffer. Conversions are explicit `cast`s, so float16 and bfloat16 round exactly where eager rounds.
+* *order*: a stage loads from an `out` or `local` buffer only what an earlier stage stored at the same outer point. Within
+  one stage, at one point, all loads come before all stores; no point of a stage loads what another one stores.
+* *points*: points of the outer loops never communicate, points of a stage only through its reductions: each stores to
+  elements of its own.
+
+Kernels that differ only in names are equal (and hash alike); `schedule.kernels` numbers buffers in order of first use and
+names symbols by position, so that equal layers of a model are equal kernels.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import torch
 
 from smelt.config import DEFAULT
+from smelt.loops.verify import verify
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
@@ -12,7 +13,10 @@ from tests.harness.traced import flatten, traced
 
 def scheduled(f, *inputs):
     graph, real = traced(f, *inputs)
-    return fuse(lower(graph, DEFAULT), DEFAULT), real
+    schedule = fuse(lower(graph, DEFAULT), DEFAULT)
+    for kernel in kernels(schedule):
+        verify(kernel)
+    return schedule, real
 
 
 def kernels(schedule):
