@@ -13,70 +13,21 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.capture.breaks.endings import Return
-from smelt.capture.breaks.resume import Resumes
-from smelt.capture.emit.compiled_frame import CompiledFrame, emit
 from smelt.capture.emit.replay import Store
-from smelt.capture.interpreter.vm import decoded
-from smelt.capture.rebuilding.reach import reach
 from smelt.errors import Unsupported
-from smelt.guards.origin import Origin
-from smelt.trace.fake import FakeTensor, wrap
-
-CPU = torch.device("cpu")
-
-
-def fake() -> FakeTensor:
-    return wrap(torch.empty(2, device="meta"), CPU)
-
-
-class Frame:
-    """A hand-made captured frame of `def f(x, obj)`: the graph doubles x as many times as there are outputs."""
-
-    def __init__(self) -> None:
-        self.x = torch.ones(2)
-        self.obj: Any = collections.UserDict()
-        self.fx = fake()
-        self.origins: dict[int, Origin] = {
-            id(self.fx): Origin("arg", "x", index=0),
-            id(self.obj): Origin("arg", "obj", index=1),
-        }
-
-    def emit(self, result: object, *stores: Store) -> CompiledFrame:
-        def f(x: Any, obj: Any) -> None: ...
-
-        found = reach([result, *(o for s in stores for o in s.operands)], lambda o: self.origins.get(id(o)))
-        outputs = [t for t in found.fakes if t is not self.fx]
-
-        def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            return tuple(inputs[0] * 2 ** (i + 1) for i in range(len(outputs)))
-
-        inputs = [(self.fx, self.origins[id(self.fx)])]
-        return emit(
-            f.__code__,
-            found,
-            Return(result),
-            stores,
-            inputs,
-            outputs,
-            graph if outputs else None,
-            Resumes(id, decoded),
-        )
-
-    def run(self, result: object, *stores: Store, extra: tuple[object, ...] = ()) -> Any:
-        return self.emit(result, *stores).function(self.x, self.obj, (self.x, *extra))
+from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 
 def test_source_reads_like_a_function() -> None:
-    frame = Frame()
-    compiled = frame.emit({"y": fake(), "n": (1, "a", None)})
+    frame = HandMadeFrame()
+    compiled = frame.emit({"y": fake_of_two(), "n": (1, "a", None)})
     name, *body = compiled.source.splitlines()
     assert name.startswith("def compiled_f(x, obj, inputs):")
     assert body == ["    t0, = graph(inputs)", "    return {'y': t0, 'n': (1, 'a', None)}"]
 
 
 def test_an_input_comes_out_as_itself() -> None:
-    frame = Frame()
+    frame = HandMadeFrame()
     x, obj = frame.run((frame.fx, frame.obj))
     assert x is frame.x and obj is frame.obj
 
@@ -144,15 +95,15 @@ class Loud(dict):
     ],
 )
 def test_containers(make: Any) -> None:
-    frame = Frame()
-    want, got = make(frame.x * 2), frame.run(make(fake()))
+    frame = HandMadeFrame()
+    want, got = make(frame.x * 2), frame.run(make(fake_of_two()))
     assert type(got) is type(want)
     assert repr(got) == repr(want)
 
 
 def test_instances() -> None:
-    frame = Frame()
-    got = frame.run([Frozen(fake()), Slotted(fake(), 3), ValueError("bad", 1)])
+    frame = HandMadeFrame()
+    got = frame.run([Frozen(fake_of_two()), Slotted(fake_of_two(), 3), ValueError("bad", 1)])
     assert torch.equal(got[0].value, frame.x * 2)
     assert torch.equal(got[1].state()[0], frame.x * 4) and got[1].state()[1] == 3
     assert type(got[2]) is ValueError and got[2].args == ("bad", 1)
@@ -160,21 +111,21 @@ def test_instances() -> None:
 
 def test_model_output() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
-    frame = Frame()
+    frame = HandMadeFrame()
     cls = outputs.BaseModelOutputWithPooling
-    got = frame.run(cls(last_hidden_state=fake(), hidden_states=(fake(),)))
+    got = frame.run(cls(last_hidden_state=fake_of_two(), hidden_states=(fake_of_two(),)))
     assert type(got) is cls and list(got) == ["last_hidden_state", "hidden_states"]
     assert got.last_hidden_state is got["last_hidden_state"] is got[0]
     assert got.pooler_output is None and torch.equal(got.hidden_states[0], frame.x * 4)
 
 
 def test_functions_methods_and_cells() -> None:
-    t, factor = fake(), 3
+    t, factor = fake_of_two(), 3
 
     def scaled(y: Any, *, by: Any = t) -> Any:
         return y + by * factor
 
-    frame = Frame()
+    frame = HandMadeFrame()
     f, method, part = frame.run((scaled, frame.obj.get, functools.partial(scaled, 1, by=2)))
     assert torch.equal(f(1), 1 + frame.x * 2 * 3) and f.__name__ == "scaled"
     assert method.__self__ is frame.obj
@@ -182,16 +133,16 @@ def test_functions_methods_and_cells() -> None:
 
 
 def test_one_object_twice_stays_one() -> None:
-    frame = Frame()
-    shared = [fake()]
+    frame = HandMadeFrame()
+    shared = [fake_of_two()]
     pair = (shared, 1)
     got = frame.run({"a": shared, "b": shared, "c": pair, "d": [pair]})
     assert got["a"] is got["b"] is got["c"][0] and got["d"][0] is got["c"]
 
 
 def test_cycles() -> None:
-    frame = Frame()
-    ring: list[Any] = [fake()]
+    frame = HandMadeFrame()
+    ring: list[Any] = [fake_of_two()]
     ring.append((ring, 1))
     got = frame.run((ring,))
     assert got[0][1][0] is got[0]
@@ -205,22 +156,22 @@ def test_deeply_nested_results_do_not_need_the_stack() -> None:
     deep: Any = None
     for _ in range(50):
         deep = [deep]
-    assert Frame().run(deep) == deep
+    assert HandMadeFrame().run(deep) == deep
 
 
 def test_outside_objects_are_collected() -> None:
-    frame = Frame()
+    frame = HandMadeFrame()
     cache: list[Any] = []
     frame.origins[id(cache)] = frame.origins[id(frame.obj)].child("attr", "cache")
-    compiled = frame.emit((fake(), cache, cache))
+    compiled = frame.emit((fake_of_two(), cache, cache))
     assert "cache = inputs[1]  # L['obj'].cache" in compiled.source and "graph(inputs[:1])" in compiled.source
     assert [o.source for o in compiled.collect] == ["L['x']", "L['obj'].cache"]
     assert compiled.function(frame.x, frame.obj, (frame.x, cache))[1] is cache
 
 
 def test_stores_come_after_all_values_in_order() -> None:
-    frame = Frame()
-    t = fake()
+    frame = HandMadeFrame()
+    t = fake_of_two()
     got = frame.run(
         t,
         Store("{}.data['k'] = {}", (frame.obj, [t])),
@@ -243,12 +194,12 @@ class Odd:
 )
 def test_what_cannot_be_rebuilt_is_refused(make: Any) -> None:
     with pytest.raises(Unsupported, match="unsupported-object"):
-        Frame().emit([make()])
+        HandMadeFrame().emit([make()])
 
 
 def test_tracebacks_show_the_source() -> None:
-    frame = Frame()
-    compiled = frame.emit(fake(), Store("{}.missing.attribute = {}", (frame.obj, 1)))
+    frame = HandMadeFrame()
+    compiled = frame.emit(fake_of_two(), Store("{}.missing.attribute = {}", (frame.obj, 1)))
     try:
         compiled.function(frame.x, frame.obj, (frame.x,))
     except AttributeError as e:

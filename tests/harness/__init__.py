@@ -11,6 +11,7 @@ whole programs, eager and compiled
 
 one stage, on example tensors
     captured       a call captured and replayed, without backend and emission
+    emitted        captured frames made by hand, and their compiled frames
     guarded        a small world, and the changes of it that each guard must notice
     traced         the graphs of a function
     joints         the joint graph of a function, its partition, and gradients through it

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 
@@ -183,6 +184,60 @@ REDUCE: dict[str, Callable] = dict(
     argmax=lambda x, d: x.argmax(d), argmin=lambda x, d: x.argmin(d), any=lambda x, d: x.bool().any(d),
     all=lambda x, d: x.bool().all(d),
 )  # fmt: skip
+
+
+# ---- written in LLVM IR, for plans
+
+IR = """
+declare i64 @syscall(i64, ...)
+
+; buffers[1][i] = buffers[0][i] + 1
+define void @increment(ptr %buffers, i64 %begin, i64 %end) nounwind {
+  %in = load ptr, ptr %buffers
+  %q = getelementptr ptr, ptr %buffers, i64 1
+  %out = load ptr, ptr %q
+  %any = icmp slt i64 %begin, %end
+  br i1 %any, label %loop, label %done
+loop:
+  %i = phi i64 [ %begin, %0 ], [ %next, %loop ]
+  %a = getelementptr float, ptr %in, i64 %i
+  %v = load float, ptr %a
+  %w = fadd float %v, 1.0
+  %b = getelementptr float, ptr %out, i64 %i
+  store float %w, ptr %b
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+
+; buffers[0][i] = the thread's id (Linux)
+define void @thread(ptr %buffers, i64 %begin, i64 %end) nounwind {
+  %out = load ptr, ptr %buffers
+  %id = call i64 (i64, ...) @syscall(i64 186)
+  br label %loop
+loop:
+  %i = phi i64 [ %begin, %0 ], [ %next, %loop ]
+  %b = getelementptr i64, ptr %out, i64 %i
+  store i64 %id, ptr %b
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+
+
+def hand_written_engine() -> llvm.ExecutionEngine:
+    """The machine code of `increment` and `thread`, which lives as long as the engine."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(IR), machine)
+    engine.finalize_object()
+    return engine
 
 
 # ---- running

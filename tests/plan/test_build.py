@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import llvmlite.binding as llvm
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ from smelt.plan.printer import print_plan
 from smelt.plan.steps import Alloc, Aten, Launch, Plan
 from smelt.plan.verify import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, KernelItem, Schedule, ViewItem
-from tests.plan.test_executor import IR
+from tests.harness.kernels import hand_written_engine
 
 aten = torch.ops.aten
 
@@ -34,11 +33,7 @@ class Compiled:
 
 def compile_increments(kernels, config):
     """Every kernel increments `kernel.buffers[0].size` elements."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(IR), machine)
-    engine.finalize_object()
+    engine = hand_written_engine()
     address = engine.get_function_address("increment")
     return [Compiled("increment", address, k.buffers[0].size, 1 << 14) for k in kernels], engine
 

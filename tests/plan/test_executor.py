@@ -9,7 +9,6 @@ import os
 import threading
 import warnings
 
-import llvmlite.binding as llvm
 import pytest
 import torch
 
@@ -18,62 +17,17 @@ from smelt.graph.ir import TensorSpec
 from smelt.plan.printer import print_plan
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View
 from smelt.plan.verify import verify
+from tests.harness.kernels import hand_written_engine
 from tests.harness.threads import in_threads
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 F32 = torch.float32
 
-IR = """
-declare i64 @syscall(i64, ...)
-
-; buffers[1][i] = buffers[0][i] + 1
-define void @increment(ptr %buffers, i64 %begin, i64 %end) nounwind {
-  %in = load ptr, ptr %buffers
-  %q = getelementptr ptr, ptr %buffers, i64 1
-  %out = load ptr, ptr %q
-  %any = icmp slt i64 %begin, %end
-  br i1 %any, label %loop, label %done
-loop:
-  %i = phi i64 [ %begin, %0 ], [ %next, %loop ]
-  %a = getelementptr float, ptr %in, i64 %i
-  %v = load float, ptr %a
-  %w = fadd float %v, 1.0
-  %b = getelementptr float, ptr %out, i64 %i
-  store float %w, ptr %b
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %end
-  br i1 %more, label %loop, label %done
-done:
-  ret void
-}
-
-; buffers[0][i] = the thread's id (Linux)
-define void @thread(ptr %buffers, i64 %begin, i64 %end) nounwind {
-  %out = load ptr, ptr %buffers
-  %id = call i64 (i64, ...) @syscall(i64 186)
-  br label %loop
-loop:
-  %i = phi i64 [ %begin, %0 ], [ %next, %loop ]
-  %b = getelementptr i64, ptr %out, i64 %i
-  store i64 %id, ptr %b
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %end
-  br i1 %more, label %loop, label %done
-done:
-  ret void
-}
-"""
-
 
 @pytest.fixture(scope="module")
 def kernels():
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(IR)
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
+    engine = hand_written_engine()
     addresses = {n: engine.get_function_address(n) for n in ("increment", "thread")}
     yield addresses
     engine.close()

@@ -13,8 +13,7 @@ from smelt.capture.base.values import MISSING
 from smelt.capture.emit.replay import stores_of
 from smelt.capture.outside import undo_log as fx
 from smelt.guards.origin import Origin
-
-from .test_emit import Frame, fake
+from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 
 class Plain:
@@ -43,7 +42,7 @@ class Table(dict):
 
 
 def replay(target: Any, *made: fx.Effect, result: Any = None) -> tuple[Any, str]:
-    frame = Frame()
+    frame = HandMadeFrame()
     frame.obj = target
     frame.origins[id(target)] = Origin("arg", "obj", index=1)
     compiled = frame.emit(result, *stores_of(made))
@@ -52,7 +51,7 @@ def replay(target: Any, *made: fx.Effect, result: Any = None) -> tuple[Any, str]
 
 @pytest.mark.parametrize("cls", [Plain, Guarded, Slotted, nn.Identity, type("Local", (), {})])
 def test_attributes(cls: Any) -> None:
-    x, t = cls(), fake()
+    x, t = cls(), fake_of_two()
     got, source = replay(x, fx.SetAttr(x, "a", t), result=t)
     assert x.a is got
     replay(x, fx.DelAttr(x, "a"))

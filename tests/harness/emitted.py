@@ -1,0 +1,60 @@
+"""Captured frames made by hand, and what their compiled frames do."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+
+from smelt.capture.breaks.endings import Return
+from smelt.capture.breaks.resume import Resumes
+from smelt.capture.emit.compiled_frame import CompiledFrame, emit
+from smelt.capture.emit.replay import Store
+from smelt.capture.interpreter.vm import decoded
+from smelt.capture.rebuilding.reach import reach
+from smelt.guards.origin import Origin
+from smelt.trace.fake import FakeTensor, wrap
+
+CPU = torch.device("cpu")
+
+
+def fake_of_two() -> FakeTensor:
+    return wrap(torch.empty(2, device="meta"), CPU)
+
+
+class HandMadeFrame:
+    """A hand-made captured frame of `def f(x, obj)`: the graph doubles x as many times as there are outputs."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2)
+        self.obj: Any = collections.UserDict()
+        self.fx = fake_of_two()
+        self.origins: dict[int, Origin] = {
+            id(self.fx): Origin("arg", "x", index=0),
+            id(self.obj): Origin("arg", "obj", index=1),
+        }
+
+    def emit(self, result: object, *stores: Store) -> CompiledFrame:
+        def f(x: Any, obj: Any) -> None: ...
+
+        found = reach([result, *(o for s in stores for o in s.operands)], lambda o: self.origins.get(id(o)))
+        outputs = [t for t in found.fakes if t is not self.fx]
+
+        def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return tuple(inputs[0] * 2 ** (i + 1) for i in range(len(outputs)))
+
+        inputs = [(self.fx, self.origins[id(self.fx)])]
+        return emit(
+            f.__code__,
+            found,
+            Return(result),
+            stores,
+            inputs,
+            outputs,
+            graph if outputs else None,
+            Resumes(id, decoded),
+        )
+
+    def run(self, result: object, *stores: Store, extra: tuple[object, ...] = ()) -> Any:
+        return self.emit(result, *stores).function(self.x, self.obj, (self.x, *extra))
