@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from smelt.autograd.classes import RANDOM, class_of, work_of
+from smelt.autograd.classes import class_of, work_of
 from smelt.autograd.flow import INFINITE, Network
 from smelt.autograd.memory import Keep, Memory
 from smelt.autograd.redraw import Redraw, redraw
@@ -33,6 +33,7 @@ from smelt.errors import VerificationError
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
 from smelt.graph.passes import has_effect
 from smelt.graph.sizes import numel, static
+from smelt.ops.recompute import Class
 from smelt.trace.joint import Joint
 
 LONGEST_CHAIN = 4
@@ -98,7 +99,7 @@ class Needs:
         return (late & alive) | tangents
 
     def _find_redraws(self, maker: Maker) -> dict[Node, Redraw]:
-        drawn = (n for n in self.joint.graph if n not in self.joint.backward and class_of(n) is RANDOM)
+        drawn = (n for n in self.joint.graph if n not in self.joint.backward and class_of(n) is Class.RANDOM)
         return {n: made for n in drawn if (made := redraw(n, maker)) is not None}
 
     def _find_formulas(self, maker: Maker) -> dict[Node, Formula]:

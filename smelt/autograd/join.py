@@ -11,11 +11,14 @@ elsewhere can still be sent through their own pieces, and adds up.
 
 from __future__ import annotations
 
-from smelt.autograd.classes import aten
+import torch
+
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.graph.passes import eliminate_dead
 from smelt.ops.results import result_spec
 from smelt.trace.joint import Joint
+
+aten = torch.ops.aten
 
 
 def joined(backward: Graph, joint: Joint) -> Graph:

@@ -18,10 +18,12 @@ from typing import Any, Literal
 
 import torch
 
-from smelt.autograd.classes import aten, viewed
+from smelt.autograd.classes import viewed
 from smelt.autograd.packing import packed_dtype
 from smelt.graph.ir import Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.trace.joint import Joint
+
+aten = torch.ops.aten
 
 Kind = Literal["primal", "output", "temporary"]
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from smelt.autograd.classes import aten
 from smelt.graph.ir import Node, TensorSpec
+
+aten = torch.ops.aten
 
 _INTEGERS = ((torch.uint8, 1 << 8), (torch.int16, 1 << 15), (torch.int32, 1 << 31))
 

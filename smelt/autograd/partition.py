@@ -10,7 +10,8 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from smelt.autograd.classes import aten
+import torch
+
 from smelt.autograd.cut import Cut, Needs, within_budget
 from smelt.autograd.memory import Keep, Kind
 from smelt.autograd.rewrites import Maker
@@ -19,6 +20,8 @@ from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_n
 from smelt.graph.passes import has_effect
 from smelt.graph.printer import spec_text
 from smelt.trace.joint import Joint
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.autograd.classes import aten
 from smelt.autograd.rewrites import Formula, Maker
 from smelt.graph.ir import Node
 from smelt.graph.specs import make_spec
+
+aten = torch.ops.aten
 
 _LIBRARY = torch.library.Library("smelt", "FRAGMENT")
 _LIBRARY.define("generator_state(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from smelt.autograd.classes import aten
 from smelt.graph.ir import Node, TensorSpec
 from smelt.ops.results import result_spec
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

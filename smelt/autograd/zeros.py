@@ -11,15 +11,17 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
-from smelt.autograd.classes import aten
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.passes import eliminate_dead, has_effect
 from smelt.graph.specs import make_spec
 from smelt.ops.linear import is_zero_constant, linear_in
 from smelt.ops.results import result_spec
+
+aten = torch.ops.aten
 
 _SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second side
 

@@ -22,7 +22,7 @@ from smelt.graph.run import Compiled
 from smelt.loops.verify import verify as verify_kernel
 from smelt.ops import decompositions
 from smelt.ops.lower import lower
-from smelt.ops.registry import LOWERINGS
+from smelt.ops.registry import lowered
 from smelt.plan.steps import extern_names, kernel_names
 from smelt.plan.verify import verify as verify_plan
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
@@ -60,7 +60,7 @@ compile_graph.differentiates = hasattr(_native, "Differentiable")  # type: ignor
 def _compile(graph: Graph, config: Config) -> Compiled:
     numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
     with _stage("decompose"):
-        graph = decompose(graph, decompositions.table(excluded=LOWERINGS.keys()))
+        graph = decompose(graph, decompositions.table(excluded=lowered()))
     with _stage("lower"):
         program = lower(graph, config, generates_products(config))
     with _stage("fuse"):

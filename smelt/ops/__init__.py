@@ -1,31 +1,47 @@
-"""What smelt knows of ATen operators, one module per family; importing the package fills the registry."""
+"""What smelt knows of ATen operators: the registry, and the modules that fill it, one for each family."""
 
 from smelt.ops import (
+    activations,
+    attention,
     batch_norm,
     convolutions,
     convolutions_backward,
     creation,
+    images,
+    indexing,
+    insertion,
     losses,
+    moves,
     norms,
     norms_backward,
     pointwise,
     pointwise_backward,
     products,
+    recurrent,
     reductions,
+    sorting,
     views,
 )
 
 __all__ = [
+    "activations",
+    "attention",
     "batch_norm",
     "convolutions",
     "convolutions_backward",
     "creation",
+    "images",
+    "indexing",
+    "insertion",
     "losses",
+    "moves",
     "norms",
     "norms_backward",
     "pointwise",
     "pointwise_backward",
     "products",
+    "recurrent",
     "reductions",
+    "sorting",
     "views",
 ]

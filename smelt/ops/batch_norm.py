@@ -15,15 +15,18 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
+from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, dropped, moments
-from smelt.ops.registry import lowers
+from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
+
+declare("_native_batch_norm_legit _native_batch_norm_legit_functional", recompute=Class.STATISTICS)
 Results = tuple[Tensor | None, ...]
 
 
-@lowers(aten._native_batch_norm_legit_functional.default)
+@operator(aten._native_batch_norm_legit_functional.default)
 def batch_norm(
     b: Builder,
     x: Tensor,
@@ -58,7 +61,7 @@ def batch_norm(
     return *results, mean, blended(variance, running_var, unbiased, b.spec[4].dtype)
 
 
-@lowers(aten._native_batch_norm_legit.no_stats)
+@operator(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_running(
     b: Builder,
     x: Tensor,
@@ -104,7 +107,7 @@ def _column(b: Builder, t: Tensor, x: Tensor) -> Tensor:
     return b.view(t, shape, reshape_index(t.shape, shape))
 
 
-@lowers(aten.native_batch_norm_backward.default)
+@operator(aten.native_batch_norm_backward.default)
 def batch_norm_backward(
     b: Builder,
     grad: Tensor,

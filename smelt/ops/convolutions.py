@@ -14,10 +14,14 @@ from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 from smelt.ops.convolution import Convolution
 from smelt.ops.products import dots, is_row_product
-from smelt.ops.registry import lowers
+from smelt.ops.recompute import Class
+from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
+
+declare("convolution _convolution convolution_overrideable mkldnn_convolution", recompute=Class.PRODUCT)
+declare("convolution", linear=("input bias", "weight bias"))
 
 # Copying patches pays from so many pixels of the result on; for fewer, reading the weight is all that counts. Zen 4, one
 # thread, time of the patches' product over ATen's convolution: 0.35-1.0 for patches of 2x2 to 32x32 (7x7 results: 0.35
@@ -26,7 +30,7 @@ PATCH_PIXELS = 32
 LONE_PIXELS = 100  # where patches are single pixels
 
 
-@lowers(aten.convolution.default)
+@operator(aten.convolution.default)
 def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
     kernel = weight.shape[2:]
     c = Convolution(*settings).over(len(kernel))

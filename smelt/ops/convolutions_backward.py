@@ -20,7 +20,7 @@ from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.ops.convolution import Convolution
-from smelt.ops.registry import lowers
+from smelt.ops.registry import operator
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ SMALL = 64 * 64  # a product of so few elements is one item of work
 LAST = (0, 2, 3, 1)  # dimensions of channels-last images, outermost first
 
 
-@lowers(aten.convolution_backward.default)
+@operator(aten.convolution_backward.default)
 def convolution_backward(
     b: Builder,
     grad: Tensor,

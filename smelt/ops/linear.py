@@ -15,37 +15,9 @@ from torch._ops import OpOverload
 
 from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Node, TensorSpec
+from smelt.ops.registry import row
 
 aten = torch.ops.aten
-
-# Sets of arguments -> operators whose result is zero if all arguments of one of the sets are (None and the number 0 count
-# as zero, and a list whose tensors all are). Views and `*_backward` need no entry.
-_SETS: dict[tuple[str, ...], str] = {
-    ("self other",): "add sub rsub where",
-    ("self", "other"): "mul dot vdot",
-    ("self", "mat2"): "mm bmm",
-    ("self", "vec"): "mv",
-    ("self mat1", "self mat2"): "addmm",
-    ("self batch1", "self batch2"): "baddbmm",
-    ("self tensor1", "self tensor2"): "addcmul",
-    ("self tensor1",): "addcdiv",
-    ("self end",): "lerp",
-    ("input bias", "weight bias"): "convolution",
-    ("tensors",): "cat stack",
-    ("self values",): "index_put _unsafe_index_put",
-    ("self src",): "scatter_add slice_scatter select_scatter diagonal_scatter as_strided_scatter",
-    ("self src", "self value"): "scatter",
-    ("self source",): "index_add",
-    ("self value",): "masked_fill constant_pad_nd",
-    ("src",): "copy",
-    ("weight",): "embedding",
-    (
-        "self",
-    ): "neg sum mean div clone _to_copy cumsum flip roll index index_select gather tril triu repeat trace real "
-    "imag _conj_physical _unsafe_view _reshape_copy view_copy channel_shuffle pixel_shuffle pixel_unshuffle im2col "
-    "col2im zeros_like new_zeros",
-}
-LINEAR = {name: sets for sets, names in _SETS.items() for name in names.split()}
 
 # What makes a tensor that holds one number: the argument that is that number; None if it is zero by name.
 _CONSTANTS = {
@@ -65,8 +37,8 @@ def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
         return ()
     if does.view:
         return [(next(r.arg for r in does.results if r.kind == "view"),)]
-    if name in LINEAR:
-        sets = [tuple(names.split()) for names in LINEAR[name]]
+    if row(op).linear:
+        sets = [tuple(names.split()) for names in row(op).linear]
         return [names for names in sets if set(names) <= set(does.names)]
     if "backward" in name and "double" not in name:
         gradients = [

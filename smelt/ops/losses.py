@@ -18,10 +18,17 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.recompute import Class
 from smelt.ops.reductions import dims_of, finish
-from smelt.ops.registry import LOWERINGS, lowers
+from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten
+
+declare(
+    "mse_loss l1_loss smooth_l1_loss huber_loss nll_loss_forward nll_loss2d_forward binary_cross_entropy",
+    recompute=Class.REDUCTION,
+)
+declare("mse_loss smooth_l1_loss huber_loss soft_margin_loss", decomposed=True)
 
 NONE, MEAN, SUM = range(3)  # ATen's numbers of the reductions
 
@@ -94,7 +101,8 @@ def _of_difference(pair: Callable[..., Pair], forward: Any, backward: Any) -> No
         share, compute = _share(x, reduction), opmath(x.dtype)
         return b.pointwise(lambda g, u, v: f(u - v) * share * g, [grad, x, target], compute, cost=5.0)
 
-    LOWERINGS[forward], LOWERINGS[backward] = loss, slope
+    declare(forward, lowering=loss)
+    declare(backward, lowering=slope)
 
 
 _of_difference(_squared, aten.mse_loss.default, aten.mse_loss_backward.default)
@@ -105,7 +113,7 @@ _of_difference(_huber, aten.huber_loss.default, aten.huber_loss_backward.default
 # ---- of two classes
 
 
-@lowers(aten.binary_cross_entropy_backward.default)
+@operator(aten.binary_cross_entropy_backward.default)
 def binary_cross_entropy_backward(
     b: Builder, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
@@ -120,7 +128,7 @@ def binary_cross_entropy_backward(
     return b.pointwise(f, operands, opmath(x.dtype), cost=DIVISION + 6)
 
 
-@lowers(aten.binary_cross_entropy_with_logits.default)
+@operator(aten.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(
     b: Builder,
     x: Tensor,
@@ -144,14 +152,14 @@ def binary_cross_entropy_with_logits(
     return _reduced(b, f, operands, reduction, 2 * TRANSCENDENTAL + 6)
 
 
-@lowers(aten.soft_margin_loss.default)
+@operator(aten.soft_margin_loss.default)
 def soft_margin_loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     return _reduced(
         b, lambda u, t: call("log1p", call("exp", -t * u)), [x, target], reduction, 2 * TRANSCENDENTAL
     )
 
 
-@lowers(aten.soft_margin_loss_backward.default)
+@operator(aten.soft_margin_loss_backward.default)
 def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
     """Of log(1 + exp(-target * x))."""
     share = _share(x, reduction)
@@ -164,7 +172,7 @@ def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tenso
 # ---- of many classes
 
 
-@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+@operator(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(
     b: Builder,
     grad: Tensor,

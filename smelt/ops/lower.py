@@ -21,7 +21,7 @@ from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
 from smelt.loops.tensor import CopyBack, Extern, Number, Program, Stored, Tensor
-from smelt.ops.registry import LOWERINGS, TAKE_NUMBERS
+from smelt.ops.registry import row
 
 aten = torch.ops.aten
 
@@ -82,9 +82,9 @@ class _Lowerer:
         args, kwargs = self.value(node.args), self.value(node.kwargs)
         if node.target is aten.copy_.default:
             return self.copy_back(node, *args[:2])
-        entry = LOWERINGS.get(node.target)
+        entry = row(node.target).lowering
         if node.target is aten._neg_view.default and not _only_returned(self.graph, node):
-            entry = LOWERINGS[aten.neg.default]  # kernels read memory, which is not negated yet
+            entry = row(aten.neg.default).lowering  # kernels read memory, which is not negated yet
         if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.products)
             result = entry(builder, *args, **kwargs)
@@ -250,7 +250,7 @@ def _takes_numbers(node: Node, args: Any, kwargs: Any) -> bool:
     numbers = leaves([args, kwargs], Number)
     if not numbers:
         return True
-    if node.target not in TAKE_NUMBERS or _device(node.spec).type != "cpu":
+    if not row(node.target).takes_numbers or _device(node.spec).type != "cpu":
         return False
     dtypes = {t.dtype for t in leaves([args, kwargs], Tensor)} | {node.spec.dtype}
     truncates = node.spec.dtype is torch.int64 and any(n.type is float for n in numbers)

@@ -12,14 +12,21 @@ from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import opmath
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
+from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, moments
-from smelt.ops.registry import lowers
+from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
 
+declare(
+    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit_no_training _batch_norm_with_update "
+    "_batch_norm_with_update_functional _batch_norm_no_update _fused_rms_norm",
+    recompute=Class.STATISTICS,
+)
 
-@lowers(aten.native_layer_norm.default)
+
+@operator(aten.native_layer_norm.default)
 def layer_norm(
     b: Builder, x: Tensor, normalized: Sequence[Size], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, ...]:
@@ -62,7 +69,7 @@ def _normalized(
     return b.pointwise(f, operands, center.dtype, out, 4.0, x.shape)
 
 
-@lowers(aten.native_group_norm.default)
+@operator(aten.native_group_norm.default)
 def group_norm(
     b: Builder,
     x: Tensor,
@@ -97,7 +104,7 @@ def _per_channel(b: Builder, w: Tensor, groups: int, rank: int) -> Tensor:
     return b.view(w, shape, reshape_index(w.shape, shape))
 
 
-@lowers(aten._native_batch_norm_legit_no_training.default)
+@operator(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_inference(
     b: Builder,
     x: Tensor,
@@ -111,7 +118,7 @@ def batch_norm_inference(
     return native_batch_norm(b, x, weight, bias, mean, variance, False, momentum, eps)
 
 
-@lowers(aten.native_batch_norm.default)
+@operator(aten.native_batch_norm.default)
 def native_batch_norm(
     b: Builder,
     x: Tensor,
@@ -142,7 +149,7 @@ def native_batch_norm(
     return out, None, None
 
 
-@lowers(aten._fused_rms_norm.default)
+@operator(aten._fused_rms_norm.default)
 def rms_norm(
     b: Builder, x: Tensor, normalized: Sequence[Size], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
 from smelt.ops.reductions import count_of
-from smelt.ops.registry import lowers
+from smelt.ops.registry import operator
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 Results = tuple[Tensor | None, ...]
 
 
-@lowers(aten.native_layer_norm_backward.default)
+@operator(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
     b: Builder,
     grad: Tensor,
@@ -51,7 +51,7 @@ def layer_norm_backward(
     return dx, dweight, dbias
 
 
-@lowers(aten.native_group_norm_backward.default)
+@operator(aten.native_group_norm_backward.default)
 def group_norm_backward(
     b: Builder,
     grad: Tensor,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from smelt.graph.ir import Node
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import floating, opmath, result_type
 from smelt.loops.ir import Value
@@ -24,9 +24,33 @@ from smelt.loops.values import (
     test,
     where,
 )
-from smelt.ops.registry import LOWERINGS, TAKE_NUMBERS, lowers
+from smelt.ops.recompute import Class, OperatorClass
+from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten
+
+# ---- gradients
+
+# Those with torch's tag `pointwise` need no class.
+declare("_to_copy copy lift_fresh_copy", recompute=Class.POINTWISE)
+declare(
+    "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 float_power hypot i0 igamma "
+    "igammac lgamma log log10 log1p log2 logaddexp logaddexp2 logit mvlgamma polygamma sigmoid sin sinc sinh "
+    "tan tanh xlogy",
+    recompute=Class.TRANSCENDENTAL,
+)
+declare("add sub rsub where", linear=("self other",))
+declare("mul", linear=("self", "other"))
+declare("addcmul", linear=("self tensor1", "self tensor2"))
+declare("addcdiv", linear=("self tensor1",))
+declare("lerp", linear=("self end",))
+declare("masked_fill", linear=("self value",))
+declare("copy", linear=("src",))
+declare("neg div clone _to_copy _conj_physical", linear=("self",))
+declare(
+    "addcdiv lerp logit xlogy special_xlog1py sinc heaviside logaddexp logaddexp2 nan_to_num frac",
+    decomposed=True,
+)
 
 # ---- one operation each
 
@@ -55,27 +79,25 @@ def _overloads(name: str, *overloads: str) -> list[Any]:
 
 def _register_unary() -> None:
     for name, (op, cost) in FLOAT_UNARY.items():
-        LOWERINGS[getattr(aten, name).default] = _float_unary(op, cost)
-    LOWERINGS[aten.special_expm1.default] = LOWERINGS[aten.expm1.default]
+        declare(getattr(aten, name).default, lowering=_float_unary(op, cost))
+    declare(aten.special_expm1.default, lowering=_float_unary(*FLOAT_UNARY["expm1"]))
     for name in SAME_UNARY:
-        LOWERINGS[getattr(aten, name).default] = _same_unary(name)
-    LOWERINGS[aten.sgn.default] = LOWERINGS[aten.sign.default]
+        declare(getattr(aten, name).default, lowering=_same_unary(name))
+    declare(aten.sgn.default, lowering=_same_unary("sign"))
     for name in ROUNDING:
-        LOWERINGS[getattr(aten, name).default] = _rounding(name)
+        declare(getattr(aten, name).default, lowering=_rounding(name))
 
 
 def _register_binary() -> None:
     for name in COMPARISONS:
-        for overload in _overloads(name, "Tensor", "Scalar"):
-            LOWERINGS[overload] = _comparison(name)
+        declare(*_overloads(name, "Tensor", "Scalar"), lowering=_comparison(name))
     for name in LOGICAL:
-        LOWERINGS[getattr(aten, name).default] = _logical(name)
+        declare(getattr(aten, name).default, lowering=_logical(name))
     for name, logical in BITWISE.items():
-        for overload in _overloads(name, "Tensor", "Scalar", "Scalar_Tensor"):
-            LOWERINGS[overload] = _bitwise(name, logical)
+        declare(*_overloads(name, "Tensor", "Scalar", "Scalar_Tensor"), lowering=_bitwise(name, logical))
     for name, cost in SAME_BINARY.items():
-        for overload in _overloads(name, "default", "Tensor", "Scalar", "Scalar_Tensor"):
-            LOWERINGS[overload] = _binary(name, cost, name in FLOAT_BINARY)
+        overloads = _overloads(name, "default", "Tensor", "Scalar", "Scalar_Tensor")
+        declare(*overloads, lowering=_binary(name, cost, name in FLOAT_BINARY))
 
 
 def _float_unary(op: str, cost: float) -> Callable[[Builder, Tensor], Tensor]:
@@ -144,19 +166,19 @@ _register_binary()
 # ---- arithmetic
 
 
-@lowers(aten.add.Tensor, aten.add.Scalar)
+@operator(aten.add.Tensor, aten.add.Scalar)
 def add(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     if result_type([x, y]) is torch.bool:
         return b.pointwise(lambda u, v: call("logical_or", u, v) if alpha else u, [x, y])
     return b.pointwise(lambda u, v, *a: u + _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
 
 
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
+@operator(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     return b.pointwise(lambda u, v, *a: u - _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
 
 
-@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+@operator(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     return b.pointwise(lambda u, v, *a: v - _scaled(u, *a), [x, y], scalars=_unless_one(alpha))
 
@@ -169,7 +191,7 @@ def _scaled(v: Value, alpha: Value | None = None) -> Value:
     return v if alpha is None else v * alpha
 
 
-@lowers(aten.mul.Tensor, aten.mul.Scalar)
+@operator(aten.mul.Tensor, aten.mul.Scalar)
 def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
     compute = opmath(result_type([x, y]))  # scalars are not rounded to half precision first, unlike in add
     return b.pointwise(
@@ -177,19 +199,19 @@ def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
     )
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+@operator(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(b: Builder, x: Operand, y: Operand) -> Tensor:
     return b.pointwise(lambda u, v: u / v, [x, y], opmath(floating(result_type([x, y]))), cost=DIVISION)
 
 
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@operator(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Tensor | None:
     if rounding_mode is None:
         return div(b, x, y)
     return _integral_division(b, x, y, "floordiv" if rounding_mode == "floor" else "truncdiv")
 
 
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+@operator(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(b: Builder, x: Operand, y: Operand) -> Tensor | None:
     return _integral_division(b, x, y, "floordiv")
 
@@ -201,7 +223,16 @@ def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | 
     return b.pointwise(lambda u, v: call(op, u, v), [x, y], cost=3 * DIVISION)
 
 
-@lowers(aten.pow.Tensor_Scalar)
+def _power_class(node: Node) -> OperatorClass:
+    exponent = node.args[1]
+    cheap = isinstance(exponent, (int, float)) and exponent in (0, 0.5, 1, 2, 3, -0.5, -1, -2)
+    return Class.POINTWISE if cheap else Class.TRANSCENDENTAL
+
+
+declare("pow", recompute=_power_class)
+
+
+@operator(aten.pow.Tensor_Scalar)
 def pow_scalar(b: Builder, x: Tensor, exponent: float) -> Tensor | None:
     """The exponents that ATen special-cases, as it does."""
     dtype = result_type([x, exponent])
@@ -228,7 +259,7 @@ POWERS: dict[float, tuple[Callable[[Value], Value], float]] = {
 }
 
 
-@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+@operator(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
     dtype = result_type([x, y])
     if not dtype.is_floating_point:
@@ -236,21 +267,21 @@ def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
     return b.pointwise(lambda u, v: call("pow", u, v), [x, y], opmath(dtype), cost=3 * TRANSCENDENTAL)
 
 
-@lowers(aten.addcmul.default)
+@operator(aten.addcmul.default)
 def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
     return b.pointwise(
         lambda u, v, w, *a: u + _scaled(v, *a) * w, [x, y, z], cost=3, scalars=_unless_one(value)
     )
 
 
-@lowers(aten.addcdiv.default)
+@operator(aten.addcdiv.default)
 def addcdiv(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
     return b.pointwise(
         lambda u, v, w, *a: u + _scaled(v, *a) / w, [x, y, z], cost=DIVISION + 2, scalars=_unless_one(value)
     )
 
 
-@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+@operator(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, start: Tensor, end: Tensor, weight: Operand) -> Tensor:
     """The formula switches at one half, as ATen's does, so that both ends are exact."""
 
@@ -261,33 +292,33 @@ def lerp(b: Builder, start: Tensor, end: Tensor, weight: Operand) -> Tensor:
     return b.pointwise(f, [start, end, weight], opmath(b.spec.dtype), cost=6)
 
 
-@lowers(aten.bitwise_not.default)
+@operator(aten.bitwise_not.default)
 def bitwise_not(b: Builder, x: Tensor) -> Tensor:
     return b.pointwise(
         lambda v: test("logical_not", v) if v.dtype is torch.bool else call("bitwise_not", v), [x]
     )
 
 
-@lowers(aten.logical_not.default)
+@operator(aten.logical_not.default)
 def logical_not(b: Builder, x: Tensor) -> Tensor:
     return b.pointwise(lambda v: test("logical_not", v), [x], torch.bool)
 
 
-@lowers(aten.isnan.default)
+@operator(aten.isnan.default)
 def isnan(b: Builder, x: Tensor) -> Tensor:
     return b.pointwise(
         lambda v: test("isnan", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
     )
 
 
-@lowers(aten.isinf.default)
+@operator(aten.isinf.default)
 def isinf(b: Builder, x: Tensor) -> Tensor:
     return b.pointwise(
         lambda v: test("isinf", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
     )
 
 
-@lowers(aten.nan_to_num.default)
+@operator(aten.nan_to_num.default)
 def nan_to_num(
     b: Builder, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
@@ -298,28 +329,32 @@ def nan_to_num(
     low = limits.min if neginf is None else neginf
 
     def f(v: Value) -> Value:
-        infinite = where(_above(v, 0), const(high, v.dtype), const(low, v.dtype))
+        infinite = where(above(v, 0), const(high, v.dtype), const(low, v.dtype))
         return where(test("isnan", v), const(nan or 0.0, v.dtype), where(test("isinf", v), infinite, v))
 
     return b.pointwise(f, [x], cost=4)
 
 
+def above(v: Value, bound: float) -> Value:
+    return compare("gt", v, const(bound, v.dtype))
+
+
 # ---- choosing
 
 
-@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+@operator(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where_(b: Builder, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     compute = opmath(b.spec.dtype)
     return b.pointwise(where, [condition, x, y], (torch.bool, compute, compute))
 
 
-@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+@operator(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     compute = opmath(x.dtype)
     return b.pointwise(lambda c, u, v: where(c, v, u), [mask, x, value], (torch.bool, compute, compute))
 
 
-@lowers(aten.clamp.default, aten.clamp.Tensor)
+@operator(aten.clamp.default, aten.clamp.Tensor)
 def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """The lower bound first: where the bounds cross, the upper one wins, and NaN stays."""
     bounds = [(op, bound) for op, bound in (("maximum", min), ("minimum", max)) if bound is not None]
@@ -332,112 +367,22 @@ def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None
     return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)
 
 
-@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+@operator(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor:
     return clamp(b, x, min)
 
 
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+@operator(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor:
     return clamp(b, x, None, max)
 
 
 # Those whose numbers are operands or scalars of `Builder.pointwise`, whatever their value.
-TAKE_NUMBERS.update(
-    overload
-    for name in (*COMPARISONS, "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod",
-                 "addcmul", "addcdiv", "lerp", "where", "masked_fill", "clamp", "clamp_min", "clamp_max")
-    for overload in _overloads(name, *getattr(aten, name).overloads())
-)  # fmt: skip
-
-
-# ---- activations
-
-
-def _above(v: Value, bound: float) -> Value:
-    return compare("gt", v, const(bound, v.dtype))
-
-
-def _activation(f: Callable[..., Value], *overloads: Any, cost: float = 3.0) -> None:
-    """`f(x, *scalar arguments)` in the dtype of x."""
-
-    def lower(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return b.pointwise(lambda v: f(v, *args, **kwargs), [x], opmath(x.dtype), cost=cost)
-
-    for overload in overloads:
-        LOWERINGS[overload] = lower
-
-
-def relu(x: Value) -> Value:
-    return x if x.dtype is torch.bool else call("maximum", x, const(0, x.dtype))
-
-
-def hardtanh(x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
-    return call("minimum", call("maximum", x, const(min_val, x.dtype)), const(max_val, x.dtype))
-
-
-def hardsigmoid(x: Value) -> Value:
-    return hardtanh(x + 3, 0, 6) / 6
-
-
-def hardswish(x: Value) -> Value:
-    return x * hardtanh(x + 3, 0, 6) / 6
-
-
-def silu(x: Value) -> Value:
-    return x / (call("exp", -x) + 1)
-
-
-def gelu(x: Value, approximate: str = "none") -> Value:
-    if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        return 0.5 * x * (call("tanh", inner) + 1)
-    return 0.5 * x * (call("erf", x * math.sqrt(0.5)) + 1)
-
-
-def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
-    return where(_above(x, 0), x, x * negative_slope)
-
-
-def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    return where(_above(x, 0), x * scale, call("expm1", x * input_scale) * (alpha * scale))
-
-
-def celu(x: Value, alpha: float = 1.0) -> Value:
-    return elu(x, alpha, 1.0, 1.0 / alpha)
-
-
-def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    scaled = x * beta
-    return where(_above(scaled, threshold), x, call("log1p", call("exp", scaled)) / beta)
-
-
-def mish(x: Value) -> Value:
-    return x * call("tanh", call("log1p", call("exp", x)))
-
-
-def threshold(x: Value, threshold: float, value: float) -> Value:
-    return where(compare("le", x, const(threshold, x.dtype)), const(value, x.dtype), x)
-
-
-_activation(relu, aten.relu.default, cost=1)
-_activation(hardtanh, aten.hardtanh.default, aten.relu6.default, cost=2)
-_activation(hardsigmoid, aten.hardsigmoid.default)
-_activation(hardswish, aten.hardswish.default)
-_activation(silu, aten.silu.default, cost=TRANSCENDENTAL + DIVISION)
-_activation(gelu, aten.gelu.default, cost=TRANSCENDENTAL + 4)
-_activation(leaky_relu, aten.leaky_relu.default)
-_activation(elu, aten.elu.default, cost=TRANSCENDENTAL)
-_activation(celu, aten.celu.default, cost=TRANSCENDENTAL)
-_activation(softplus, aten.softplus.default, cost=2 * TRANSCENDENTAL)
-_activation(mish, aten.mish.default, cost=3 * TRANSCENDENTAL)
-_activation(threshold, aten.threshold.default)
-LOWERINGS[aten.relu6.default] = lambda b, x: b.pointwise(lambda v: hardtanh(v, 0, 6), [x], cost=2)
-
-
-@lowers(aten._prelu_kernel.default)
-def prelu(b: Builder, x: Tensor, weight: Tensor) -> Tensor:
-    return b.pointwise(lambda v, w: where(_above(v, 0), v, v * w), [x, weight], cost=3)
+declare(
+    "eq ne lt le gt ge add sub rsub mul div true_divide floor_divide remainder fmod addcmul addcdiv lerp where masked_fill "
+    "clamp clamp_min clamp_max",
+    takes_numbers=True,
+)
 
 
 # ---- copies
@@ -449,12 +394,12 @@ def copy_of(b: Builder, x: Tensor) -> Tensor:
     return b.copy(x, x.shape, lambda index: index, GATHER if strided else 0.0)
 
 
-@lowers(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+@operator(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default)
 def clone(b: Builder, x: Tensor, *, memory_format: Any = None) -> Tensor:
     return copy_of(b, x)
 
 
-@lowers(aten._to_copy.default)
+@operator(aten._to_copy.default)
 def to_copy(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor | None:
     if b.spec.device != x.spec.device or kwargs.get("layout") not in (None, torch.strided):
         return None
@@ -464,7 +409,7 @@ def to_copy(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None, **kwargs
     return b.pointwise(lambda v: v, [x], x.dtype, out, cost=0.5)
 
 
-@lowers(aten.copy.default)
+@operator(aten.copy.default)
 def copy(b: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor | None:
     if source.spec.device != b.spec.device:
         return None

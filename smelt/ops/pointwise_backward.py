@@ -16,10 +16,20 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, compare, const, where
+from smelt.ops.recompute import Class
 from smelt.ops.reductions import dims_of
-from smelt.ops.registry import LOWERINGS, lowers
+from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten
+
+declare(
+    "hardswish_backward hardtanh_backward leaky_relu_backward elu_backward hardsigmoid_backward native_dropout_backward",
+    recompute=Class.POINTWISE,
+)
+declare(
+    "gelu_backward logit_backward sigmoid_backward silu_backward tanh_backward softplus_backward mish_backward",
+    recompute=Class.TRANSCENDENTAL,
+)
 
 # ---- activations
 
@@ -30,7 +40,7 @@ def _backward(f: Callable[..., Value], overload: Any, cost: float = 3.0) -> None
     def lower(b: Builder, grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return b.pointwise(lambda g, v: f(g, v, *args, **kwargs), [grad, x], opmath(b.spec.dtype), cost=cost)
 
-    LOWERINGS[overload] = lower
+    declare(overload, lowering=lower)
 
 
 def _is(op: str, x: Value, bound: float) -> Value:
@@ -144,7 +154,7 @@ _backward(shrink, aten.hardshrink_backward.default)
 _backward(shrink, aten.softshrink_backward.default)
 
 
-@lowers(aten.gelu_backward.default)
+@operator(aten.gelu_backward.default)
 def gelu_backward(b: Builder, grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor | None:
     if (
         approximate == "none" and x.dtype is torch.float64
@@ -155,7 +165,7 @@ def gelu_backward(b: Builder, grad: Tensor, x: Tensor, *, approximate: str = "no
     )
 
 
-@lowers(aten.elu_backward.default)
+@operator(aten.elu_backward.default)
 def elu_backward(
     b: Builder, grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
 ) -> Tensor:
@@ -168,7 +178,7 @@ def elu_backward(
     return b.pointwise(f, [grad, x], opmath(x.dtype), cost=TRANSCENDENTAL + 3)
 
 
-@lowers(aten.log_sigmoid_backward.default)
+@operator(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor | None:
     """1 - sigmoid(x) by way of z = exp(-abs(x)), which the forward on a CPU keeps."""
     if buffer.shape != x.shape:
@@ -180,7 +190,7 @@ def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) ->
     return b.pointwise(f, [grad, x, buffer], opmath(x.dtype), cost=DIVISION + 4)
 
 
-@lowers(aten._prelu_kernel_backward.default)
+@operator(aten._prelu_kernel_backward.default)
 def prelu_backward(b: Builder, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both of the shape of x: the weight's gradient is summed by what follows."""
     compute = opmath(x.dtype)
@@ -197,7 +207,7 @@ def prelu_backward(b: Builder, grad: Tensor, x: Tensor, weight: Tensor) -> tuple
     )  # fmt: skip
 
 
-@lowers(aten.native_dropout_backward.default)
+@operator(aten.native_dropout_backward.default)
 def native_dropout_backward(b: Builder, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     return b.pointwise(lambda g, m: g * m * scale, [grad, mask], opmath(grad.dtype), cost=2.0)
 
@@ -205,7 +215,7 @@ def native_dropout_backward(b: Builder, grad: Tensor, mask: Tensor, scale: float
 # ---- soft maxima
 
 
-@lowers(aten._softmax_backward_data.default)
+@operator(aten._softmax_backward_data.default)
 def softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """y * (g - sum of g * y)"""
     compute = opmath(y.dtype)
@@ -214,7 +224,7 @@ def softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch
     return b.pointwise(lambda g, v, s: v * (g - s), [grad, y, total], compute, cost=2.0)
 
 
-@lowers(aten._log_softmax_backward_data.default)
+@operator(aten._log_softmax_backward_data.default)
 def log_softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """g - exp(y) * sum of g"""
     compute, dims = opmath(y.dtype), dims_of(y, dim)

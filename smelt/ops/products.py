@@ -15,15 +15,30 @@ from smelt.graph.sizes import bounds, numel
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Reduce, Tensor
-from smelt.ops.registry import lowers
+from smelt.ops.recompute import Class
+from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten
+
+declare(
+    "mm addmm bmm baddbmm addbmm addmv mv dot vdot addr linear matmul _cdist_forward _addmm_activation _trilinear einsum",
+    recompute=Class.PRODUCT,
+)
+declare("dot vdot", linear=("self", "other"))
+declare("mm bmm", linear=("self", "mat2"))
+declare("mv", linear=("self", "vec"))
+declare("addmm", linear=("self mat1", "self mat2"))
+declare("baddbmm", linear=("self batch1", "self batch2"))
+declare(aten.bmm.default, out=aten.bmm.out)
+declare(aten.baddbmm.default, out=aten.baddbmm.out)
+declare(aten.mv.default, out=aten.mv.out)
+declare(aten.addmv.default, out=aten.addmv.out)
 
 CACHED_BYTES = 16 << 20  # of a weight that may be in a cache
 ROW_BYTES = 8 << 10  # of the rows of a weight that is not
 
 
-@lowers(aten.mm.default)
+@operator(aten.mm.default, out=aten.mm.out)
 def mm(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     """x[1, k] @ y[k, n] with the columns of y contiguous."""
     if not is_row_product(b, x, y) or x.shape[0] != 1 or y.spec.stride[0] != 1:
@@ -31,7 +46,7 @@ def mm(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
     return dots(b, x, y, lambda column, k: (k, column))
 
 
-@lowers(aten.addmm.default)
+@operator(aten.addmm.default, out=aten.addmm.out)
 def addmm(
     b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor | None:

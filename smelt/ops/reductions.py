@@ -13,9 +13,21 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
-from smelt.ops.registry import lowers
+from smelt.ops.recompute import Class
+from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten
+
+declare(
+    "sum mean prod amax amin max min any all argmax argmin aminmax var std var_mean std_mean norm linalg_vector_norm "
+    "logsumexp nansum nanmean count_nonzero dist trace median nanmedian",
+    recompute=Class.REDUCTION,
+)
+declare(aten.max.other, aten.min.other, recompute=Class.POINTWISE)
+declare("cumsum cumprod cummax cummin logcumsumexp", recompute=Class.SCAN)
+declare("_softmax _log_softmax _safe_softmax", recompute=Class.ROWS)
+declare("sum mean cumsum trace", linear=("self",))
+declare("std std_mean norm linalg_vector_norm logsumexp trace dist aminmax", decomposed=True)
 
 Dims = int | Sequence[int] | None
 
@@ -45,24 +57,24 @@ def finish(b: Builder, x: Tensor, f: Callable[..., Value] | None = None, cost: f
 # ---- sums
 
 
-@lowers(aten.sum.default)
+@operator(aten.sum.default)
 def sum_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return sum_dims(b, x, None, dtype=dtype)
 
 
-@lowers(aten.sum.dim_IntList)
+@operator(aten.sum.dim_IntList)
 def sum_dims(
     b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     return finish(b, b.reduce("sum", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
 
 
-@lowers(aten.mean.default)
+@operator(aten.mean.default)
 def mean_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return mean(b, x, None, dtype=dtype)
 
 
-@lowers(aten.mean.dim)
+@operator(aten.mean.dim)
 def mean(
     b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -72,19 +84,19 @@ def mean(
     return finish(b, total, lambda v: v / count, DIVISION)
 
 
-@lowers(aten.prod.default)
+@operator(aten.prod.default)
 def prod_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return finish(b, b.reduce("prod", x, dims_of(x, None), False, opmath(b.spec.dtype)))
 
 
-@lowers(aten.prod.dim_int)
+@operator(aten.prod.dim_int)
 def prod_dim(
     b: Builder, x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     return finish(b, b.reduce("prod", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
 
 
-@lowers(aten.linalg_vector_norm.default)
+@operator(aten.linalg_vector_norm.default)
 def vector_norm(
     b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor | None:
@@ -110,32 +122,32 @@ VECTOR_NORMS: dict[
 # ---- extremes
 
 
-@lowers(aten.amax.default)
+@operator(aten.amax.default)
 def amax(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     return finish(b, b.reduce("max", x, dims_of(x, dim), keepdim))
 
 
-@lowers(aten.amin.default)
+@operator(aten.amin.default)
 def amin(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     return finish(b, b.reduce("min", x, dims_of(x, dim), keepdim))
 
 
-@lowers(aten.max.default)
+@operator(aten.max.default)
 def max_all(b: Builder, x: Tensor) -> Tensor:
     return amax(b, x)
 
 
-@lowers(aten.min.default)
+@operator(aten.min.default)
 def min_all(b: Builder, x: Tensor) -> Tensor:
     return amin(b, x)
 
 
-@lowers(aten.max.dim)
+@operator(aten.max.dim)
 def max_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     return _extreme(b, x, dim, keepdim, "max", "argmax")
 
 
-@lowers(aten.min.dim)
+@operator(aten.min.dim)
 def min_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     return _extreme(b, x, dim, keepdim, "min", "argmin")
 
@@ -148,22 +160,22 @@ def _extreme(
     return b.cast(values, x.dtype), b.reduce(position, x, dims, keepdim)
 
 
-@lowers(aten.argmax.default)
+@operator(aten.argmax.default)
 def argmax(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return b.reduce("argmax", x, dims_of(x, dim), keepdim)
 
 
-@lowers(aten.argmin.default)
+@operator(aten.argmin.default)
 def argmin(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return b.reduce("argmin", x, dims_of(x, dim), keepdim)
 
 
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+@operator(aten.any.default, aten.any.dim, aten.any.dims)
 def any_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return finish(b, b.reduce("any", x, dims_of(x, dim), keepdim, torch.bool))
 
 
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+@operator(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return finish(b, b.reduce("all", x, dims_of(x, dim), keepdim, torch.bool))
 
@@ -200,7 +212,7 @@ def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor
     return b.copy(x, [x.shape[d] for d in kept], index)
 
 
-@lowers(aten.var.correction)
+@operator(aten.var.correction)
 def var(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
@@ -209,7 +221,7 @@ def var(
     return finish(b, dropped(b, variance, dims, keepdim))
 
 
-@lowers(aten.std.correction)
+@operator(aten.std.correction)
 def std(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
@@ -218,7 +230,7 @@ def std(
     return finish(b, dropped(b, variance, dims, keepdim), lambda v: call("sqrt", v), DIVISION)
 
 
-@lowers(aten.var_mean.correction)
+@operator(aten.var_mean.correction)
 def var_mean(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -233,12 +245,12 @@ def var_mean(
 # ---- scans and soft maxima
 
 
-@lowers(aten.cumsum.default)
+@operator(aten.cumsum.default, out=aten.cumsum.out)
 def cumsum(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
     return _scan(b, x, dim, "sum")
 
 
-@lowers(aten.cumprod.default)
+@operator(aten.cumprod.default, out=aten.cumprod.out)
 def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
     return _scan(b, x, dim, "prod")
 
@@ -251,14 +263,14 @@ def _scan(b: Builder, x: Tensor, dim: int, kind: ReductionKind) -> Tensor | None
     return typed if x.shape[dim] == 1 else b.scan(kind, typed, dim)
 
 
-@lowers(aten._softmax.default)
+@operator(aten._softmax.default, out=aten._softmax.out)
 def softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """exp(x - max) / sum: in the dtype ATen computes in, rounded once."""
     exponent, total = _exponentials(b, x, dim)
     return b.pointwise(lambda e, s: e / s, [exponent, total], exponent.dtype, cost=DIVISION)
 
 
-@lowers(aten._safe_softmax.default)
+@operator(aten._safe_softmax.default)
 def safe_softmax(b: Builder, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor | None:
     """softmax, but rows of nothing than -inf (fully masked ones) give zeros."""
     if dtype not in (None, x.dtype):
@@ -272,7 +284,7 @@ def safe_softmax(b: Builder, x: Tensor, dim: int, dtype: torch.dtype | None = No
     return b.pointwise(f, [exponent, total, top], exponent.dtype, cost=DIVISION + 2)
 
 
-@lowers(aten._log_softmax.default)
+@operator(aten._log_softmax.default, out=aten._log_softmax.out)
 def log_softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     compute = opmath(x.dtype)
     _, total, top = _shifted(b, x, dim)

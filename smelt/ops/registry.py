@@ -1,26 +1,147 @@
-"""The table of lowerings.
+"""The registry: one row for each ATen operator that anything is known of.
 
-An entry is `f(builder, *args, **kwargs)`, called with the aten arguments (tensors as lazy `Tensor`s). It returns a
-`Tensor`, a tuple of them, or None: "call the ATen operator", which is also what happens to operators without an entry.
+`row(op)` is everything that smelt knows of an overload beyond its schema (`graph/effects.py` reads that). The modules of
+this package declare the rows, family by family:
+
+    @operator(aten.heaviside.default, out=aten.heaviside.out, recompute=POINTWISE)
+    def heaviside(b: Builder, x: Tensor, values: Operand) -> Tensor: ...
+
+declares an overload with a lowering, `declare("sort topk", recompute=SORT)` facts of all overloads of the operators named.
+A fact of an overload goes before one of its name. All that is known of an operator stands in one module, and no fact is
+declared twice: both are errors, raised at import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
 
+from torch._ops import OpOverload
+
+from smelt.graph.ir import Node
+from smelt.ops.recompute import OperatorClass
+
+# `f(builder, *args, **kwargs)`, called with the aten arguments (tensors as lazy `Tensor`s). Gives a `Tensor`, a tuple of
+# them, or None: "call the ATen operator", which is also what happens to operators without a lowering.
 Lowering = Callable[..., Any]
 
-LOWERINGS: dict[Any, Lowering] = {}
-# Those that may be given a `Number` (whose value a call brings) where they take a number.
-TAKE_NUMBERS: set[Any] = set()
+
+class Facts(TypedDict, total=False):
+    """The fields of `Operator`, as they are declared."""
+
+    lowering: Lowering | None
+    takes_numbers: bool
+    out: OpOverload | None
+    recompute: OperatorClass | Callable[[Node], OperatorClass] | None
+    linear: tuple[str, ...]
+    decomposed: bool
 
 
-def lowers(*operators: Any) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for overloads."""
+@dataclass(frozen=True)
+class Operator:
+    """What is known of one operator; every field has a default that says nothing.
 
-    def register(f: Lowering) -> Lowering:
-        LOWERINGS.update(dict.fromkeys(operators, f))
-        return f
+    Attributes:
+        lowering: makes loops of it (docs/loops.md).
+        takes_numbers: the lowering may be given a `Number` (whose value a call brings) where it takes a number.
+        out: an overload that computes into given memory, whatever its strides, with the very code of this one: no
+            allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
+        recompute: what it means to run it a second time, in the backward; by the node where the arguments decide. Without
+            one, torch's tags and the schema say it (autograd/classes.py).
+        linear: sets of arguments, names separated by spaces; the result is zero where all of one set are. None and the
+            number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linear.py).
+        decomposed: without a lowering it is written as smaller operators, which fuse better (ops/decompositions.py).
+    """
+
+    lowering: Lowering | None = None
+    takes_numbers: bool = False
+    out: OpOverload | None = None
+    recompute: OperatorClass | Callable[[Node], OperatorClass] | None = None
+    linear: tuple[str, ...] = ()
+    decomposed: bool = False
+
+
+_NOTHING = Operator()
+
+
+class Registry:
+    """Facts as they were declared, by overload or by name ("aten::sort"), and the rows that were asked for."""
+
+    def __init__(self) -> None:
+        self._facts: dict[OpOverload | str, Facts] = {}
+        self._modules: dict[str, str] = {}
+        self._rows: dict[Any, Operator] = {}
+
+    def declare(self, operators: tuple[OpOverload | str, ...], facts: Facts, module: str) -> None:
+        """Raises ValueError for a fact that is there already, and where another module knows of the operator."""
+        for key in _keys(operators):
+            name = key if isinstance(key, str) else _name(key)
+            known = self._facts.setdefault(key, {})
+            if known.keys() & facts.keys():
+                raise ValueError(f"{key}: {', '.join(known.keys() & facts.keys())} declared twice")
+            if self._modules.setdefault(name, module) != module:
+                raise ValueError(f"{name} is declared in {self._modules[name]} and in {module}")
+            known.update(facts)
+        self._rows.clear()
+
+    def row(self, op: object) -> Operator:
+        found = self._rows.get(op)
+        if found is None:
+            found = self._rows[op] = self._merged(op) if isinstance(op, OpOverload) else _NOTHING
+        return found
+
+    def _merged(self, op: OpOverload) -> Operator:
+        facts: Facts = {**self._facts.get(_name(op), {}), **self._facts.get(op, {})}
+        return Operator(**facts) if facts else _NOTHING
+
+    def declared(self) -> Iterator[tuple[OpOverload | str, Facts]]:
+        """Overloads and names, each with what was declared of it."""
+        yield from self._facts.items()
+
+    def module(self, op: OpOverload) -> str | None:
+        """Where all that is known of an operator stands."""
+        return self._modules.get(_name(op))
+
+
+def _keys(operators: tuple[OpOverload | str, ...]) -> Iterator[OpOverload | str]:
+    for op in operators:
+        if isinstance(op, str):
+            yield from (f"aten::{name}" for name in op.split())
+        else:
+            yield op
+
+
+def _name(op: OpOverload) -> str:
+    return op._schema.name
+
+
+REGISTRY = Registry()
+row = REGISTRY.row
+
+
+def lowered() -> set[OpOverload]:
+    """The overloads that have a lowering."""
+    return {op for op, facts in REGISTRY.declared() if isinstance(op, OpOverload) and "lowering" in facts}
+
+
+def declare(*operators: OpOverload | str, **facts: Unpack[Facts]) -> None:
+    """Facts of overloads, or of all overloads of ATen operators (names, separated by spaces)."""
+    REGISTRY.declare(operators, facts, _caller())
+
+
+def operator(*operators: OpOverload, **facts: Unpack[Facts]) -> Callable[[Lowering], Lowering]:
+    """Declares overloads whose lowering is the function that follows, and further facts of them."""
+    module = _caller()
+
+    def register(lowering: Lowering) -> Lowering:
+        REGISTRY.declare(operators, {**facts, "lowering": lowering}, module)
+        return lowering
 
     return register
+
+
+def _caller() -> str:
+    """The module whose code called the function that asks."""
+    return str(sys._getframe(2).f_globals["__name__"])

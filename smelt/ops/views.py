@@ -1,37 +1,39 @@
-"""Views: functions on indices. Nothing here computes or moves anything; `copies` at the end have memory of their own."""
+"""Views: functions on indices. Nothing here computes or moves anything."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from operator import add
 
 import torch
 
-from smelt.graph.sizes import Size, bounds, contiguous_stride, numel, static
+from smelt.graph.sizes import Size, bounds, contiguous_stride, static
 from smelt.loops.builder import Builder, broadcast
-from smelt.loops.dtypes import opmath
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Index, Load, Tensor
-from smelt.loops.values import both, cast, compare, const, where
-from smelt.loops.values import index as index_value
-from smelt.ops.registry import LOWERINGS, lowers
+from smelt.loops.tensor import Index, Tensor
+from smelt.ops.recompute import Class
+from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten
 
+declare("_unsafe_view", recompute=Class.VIEW, linear=("self",))  # its schema calls the result fresh
+declare("view_copy", recompute=Class.POINTWISE, linear=("self",))
+declare("_reshape_copy", recompute=Class.MOVEMENT, linear=("self",))
+declare("real imag", linear=("self",))
 
-@lowers(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
+
+@operator(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
 def alias(b: Builder, x: Tensor) -> Tensor:
     return b.view(x, x.shape, lambda index: index)
 
 
-@lowers(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+@operator(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def view(b: Builder, x: Tensor, shape: Sequence[Size], stride: Sequence[Size] | None = None) -> Tensor:
     return b.view(x, b.spec.shape, reshape_index(x.shape, b.spec.shape))
 
 
-@lowers(aten.permute.default)
+@operator(aten.permute.default)
 def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
     rank = len(x.shape)
     place = [0] * rank  # place[d]: where dimension d of x went
@@ -40,7 +42,7 @@ def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
     return b.view(x, b.spec.shape, lambda index: tuple([index[p] for p in place]))
 
 
-@lowers(aten.transpose.int)
+@operator(aten.transpose.int)
 def transpose(b: Builder, x: Tensor, dim0: int, dim1: int) -> Tensor:
     dims = list(range(len(x.shape)))
     if dims:
@@ -48,39 +50,39 @@ def transpose(b: Builder, x: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(b, x, dims)
 
 
-@lowers(aten.t.default)
+@operator(aten.t.default)
 def t(b: Builder, x: Tensor) -> Tensor:
     return permute(b, x, list(reversed(range(len(x.shape)))))
 
 
-@lowers(aten.expand.default)
+@operator(aten.expand.default, aten.broadcast_to.default)
 def expand(b: Builder, x: Tensor, shape: Sequence[Size], *, implicit: bool = False) -> Tensor:
     return b.view(x, b.spec.shape, lambda index: broadcast(index, x.shape))
 
 
-@lowers(aten.slice.Tensor)
+@operator(aten.slice.Tensor)
 def slice_(
     b: Builder, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     dim %= len(x.shape)
-    first = _clamped(start or 0, x.shape[dim])
-    return b.view(x, b.spec.shape, _moved(dim, lambda i: first + i * step))
+    first = clamped(start or 0, x.shape[dim])
+    return b.view(x, b.spec.shape, moved(dim, lambda i: first + i * step))
 
 
-@lowers(aten.select.int)
+@operator(aten.select.int)
 def select(b: Builder, x: Tensor, dim: int, index: int) -> Tensor:
     dim %= len(x.shape)
     at = index + x.shape[dim] if index < 0 else index
     return b.view(x, b.spec.shape, _inserted(dim, at))
 
 
-@lowers(aten.unsqueeze.default)
+@operator(aten.unsqueeze.default)
 def unsqueeze(b: Builder, x: Tensor, dim: int) -> Tensor:
     dim %= len(x.shape) + 1
     return b.view(x, b.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]))
 
 
-@lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@operator(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> Tensor:
     rank = len(x.shape)
     named = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
@@ -93,12 +95,12 @@ def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> T
     return b.view(x, b.spec.shape, index)
 
 
-@lowers(aten.split.Tensor)
+@operator(aten.split.Tensor)
 def split(b: Builder, x: Tensor, size: int, dim: int = 0) -> tuple[Tensor, ...]:
     return _pieces(b, x, dim, [i * size for i in range(len(b.spec))])
 
 
-@lowers(aten.split_with_sizes.default)
+@operator(aten.split_with_sizes.default)
 def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     return _pieces(b, x, dim, [sum(sizes[:i]) for i in range(len(sizes))])
 
@@ -106,18 +108,17 @@ def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[int], dim: int = 0) 
 def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     return tuple(
-        b.view(x, spec.shape, _moved(dim, partial(operator.add, start)))
-        for spec, start in zip(b.spec, starts)
+        b.view(x, spec.shape, moved(dim, partial(add, start))) for spec, start in zip(b.spec, starts)
     )
 
 
-@lowers(aten.unbind.int)
+@operator(aten.unbind.int)
 def unbind(b: Builder, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     return tuple(b.view(x, spec.shape, _inserted(dim, at)) for at, spec in enumerate(b.spec))
 
 
-@lowers(aten.diagonal.default)
+@operator(aten.diagonal.default)
 def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     rank = len(x.shape)
     row, column = dim1 % rank, dim2 % rank
@@ -130,7 +131,7 @@ def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 
     return b.view(x, b.spec.shape, index)
 
 
-@lowers(aten.unfold.default)
+@operator(aten.unfold.default)
 def unfold(b: Builder, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     if not x.shape:
         return b.view(x, b.spec.shape, lambda i: ())
@@ -138,7 +139,7 @@ def unfold(b: Builder, x: Tensor, dimension: int, size: int, step: int) -> Tenso
     return b.view(x, b.spec.shape, lambda i: (*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]))
 
 
-@lowers(aten.as_strided.default)
+@operator(aten.as_strided.default)
 def as_strided(
     b: Builder, x: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: int | None = None
 ) -> Tensor | None:
@@ -170,7 +171,7 @@ def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
     return decode
 
 
-def _clamped(position: int, size: Size) -> int:
+def clamped(position: int, size: Size) -> int:
     length = static(size)
     return max(0, min(position + length if position < 0 else position, length))
 
@@ -179,7 +180,7 @@ def _inserted(dim: int, at: Size) -> Callable[[Index], Index]:
     return lambda i: (*i[:dim], at, *i[dim:])
 
 
-def _moved(dim: int, f: Callable[[Size], Size]) -> Callable[[Index], Index]:
+def moved(dim: int, f: Callable[[Size], Size]) -> Callable[[Index], Index]:
     return lambda i: (*i[:dim], f(i[dim]), *i[dim + 1 :])
 
 
@@ -230,186 +231,3 @@ def _matched(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], 
                 right.append(targets.pop(0))
         groups.append((left, right, contiguous_stride([new[d] for d in right])))
     return groups
-
-
-# ---- copies: functions on indices too, with memory of their own
-
-
-@lowers(aten.flip.default)
-def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
-    flipped = {d % len(x.shape) for d in dims} if x.shape else set()
-    return b.copy(
-        x, x.shape, lambda i: tuple([x.shape[d] - 1 - e if d in flipped else e for d, e in enumerate(i)])
-    )
-
-
-@lowers(aten.roll.default)
-def roll(b: Builder, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    if not dims:
-        return _roll_flat(b, x, shifts[0])
-    shift = [0] * len(x.shape)
-    for s, d in zip(shifts, dims):
-        shift[d] += s
-
-    def index(i: Index) -> Index:
-        return tuple([(e - s) % n if s % n else e for e, s, n in zip(i, shift, x.shape)])
-
-    return b.copy(x, x.shape, index)
-
-
-def _roll_flat(b: Builder, x: Tensor, shift: int) -> Tensor:
-    total = static(numel(x.shape))
-    flatten, unflatten = reshape_index((total,), x.shape), reshape_index(x.shape, (total,))
-    return b.copy(x, x.shape, lambda i: unflatten(((flatten(i)[0] - shift) % total,)) if total != 1 else i)
-
-
-@lowers(aten.repeat.default)
-def repeat(b: Builder, x: Tensor, repeats: Sequence[int]) -> Tensor:
-    skip = len(repeats) - len(x.shape)
-    return b.copy(
-        x, b.spec.shape, lambda i: tuple([0 if s == 1 else e % s for e, s in zip(i[skip:], x.shape)])
-    )
-
-
-# ---- copies with one tensor inside another (or inside zeros: what the backward of a view gives)
-
-Inside = Callable[
-    [Index], list[tuple[str, Size, Size]]
-]  # conditions (comparison, left, right), all of which must hold
-Part = tuple[
-    Inside, Callable[[Index], Index]
-]  # where the part stands, and which of its elements stands there
-
-
-@lowers(aten.slice_scatter.default)
-def slice_scatter(
-    b: Builder,
-    x: Tensor,
-    source: Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Tensor:
-    return _scatter(b, x, source, _slice_part(b, source, dim, start, step))
-
-
-@lowers(aten.slice_backward.default)
-def slice_backward(
-    b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, start: int, end: int, step: int
-) -> Tensor | None:
-    if step != 1 and dim % len(shape) == len(shape) - 1:  # gathers: ATen's copy into zeros is faster
-        return None
-    return _scatter(b, None, grad, _slice_part(b, grad, dim, start, step))
-
-
-def _slice_part(b: Builder, source: Tensor, dim: int, start: int | None, step: int) -> Part:
-    dim %= len(b.spec.shape)
-    first = _clamped(start or 0, b.spec.shape[dim])
-    count = source.shape[dim]
-
-    def inside(i: Index) -> list[tuple[str, Size, Size]]:
-        return [
-            ("ge", i[dim], first),
-            ("lt", i[dim], first + count * step),
-            ("eq", (i[dim] - first) % step, 0),
-        ]
-
-    return inside, _moved(dim, lambda e: _inside((e - first) // step, count))
-
-
-@lowers(aten.select_scatter.default)
-def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    return _scatter(b, x, source, _select_part(b, dim, index))
-
-
-@lowers(aten.select_backward.default)
-def select_backward(b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, index: int) -> Tensor:
-    return _scatter(b, None, grad, _select_part(b, dim, index))
-
-
-def _select_part(b: Builder, dim: int, index: int) -> Part:
-    dim %= len(b.spec.shape)
-    at = index + b.spec.shape[dim] if index < 0 else index
-    return lambda i: [("eq", i[dim], at)], lambda i: (*i[:dim], *i[dim + 1 :])
-
-
-@lowers(aten.diagonal_scatter.default)
-def diagonal_scatter(
-    b: Builder, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Tensor:
-    return _scatter(b, x, source, _diagonal_part(b, source, offset, dim1, dim2))
-
-
-@lowers(aten.diagonal_backward.default)
-def diagonal_backward(
-    b: Builder, grad: Tensor, shape: Sequence[Size], offset: int, dim1: int, dim2: int
-) -> Tensor:
-    return _scatter(b, None, grad, _diagonal_part(b, grad, offset, dim1, dim2))
-
-
-def _diagonal_part(b: Builder, source: Tensor, offset: int, dim1: int, dim2: int) -> Part:
-    rank, count = len(b.spec.shape), source.shape[-1]
-    row, column = dim1 % rank, dim2 % rank
-    top, left = max(-offset, 0), max(offset, 0)
-
-    def inside(i: Index) -> list[tuple[str, Size, Size]]:
-        along = i[row] - top
-        return [("eq", along, i[column] - left), ("ge", along, 0), ("lt", along, count)]
-
-    def index(i: Index) -> Index:
-        rest = [e for d, e in enumerate(i) if d not in (row, column)]
-        return (*rest, _inside(i[row] - top, count))
-
-    return inside, index
-
-
-def _inside(e: Size, count: Size) -> Size:
-    return 0 if count == 1 else e
-
-
-def _scatter(b: Builder, x: Tensor | None, source: Tensor, part: Part) -> Tensor:
-    """`source` where the part stands, elsewhere x or zero."""
-    inside, index = part
-    dtype = b.spec.dtype
-
-    def body(load: Load, i: Index) -> Value:
-        mask: Value | None = None
-        for op, left, right in inside(i):
-            mask = both(mask, compare(op, index_value(left), index_value(right)))
-        assert mask is not None
-        there = cast(load.where(mask)(source, index(i)), dtype)
-        return where(mask, there, const(0, dtype) if x is None else load(x, i))
-
-    return b.map(b.spec.shape, dtype, (source,) if x is None else (x, source), body)
-
-
-MAX_WINDOWS = 16  # that may overlap at one element
-
-
-@lowers(aten.unfold_backward.default)
-def unfold_backward(
-    b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, size: int, step: int
-) -> Tensor | None:
-    """Each element sums what the windows that cover it give: window `w` covers [w * step, w * step + size)."""
-    if not shape or -(-size // step) > MAX_WINDOWS:
-        return None
-    dim %= len(shape)
-    count, compute = grad.shape[dim], opmath(grad.dtype)
-
-    def body(load: Load, i: Index) -> Value:
-        total = const(0, compute)
-        for back in range(-(-size // step)):
-            window, at = i[dim] // step - back, i[dim] % step + back * step
-            mask: Value | None = None
-            for op, left, right in (("ge", window, 0), ("lt", window, count), ("lt", at, size)):
-                mask = both(mask, compare(op, index_value(left), index_value(right)))
-            assert mask is not None
-            place = (*i[:dim], _inside(window, count), *i[dim + 1 :], _inside(at, size))
-            total = total + cast(load.where(mask)(grad, place), compute)  # 0 where nothing is read
-        return cast(total, grad.dtype)
-
-    return b.map(b.spec.shape, grad.dtype, (grad,), body, cost=3.0 * -(-size // step))
-
-
-LOWERINGS[aten.broadcast_to.default] = expand

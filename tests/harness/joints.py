@@ -3,7 +3,7 @@
 import torch
 
 from smelt.autograd import redraw
-from smelt.autograd.classes import RANDOM, class_of
+from smelt.autograd.classes import class_of
 from smelt.autograd.join import joined
 from smelt.autograd.memory import Memory
 from smelt.autograd.partition import partition
@@ -13,6 +13,7 @@ from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
 from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
+from smelt.ops.recompute import Class
 from smelt.trace.record import Trace
 from tests.harness.traced import flatten
 
@@ -43,8 +44,8 @@ def check_valid(joint, parts):
     assert parts.nbytes <= Memory(joint).eager_bytes(), f"{joint.graph.code}\n{parts}"
     written = [n.name for n in joint.graph if n.target is torch.ops.aten.copy_.default]
     assert [n.name for n in parts.forward if n.target is torch.ops.aten.copy_.default] == written
-    n_random = sum(class_of(n) is RANDOM for n in joint.graph)
-    drawn = [n for g in (parts.forward, parts.backward) for n in g if class_of(n) is RANDOM]
+    n_random = sum(class_of(n) is Class.RANDOM for n in joint.graph)
+    drawn = [n for g in (parts.forward, parts.backward) for n in g if class_of(n) is Class.RANDOM]
     assert sum(n.target is not redraw.STATE for n in drawn) == n_random
 
 

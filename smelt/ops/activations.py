@@ -1,0 +1,125 @@
+"""Activations. Costs are in additions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.loops.builder import Builder
+from smelt.loops.dtypes import opmath
+from smelt.loops.ir import Value
+from smelt.loops.tensor import Tensor
+from smelt.loops.values import (
+    DIVISION,
+    TRANSCENDENTAL,
+    call,
+    compare,
+    const,
+    where,
+)
+from smelt.ops.pointwise import above
+from smelt.ops.recompute import Class
+from smelt.ops.registry import declare, operator
+
+aten = torch.ops.aten
+
+declare("_prelu_kernel hardswish", recompute=Class.POINTWISE)
+declare("celu elu gelu selu silu mish softplus glu log_sigmoid_forward", recompute=Class.TRANSCENDENTAL)
+declare(
+    "elu celu selu mish softplus hardsigmoid hardtanh hardshrink softshrink threshold relu6 "
+    "log_sigmoid_forward glu _prelu_kernel",
+    decomposed=True,
+)
+
+
+def _activation(f: Callable[..., Value], *overloads: Any, cost: float = 3.0) -> None:
+    """`f(x, *scalar arguments)` in the dtype of x."""
+
+    def lower(b: Builder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return b.pointwise(lambda v: f(v, *args, **kwargs), [x], opmath(x.dtype), cost=cost)
+
+    declare(*overloads, lowering=lower)
+
+
+def relu(x: Value) -> Value:
+    return x if x.dtype is torch.bool else call("maximum", x, const(0, x.dtype))
+
+
+def hardtanh(x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
+    return call("minimum", call("maximum", x, const(min_val, x.dtype)), const(max_val, x.dtype))
+
+
+def hardsigmoid(x: Value) -> Value:
+    return hardtanh(x + 3, 0, 6) / 6
+
+
+def hardswish(x: Value) -> Value:
+    return x * hardtanh(x + 3, 0, 6) / 6
+
+
+def silu(x: Value) -> Value:
+    return x / (call("exp", -x) + 1)
+
+
+def gelu(x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+        return 0.5 * x * (call("tanh", inner) + 1)
+    return 0.5 * x * (call("erf", x * math.sqrt(0.5)) + 1)
+
+
+def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
+    return where(above(x, 0), x, x * negative_slope)
+
+
+def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    return where(above(x, 0), x * scale, call("expm1", x * input_scale) * (alpha * scale))
+
+
+def celu(x: Value, alpha: float = 1.0) -> Value:
+    return elu(x, alpha, 1.0, 1.0 / alpha)
+
+
+def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    scaled = x * beta
+    return where(above(scaled, threshold), x, call("log1p", call("exp", scaled)) / beta)
+
+
+def mish(x: Value) -> Value:
+    return x * call("tanh", call("log1p", call("exp", x)))
+
+
+def threshold(x: Value, threshold: float, value: float) -> Value:
+    return where(compare("le", x, const(threshold, x.dtype)), const(value, x.dtype), x)
+
+
+_activation(relu, aten.relu.default, cost=1)
+_activation(hardtanh, aten.hardtanh.default, cost=2)
+_activation(hardsigmoid, aten.hardsigmoid.default)
+_activation(hardswish, aten.hardswish.default)
+_activation(silu, aten.silu.default, cost=TRANSCENDENTAL + DIVISION)
+_activation(gelu, aten.gelu.default, cost=TRANSCENDENTAL + 4)
+_activation(leaky_relu, aten.leaky_relu.default)
+_activation(elu, aten.elu.default, cost=TRANSCENDENTAL)
+_activation(celu, aten.celu.default, cost=TRANSCENDENTAL)
+_activation(softplus, aten.softplus.default, cost=2 * TRANSCENDENTAL)
+_activation(mish, aten.mish.default, cost=3 * TRANSCENDENTAL)
+_activation(threshold, aten.threshold.default)
+_activation(lambda x: hardtanh(x, 0, 6), aten.relu6.default, cost=2)
+
+
+@operator(aten._prelu_kernel.default)
+def prelu(b: Builder, x: Tensor, weight: Tensor) -> Tensor:
+    return b.pointwise(lambda v, w: where(above(v, 0), v, v * w), [x, weight], cost=3)
+
+
+@operator(aten.glu.default)
+def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
+    dim %= len(x.shape)
+    half = b.spec.shape[dim]
+    first = b.view(x, b.spec.shape, lambda i: i)
+    second = b.view(x, b.spec.shape, lambda i: (*i[:dim], i[dim] + half, *i[dim + 1 :]))
+    return b.pointwise(lambda u, v: u * call("sigmoid", v), [first, second], cost=14)

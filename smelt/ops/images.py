@@ -1,0 +1,42 @@
+"""Images: pools, resizing, padding by their own pixels, shuffles between channels and pixels."""
+
+from __future__ import annotations
+
+import torch
+
+from smelt.loops.builder import Builder, Operand
+from smelt.loops.tensor import Tensor
+from smelt.ops.recompute import Class
+from smelt.ops.registry import declare, operator
+
+aten = torch.ops.aten
+
+declare(
+    "pixel_shuffle pixel_unshuffle channel_shuffle im2col upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d",
+    recompute=Class.MOVEMENT,
+)
+declare(
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices "
+    "adaptive_max_pool2d adaptive_max_pool3d",
+    recompute=Class.REDUCTION,
+)
+declare("channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im", linear=("self",))
+declare(aten.avg_pool2d.default, out=aten.avg_pool2d.out)
+declare(aten._adaptive_avg_pool2d.default, out=aten._adaptive_avg_pool2d.out)
+declare(aten.upsample_nearest2d.default, out=aten.upsample_nearest2d.out)
+declare(aten.upsample_bilinear2d.default, out=aten.upsample_bilinear2d.out)
+declare(aten.upsample_bicubic2d.default, out=aten.upsample_bicubic2d.out)
+declare("pixel_shuffle pixel_unshuffle channel_shuffle", decomposed=True)
+
+
+@operator(aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec)
+def upsample_nearest2d(b: Builder, x: Tensor, *args: Operand) -> Tensor | None:
+    """Whole multiples only: there the source pixel is exact integer division."""
+    (_, _, h, w), (_, _, big_h, big_w) = x.shape, b.spec.shape
+    if big_h % h or big_w % w:
+        return None
+    kh, kw = big_h // h, big_w // w
+    if any(isinstance(a, float) and a not in (kh, kw) for a in args):
+        return None
+    return b.copy(x, b.spec.shape, lambda i: (i[0], i[1], i[2] // kh, i[3] // kw))

@@ -1,0 +1,127 @@
+"""Copies that put elements elsewhere: joining, padding, flipping, rolling, repeating."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.sizes import Size, numel, static
+from smelt.loops.builder import Builder
+from smelt.loops.ir import Value
+from smelt.loops.tensor import Index, Load, Tensor
+from smelt.loops.values import both, cast, compare, const, where
+from smelt.loops.values import index as index_value
+from smelt.ops.recompute import Class
+from smelt.ops.registry import declare, operator
+from smelt.ops.views import reshape_index
+
+aten = torch.ops.aten
+
+declare("cat stack constant_pad_nd flip roll repeat repeat_interleave", recompute=Class.MOVEMENT)
+declare("cat stack", linear=("tensors",))
+declare("constant_pad_nd", linear=("self value",))
+declare("flip roll repeat", linear=("self",))
+declare("rot90", decomposed=True)
+
+
+@operator(aten.cat.default, out=aten.cat.out)
+def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    parts = [t for t in tensors if t.shape != (0,)]
+    if not all(isinstance(s, int) for t in parts for s in t.shape):
+        return None
+    dim %= len(b.spec.shape)
+    parts = [t for t in parts if t.shape[dim] != 0]
+    return _joined(b, parts, dim, [t.shape[dim] for t in parts], lambda i, at: (*i[:dim], at, *i[dim + 1 :]))
+
+
+@operator(aten.stack.default)
+def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    dim %= len(b.spec.shape)
+    return _joined(b, tensors, dim, [1] * len(tensors), lambda i, at: (*i[:dim], *i[dim + 1 :]))
+
+
+def _joined(b: Builder, parts: Sequence[Tensor], dim: int, sizes: Sequence[Any], index: Any) -> Tensor:
+    """Parts one after the other along `dim`: a chain of `where`, each part read only where it stands."""
+    dtype = b.spec.dtype
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+
+    def element(load: Load, i: Index, k: int) -> Value:
+        at: Size = 0 if sizes[k] == 1 else i[dim] - starts[k]
+        return cast(load(parts[k], index(i, at)), dtype)
+
+    def body(load: Load, i: Index) -> Value:
+        return choose(load, i, 0, None)
+
+    def choose(load: Load, i: Index, k: int, outside: Value | None) -> Value:
+        if k == len(parts) - 1:
+            return element(load if outside is None else load.where(outside), i, k)
+        position, end = index_value(i[dim]), index_value(starts[k] + sizes[k])
+        here, later = compare("lt", position, end), compare("ge", position, end)
+        if here.op == "const":
+            return element(load, i, k) if here.args[0] else choose(load, i, k + 1, outside)
+        mask = both(outside, here)
+        assert mask is not None
+        return where(here, element(load.where(mask), i, k), choose(load, i, k + 1, both(outside, later)))
+
+    return b.map(b.spec.shape, dtype, parts, body, cost=2.0 * (len(parts) - 1))
+
+
+@operator(aten.constant_pad_nd.default)
+def constant_pad_nd(b: Builder, x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    before = [0] * len(x.shape)
+    for k in range(len(pad) // 2):
+        before[len(x.shape) - 1 - k] = pad[2 * k]
+    after = [out - size - lo for out, size, lo in zip(b.spec.shape, x.shape, before)]
+    fill = const(value, x.dtype)
+
+    def body(load: Load, i: Index) -> Value:
+        mask: Value | None = None
+        for d, size in enumerate(x.shape):
+            if before[d]:
+                mask = both(mask, compare("ge", index_value(i[d]), index_value(before[d])))
+            if after[d]:
+                mask = both(mask, compare("lt", index_value(i[d]), index_value(before[d] + size)))
+        at = tuple([0 if size == 1 else e - lo for e, size, lo in zip(i, x.shape, before)])
+        if mask is None:
+            return load(x, at)
+        return where(mask, load.where(mask)(x, at), fill)
+
+    return b.map(b.spec.shape, x.dtype, [x], body)
+
+
+@operator(aten.flip.default)
+def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
+    flipped = {d % len(x.shape) for d in dims} if x.shape else set()
+    return b.copy(
+        x, x.shape, lambda i: tuple([x.shape[d] - 1 - e if d in flipped else e for d, e in enumerate(i)])
+    )
+
+
+@operator(aten.roll.default)
+def roll(b: Builder, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    if not dims:
+        return _roll_flat(b, x, shifts[0])
+    shift = [0] * len(x.shape)
+    for s, d in zip(shifts, dims):
+        shift[d] += s
+
+    def index(i: Index) -> Index:
+        return tuple([(e - s) % n if s % n else e for e, s, n in zip(i, shift, x.shape)])
+
+    return b.copy(x, x.shape, index)
+
+
+def _roll_flat(b: Builder, x: Tensor, shift: int) -> Tensor:
+    total = static(numel(x.shape))
+    flatten, unflatten = reshape_index((total,), x.shape), reshape_index(x.shape, (total,))
+    return b.copy(x, x.shape, lambda i: unflatten(((flatten(i)[0] - shift) % total,)) if total != 1 else i)
+
+
+@operator(aten.repeat.default)
+def repeat(b: Builder, x: Tensor, repeats: Sequence[int]) -> Tensor:
+    skip = len(repeats) - len(x.shape)
+    return b.copy(
+        x, b.spec.shape, lambda i: tuple([0 if s == 1 else e % s for e, s in zip(i[skip:], x.shape)])
+    )

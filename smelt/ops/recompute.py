@@ -1,0 +1,65 @@
+"""What it may mean to run an operator of the forward a second time, in the backward.
+
+A class says how much work that is, and whether it may be done: always, only for a memory budget below 1, or never. Each ban
+carries its reason, which reports show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OperatorClass:
+    """`work`: simple operations for each element of the largest tensor that takes part (products: see `work_of`)."""
+
+    name: str
+    recompute: Literal["always", "budget", "never"]
+    work: int
+    reason: str
+
+
+class Class:
+    """The classes that there are."""
+
+    VIEW = OperatorClass("view", "always", 0, "looks at memory that is kept anyway")
+    CREATION = OperatorClass("creation", "always", 1, "reads nothing")
+    POINTWISE = OperatorClass("pointwise", "always", 1, "fuses into the kernel that reads it")
+    TRANSCENDENTAL = OperatorClass(
+        "transcendental",
+        "always",
+        8,
+        "fuses as well, but a polynomial an element shows: only for fewer bytes",
+    )
+    MOVEMENT = OperatorClass(
+        "movement", "always", 2, "reads each element once, as reading a saved copy would"
+    )
+    ROWS = OperatorClass(
+        "rows", "always", 16, "a small reduction and a pointwise pass, over a row that is in cache"
+    )
+    REDUCTION = OperatorClass(
+        "reduction", "budget", 1, "reads much to give little: its result is cheap to keep"
+    )
+    STATISTICS = OperatorClass(
+        "statistics",
+        "budget",
+        8,
+        "normalizes by statistics that are cheap to keep; its result comes back from them",
+    )
+    SCAN = OperatorClass("scan", "budget", 8, "runs one element after the other")
+    PRODUCT = OperatorClass("product", "budget", 2, "as dear as the backward itself")
+    SORT = OperatorClass("sort", "budget", 32, "dear, and gives indices")
+    SCATTER = OperatorClass(
+        "scatter", "budget", 4, "adds in an order of its own: a second run may round otherwise"
+    )
+    OTHER = OperatorClass("other", "budget", 64, "in no table, so taken for dear")
+    RANDOM = OperatorClass("random", "never", 16, "a second run would draw other numbers")
+    EFFECT = OperatorClass("effect", "never", 0, "writes memory")
+    OPAQUE = OperatorClass(
+        "opaque", "never", 0, "a foreign operator: nobody says that a second run gives the same"
+    )
+    VALUE_DEPENDENT = OperatorClass(
+        "value-dependent", "never", 0, "its result's size, or a number, is read from memory"
+    )
+    INPUT = OperatorClass("input", "never", 0, "given by the caller")
