@@ -102,7 +102,7 @@ class Graph:
     @property
     def code(self) -> str:
         """The graph as a Python program that runs (see `smelt.graph.printer`)."""
-        return _printer().program(self).source
+        return _printer().python_source(self).source
 
     def print_tabular(self) -> None:
         """Prints one row a node."""

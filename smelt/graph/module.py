@@ -9,7 +9,7 @@ import torch
 
 from smelt.graph import state
 from smelt.graph.ir import Graph
-from smelt.graph.printer import program
+from smelt.graph.printer import python_source
 from smelt.graph.run import beneath_autograd
 
 
@@ -24,7 +24,7 @@ class GraphFunction:
         self.recompile()
 
     def recompile(self) -> None:
-        written = program(self.graph)
+        written = python_source(self.graph)
         self.code = written.source
         self._function = written.function()
         self._switches = any(node.target in state.CHANGES for node in self.graph)

@@ -39,7 +39,7 @@ _PLACES: tuple[tuple[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Program:
+class PythonSource:
     """`source` defines `forward`; `names` is what it needs besides `torch` and `operator`."""
 
     source: str
@@ -52,7 +52,7 @@ class Program:
         return scope["forward"]
 
 
-def program(graph: Graph, comments: bool = True) -> Program:
+def python_source(graph: Graph, comments: bool = True) -> PythonSource:
     """The graph as Python. `comments`: user lines and results' types."""
     names: dict[str, Any] = {}
     head = ["import operator", "", "import torch", ""]
@@ -60,7 +60,7 @@ def program(graph: Graph, comments: bool = True) -> Program:
     body = _body(graph, names, comments)
     parameters = ", ".join(n.name for n in graph.placeholders)
     source = "\n".join([*head, "", f"def forward({parameters}):", *(f"    {line}" for line in body), ""])
-    return Program(source, names)
+    return PythonSource(source, names)
 
 
 def _constants(graph: Graph, names: dict[str, Any]) -> list[str]:

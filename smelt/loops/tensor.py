@@ -15,7 +15,7 @@ by whoever passes `load`. Indices are tuples of sizes; a dimension of size 1 is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from smelt.graph.sizes import Size
 from smelt.loops.ir import ReductionKind, Value
 
 Index = tuple[Size, ...]
+GAP = 2  # between the orders of two tensors that follow each other
 
 
 class Load(Protocol):
@@ -77,13 +78,14 @@ Definition = Stored | Map | Reduce | Scan
 
 @dataclass(eq=False)
 class Tensor:
-    """`spec.stride` is the layout it gets if it is materialised. `name` is readable: the operator's name."""
+    """`spec.stride` is the layout it gets if it is materialised. `name` is readable: the operator's name. `order` is its
+    position in the program; lowering counts by `GAP`, so that a pass can put tensors between two others."""
 
     name: str
     spec: TensorSpec
     definition: Definition
     line: Line | None = None
-    order: int = -1  # position in the program
+    order: int = -1
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -137,11 +139,14 @@ class CopyBack:
     order: int = -1
 
 
-@dataclass
+Step = Tensor | Extern | CopyBack
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """A lowered graph. `steps` in program order; every tensor's inputs stand before it."""
 
-    inputs: list[Tensor] = field(default_factory=list)
-    constants: list[tuple[Tensor, torch.Tensor]] = field(default_factory=list)
-    steps: list[Tensor | Extern | CopyBack] = field(default_factory=list)
-    outputs: list[Tensor | None] = field(default_factory=list)
+    inputs: tuple[Tensor, ...]
+    constants: tuple[tuple[Tensor, torch.Tensor], ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Tensor | None, ...]

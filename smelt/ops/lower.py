@@ -20,7 +20,7 @@ from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
-from smelt.loops.tensor import CopyBack, Extern, Number, Program, Stored, Tensor
+from smelt.loops.tensor import GAP, CopyBack, Extern, Number, Program, Step, Stored, Tensor
 from smelt.ops.registry import row
 
 aten = torch.ops.aten
@@ -35,7 +35,10 @@ def lower(graph: Graph, config: Config, products: bool = False) -> Program:
 class _Lowerer:
     def __init__(self, graph: Graph, products: bool) -> None:
         self.graph, self.products = graph, products
-        self.program = Program()
+        self.inputs: list[Tensor] = []
+        self.constants: list[tuple[Tensor, torch.Tensor]] = []
+        self.steps: list[Step] = []
+        self.outputs: tuple[Tensor | None, ...] = ()
         self.values: dict[Node, Any] = {}
         self.uses = _live_uses(graph)
         self.results_used = self._results_used()
@@ -45,12 +48,12 @@ class _Lowerer:
     def run(self) -> Program:
         for node in self.graph:
             if node.op == "placeholder":
-                self.program.inputs.append(self.input(node))
+                self.inputs.append(self.input(node))
             elif node.op == "get_attr":
                 tensor = self.stored(node)
-                self.program.constants.append((tensor, self.graph.constants[node.target]))
+                self.constants.append((tensor, self.graph.constants[node.target]))
             elif node.op == "output":
-                self.program.outputs = [self.value(x) for x in node.args[0]]
+                self.outputs = tuple([self.value(x) for x in node.args[0]])
                 self.finish()
             elif node.target is operator.getitem:
                 self.values[node] = (
@@ -58,7 +61,7 @@ class _Lowerer:
                 )
             elif self.uses[node] or is_effectful(node.target):
                 self.values[node] = self.call(node)
-        return self.program
+        return Program(tuple(self.inputs), tuple(self.constants), tuple(self.steps), self.outputs)
 
     def input(self, node: Node) -> Tensor:
         if not isinstance(node.spec, NumberSpec):
@@ -72,7 +75,7 @@ class _Lowerer:
         return tensor
 
     def next(self) -> int:
-        self.order += 1
+        self.order += GAP
         return self.order
 
     def value(self, tree: Any) -> Any:
@@ -134,7 +137,7 @@ class _Lowerer:
             for made in (*step.results, step) if isinstance(step, Extern) else (step,):
                 if made is not None:
                     made.order = self.next()
-            self.program.steps.append(step)
+            self.steps.append(step)
         return results if isinstance(result, tuple) else results[0]
 
     def again(self, builder: Builder, tensor: Tensor) -> Tensor:
@@ -154,7 +157,7 @@ class _Lowerer:
         )
         op = with_number(node.target, args)
         step = Extern(op, tuple(args), kwargs, results, _short(node), node.line, self.next())
-        self.program.steps.append(step)
+        self.steps.append(step)
         return results if isinstance(node.spec, tuple | list) else results[0]
 
     def copy_back(self, node: Node, target: Tensor, source: Any) -> Tensor:
@@ -165,7 +168,7 @@ class _Lowerer:
             lambda v: v, [source], getattr(source, "dtype", target.dtype), target.dtype, 0.5, target.shape
         )
         held.order = self.next()
-        self.program.steps.append(held)
+        self.steps.append(held)
         final = builder.copy(held, held.shape, lambda index: index)
         final.spec = replace(target.spec, requires_grad=False)
         self.copies.append(CopyBack(target, final, node.line))
@@ -174,7 +177,7 @@ class _Lowerer:
     def finish(self) -> None:
         for copy in self.copies:
             copy.source.order, copy.order = self.next(), self.next()
-            self.program.steps += [copy.source, copy]
+            self.steps += [copy.source, copy]
 
 
 def _only_returned(graph: Graph, node: Node) -> bool:

@@ -21,7 +21,7 @@ CANDIDATES = 6  # groups tried for a unit, nearest first
 
 
 def fuse(program: Program, config: Config) -> Schedule:
-    split_reductions(program, config.threads or torch.get_num_threads())
+    program = split_reductions(program, config.threads or torch.get_num_threads())
     units = choose_units(program, config.fuse)
     grouping = Grouping(config.fuse)
     for step in units.steps:

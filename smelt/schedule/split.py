@@ -7,12 +7,13 @@ results do not change from call to call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, numel
 from smelt.loops.ir import Value
-from smelt.loops.tensor import CopyBack, Extern, Index, Load, Program, Reduce, Tensor
+from smelt.loops.rewrite import Rewriting
+from smelt.loops.tensor import Index, Load, Program, Reduce, Tensor
 from smelt.schedule.kernels import linear
 from smelt.schedule.spaces import own_loops
 
@@ -22,10 +23,10 @@ COLUMNS = 32  # neighbouring sums that are one item of work
 PER_THREAD = 4  # items
 
 
-def split_reductions(program: Program, threads: int) -> None:
-    """Splits reductions of `program`, in place, where they have too few rows for `threads` threads."""
+def split_reductions(program: Program, threads: int) -> Program:
+    """The program with those reductions split that have too few rows for `threads` threads."""
     if threads < 2:
-        return
+        return program
     cuts = {
         step: cut
         for step in program.steps
@@ -34,25 +35,18 @@ def split_reductions(program: Program, threads: int) -> None:
         and (cut := _cut(step, step.definition, threads)) is not None
     }
     if not cuts:
-        return
-    for item in _ordered(program):
-        item.order *= 2
-    steps: list[Tensor | Extern | CopyBack] = []
+        return program
+    rewriting = Rewriting()
     for step in program.steps:
         if isinstance(step, Tensor) and step in cuts:
-            steps.append(_partial(step, *cuts[step]))
-        steps.append(step)
-    program.steps = steps
-
-
-def _ordered(program: Program) -> Iterable[Tensor | Extern | CopyBack]:
-    """Everything that has a place in the program's order."""
-    yield from program.inputs
-    yield from (t for t, _ in program.constants)
-    for step in program.steps:
-        yield step
-        if isinstance(step, Extern):
-            yield from (r for r in step.results if r is not None)
+            split = rewriting.step(step)
+            assert isinstance(split, Tensor)
+            partial, whole = _split(split, *cuts[step])
+            rewriting.put(partial)
+            rewriting.put(whole, instead_of=step)
+        else:
+            rewriting.put(rewriting.step(step), instead_of=step)
+    return rewriting.program(program)
 
 
 def _cut(tensor: Tensor, reduce: Reduce, threads: int) -> tuple[int, int] | None:
@@ -122,8 +116,8 @@ class _Seen:
         return self
 
 
-def _partial(tensor: Tensor, d: int, parts: int) -> Tensor:
-    """The reductions of the parts, as a new first dimension. `tensor` becomes the reduction of those."""
+def _split(tensor: Tensor, d: int, parts: int) -> tuple[Tensor, Tensor]:
+    """The reductions of the parts, as a new first dimension, and the reduction of those."""
     reduce = tensor.definition
     assert isinstance(reduce, Reduce)
     length = reduce.sizes[d] // parts
@@ -141,5 +135,4 @@ def _partial(tensor: Tensor, d: int, parts: int) -> Tensor:
     def joined(load: Load, index: Index, position: Index) -> Value:
         return load(partial, (position[0], *index))
 
-    tensor.definition = Reduce((partial,), reduce.kind, (parts,), joined)
-    return partial
+    return partial, replace(tensor, definition=Reduce((partial,), reduce.kind, (parts,), joined))
