@@ -1,20 +1,28 @@
-// smelt._native: the frame hook, the guard tree, the plan executor, the autograd node and shape functions.
+// smelt._native: calls and their compiled entries, the guard tree, the plan executor, the autograd node, operators.
 #include "module.h"
 
 namespace smelt {
 namespace {
-PyModuleDef module_def = {
+
+PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "smelt._native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-}
+
+constexpr int (*kParts[])(PyObject* module) = {
+    calls::init_entries, calls::init_wrapper,       calls::init_tail, calls::init_call, calls::init_window,
+    guards::init_tree,   guards::init_global_state, init_plan,        init_autograd,    init_shapes,
+    init_blocks,
+};
+
+}  // namespace
 }  // namespace smelt
 
 PyMODINIT_FUNC PyInit__native(void) {
-    PyObject* m = PyModule_Create(&smelt::module_def);
-    if (!m) return nullptr;
-    if (smelt::init_hook(m) < 0 || smelt::init_guards(m) < 0 || smelt::init_plan(m) < 0 ||
-        smelt::init_autograd(m) < 0 || smelt::init_shapes(m) < 0 || smelt::init_blocks(m) < 0) {
-        Py_DECREF(m);
+    PyObject* module = PyModule_Create(&smelt::definition);
+    if (!module) return nullptr;
+    for (auto init : smelt::kParts) {
+        if (init(module) >= 0) continue;
+        Py_DECREF(module);
         return nullptr;
     }
-    return m;
+    return module;
 }

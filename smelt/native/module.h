@@ -3,10 +3,23 @@
 #include <Python.h>
 
 namespace smelt {
-int init_hook(PyObject* module);
-int init_guards(PyObject* module);
+
+namespace calls {
+int init_entries(PyObject* module);
+int init_wrapper(PyObject* module);
+int init_tail(PyObject* module);
+int init_call(PyObject* module);
+int init_window(PyObject* module);
+}  // namespace calls
+
+namespace guards {
+int init_tree(PyObject* module);
+int init_global_state(PyObject* module);
+}  // namespace guards
+
 int init_plan(PyObject* module);
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
 int init_blocks(PyObject* module);
+
 }  // namespace smelt

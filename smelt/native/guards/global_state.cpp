@@ -1,6 +1,8 @@
+// Everything outside the arguments that changes what torch operators do, as numbers: one table, one field per line.
 #include "cpython.h"
 
-#include "guards/global_state.h"
+#include "guards/checks/makers.h"
+#include "module.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -13,10 +15,13 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/PyInterpreter.h>
 
+#include <array>
+#include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <vector>
 
-namespace smelt {
+namespace smelt::guards {
 namespace {
 
 using at::Float32Backend;
@@ -122,18 +127,17 @@ constexpr Field kFields[] = {
     FIELD("fp16_reduction_cpu", s.context.allowFP16ReductionCPU()),
 };
 #undef FIELD
-static_assert(std::size(kFields) == kGlobalStateFields);
+constexpr int kFieldCount = std::size(kFields);
+using GlobalState = std::array<int64_t, kFieldCount>;
 constexpr int kFirstPlainMember = [] {
     int i = 0;
     while (kFields[i].name != std::string_view("deterministic_algorithms")) i++;
     return i;
 }();
 
-}  // namespace
-
-PyObject* global_state_names() {
-    PyObject* names = PyTuple_New(kGlobalStateFields);
-    for (int i = 0; names && i < kGlobalStateFields; i++) {
+PyObject* field_names() {
+    PyObject* names = PyTuple_New(kFieldCount);
+    for (int i = 0; names && i < kFieldCount; i++) {
         PyObject* name = PyUnicode_FromString(kFields[i].name);
         if (!name)
             Py_CLEAR(names);
@@ -143,10 +147,10 @@ PyObject* global_state_names() {
     return names;
 }
 
-PyObject* global_state_tuple() {
+PyObject* py_global_state(PyObject*, PyObject*) {
     Sources sources;
-    PyObject* tuple = PyTuple_New(kGlobalStateFields);
-    for (int i = 0; tuple && i < kGlobalStateFields; i++) {
+    PyObject* tuple = PyTuple_New(kFieldCount);
+    for (int i = 0; tuple && i < kFieldCount; i++) {
         PyObject* value = PyLong_FromLongLong(kFields[i].read(sources));
         if (!value)
             Py_CLEAR(tuple);
@@ -156,12 +160,24 @@ PyObject* global_state_tuple() {
     return tuple;
 }
 
+// Compares the state with what it was.
+class GlobalStateMatcher {
+  public:
+    bool parse(PyObject* tuple);  // what global_state_tuple() returned; false with a Python error
+    bool matches();
+
+  private:
+    GlobalState expected_;
+    std::vector<char>
+        agreed_;  // the bytes of torch's settings object when its fields were last compared and agreed
+};
+
 bool GlobalStateMatcher::parse(PyObject* tuple) {
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != kGlobalStateFields) {
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != kFieldCount) {
         PyErr_SetString(PyExc_TypeError, "global_state: expected what _native.global_state() returned");
         return false;
     }
-    for (int i = 0; i < kGlobalStateFields; i++) {
+    for (int i = 0; i < kFieldCount; i++) {
         expected_[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
         if (PyErr_Occurred()) return false;
     }
@@ -181,9 +197,34 @@ bool GlobalStateMatcher::matches() {
     const char* bytes = reinterpret_cast<const char*>(&sources.context);
     if (agreed_.size() == sizeof(at::Context) && std::memcmp(agreed_.data(), bytes, sizeof(at::Context)) == 0)
         return true;
-    if (!agree(kFirstPlainMember, kGlobalStateFields)) return false;
+    if (!agree(kFirstPlainMember, kFieldCount)) return false;
     agreed_.assign(bytes, bytes + sizeof(at::Context));
     return true;
 }
 
-}  // namespace smelt
+struct GlobalStateIs : Check {
+    GlobalStateMatcher state;
+    bool holds(PyObject*, Pass&) override { return state.matches(); }
+};
+
+PyMethodDef functions[] = {{"global_state", py_global_state, METH_NOARGS,
+                            "global_state(): everything outside the arguments that changes what operators "
+                            "do; a tuple of int, named by "
+                            "GLOBAL_STATE."},
+                           {}};
+
+}  // namespace
+
+CheckPtr make_global_state(PyObject* value, Building&) {
+    auto check = std::make_unique<GlobalStateIs>();
+    return check->state.parse(value) ? std::move(check) : nullptr;
+}
+
+int init_global_state(PyObject* module) {
+    PyObject* names = field_names();
+    int failed = names ? PyModule_AddObjectRef(module, "GLOBAL_STATE", names) : -1;
+    Py_XDECREF(names);
+    return failed ? failed : PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace smelt::guards

@@ -8,12 +8,14 @@
 // What always holds: a memo's pass accepts only what a complete pass would accept. Where stamps or anchors disagree it
 // does not know, and the complete pass decides.
 #pragma once
-#include "guards/checks.h"
+#include "guards/accessor.h"
+#include "guards/check.h"
+#include "guards/checks/tensors.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace smelt {
+namespace smelt::guards {
 
 struct Node {
     int parent;
@@ -180,4 +182,4 @@ class Memo {
     std::vector<TensorNote> tensors_;  // of settled nodes: looked at after all steps
 };
 
-}  // namespace smelt
+}  // namespace smelt::guards

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace smelt {
+namespace smelt::guards {
 
 struct Stamp {
     const uint64_t* word;
@@ -78,4 +78,4 @@ class Stamps {
     std::unordered_map<const uint64_t*, int> changes_;
 };
 
-}  // namespace smelt
+}  // namespace smelt::guards

@@ -9,32 +9,20 @@
 //   - No accessor or check runs user code, or raises: what cannot be read is a mismatch.
 //   - Values are borrowed from the objects they were read from, which the slots or the tree keep alive; the
 //     few new references are kept until the pass ends.
-//   - A dictionary version at which a check held is remembered; versions never repeat, so an equal one needs
-//     no look.
 #include "cpython.h"
 
-#include "guards/accessors.h"
-#include "guards/checks.h"
-#include "guards/guards.h"
+#include "guards/accessor.h"
+#include "guards/check.h"
+#include "guards/lookup.h"
 #include "guards/memo.h"
+#include "guards/tree.h"
 #include "module.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace smelt {
+namespace smelt::guards {
 namespace {
-
-// The row of a table by its name; null with a Python error.
-template <class Row, size_t size>
-const Row* find_row(const Row (&table)[size], PyObject* name, const char* what) {
-    for (const Row& row : table)
-        if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, row.name) == 0) return &row;
-    PyErr_Format(PyExc_ValueError, "GuardTree: unknown %s %R", what, name);
-    return nullptr;
-}
-
-// --------------------------------------------------------------------------------------------- the tree
 
 struct Tree {
     std::vector<Node> nodes;
@@ -135,7 +123,7 @@ bool add_check(PyObject* spec, Tree& tree, Node& node) {
     int guard;
     if (!PyArg_ParseTuple(spec, "iOO;a check is (guard_index, kind, value)", &guard, &kind, &value))
         return false;
-    auto* row = find_row(kChecks, kind, "guard kind");
+    const CheckKind* row = find_check(kind);
     if (!row) return false;
     Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.looks};
     CheckPtr check = row->make(value, building);
@@ -155,7 +143,7 @@ bool add_node(PyObject* spec, Tree& tree) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "GuardTree: a node is a tuple");
         return false;
     }
-    auto* row = find_row(kAccessors, kind, "accessor");
+    const AccessorKind* row = find_accessor(kind);
     if (!row) return false;
     if (row->is_root ? node.parent != -1
                      : node.parent < 0 || node.parent >= static_cast<int>(tree.nodes.size())) {
@@ -293,17 +281,9 @@ PyObject* py_type_version(PyObject*, PyObject* cls) {
     return PyLong_FromUnsignedLong(type_version_tag(reinterpret_cast<PyTypeObject*>(cls)));
 }
 
-PyObject* py_global_state(PyObject*, PyObject*) {
-    return global_state_tuple();
-}
-
 PyMethodDef functions[] = {
     {"type_version", py_type_version, METH_O,
      "type_version(cls): a number that changes when the class or a base does. 0: the class has no version."},
-    {"global_state", py_global_state, METH_NOARGS,
-     "global_state(): everything outside the arguments that changes what operators do; a tuple of int, named "
-     "by\n"
-     "GLOBAL_STATE."},
     {}};
 
 }  // namespace
@@ -317,15 +297,11 @@ PyObject* check_guard_tree(PyObject* self, PyObject* const* slots, Py_ssize_t co
     return tree ? check(*tree, slots, count) : nullptr;
 }
 
-int init_guards(PyObject* module) {
-    if (!init_names() || !init_collections() || ready_guard_tree_type() < 0) return -1;
-    PyObject* state_names = global_state_names();
-    int failed = !state_names || PyModule_AddObjectRef(module, "GLOBAL_STATE", state_names) < 0;
-    Py_XDECREF(state_names);
-    if (failed ||
-        PyModule_AddObjectRef(module, "GuardTree", reinterpret_cast<PyObject*>(&guard_tree_type)) < 0)
+int init_tree(PyObject* module) {
+    auto* type = reinterpret_cast<PyObject*>(&guard_tree_type);
+    if (!init_lookup() || ready_guard_tree_type() < 0 || PyModule_AddObjectRef(module, "GuardTree", type) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }
 
-}  // namespace smelt
+}  // namespace smelt::guards

@@ -2,7 +2,7 @@
 #pragma once
 #include <Python.h>
 
-namespace smelt {
+namespace smelt::guards {
 
 bool is_guard_tree(PyObject* object);
 
@@ -10,4 +10,4 @@ bool is_guard_tree(PyObject* object);
 // without a Python error, if not. Runs no user code.
 PyObject* check_guard_tree(PyObject* tree, PyObject* const* slots, Py_ssize_t count);
 
-}  // namespace smelt
+}  // namespace smelt::guards

@@ -1,0 +1,196 @@
+// How a call reaches compiled code.
+//
+// A wrapper looks for a compiled entry before its function has a frame: it binds the arguments to the function's
+// argument slots itself, so nothing is installed in the interpreter and all other Python code runs at full speed.
+// Entries are tried in turn, the last used first; a miss asks the wrapper's callback to compile.
+#include "calls/binding.h"
+#include "calls/entries.h"
+#include "calls/stack.h"
+#include "calls/tail.h"
+#include "calls/wrapper.h"
+#include "guards/tree.h"
+#include "module.h"
+
+#include <memory>
+#include <utility>
+
+namespace smelt::calls {
+namespace {
+
+PyObject* empty_tuple;
+
+// A guard's answer about a call.
+struct Match {
+    PyObject* entry = nullptr;   // owned: a (guard, compiled) pair
+    PyObject* inputs = nullptr;  // owned: the tensors collected by the guard
+    PyObject* after = nullptr;   // owned: to be called once the eager run of the call has returned
+    Match() = default;
+    Match(const Match&) = delete;
+    Match& operator=(const Match&) = delete;
+    ~Match() {
+        Py_XDECREF(entry);
+        Py_XDECREF(inputs);
+        Py_XDECREF(after);
+    }
+    PyObject* compiled() const { return PyTuple_GET_ITEM(entry, 1); }
+};
+
+bool find_in_table(EntryTable& table, const Slots& slots, Match* match) {
+    Py_ssize_t count = table.count();
+    if (!count) return false;
+    PyObject* entries = Py_NewRef(table.entries);
+    for (Py_ssize_t k = 0, i = table.recent; k < count && !match->entry; k++, i = i + 1 < count ? i + 1 : 0) {
+        PyObject* entry = PyTuple_GET_ITEM(entries, i);
+        PyObject* guard = PyTuple_GET_ITEM(entry, 0);
+        match->inputs = guard == Py_None ? Py_NewRef(empty_tuple)
+                                         : guards::check_guard_tree(guard, slots.data(), slots.size());
+        if (!match->inputs) continue;
+        match->entry = Py_NewRef(entry);
+        if (table.entries == entries) table.recent = i;
+    }
+    Py_DECREF(entries);
+    return match->entry;
+}
+
+bool find_entry(EntryTable& own, PyCodeObject* code, const Slots& slots, Match* match) {
+    if (find_in_table(own, slots, match)) return true;
+    CodeState* state = find_code_state(code);
+    return state && find_in_table(state->table, slots, match);
+}
+
+PyObject* call_compiled(const Match& match, const Slots& slots) {
+    constexpr Py_ssize_t kLocal = 24;
+    PyObject* local[kLocal + 2];
+    Py_ssize_t count = slots.size();
+    std::unique_ptr<PyObject*[]> large(count > kLocal ? new PyObject*[count + 2] : nullptr);
+    PyObject** argv = (large ? large.get() : local) + 1;  // argv[-1] is the callee's to use
+    for (Py_ssize_t i = 0; i < count; i++) argv[i] = slots.data()[i];
+    argv[count] = match.inputs;
+    return PyObject_Vectorcall(match.compiled(), argv, (count + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+}
+
+// Asks the callback to compile for this call. 1: look again, 0: run eagerly, -1: it raised.
+int ask_callback(Wrapped* self, const Slots& slots, Match* match) {
+    statistics.callbacks++;
+    PyObject* tuple = slots.tuple();
+    if (!tuple) return -1;
+    PyObject* argv[] = {self->fn, tuple};
+    PyObject* callback = Py_NewRef(self->callback);
+    PyObject* answer = PyObject_Vectorcall(callback, argv, 2, nullptr);
+    Py_DECREF(callback);
+    Py_DECREF(tuple);
+    if (!answer) return -1;
+    if (PyCallable_Check(answer)) {
+        match->after = answer;
+        return 0;
+    }
+    int again = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
+    return again;
+}
+
+// What `last_refused` gives is kept in the interpreter's dictionary of the thread, which goes with the thread.
+constexpr const char* kRefused = "smelt.last_refused";
+
+void note_refused(PyCodeObject* code) {
+    PyObject* own = PyThreadState_GetDict();
+    if (own && PyDict_SetItemString(own, kRefused, object(code)) < 0) PyErr_Clear();
+}
+
+// 1: `match` is the entry that answers the call, 0: run eagerly, -1: a Python error.
+int find_or_compile(Wrapped* self, PyCodeObject* code, const Slots& slots, Match* match) {
+    if (find_entry(self->table, code, slots, match)) return 1;
+    statistics.misses++;
+    if (closed(self->table, find_code_state(code)) || !self->callback) return 0;
+    int again = ask_callback(self, slots, match);
+    if (again <= 0) return again;
+    if (find_entry(self->table, code, slots, match)) return 1;
+    // The fresh guard refuses the very call that it was made for. Asking again would not end.
+    note_refused(code);
+    return 0;
+}
+
+// Runs the function itself. `after` (owned, or null) is called if it returns, and may raise in its place.
+PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyObject* names,
+                       PyObject* after) {
+    PyObject* result = PyObject_Vectorcall(self->fn, args, nargsf, names);
+    if (LIKELY(!after)) return result;
+    PyObject* done = result ? PyObject_CallNoArgs(after) : nullptr;
+    if (result && !done) Py_CLEAR(result);
+    Py_XDECREF(done);
+    Py_DECREF(after);
+    return result;
+}
+
+constexpr int kNotCaptured = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
+// One call, whose answer may be a Tail.
+PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
+    auto* self = reinterpret_cast<Wrapped*>(callable);
+    if (UNLIKELY(low_on_stack())) return raise_depth();
+    // In a window the hook hands the function to the VM.
+    if (UNLIKELY(current.mode == Mode::Window)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
+    auto* fn = reinterpret_cast<PyFunctionObject*>(self->fn);
+    auto* code = reinterpret_cast<PyCodeObject*>(fn->func_code);
+    if (UNLIKELY(code->co_flags & kNotCaptured)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
+    Py_INCREF(code);  // __code__ may be replaced meanwhile
+    PyObject *result = nullptr, *after = nullptr;
+    bool eager = false;
+    {
+        Slots slots;
+        Match match;
+        int found = slots.bind(fn, args, PyVectorcall_NARGS(nargsf), names);
+        if (found > 0) found = find_or_compile(self, code, slots, &match);
+        eager = found == 0 || (found > 0 && match.compiled() == Py_None);
+        if (found > 0 && !eager) {
+            statistics.hits++;
+            result = call_compiled(match, slots);
+        }
+        after = std::exchange(match.after, nullptr);
+    }
+    Py_DECREF(code);
+    return eager ? call_eagerly(self, args, nargsf, names, after) : result;
+}
+
+// The result of a tail (owned), which may be a Tail again.
+PyObject* follow(Tail* tail) {
+    PyObject* target = Py_NewRef(tail->target);
+    PyObject* arguments = std::exchange(tail->arguments, Py_NewRef(empty_tuple));
+    Py_DECREF(tail);
+    PyObject* const* items = &PyTuple_GET_ITEM(arguments, 0);
+    size_t count = PyTuple_GET_SIZE(arguments);
+    PyObject* result = Py_IS_TYPE(target, &wrapped_type) ? call_once(target, items, count, nullptr)
+                                                         : PyObject_Vectorcall(target, items, count, nullptr);
+    Py_DECREF(arguments);
+    Py_DECREF(target);
+    return result;
+}
+
+PyObject* py_last_refused(PyObject*, PyObject*) {
+    PyObject* own = PyThreadState_GetDict();
+    PyObject* code = own ? Py_XNewRef(PyDict_GetItemString(own, kRefused)) : nullptr;
+    if (!code) return Py_NewRef(Py_None);
+    if (PyDict_DelItemString(own, kRefused) < 0) PyErr_Clear();
+    return code;
+}
+
+PyMethodDef functions[] = {
+    {"last_refused", py_last_refused, METH_NOARGS,
+     "last_refused(): the code object of this thread's last call that no entry accepted although the "
+     "callback had\n"
+     "asked to look again, else None. Asking forgets it."},
+    {}};
+
+}  // namespace
+
+PyObject* call_wrapper(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
+    PyObject* result = call_once(callable, args, nargsf, names);
+    while (UNLIKELY(result && Py_IS_TYPE(result, &tail_type)))
+        result = follow(reinterpret_cast<Tail*>(result));
+    return result;
+}
+
+int init_call(PyObject* module) {
+    return (empty_tuple = PyTuple_New(0)) ? PyModule_AddFunctions(module, functions) : -1;
+}
+
+}  // namespace smelt::calls

@@ -1,0 +1,182 @@
+// `call_window(fn, args, kwargs, vm)` runs native code for real while every Python function that it calls back is
+// handed to `vm`. Only then a PEP 523 hook is in place: it costs all Python code on all threads its inlined calls.
+//
+// What always holds, under the GIL: the hook is installed if and only if some thread is in Window mode.
+#include "calls/state.h"
+#include "module.h"
+
+#include "calls/binding.h"
+#include "calls/entries.h"
+#include "calls/stack.h"
+
+#include <memory>
+#include <utility>
+
+namespace smelt::calls {
+namespace {
+
+PyInterpreterState* interpreter;
+_PyFrameEvalFunction previous_evaluator = _PyEval_EvalFrameDefault;
+bool installed = false;
+int windows = 0;  // threads in WINDOW mode
+
+PyObject* evaluate_hooked(PyThreadState* thread, Frame* frame, int throwing);
+
+void install_or_remove_hook() {
+    bool wanted = windows > 0;
+    if (wanted == installed) return;
+    _PyFrameEvalFunction now = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (wanted) {
+        if (now != evaluate_hooked) previous_evaluator = now;
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate_hooked);
+    } else if (now == evaluate_hooked) {
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, previous_evaluator);
+    } else {
+        return;  // another hook was put on top of ours and calls it: leave both
+    }
+    installed = wanted;
+}
+
+// Puts this thread in another mode for the life of the object.
+class Scope {
+  public:
+    explicit Scope(Mode mode, PyObject* vm = nullptr) : mode_(current.mode), vm_(current.vm) {
+        current.vm = Py_XNewRef(vm);
+        enter(mode);
+    }
+    ~Scope() {
+        PyObject* inner = std::exchange(current.vm, vm_);
+        enter(mode_);
+        Py_XDECREF(inner);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+  private:
+    static void enter(Mode mode) {
+        windows += (mode == Mode::Window) - (current.mode == Mode::Window);
+        current.mode = mode;
+        install_or_remove_hook();
+    }
+
+    Mode mode_;
+    PyObject* vm_;
+};
+
+bool is_function_body(PyCodeObject* code) {  // not a module, a class body, or exec'd code
+    constexpr int kFunction = CO_OPTIMIZED | CO_NEWLOCALS;
+    return (code->co_flags & kFunction) == kFunction;
+}
+
+PyObject* evaluate_natively(PyThreadState* thread, Frame* frame, int throwing) {
+    if (UNLIKELY(low_on_stack()) && frame->owner == FRAME_OWNED_BY_THREAD && !throwing) {
+        raise_depth();
+        end_unrun_frame(thread, frame);
+        return nullptr;
+    }
+    return evaluate_uncharged(previous_evaluator, thread, frame, throwing);
+}
+
+PyObject* natively;  // what the VM answers when it wants a frame to be evaluated as it is
+
+// Null with a Python error, the value of the call, or `natively` (borrowed): the frame has not been touched.
+PyObject* hand_to_vm(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
+    constexpr Py_ssize_t kLocal = 24;
+    statistics.diverted++;
+    Py_ssize_t count = slot_count(code);
+    PyObject* local[kLocal + 2];
+    std::unique_ptr<PyObject*[]> large(count > kLocal ? new PyObject*[count + 2] : nullptr);
+    PyObject** argv = (large ? large.get() : local) + 1;
+    argv[0] = object(frame_function(frame));
+    for (Py_ssize_t i = 0; i < count; i++) argv[i + 1] = frame->localsplus[i];
+    PyObject* vm = current.vm;
+    PyObject* result;
+    {
+        Scope off(Mode::Off);  // the window's scope holds the VM
+        result = PyObject_Vectorcall(vm, argv, (count + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+    }
+    if (result == natively) {
+        Py_DECREF(result);
+        return natively;
+    }
+    end_unrun_frame(thread, frame);
+    return result;
+}
+
+enum class Handling { HandToVm, Natively, NativelyWithHookOff };
+
+Handling handling_in_window(PyThreadState* thread, Frame* frame, PyCodeObject* code, int throwing) {
+    CodeState* state = find_code_state(code);
+    if ((state && state->skip) || runs_for_interpreter(thread)) return Handling::NativelyWithHookOff;
+    bool resumed = throwing || frame->owner != FRAME_OWNED_BY_THREAD;  // a generator that has started
+    if (resumed || !is_function_body(code) || frame->f_locals) return Handling::Natively;
+    return Handling::HandToVm;
+}
+
+__attribute__((noinline)) PyObject* evaluate_in_window(PyThreadState* thread, Frame* frame, int throwing) {
+    PyCodeObject* code = frame_code(frame);
+    Handling handling = handling_in_window(thread, frame, code, throwing);
+    if (handling == Handling::HandToVm && LIKELY(!low_on_stack())) {
+        PyObject* result = hand_to_vm(thread, frame, code);
+        if (result != natively) return result;
+        handling = handling_in_window(thread, frame, code, throwing);  // the VM may have marked the code
+    }
+    if (handling != Handling::NativelyWithHookOff) return evaluate_natively(thread, frame, throwing);
+    Scope off(Mode::Off);
+    return evaluate_natively(thread, frame, throwing);
+}
+
+PyObject* evaluate_hooked(PyThreadState* thread, Frame* frame, int throwing) {
+    if (LIKELY(current.mode == Mode::Off)) return evaluate_natively(thread, frame, throwing);
+    return evaluate_in_window(thread, frame, throwing);
+}
+
+PyObject* py_skip(PyObject*, PyObject* target) {
+    if (PyFunction_Check(target)) target = PyFunction_GET_CODE(target);
+    if (!PyCode_Check(target))
+        return PyErr_Format(PyExc_TypeError, "skip: expected a function or a code object");
+    CodeState* state = code_state(reinterpret_cast<PyCodeObject*>(target));
+    if (!state) return nullptr;
+    state->skip = true;
+    Py_RETURN_NONE;
+}
+
+PyObject* py_call_window(PyObject*, PyObject* args) {
+    PyObject *fn, *positional, *named, *vm;
+    if (!PyArg_ParseTuple(args, "OO!OO:call_window", &fn, &PyTuple_Type, &positional, &named, &vm))
+        return nullptr;
+    if (named != Py_None && !PyDict_Check(named))
+        return PyErr_Format(PyExc_TypeError, "call_window: kwargs must be a dict or None");
+    if (!PyCallable_Check(vm)) return PyErr_Format(PyExc_TypeError, "call_window: the VM must be callable");
+    Scope window(Mode::Window, vm);
+    return PyObject_Call(fn, positional, named == Py_None ? nullptr : named);
+}
+
+PyObject* py_state(PyObject*, PyObject*) {
+    return Py_BuildValue(
+        "{s:s,s:O,s:i,s:l,s:l,s:l,s:l}", "mode", current.mode == Mode::Off ? "off" : "window", "installed",
+        installed ? Py_True : Py_False, "windows", windows, "hits", statistics.hits, "misses",
+        statistics.misses, "callbacks", statistics.callbacks, "diverted", statistics.diverted);
+}
+
+PyMethodDef functions[] = {
+    {"skip", py_skip, METH_O, "skip(function or code): windows let it, and all it calls, run as it is."},
+    {"call_window", py_call_window, METH_VARARGS,
+     "call_window(fn, args, kwargs, vm): fn(*args, **kwargs), where every Python function that native code "
+     "calls is\n"
+     "replaced by vm(function, *slots). kwargs may be None. The VM may answer NATIVELY: the function then "
+     "runs as it is,\n"
+     "in the same window unless it is marked by `skip`."},
+    {"state", py_state, METH_NOARGS, "state(): counters, and what is switched on, as a dict."},
+    {}};
+
+}  // namespace
+
+int init_window(PyObject* module) {
+    interpreter = PyInterpreterState_Get();
+    natively = PyObject_CallNoArgs(object(&PyBaseObject_Type));
+    if (!natively || PyModule_AddObjectRef(module, "NATIVELY", natively) < 0) return -1;
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace smelt::calls

@@ -1,0 +1,143 @@
+// A wrapper as a Python object: it binds to instances as its function does and shows the function's attributes.
+#include "calls/wrapper.h"
+
+#include "calls/state.h"
+#include "module.h"
+
+#include <structmember.h>
+
+namespace smelt::calls {
+
+PyTypeObject wrapped_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.Wrapped", sizeof(Wrapped)};
+
+namespace {
+
+PyObject* bind_wrapper(PyObject* self, PyObject* instance, PyObject*) {
+    return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
+}
+
+int traverse_wrapper(PyObject* self, visitproc visit, void* arg) {
+    auto* w = reinterpret_cast<Wrapped*>(self);
+    Py_VISIT(w->fn);
+    Py_VISIT(w->callback);
+    Py_VISIT(w->dict);
+    Py_VISIT(w->table.entries);
+    return 0;
+}
+
+int clear_wrapper(PyObject* self) {
+    auto* w = reinterpret_cast<Wrapped*>(self);
+    Py_CLEAR(w->callback);
+    Py_CLEAR(w->dict);
+    w->table.replace(nullptr);
+    return 0;
+}
+
+void dealloc_wrapper(PyObject* self) {
+    auto* w = reinterpret_cast<Wrapped*>(self);
+    PyObject_GC_UnTrack(self);
+    if (w->weakrefs) PyObject_ClearWeakRefs(self);
+    clear_wrapper(self);
+    Py_DECREF(w->fn);
+    PyObject_GC_Del(self);
+}
+
+PyObject* repr_wrapper(PyObject* self) {
+    return PyUnicode_FromFormat("<compiled %R>", reinterpret_cast<Wrapped*>(self)->fn);
+}
+
+// Own attributes first, then the function's: __code__, __defaults__, __annotations__, ...
+PyObject* get_wrapper_attribute(PyObject* self, PyObject* name) {
+    PyObject* value = PyObject_GenericGetAttr(self, name);
+    if (value || !PyErr_ExceptionMatches(PyExc_AttributeError)) return value;
+    PyErr_Clear();
+    return PyObject_GetAttr(reinterpret_cast<Wrapped*>(self)->fn, name);
+}
+
+// __name__ and the like: what was set on the wrapper, else the function's.
+PyObject* get_named(PyObject* self, void* name) {
+    auto* w = reinterpret_cast<Wrapped*>(self);
+    PyObject* own = w->dict ? PyDict_GetItemString(w->dict, static_cast<char*>(name)) : nullptr;
+    return own ? Py_NewRef(own) : PyObject_GetAttrString(w->fn, static_cast<char*>(name));
+}
+
+int set_named(PyObject* self, PyObject* value, void* name) {
+    PyObject* dict = PyObject_GenericGetDict(self, nullptr);
+    if (!dict) return -1;
+    int failed = value ? PyDict_SetItemString(dict, static_cast<char*>(name), value)
+                       : PyDict_DelItemString(dict, static_cast<char*>(name));
+    Py_DECREF(dict);
+    return failed;
+}
+
+// Copies as a function does: not at all.
+PyObject* copy_wrapper(PyObject* self, PyObject*) {
+    return Py_NewRef(self);
+}
+
+PyGetSetDef wrapper_properties[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {"__name__", get_named, set_named, nullptr, const_cast<char*>("__name__")},
+    {"__qualname__", get_named, set_named, nullptr, const_cast<char*>("__qualname__")},
+    {"__module__", get_named, set_named, nullptr, const_cast<char*>("__module__")},
+    {"__doc__", get_named, set_named, nullptr, const_cast<char*>("__doc__")},
+    {}};
+PyMemberDef wrapper_members[] = {
+    {"__wrapped__", T_OBJECT, offsetof(Wrapped, fn), READONLY, "the function that was compiled"}, {}};
+PyMethodDef wrapper_methods[] = {
+    {"__copy__", copy_wrapper, METH_NOARGS, nullptr}, {"__deepcopy__", copy_wrapper, METH_O, nullptr}, {}};
+
+int ready_wrapped_type() {
+    PyTypeObject& t = wrapped_type;
+    t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                 Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    t.tp_vectorcall_offset = offsetof(Wrapped, vectorcall);
+    t.tp_weaklistoffset = offsetof(Wrapped, weakrefs);
+    t.tp_dictoffset = offsetof(Wrapped, dict);
+    t.tp_call = PyVectorcall_Call;
+    t.tp_descr_get = bind_wrapper;
+    t.tp_traverse = traverse_wrapper;
+    t.tp_clear = clear_wrapper;
+    t.tp_dealloc = dealloc_wrapper;
+    t.tp_repr = repr_wrapper;
+    t.tp_getattro = get_wrapper_attribute;
+    t.tp_setattro = PyObject_GenericSetAttr;
+    t.tp_getset = wrapper_properties;
+    t.tp_members = wrapper_members;
+    t.tp_methods = wrapper_methods;
+    return PyType_Ready(&t);
+}
+
+PyObject* py_wrap(PyObject*, PyObject* args) {
+    PyObject *fn, *callback = Py_None;
+    if (!PyArg_ParseTuple(args, "O!|O:wrap", &PyFunction_Type, &fn, &callback)) return nullptr;
+    if (callback != Py_None && !PyCallable_Check(callback))
+        return PyErr_Format(PyExc_TypeError, "wrap: the callback must be callable or None");
+    auto* self = PyObject_GC_New(Wrapped, &wrapped_type);
+    if (!self) return nullptr;
+    self->vectorcall = call_wrapper;
+    self->fn = Py_NewRef(fn);
+    self->callback = callback == Py_None ? nullptr : Py_NewRef(callback);
+    self->dict = self->weakrefs = nullptr;
+    self->table = EntryTable();
+    PyObject_GC_Track(self);
+    return object(self);
+}
+
+PyMethodDef functions[] = {
+    {"wrap", py_wrap, METH_VARARGS,
+     "wrap(fn, callback=None): a callable that answers calls of the function `fn` from compiled entries.\n\n"
+     "On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly. "
+     "A callable\n"
+     "means: run eagerly, then call it unless that raised."},
+    {}};
+
+}  // namespace
+
+int init_wrapper(PyObject* module) {
+    if (ready_wrapped_type() < 0 || PyModule_AddObjectRef(module, "Wrapped", object(&wrapped_type)) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace smelt::calls

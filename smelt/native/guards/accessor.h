@@ -1,0 +1,29 @@
+// How the guard tree gets from an object to the next; the kinds are in accessors.cpp.
+#pragma once
+#include "guards/pass.h"
+#include "guards/stamps.h"
+
+#include <memory>
+
+namespace smelt::guards {
+
+// Reads an object; null if there is none. Runs no user code and raises nothing: what cannot be read is missing.
+struct Accessor {
+    virtual ~Accessor() = default;
+    virtual PyObject* read(PyObject* base, Pass& pass) = 0;
+    // Takes the stamps under which the object just read from `base` would be read again; `same`: from this very object,
+    // or else from any at its address. False: there are none.
+    virtual bool stamp(PyObject* /*base*/, Stamps&, bool /*same*/) { return false; }
+};
+
+using AccessorPtr = std::unique_ptr<Accessor>;
+
+struct AccessorKind {
+    const char* name;
+    bool is_root;  // reads from the call or is a constant: its node has no parent
+    AccessorPtr (*make)(PyObject* key, Held& held);
+};
+
+const AccessorKind* find_accessor(PyObject* name);  // null with a Python error
+
+}  // namespace smelt::guards

@@ -1,0 +1,132 @@
+// Which object it is: one object, one class, another node's object; a function or a class as it was.
+#include "guards/checks/makers.h"
+#include "guards/lookup.h"
+
+#include <algorithm>
+
+namespace smelt::guards {
+
+namespace {
+
+struct TypeIs : Check {
+    PyTypeObject* type;
+    explicit TypeIs(PyTypeObject* type) : type(type) {}
+    bool holds(PyObject* x, Pass&) override { return Py_TYPE(x) == type; }
+    bool stamp(PyObject* x, Stamps& stamps, bool same) override { return same && stamps.take_type(x); }
+    bool proves_layout() const override { return true; }
+};
+
+struct ObjectIs : Check {
+    PyObject* value;
+    explicit ObjectIs(PyObject* value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override { return x == value; }
+    bool stamp(PyObject*, Stamps&, bool same) override { return same; }
+    bool proves_layout() const override { return true; }
+};
+
+struct WeakObjectIs : Check {
+    PyObject* address;  // not owned: says something only while the reference lives
+    PyObject* reference;
+    WeakObjectIs(PyObject* value, PyObject* reference) : address(value), reference(reference) {}
+    bool holds(PyObject* x, Pass&) override { return x == address && PyWeakref_GET_OBJECT(reference) == x; }
+    bool stamp(PyObject*, Stamps&, bool same) override { return same; }
+    bool proves_layout() const override { return true; }
+};
+
+struct SameAs : Check {
+    int node;
+    std::vector<int> nodes;
+    explicit SameAs(int node) : node(node), nodes{node} {}
+    bool holds(PyObject* x, Pass& pass) override { return x == pass.values[node]; }
+    const std::vector<int>* about() const override { return &nodes; }
+};
+
+struct AllDistinct : Check {
+    std::vector<int> nodes;
+    std::vector<PyObject*> known, now, sorted;  // known: addresses that were found to be distinct
+    explicit AllDistinct(std::vector<int> nodes) : nodes(std::move(nodes)) {}
+    const std::vector<int>* about() const override { return &nodes; }
+
+    bool holds(PyObject*, Pass& pass) override {
+        now.clear();
+        for (int node : nodes) now.push_back(pass.values[node]);
+        if (now == known) return true;
+        sorted = now;
+        std::sort(sorted.begin(), sorted.end());
+        if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return false;
+        known = now;
+        return true;
+    }
+};
+
+struct TypeVersionIs : Check {
+    unsigned int value;
+    explicit TypeVersionIs(unsigned int value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override {
+        return value && PyType_Check(x) && type_version_tag(reinterpret_cast<PyTypeObject*>(x)) == value;
+    }
+    bool stamp(PyObject* x, Stamps& stamps, bool same) override {
+        auto* type = reinterpret_cast<PyTypeObject*>(x);
+        return same && stamps.take(&type->tp_flags) && stamps.take(&type->tp_version_tag);  // half is padding
+    }
+};
+
+struct FunctionIs : Check {
+    PyObject *code, *defaults, *keyword_defaults;
+    FunctionIs(PyObject* code, PyObject* defaults, PyObject* keyword_defaults)
+        : code(code),
+          defaults(defaults == Py_None ? nullptr : defaults),
+          keyword_defaults(keyword_defaults == Py_None ? nullptr : keyword_defaults) {}
+    bool holds(PyObject* x, Pass&) override {
+        if (!PyFunction_Check(x)) return false;
+        return PyFunction_GET_CODE(x) == code && PyFunction_GET_DEFAULTS(x) == defaults &&
+               PyFunction_GET_KW_DEFAULTS(x) == keyword_defaults;
+    }
+    bool stamp(PyObject* x, Stamps& stamps, bool) override {  // the tree holds all three
+        auto* function = reinterpret_cast<PyFunctionObject*>(x);
+        return stamps.take(&function->func_code) && stamps.take(&function->func_defaults) &&
+               stamps.take(&function->func_kwdefaults);
+    }
+};
+
+}  // namespace
+
+CheckPtr make_type(PyObject* value, Building& b) {
+    if (!PyType_Check(value)) return wrong_value("type", "a class", value);
+    return std::make_unique<TypeIs>(reinterpret_cast<PyTypeObject*>(hold(b.held, value)));
+}
+
+// A static class, or an instance of one whose objects cannot be referenced weakly, is kept alive.
+CheckPtr make_id(PyObject* value, Building& b) {
+    if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) return std::make_unique<ObjectIs>(hold(b.held, value));
+    PyObject* reference = PyWeakref_NewRef(value, nullptr);
+    if (!reference) return nullptr;
+    b.held.push_back(reference);
+    return std::make_unique<WeakObjectIs>(value, reference);
+}
+
+CheckPtr make_alias(PyObject* value, Building& b) {
+    int node;
+    if (!to_node(value, b, &node)) return wrong_value("alias", "the index of an earlier node", value);
+    return std::make_unique<SameAs>(node);
+}
+
+CheckPtr make_distinct(PyObject* value, Building& b) {
+    return make_about_nodes<AllDistinct>(value, b);
+}
+
+CheckPtr make_type_version(PyObject* value, Building&) {
+    unsigned long version = PyLong_AsUnsignedLong(value);
+    if (PyErr_Occurred()) return wrong_value("type_version", "a number", value);
+    return std::make_unique<TypeVersionIs>(static_cast<unsigned int>(version));
+}
+
+CheckPtr make_function(PyObject* value, Building& b) {
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
+        return wrong_value("function", "(code, defaults, keyword defaults)", value);
+    PyObject* const* parts = reinterpret_cast<PyTupleObject*>(value)->ob_item;
+    return std::make_unique<FunctionIs>(hold(b.held, parts[0]), hold(b.held, parts[1]),
+                                        hold(b.held, parts[2]));
+}
+
+}  // namespace smelt::guards

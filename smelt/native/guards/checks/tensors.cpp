@@ -1,0 +1,121 @@
+#include "guards/checks/tensors.h"
+
+#include "guards/checks/makers.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+
+#include <algorithm>
+
+namespace smelt::guards {
+
+namespace {
+
+struct NoOverlap : Check {
+    std::vector<int> nodes;
+    explicit NoOverlap(std::vector<int> nodes) : nodes(std::move(nodes)) {}
+
+    using Range = std::pair<uintptr_t, uintptr_t>;
+    bool holds(PyObject*, Pass& pass) override {
+        std::vector<Range> ranges;
+        std::vector<const c10::StorageImpl*> storages;
+        for (int node : nodes) {
+            PyObject* x = pass.values[node];
+            if (!THPVariable_Check(x)) return false;
+            const at::Tensor& t = THPVariable_Unpack(x);
+            if (!t.has_storage()) return false;
+            const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+            storages.push_back(storage);
+            auto begin = reinterpret_cast<uintptr_t>(storage->data());
+            if (begin && storage->nbytes()) ranges.emplace_back(begin, begin + storage->nbytes());
+        }
+        return distinct(storages) && disjoint(ranges);
+    }
+
+    static bool distinct(std::vector<const c10::StorageImpl*>& storages) {
+        std::sort(storages.begin(), storages.end());
+        return std::adjacent_find(storages.begin(), storages.end()) == storages.end();
+    }
+
+    static bool disjoint(std::vector<Range>& ranges) {  // two storages may be made over the same memory
+        std::sort(ranges.begin(), ranges.end());
+        return std::adjacent_find(ranges.begin(), ranges.end(),
+                                  [](Range a, Range b) { return b.first < a.second; }) == ranges.end();
+    }
+};
+
+bool to_int64s(PyObject* sequence, std::vector<int64_t>* out) {
+    if (!PyTuple_Check(sequence)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sequence); i++) {
+        out->push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sequence, i)));
+        if (PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
+// Reads the attributes of a TensorFacts.
+class FactsReader {
+  public:
+    FactsReader(PyObject* facts, Held& held) : facts_(facts), held_(held) {}
+
+    PyObject* operator()(const char* name) {  // borrowed from the tree
+        PyObject* value = PyObject_GetAttrString(facts_, name);
+        if (value) held_.push_back(value);
+        return value;
+    }
+    bool flag(const char* name, bool* out) {
+        PyObject* value = (*this)(name);
+        int truth = value ? PyObject_IsTrue(value) : -1;
+        *out = truth > 0;
+        return truth >= 0;
+    }
+
+  private:
+    PyObject* facts_;
+    Held& held_;
+};
+
+// Everything that it says, as numbers.
+std::vector<int64_t> key_of(const TensorLooks& looks) {
+    std::vector<int64_t> key = {reinterpret_cast<intptr_t>(looks.type),
+                                static_cast<int64_t>(looks.dtype),
+                                static_cast<int64_t>(looks.device.type()),
+                                looks.device.index(),
+                                static_cast<int64_t>(looks.layout),
+                                looks.requires_grad,
+                                looks.conj_neg,
+                                looks.inference,
+                                static_cast<int64_t>(looks.shape.size())};
+    key.insert(key.end(), looks.shape.begin(), looks.shape.end());
+    key.insert(key.end(), looks.stride.begin(), looks.stride.end());
+    return key;
+}
+
+}  // namespace
+
+CheckPtr make_tensor(PyObject* value, Building& b) {
+    FactsReader read(value, b.held);
+    auto looks = std::make_shared<TensorLooks>();
+    PyObject *type = read("type"), *dtype = read("dtype"), *device = read("device"), *layout = read("layout");
+    PyObject *shape = read("shape"), *stride = read("stride");
+    if (PyErr_Occurred()) return nullptr;
+    if (!PyType_Check(type) || PyObject_IsSubclass(type, THPVariableClass) != 1 || !THPDtype_Check(dtype) ||
+        !THPDevice_Check(device) || !THPLayout_Check(layout) || !to_int64s(shape, &looks->shape) ||
+        !to_int64s(stride, &looks->stride) || !read.flag("requires_grad", &looks->requires_grad) ||
+        !read.flag("conj_neg", &looks->conj_neg) || !read.flag("inference", &looks->inference))
+        return wrong_value("tensor", "TensorFacts", value);
+    looks->type = reinterpret_cast<PyTypeObject*>(type);
+    looks->dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+    looks->device = reinterpret_cast<THPDevice*>(device)->device;
+    looks->layout = reinterpret_cast<THPLayout*>(layout)->layout;
+    auto check = std::make_unique<TensorIs>();
+    check->looks = b.looks.emplace(key_of(*looks), looks).first->second;
+    return check;
+}
+
+CheckPtr make_no_overlap(PyObject* value, Building& b) {
+    return make_about_nodes<NoOverlap>(value, b);
+}
+
+}  // namespace smelt::guards

@@ -1,0 +1,130 @@
+// How a tensor looks: the metadata that a trace depends on.
+#pragma once
+#include "guards/check.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+#include <optional>
+
+namespace smelt::guards {
+
+// Whether it carries a tangent of forward-mode differentiation, which compiled code would lose.
+inline bool is_dual(const at::TensorImpl* t) {
+    auto* meta = static_cast<torch::autograd::AutogradMeta*>(t->autograd_meta());
+    return meta && meta->fw_grad_ && !meta->fw_grad_->empty();
+}
+
+// The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
+// a pass over a thousand weights must not read a thousand descriptions of them.
+struct TensorLooks {
+    PyTypeObject* type = nullptr;
+    at::ScalarType dtype{};
+    at::Device device{at::kCPU};
+    at::Layout layout = at::kStrided;
+    bool requires_grad = false, conj_neg = false, inference = false;
+    std::vector<int64_t> shape, stride;
+    uint64_t known_keys = 0;  // a dispatch key set that was found to agree with the facts it implies
+
+    bool holds(PyObject* x) {
+        if (Py_TYPE(x) != type) return false;
+        at::TensorImpl* t = THPVariable_Unpack(x).unsafeGetTensorImpl();
+        c10::DispatchKeySet keys = t->key_set();
+        if (keys.raw_repr() != known_keys && !agrees(t, keys)) return false;
+        return t->dtype() == c10::scalarTypeToTypeMeta(dtype) && t->device() == device && has_sizes(t) &&
+               t->requires_grad() == requires_grad && !is_dual(t);
+    }
+
+    bool agrees(at::TensorImpl* t, c10::DispatchKeySet keys) {
+        using c10::DispatchKey;
+        constexpr c10::DispatchKeySet kWrappers = c10::DispatchKeySet(
+            {DispatchKey::Python, DispatchKey::Functionalize, DispatchKey::FuncTorchBatched,
+             DispatchKey::FuncTorchGradWrapper, DispatchKey::Batched, DispatchKey::ZeroTensor});
+        if (THPVariable_CheckTypeExact(type) && keys.has_any(kWrappers)) return false;
+        if (t->layout() != layout || t->is_inference() != inference ||
+            (t->is_conj() || t->is_neg()) != conj_neg)
+            return false;
+        if (layout == at::kStrided)
+            known_keys = keys.raw_repr();  // other layouts are not told apart by keys alone
+        return true;
+    }
+
+    bool has_sizes(at::TensorImpl* t) const {
+        return same(t->sizes(), shape) && (layout != at::kStrided || same(t->strides(), stride));
+    }
+
+    // Most have up to four numbers: a call to compare them costs more than the comparison.
+    static bool same(at::IntArrayRef a, const std::vector<int64_t>& b) {
+        if (a.size() != b.size()) return false;
+        for (size_t i = 0; i < b.size(); i++)
+            if (a[i] != b[i]) return false;
+        return true;
+    }
+};
+
+struct TensorIs final : Check {
+    std::shared_ptr<TensorLooks> looks;
+    bool holds(PyObject* x, Pass&) override { return looks->holds(x); }
+};
+
+// A tensor that was found to look as it must, so that the next look is at a few words. What dtype, device, flags and
+// the dispatch keys imply is known from then; sizes, strides and requires_grad are compared.
+class TensorNote {
+  public:
+    TensorNote(PyObject* object, TensorLooks* looks)
+        : object_(object), impl_(impl_of(object)), word_(Peek::word(impl_)), looks_(looks) {
+        if (looks->layout != at::kStrided || !Peek::has_own_sizes(impl_)) impl_ = nullptr;
+    }
+
+    bool holds() const {
+        bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == looks_->type &&
+                     Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == looks_->known_keys;
+        if (!known) return looks_->holds(object_);
+        return has_sizes() && requires_grad() == looks_->requires_grad && !is_dual(impl_);
+    }
+
+  private:
+    struct Peek : at::TensorImpl {
+        // The eight bytes that hold dtype, device and all flags of a tensor.
+        static uint64_t word(const at::TensorImpl* t) {
+            static_assert(sizeof(caffe2::TypeMeta) == 2 && sizeof(std::optional<c10::Device>) <= 3);
+            uint64_t word;
+            std::memcpy(&word, &(t->*(&Peek::data_type_)), sizeof word);
+            return word;
+        }
+        // Whether nobody computes its sizes and strides.
+        static bool has_own_sizes(const at::TensorImpl* t) {
+            return !(t->*(&Peek::matches_policy))(SizesStridesPolicy::CustomStrides);
+        }
+        static const c10::impl::SizesAndStrides& sizes(const at::TensorImpl* t) {
+            return t->*(&Peek::sizes_and_strides_);
+        }
+    };
+
+    static at::TensorImpl* impl_of(PyObject* x) { return THPVariable_Unpack(x).unsafeGetTensorImpl(); }
+
+    bool has_sizes() const {
+        const c10::impl::SizesAndStrides& own = Peek::sizes(impl_);
+        size_t count = looks_->shape.size();
+        if (own.size() != count) return false;
+        const int64_t *shape = own.sizes_data(), *stride = own.strides_data();
+        const int64_t *wanted_shape = looks_->shape.data(), *wanted_stride = looks_->stride.data();
+        for (size_t i = 0; i < count; i++)
+            if (shape[i] != wanted_shape[i] || stride[i] != wanted_stride[i]) return false;
+        return true;
+    }
+
+    bool requires_grad() const {
+        auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl_->autograd_meta());
+        return meta && (meta->requires_grad_ || meta->grad_fn_);
+    }
+
+    PyObject* object_;
+    at::TensorImpl* impl_;  // compared before it is looked at; null: every look is a complete one
+    uint64_t word_;
+    TensorLooks* looks_;
+};
+
+}  // namespace smelt::guards

@@ -1,0 +1,11 @@
+// Comparison of constants.
+#pragma once
+#include "cpython.h"
+
+namespace smelt::guards {
+
+// Same type and same value, of constants without user code. Objects of classes written in Python are compared
+// by identity.
+bool same_leaf(PyObject* x, PyObject* value);
+
+}  // namespace smelt::guards
