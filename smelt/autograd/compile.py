@@ -25,8 +25,8 @@ from smelt.graph.ir import Graph, argument_nodes
 from smelt.graph.run import Compiled
 from smelt.runtime.collector import collector_off
 from smelt.runtime.forks import BACKWARD, hold_at_fork
-from smelt.trace.graphs import Traced
 from smelt.trace.joint import Joint
+from smelt.trace.traced import Traced
 
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 

@@ -9,7 +9,7 @@ import torch
 from smelt.graph.ir import map_nodes
 from smelt.graph.run import Compiled
 from smelt.trace.joint import Joint
-from smelt.trace.outputs import Result
+from smelt.trace.outputs import OutputSource
 
 
 def take_results(values: Compiled, joint: Joint, grad: bool) -> Compiled:
@@ -35,7 +35,7 @@ def take_results(values: Compiled, joint: Joint, grad: bool) -> Compiled:
     return call
 
 
-def _take(result: Result, base: Any) -> Any:
+def _take(result: OutputSource, base: Any) -> Any:
     if result.detached:
         base = base.detach()
     for step in result.steps:

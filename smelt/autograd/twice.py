@@ -14,8 +14,8 @@ import torch
 from smelt.graph import state
 from smelt.graph.module import GraphFunction
 from smelt.graph.passes import has_effect
-from smelt.trace.graphs import Traced
 from smelt.trace.joint import Joint
+from smelt.trace.traced import Traced
 
 Gradients = Sequence[torch.Tensor | None]
 Again = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Gradients]

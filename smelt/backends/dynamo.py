@@ -12,8 +12,8 @@ import torch.fx
 from smelt import config
 from smelt.backends.smelt import compile_graph
 from smelt.errors import SmeltError
-from smelt.trace.graphs import Traced
-from smelt.trace.record import Trace
+from smelt.trace.trace import Trace
+from smelt.trace.traced import Traced
 
 
 def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ def _run_on_fakes(
 ) -> tuple[Trace, tuple[Any, ...], Sequence[torch.Tensor]]:
     """(trace, what `gm` returns on fakes, the fakes of its inputs). Tensors that `gm` holds become inputs of the trace."""
     trace = Trace()
-    trace.on_unknown = trace.fake
+    trace.inputs.on_unknown = trace.fake
     fakes = [trace.fake(_plain(x)) for x in example_inputs]
     with trace:
         out = gm.forward(*fakes)

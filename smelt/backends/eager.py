@@ -12,7 +12,7 @@ from smelt.config import Config
 from smelt.graph.ir import Graph
 from smelt.graph.module import GraphFunction
 from smelt.graph.run import Compiled
-from smelt.trace.graphs import Traced
+from smelt.trace.traced import Traced
 
 
 def eager(traced: Traced, config: Config) -> Compiled:

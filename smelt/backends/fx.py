@@ -12,7 +12,7 @@ from smelt.config import Config
 from smelt.errors import BackendError
 from smelt.graph.ir import Graph, Node, map_nodes
 from smelt.graph.run import Compiled
-from smelt.trace.graphs import Traced
+from smelt.trace.traced import Traced
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 

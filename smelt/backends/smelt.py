@@ -29,7 +29,7 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import KernelItem, Schedule
 from smelt.trace.decompose import decompose
-from smelt.trace.graphs import Traced
+from smelt.trace.traced import Traced
 
 
 def compile_graph(traced: Traced, config: Config) -> Compiled:

@@ -13,8 +13,9 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, argument_nodes, map_nodes
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.fake import FakeTensor
-from smelt.trace.record import Trace
-from smelt.trace.symbols import NumberInput, Symbols, has_symbols
+from smelt.trace.number_inputs import NumberInput
+from smelt.trace.symbols import Symbols, has_symbols
+from smelt.trace.trace import Trace
 
 _MAX_ROUNDS = 8
 
@@ -58,8 +59,8 @@ class _Decomposer:
             with self.trace:
                 for node in self.graph.nodes:
                     self._repeat(node)
-        recorded = self.trace.aten.graph
-        inputs = [f.aten_node or self.trace._placeholder(f, self.trace.aten) for f in self.trace.inputs]
+        recorded = self.trace.tape.aten.graph
+        inputs = [self.trace.inputs.aten_node(f) for f in self.trace.inputs]
         results = tuple(None if n is None else self._node(n) for n in self.graph.output.args[0])
         out.constants = recorded.constants
         out.nodes = [
@@ -73,24 +74,24 @@ class _Decomposer:
     def _number(self, node: Node) -> Any:
         """A symbolic number that is that placeholder. Operators that are given it are not taken apart, so nothing is
         computed with it, or asked of it."""
-        if self.trace.symbols is None:
-            self.trace.symbols = Symbols(_refuse, _refuse)
-        number = self.trace.symbols.leaf(node, node.spec.type())
-        self.trace.numbers[number.node.expression] = NumberInput(number.node, {"aten": node})
+        numbers = self.trace.numbers
+        if numbers.symbols is None:
+            numbers.symbols = Symbols(_refuse, _refuse)
+        number = numbers.symbols.leaf(node, node.spec.type())
+        numbers.by_expression[number.node.expression] = NumberInput(number.node, {"aten": node})
         return number
 
     def _node(self, node: Node) -> Node:
-        fake = self.values[node]
-        return fake.aten_node or self.trace._placeholder(fake, self.trace.aten)
+        return self.trace.inputs.aten_node(self.values[node])
 
     def _repeat(self, node: Node) -> None:
         if node.op in ("placeholder", "output"):
             return
-        start = len(self.trace.aten.graph.nodes)
+        start = len(self.trace.tape.aten.graph.nodes)
         self.line = node.line
         if node.op == "get_attr":
             with self.trace.paused():
-                self.values[node] = self.trace.constant(self.graph.constants[node.target])
+                self.values[node] = self.trace.tape.add_constant(self.graph.constants[node.target])
         else:
             args = map_nodes(node.args, self.values.__getitem__)
             kwargs = map_nodes(node.kwargs, self.values.__getitem__)
@@ -98,7 +99,7 @@ class _Decomposer:
                 node.target if has_symbols((args, kwargs)) else self.table.get(node.target, node.target)
             )
             self.values[node] = self._checked(node, function(*args, **kwargs))
-        for new in self.trace.aten.graph.nodes[start:]:
+        for new in self.trace.tape.aten.graph.nodes[start:]:
             new.source = node.source
 
     def _checked(self, node: Node, value: Any) -> Any:

@@ -29,15 +29,16 @@ class FakeTensor(torch.Tensor):
     """Made by a `Trace`, and usable only while that trace is active.
 
     `aten_node` and `torch_node` are the nodes that gave this value at the two levels (None: not recorded there yet).
+    `cached_spec` is None until `spec` is asked for; whoever changes `elem` sets it to None.
     """
 
     elem: torch.Tensor
     aten_node: Node | None
     torch_node: Node | None
     _device: torch.device
-    _spec: TensorSpec | None
+    cached_spec: TensorSpec | None
 
-    __slots__ = ("_device", "_spec", "aten_node", "elem", "torch_node")
+    __slots__ = ("_device", "aten_node", "cached_spec", "elem", "torch_node")
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
@@ -47,9 +48,9 @@ class FakeTensor(torch.Tensor):
     @property
     def spec(self) -> TensorSpec:
         """Metadata without `requires_grad` (which autograd may change at any time)."""
-        spec = self._spec
+        spec = self.cached_spec
         if spec is None:
-            spec = self._spec = spec_of(self.elem, self._device)
+            spec = self.cached_spec = spec_of(self.elem, self._device)
         return spec
 
     @property
@@ -98,6 +99,17 @@ def fakes_in(value: Any) -> Iterator[FakeTensor]:
             yield from fakes_in(v)
 
 
+def has_new(out: Any) -> bool:
+    """Whether `out`, what a call returned, holds a fake that no torch-level node gave yet."""
+    if type(out) is FakeTensor:
+        return out.torch_node is None
+    if isinstance(out, (tuple, list)):
+        return any(has_new(v) for v in out)
+    if isinstance(out, dict):
+        return any(has_new(v) for v in out.values())
+    return False
+
+
 _make_subclass = torch.Tensor._make_subclass
 
 
@@ -106,7 +118,7 @@ def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = Non
     fake = _make_subclass(FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device)  # type: ignore[arg-type]
     fake.elem = elem
     fake._device = device
-    fake._spec = spec
+    fake.cached_spec = spec
     fake.aten_node = fake.torch_node = None
     return fake
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -23,15 +23,13 @@ from smelt.graph.sizes import numel, static
 from smelt.ops.inplace import pure_of
 from smelt.ops.results import result_spec
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
-from smelt.trace.draws import inverse, order_of_draws
+from smelt.trace.draw_order import inverse, order_of_draws
 from smelt.trace.fake import FakeTensor
+from smelt.trace.not_differentiable import refuse
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.outputs import refuse
+from smelt.trace.parts import TraceParts
 from smelt.trace.scatter import Emitter, View, scatter_back
-
-if TYPE_CHECKING:
-    from smelt.trace.builder import Builder
-    from smelt.trace.record import Trace
+from smelt.trace.tape import Tape
 
 aten = torch.ops.aten
 
@@ -48,7 +46,7 @@ class _Storage:
 
 class Functional(NamedTuple):
     """A functional aten graph without its placeholders and output. `written`: ids of the input fakes that are written;
-    `late`: the nodes that come from records from `start` on."""
+    `late`: the nodes that come from entries of the tape from `start` on."""
 
     graph: Graph
     outputs: list[Node | None]
@@ -57,22 +55,23 @@ class Functional(NamedTuple):
 
 
 def functionalize(
-    trace: Trace,
+    parts: TraceParts,
     outputs: Sequence[FakeTensor],
     start: tuple[int, int] | None = None,
     given: Sequence[FakeTensor] = (),
 ) -> Functional:
-    """The recorded operators, functional, and the nodes of `outputs`. `start` counts records and aten nodes. `given`: inputs
-    that are not written though they should be: who runs the graph does it, with their values at the end.
+    """The recorded operators, functional, and the nodes of `outputs`. `start` counts entries of the tape and aten nodes.
+    `given`: inputs that are not written though they should be: who runs the graph does it, with their values at the end.
 
     Raises Unsupported.
     """
-    if not trace.wrote:
-        nodes = trace.aten.graph.nodes
+    tape = parts.tape
+    if not parts.writes.happened:
+        nodes = tape.aten.graph.nodes
         late = frozenset(nodes[start[1] :] if start else ())
-        _own_constants(trace, outputs)
-        return Functional(trace.aten.graph, [f.aten_node for f in outputs], set(), late)
-    return _Functionalizer(trace).run(outputs, len(trace.records) if start is None else start[0], given)
+        _own_constants(tape, outputs)
+        return Functional(tape.aten.graph, [f.aten_node for f in outputs], set(), late)
+    return _Functionalizer(parts).run(outputs, len(tape.entries) if start is None else start[0], given)
 
 
 def _overlaps(spec: TensorSpec) -> bool:
@@ -137,26 +136,27 @@ def _flat(fakes: Any) -> list[FakeTensor]:
     return fakes if isinstance(fakes, list) else [] if fakes is None else [fakes]
 
 
-def _own_constants(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
+def _own_constants(tape: Tape, outputs: Sequence[FakeTensor]) -> None:
     """The caller may write what it gets, so a constant that an output looks at is copied first."""
-    if not trace.aten.graph.constants:
+    if not tape.aten.graph.constants:
         return
     returned = {f.storage_key for f in outputs}
     copies: dict[Node, Node] = {}
     nodes: list[Node] = []
-    shared = {r.node for r in trace.records if r.node.op == "get_attr" and r.out.storage_key in returned}
-    for node in trace.aten.graph.nodes:
+    constants = (entry for entry in tape.entries if entry.node.op == "get_attr")
+    shared = {entry.node for entry in constants if entry.out.storage_key in returned}
+    for node in tape.aten.graph.nodes:
         if copies:
             node.args = map_nodes(node.args, lambda n: copies.get(n, n))
             node.kwargs = map_nodes(node.kwargs, lambda n: copies.get(n, n))
         nodes.append(node)
         if node in shared:
-            name = trace.aten.name("clone")
+            name = tape.aten.name("clone")
             copies[node] = Node(
                 "call_function", aten.clone.default, (node,), {}, name, node.spec, node.line, node.source
             )
             nodes.append(copies[node])
-    trace.aten.graph.nodes[:] = nodes
+    tape.aten.graph.nodes[:] = nodes
     for fake in outputs:
         if fake.aten_node is not None:
             fake.aten_node = copies.get(fake.aten_node, fake.aten_node)
@@ -165,38 +165,37 @@ def _own_constants(trace: Trace, outputs: Sequence[FakeTensor]) -> None:
 class _Functionalizer(Emitter):
     """`nodes` grows to the functional graph; `fake_of` maps recorded nodes to the fakes they gave."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.builder: Builder = trace.aten
+    def __init__(self, parts: TraceParts) -> None:
+        self.inputs = parts.inputs
+        self.tape = parts.tape
+        self.has_backward = bool(parts.backward.tangents)
         self.nodes: list[Node] = []
         self.fake_of: dict[Node, FakeTensor] = {}
         self.storages: dict[int, _Storage] = {}
         self.views: dict[int, View] = {}
         self.values: dict[int, tuple[int, Node]] = {}  # id(fake) -> (version of its storage, node)
-        self.at: tuple[Line | None, Node | None] = (
-            None,
-            None,
-        )  # line and source of the operator being rewritten
-        for fake in (*trace.inputs, *trace.tangents):
+        # line and source of the operator being rewritten
+        self.at: tuple[Line | None, Node | None] = (None, None)
+        for fake in (*parts.inputs, *parts.backward.tangents):
             if fake.aten_node is not None:
                 self._define(fake, fake.aten_node)
 
     def run(self, outputs: Sequence[FakeTensor], start: int, given: Sequence[FakeTensor]) -> Functional:
         n_early = 0
         before: list[int] = []
-        for i, record in enumerate(self.trace.records):
+        for i, entry in enumerate(self.tape.entries):
             if i == start:
                 n_early = len(self.nodes)
                 before = self._versions()
-            self.at = (record.node.line, record.node.source)
-            self._rewrite(record.node, record.out)
+            self.at = (entry.node.line, entry.node.source)
+            self._rewrite(entry.node, entry.out)
         if before and before != self._versions():  # the forward would write it
             raise refuse("its backward writes a tensor from outside")
-        late = frozenset(self.nodes[n_early:] if start < len(self.trace.records) else ())
+        late = frozenset(self.nodes[n_early:] if start < len(self.tape.entries) else ())
         by_caller = {id(f) for f in given}
         written = [
             f
-            for f in self.trace.inputs
+            for f in self.inputs
             if self._storage(f).version and f.aten_node is not None and id(f) not in by_caller
         ]
         self.at = (None, None)
@@ -209,12 +208,12 @@ class _Functionalizer(Emitter):
             storage.value = originals[id(fake)]  # type: ignore[assignment]
         nodes: list[Node | None] = [self._returned(f) for f in outputs]
         graph = Graph("aten")
-        graph.constants = self.trace.aten.graph.constants
+        graph.constants = self.tape.aten.graph.constants
         graph.nodes = self.nodes
         return Functional(graph, nodes, set(originals), late)
 
     def _versions(self) -> list[int]:
-        return [self._storage(f).version for f in self.trace.inputs if f.aten_node is not None]
+        return [self._storage(f).version for f in self.inputs if f.aten_node is not None]
 
     def _returned(self, fake: FakeTensor) -> Node:
         storage = self._storage(fake)
@@ -228,9 +227,7 @@ class _Functionalizer(Emitter):
     def _storage(self, fake: FakeTensor) -> _Storage:
         key = fake.storage_key
         if key not in self.storages:
-            assert fake.aten_node is not None or self.trace.is_input(fake)
-            node = fake.aten_node or self.trace._placeholder(fake, self.trace.aten)
-            self._define(fake, node)
+            self._define(fake, self.inputs.aten_node(fake))
         return self.storages[key]
 
     def _define(self, fake: FakeTensor, node: Node) -> None:
@@ -238,7 +235,7 @@ class _Functionalizer(Emitter):
         self.fake_of[node] = fake
         storage = self.storages.setdefault(fake.storage_key, _Storage(fake, node))
         self.values[id(fake)] = (storage.version, node)
-        storage.inputs += self.trace.is_input(fake)
+        storage.inputs += self.inputs.holds(fake)
 
     def current(self, fake: FakeTensor) -> Node:
         """The node that holds the present value of `fake`."""
@@ -247,20 +244,21 @@ class _Functionalizer(Emitter):
             return storage.value
         version, node = self.values[id(fake)]
         if version != storage.version:
-            node = self._take_again(fake)
+            node = self._retaken(fake)
             self.values[id(fake)] = (storage.version, node)
         return node
 
-    def _take_again(self, fake: FakeTensor) -> Node:
+    def _retaken(self, fake: FakeTensor) -> Node:
+        """The view that `fake` is, of the present value of what it is a view of."""
         view = self.views.get(id(fake))
         if view is None:
             raise self.refuse("inputs share memory and one of them is written")
         source = self.current(view.source)
         args = map_nodes(view.args, lambda n: source if n is view.at else self._read(n))
-        again = self.emit(view.target, args, map_nodes(view.kwargs, self._read), view.spec)
+        retaken = self.emit(view.target, args, map_nodes(view.kwargs, self._read), view.spec)
         if view.item is None:
-            return again
-        return self.emit(operator.getitem, (again, view.item), spec=fake.spec)
+            return retaken
+        return self.emit(operator.getitem, (retaken, view.item), spec=fake.spec)
 
     def _read(self, node: Node) -> Node:
         fake = self.fake_of.get(node)
@@ -307,11 +305,7 @@ class _Functionalizer(Emitter):
         written = {name: self._written_fakes(info, node, name) for name in info.writes}
         fakes_written = [f for fs in written.values() for f in _flat(fs)]
         self._check_operands(fakes_written, node)
-        if (
-            self.trace.tangents
-            and _in_checkpoint(node)
-            and any(self._storage(f).inputs for f in fakes_written)
-        ):
+        if self.has_backward and _in_checkpoint(node) and any(self._storage(f).inputs for f in fakes_written):
             # the statistics of a batch norm, say
             raise refuse("a checkpoint writes a tensor from outside, and once more when it runs again")
         pure = pure_of(node.target)
@@ -405,7 +399,7 @@ class _Functionalizer(Emitter):
         if spec is None:
             spec = result_spec(op, args, kwargs)
         stem = op.__name__ if op is operator.getitem else op._schema.name.split("::")[1].strip("_")
-        node = Node("call_function", op, tuple(args), kwargs, self.builder.name(stem), spec, *self.at)
+        node = Node("call_function", op, tuple(args), kwargs, self.tape.aten.name(stem), spec, *self.at)
         self.nodes.append(node)
         return node
 

@@ -8,7 +8,7 @@ again. What is not kept: changes of metadata in place, views of another dtype, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -27,9 +27,7 @@ from smelt.reasons import (
     UNSUPPORTED_OBJECT,
 )
 from smelt.trace.fake import FakeTensor, wrap
-
-if TYPE_CHECKING:
-    from smelt.trace.record import Trace
+from smelt.trace.inputs import Inputs
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
@@ -75,30 +73,31 @@ def stem(func: OpOverload) -> str:
 
 
 def infer(
-    trace: Trace, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    inputs: Inputs, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """(what the call returns, spec of its node)."""
+    """(what the call returns, spec of its node). `key` is the operator with what a shape function may see of its arguments;
+    `inputs` gives fakes for real tensors among them. Raises what the operator raises for such metadata."""
     key = (key, torch.get_default_dtype())
     answer = _ANSWERS.get(key)
     if answer is None:
-        return _compute(trace, func, info, key, args, kwargs)
-    return _repeat(trace, answer, info, args, kwargs), answer.spec
+        return _compute(inputs, func, info, key, args, kwargs)
+    return _repeat(inputs, answer, info, args, kwargs), answer.spec
 
 
 def _repeat(
-    trace: Trace, answer: Answer, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]
+    inputs: Inputs, answer: Answer, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     if answer.container is None:
-        return _make(trace, answer.parts[0], info, args, kwargs)
+        return _make(inputs, answer.parts[0], info, args, kwargs)
     return answer.container(
-        [_make(trace, q, info, args, kwargs) for q in p]
+        [_make(inputs, q, info, args, kwargs) for q in p]
         if type(p) is list
-        else _make(trace, p, info, args, kwargs)
+        else _make(inputs, p, info, args, kwargs)
         for p in answer.parts
     )
 
 
-def _make(trace: Trace, part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _make(inputs: Inputs, part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kind, spec = part.kind, part.spec
     if kind == "fresh":
         assert spec is not None
@@ -110,7 +109,7 @@ def _make(trace: Trace, part: Part, info: Effects, args: tuple[Any, ...], kwargs
     if part.index >= 0:
         source = source[part.index]
     if type(source) is not FakeTensor:  # native code holds the real one
-        source = trace._unknown(source)
+        source = inputs.stand_in(source)
     if kind == "same":
         return source
     assert spec is not None
@@ -134,24 +133,24 @@ _TRIED: frozenset[Any] = frozenset(
 
 
 def _compute(
-    trace: Trace, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    inputs: Inputs, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     if info.changes_metadata:
-        raise trace.unsupported(UNSUPPORTED_EFFECT, f"{func} changes a tensor's shape in place")
+        raise inputs.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes a tensor's shape in place")
     device = _device(args, kwargs)
-    metas = [_meta(trace, a) for a in args]
-    meta_kwargs = {k: _meta(trace, v) for k, v in kwargs.items()}
+    metas = [_meta(inputs, a) for a in args]
+    meta_kwargs = {k: _meta(inputs, v) for k, v in kwargs.items()}
     if "device" in info.names:
         if meta_kwargs.get("device") is not None or not _has_tensor(args):
             meta_kwargs["device"] = _META
         meta_kwargs.pop("pin_memory", None)
     if meta_kwargs.get("layout") not in (None, torch.strided):
-        raise trace.unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
+        raise inputs.call.unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
     if func in _TRIED and device.type == "cpu":
         out = tried(func, metas, meta_kwargs)
     else:
-        out = _run(trace, func, info, metas, meta_kwargs, device.type == "cpu")
-    wrapped, answer = _wrap_results(trace, func, info, out, device, args, kwargs)
+        out = _run(inputs, func, info, metas, meta_kwargs, device.type == "cpu")
+    wrapped, answer = _wrap_results(inputs, func, info, out, device, args, kwargs)
     if answer is None:
         return wrapped, _loose_spec(wrapped)
     _ANSWERS[key] = answer
@@ -162,28 +161,28 @@ _NO_FAKE = "There was no fake impl registered"  # how torch reports a user's ope
 
 
 def _run(
-    trace: Trace, func: OpOverload, info: Effects, args: list[Any], kwargs: dict[str, Any], cpu: bool
+    inputs: Inputs, func: OpOverload, info: Effects, args: list[Any], kwargs: dict[str, Any], cpu: bool
 ) -> Any:
     """The operator on meta tensors, its refusals translated."""
     if info.data_dependent:
-        raise trace.unsupported(DATA_DEPENDENT, str(func))
+        raise inputs.call.unsupported(DATA_DEPENDENT, str(func))
     try:
         return on_metas(func, args, kwargs, cpu)
     except (NotImplementedError, RuntimeError) as error:
         if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
-            raise trace.unsupported(DATA_DEPENDENT_SHAPE, str(func)) from error
+            raise inputs.call.unsupported(DATA_DEPENDENT_SHAPE, str(func)) from error
         if not isinstance(error, NotImplementedError) and _NO_FAKE not in str(error):
             raise
-        raise trace.unsupported(UNSUPPORTED_CALL, f"{func} has no shape function") from error
+        raise inputs.call.unsupported(UNSUPPORTED_CALL, f"{func} has no shape function") from error
 
 
-def _meta(trace: Trace, value: Any) -> Any:
+def _meta(inputs: Inputs, value: Any) -> Any:
     if type(value) is FakeTensor:
         return value.elem
     if isinstance(value, (list, tuple)):
-        return [_meta(trace, v) for v in value]
+        return [_meta(inputs, v) for v in value]
     if isinstance(value, torch.Tensor):
-        return value if value.dim() == 0 and value.device == _CPU else trace._unknown(value).elem
+        return value if value.dim() == 0 and value.device == _CPU else inputs.stand_in(value).elem
     return value
 
 
@@ -223,7 +222,7 @@ def _tensors(values: Any) -> Any:
 
 
 def _wrap_results(
-    trace: Trace,
+    inputs: Inputs,
     func: OpOverload,
     info: Effects,
     out: Any,
@@ -239,11 +238,11 @@ def _wrap_results(
     parts: list[Any] = []
     for result, item in zip(info.results, items):
         if isinstance(item, (list, tuple)):
-            pairs = [_wrap_one(trace, result, v, i, device, info, args, kwargs) for i, v in enumerate(item)]
+            pairs = [_wrap_one(inputs, result, v, i, device, info, args, kwargs) for i, v in enumerate(item)]
             wrapped.append([w for w, _ in pairs])
             parts.append([p for _, p in pairs])
         else:
-            w, p = _wrap_one(trace, result, item, -1, device, info, args, kwargs)
+            w, p = _wrap_one(inputs, result, item, -1, device, info, args, kwargs)
             wrapped.append(w)
             parts.append(p)
     value = wrapped[0] if single else tuple(wrapped)
@@ -261,7 +260,7 @@ def _part_spec(part: Part | list[Part]) -> Any:
 
 
 def _wrap_one(
-    trace: Trace,
+    inputs: Inputs,
     result: Result,
     item: Any,
     index: int,
@@ -284,7 +283,7 @@ def _wrap_one(
     if item.device.type != "meta" and not _has_tensor((*args, *kwargs.values())):
         item = item.to(_META)  # of plain numbers: torch.div(5, 2)
     if item.device.type != "meta":  # a shape function that computes for real
-        raise trace.unsupported(UNSUPPORTED_CALL, f"an operator gave a real tensor of {item.device}")
+        raise inputs.call.unsupported(UNSUPPORTED_CALL, f"an operator gave a real tensor of {item.device}")
     if result.kind == "view":
         source = info.argument(result.arg, args, kwargs)
         device = source.device if isinstance(source, torch.Tensor) else device

@@ -1,120 +1,106 @@
 """Operators that recording treats by a rule of their own, one entry each in `RULES`.
 
-A rule is called as `rule(trace, func, args, kwargs)` and returns the result, or NotImplemented to have the operator
+A rule is called as `rule(recorder, func, args, kwargs)` and returns the result, or NotImplemented to have the operator
 recorded as any other.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch._ops import OpOverload
 
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
-from smelt.trace import known, shapes
+from smelt.trace import shapes
 from smelt.trace.fake import FakeTensor, wrap
+from smelt.trace.operator_recorder import OperatorRecorder
 from smelt.trace.symbols import SYMBOLIC, plain
 
-if TYPE_CHECKING:
-    from smelt.trace.record import Trace
-
 aten = torch.ops.aten
-Rule = Callable[["Trace", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-
-# References that exist while an operator's scalar operand, made by C++ a moment ago, reaches the dispatch mode: the
-# operand's wrapper in the argument tuple, and ours.
-_LOCAL_REFERENCES = 6
+Rule = Callable[[OperatorRecorder, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def is_internal_scalar(real: torch.Tensor) -> bool:
-    """Whether `real` is a scalar that C++ made for this very call (`x.masked_fill(m, 0)`), and nobody else can see."""
-    return real.dim() == 0 and real.device.type == "cpu" and sys.getrefcount(real) <= _LOCAL_REFERENCES
+def _device(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    return args[0].device
 
 
-class Unnameable(Exception):
-    """An argument that a graph cannot hold; the text says what it is."""
-
-
-def other_argument(value: Any) -> Any:
-    """Argument kinds that are rare: numpy scalars become numbers. Raises Unnameable for what graphs cannot hold."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, type) and value.__module__ in ("torch", "builtins"):
-        return value
-    raise Unnameable(f"an argument of type {type(value).__qualname__}")
-
-
-def _device(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0]._device
-
-
-def _read_value(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _read_value(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     if type(args[0]) in SYMBOLIC:
         return plain(args[0])
-    value = known.evaluate(trace, args[0])
+    value = recorder.known.value(args[0])
     if value is None:
-        number = trace.read_number(args[0])
+        number = recorder.known.number(args[0])
         if number is not None:
             return number
-        raise trace.refuse_value("item(), bool(), int() or float() of a tensor")
+        raise recorder.refuse_value("item(), bool(), int() or float() of a tensor")
     return value.item()
 
 
 LIFTS = (aten.lift_fresh.default, aten.lift.default)
 
 
-def _lift(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _lift(recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`torch.tensor(data)` hands the finished tensor to `lift_fresh`: a constant of the program."""
     if type(args[0]) is FakeTensor:
         return args[0]
-    return trace.constant(args[0].clone())
+    return recorder.tape.add_constant(args[0].clone())
 
 
-def _dynamic(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dynamic(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Operators whose answer needs values: computed at once if the values are known."""
-    out = known.run_on_values(trace, func, args, kwargs)
+    out = recorder.known.run(func, args, kwargs)
     if out is None:
         return NotImplemented
     if isinstance(out, torch.Tensor):
-        return trace.constant(out)
+        return recorder.tape.add_constant(out)
     if isinstance(out, (tuple, list)):
-        return type(out)(trace.constant(t) if isinstance(t, torch.Tensor) else t for t in out)
+        return type(out)(recorder.tape.add_constant(t) if isinstance(t, torch.Tensor) else t for t in out)
     return out
 
 
-def _index(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _index(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A mask whose value is known selects at constant places."""
     fake, indices = args
     masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
-    values = {id(mask): known.evaluate(trace, mask) for mask in masks}
+    values = {id(mask): recorder.known.value(mask) for mask in masks}
     if not masks or any(value is None for value in values.values()):
         return NotImplemented
     places: list[Any] = []
     for index in indices:
         value = values.get(id(index))
-        with trace.paused():
+        with recorder.call.paused():
             selected = [index] if value is None else value.nonzero().unbind(1)
-        places += selected if value is None else [trace.constant(s.contiguous()) for s in selected]
-    return trace.run(func, (fake, places), {})
+        places += (
+            selected if value is None else [recorder.tape.add_constant(s.contiguous()) for s in selected]
+        )
+    return recorder.run(func, (fake, places), {})
 
 
 def _as_view(view: OpOverload) -> Rule:
     """`unsafe_split` gives views that autograd does not know of: beneath autograd they are views."""
-    return lambda trace, func, args, kwargs: trace.run(view, args, kwargs)
+    return lambda recorder, func, args, kwargs: recorder.run(view, args, kwargs)
 
 
-def _batch_norm(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """`native_batch_norm` writes its running statistics without saying so in its schema; its successors say it."""
     *tensors, mean, var, training, momentum, eps = args
     if mean is None:
-        return trace.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})
+        return recorder.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})
     if training:
-        return NotImplemented if func in _BATCH_NORMS[1:] else trace.run(_BATCH_NORMS[1], args, {})
-    return trace.run(
+        return NotImplemented if func in _BATCH_NORMS[1:] else recorder.run(_BATCH_NORMS[1], args, {})
+    return recorder.run(
         aten._native_batch_norm_legit_no_training.default, (*tensors, mean, var, momentum, eps), {}
     )
 
@@ -122,7 +108,9 @@ def _batch_norm(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: d
 _BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 
 
-def _attention_choice(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _attention_choice(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Which kernel `scaled_dot_product_attention` takes is asked of the real device: on uninitialized tensors laid out
     as the arguments, since only layouts decide."""
     if args[0].device.type != "cpu":
@@ -137,31 +125,26 @@ def _laid_out(value: Any) -> Any:
     return like.requires_grad_(value.requires_grad) if value.requires_grad else like
 
 
-def _change_metadata(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _change_metadata(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """`squeeze_`, `t_`, ...: the tensor becomes a view of what it was, recorded as the view operator."""
     fake, *rest = args
-    if trace.is_input(fake):
-        raise trace.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
+    if recorder.inputs.holds(fake):
+        raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
     view = _VIEW_OF[func]
-    node = trace.aten.make(
-        "call_function",
-        view,
-        (fake.aten_node, *rest),
-        kwargs,
-        shapes.stem(view),
-        None,
-        trace._line(),
-        trace._source,
-    )
+    node = recorder.tape.add_operator(view, (fake.aten_node, *rest), kwargs, shapes.stem(view), None)
     elem = view(fake.elem, *rest, **kwargs)
     with torch._C._DisableTorchDispatch():
         func(*args, **kwargs)
-    trace.change_metadata(fake, elem, node)
+    recorder.tape.become_view(fake, elem, node)
     node.spec = fake.spec
     return fake
 
 
-def _as_strided(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _as_strided(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
     so only what they cover may be reached. An offset counts from the start of the storage."""
     fake, *rest = args
@@ -170,10 +153,12 @@ def _as_strided(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: d
     if first is None:
         first = fake.storage_offset()
     else:
-        trace.counted_from_start.append(fake)
-    low, high = _covered(trace, fake)
+        recorder.writes.counted_from_start.append(fake)
+    low, high = _covered(recorder, fake)
     if 0 not in size and not low <= first <= first + _span(size, stride) < high:
-        raise trace.unsupported(UNSUPPORTED_OBJECT, "as_strided reaches beyond the elements of its tensor")
+        raise recorder.call.unsupported(
+            UNSUPPORTED_OBJECT, "as_strided reaches beyond the elements of its tensor"
+        )
     return NotImplemented
 
 
@@ -182,33 +167,37 @@ def _span(size: Any, stride: Any) -> int:
     return sum((n - 1) * step for n, step in zip(size, stride))
 
 
-def _covered(trace: Trace, fake: FakeTensor) -> tuple[int, int]:
+def _covered(recorder: OperatorRecorder, fake: FakeTensor) -> tuple[int, int]:
     """The half-open range of elements of `fake`'s storage that are known to exist at every call."""
-    inputs = [i for i in trace.inputs if i.storage_key == fake.storage_key and i.numel()]
+    inputs = [i for i in recorder.inputs if i.storage_key == fake.storage_key and i.numel()]
     if not inputs:
         return 0, fake.elem.untyped_storage().nbytes() // fake.elem.itemsize
     first = min(int(i.storage_offset()) for i in inputs)
     return first, max(int(i.storage_offset()) + _span(i.size(), i.stride()) for i in inputs) + 1
 
 
-def _refuse_effect(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise trace.unsupported(UNSUPPORTED_EFFECT, str(func))
+def _refuse_effect(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    raise recorder.call.unsupported(UNSUPPORTED_EFFECT, str(func))
 
 
-def _zero_tensor(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _zero_tensor(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A zero without memory, which forward-mode differentiation makes: its fake is one as well, so that torch leaves out
     the products and sums that eager leaves out."""
     device = shapes.canonical_device(kwargs.get("device") or "cpu")
     elem = func(*args, **{**kwargs, "device": "meta"})
     fake = wrap(elem, device)
-    node = trace.aten.make(
-        "call_function", func, args, kwargs, "zero", fake.spec, trace._line(), trace._source
-    )
-    trace._name_aten(node, fake)
+    node = recorder.tape.add_operator(func, args, kwargs, "zero", fake.spec)
+    recorder.tape.finish_operator(node, fake)
     return fake
 
 
-def _converted(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _converted(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """`Tensor.to` called by native code beneath autograd: the copy that it comes down to, or the tensor itself."""
     fake, *rest = args
     names = [a.name for a in func._schema.arguments[1:]]
@@ -219,15 +208,17 @@ def _converted(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: di
     if (dtype, device) == (fake.dtype, fake.device) and not given.get("copy"):
         return fake
     kept = {k: given[k] for k in ("non_blocking", "memory_format") if given.get(k)}
-    return trace.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **kept})
+    return recorder.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **kept})
 
 
-def _number_copied(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _number_copied(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A transform casts the number in `x * 2`, which reaches Python as a number again."""
     if isinstance(args[0], torch.Tensor):
         return NotImplemented
     options = {k: kwargs[k] for k in ("dtype", "device") if kwargs.get(k) is not None}
-    return trace.run(aten.scalar_tensor.default, args, options)
+    return recorder.run(aten.scalar_tensor.default, args, options)
 
 
 def _overloads(names: str) -> list[OpOverload]:

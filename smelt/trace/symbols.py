@@ -12,17 +12,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
-from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.trace.builder import Builder, identifier
 
 MAX_SIZE = 40  # operations of an expression; a larger one is pinned
 
@@ -433,48 +428,3 @@ def apply(fn: Any, args: Any, kwargs: Any) -> Any:
     if function is None or not all(type(a) in NUMBERS or type(a) in _OPERANDS for a in args):
         return NotImplemented
     return function(*args)
-
-
-# ------------------------------------------------------------------------------------------------- in the graphs
-
-
-@dataclass
-class NumberInput:
-    """A symbolic number that an operator was given: a placeholder of the graphs, at each level one."""
-
-    symbol: Symbol
-    nodes: dict[str, Node] = field(default_factory=dict)
-
-    def node(self, builder: Builder) -> Node:
-        level = builder.graph.level
-        if level not in self.nodes:
-            name = builder.name(identifier(self._stem()))
-            self.nodes[level] = Node("placeholder", name, (), {}, name, NumberSpec(type(self.symbol.value)))
-        return self.nodes[level]
-
-    def _stem(self) -> str:
-        """What the graphs call it: the name of the attribute or argument it is or comes from."""
-        key = leaves(self.symbol.expression)[0]
-        name = key.key if isinstance(getattr(key, "key", None), str) else "number"
-        return name if self.symbol.expression.op == "leaf" else f"{name}_{self.symbol.expression.op}"
-
-    @property
-    def is_pinned(self) -> bool:
-        return self.symbol.symbols.is_pinned(self.symbol.expression)
-
-
-# Operators without a tensor argument whose number decides nothing about the result but its values.
-_FILLS = frozenset({torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default})
-
-
-@cache
-def number_arguments(func: OpOverload) -> frozenset[str]:
-    """Names of the arguments whose number may differ from call to call: those typed Scalar or Tensor."""
-    takes = frozenset(a.name for a in func._schema.arguments if _takes_number(a.type))
-    has_tensor = any("Tensor" in str(a.type) for a in func._schema.arguments)
-    return takes if has_tensor or func in _FILLS else frozenset()
-
-
-def _takes_number(kind: Any) -> bool:
-    element = kind.getElementType() if isinstance(kind, torch.OptionalType) else kind
-    return isinstance(element, (torch.TensorType, torch.NumberType))

@@ -14,15 +14,15 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
 from smelt.ops.recompute import Class
-from smelt.trace.record import Trace
+from smelt.trace.trace import Trace
 from tests.harness.traced import flatten
 
 
 def joint_of(function, *inputs):
     """(the joint graph, the real tensors of its primals). Gradients are those of inputs that require them."""
     trace = Trace()
-    trace.differentiate = True
-    trace.on_unknown = trace.fake
+    trace.autograd.wants_joint = True
+    trace.inputs.on_unknown = trace.fake
     with torch.enable_grad(), trace:
         traced = trace.finish(flatten(function(*[trace.fake(t) for t in inputs])))
     assert traced.joint is not None

@@ -9,8 +9,8 @@ import torch
 
 from smelt.graph.ir import Graph
 from smelt.graph.run import run
-from smelt.trace.graphs import Traced
-from smelt.trace.record import Trace
+from smelt.trace.trace import Trace
+from smelt.trace.traced import Traced
 
 
 def trace(
@@ -19,7 +19,7 @@ def trace(
     """Traces `function` on fakes of `inputs`; tensors that it closes over become inputs, too."""
     with torch.set_grad_enabled(grad):
         recorder = Trace()
-        recorder.on_unknown = recorder.fake
+        recorder.inputs.on_unknown = recorder.fake
         with recorder:
             out = function(*[recorder.fake(t) for t in inputs])
         return recorder, recorder.finish(flatten(out))

@@ -8,7 +8,7 @@ from smelt.errors import SmeltError, Unsupported
 from smelt.graph.ir import Line
 from smelt.graph.run import run
 from smelt.graph.verify import verify
-from smelt.trace.record import Trace
+from smelt.trace.trace import Trace
 from tests.harness.traced import check, flatten, trace
 
 
@@ -130,7 +130,7 @@ def test_paused():
     recorder = Trace()
     with recorder, recorder.paused():
         assert torch.ones(2).sum().item() == 2
-    assert not recorder.aten.graph.nodes
+    assert not recorder.tape.aten.graph.nodes
 
 
 def test_autocast():

@@ -39,9 +39,9 @@ from smelt.guards.guard import Guard
 from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
 from smelt.runtime.collector import collector_off
 from smelt.runtime.forks import CAPTURE, hold_at_fork
-from smelt.trace.outputs import NotDifferentiable
-from smelt.trace.record import Traced
-from smelt.trace.selected import NotCopies
+from smelt.trace.copies import NotCopies
+from smelt.trace.not_differentiable import NotDifferentiable
+from smelt.trace.traced import Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
 Backend = Callable[[Traced, Config], Graph]

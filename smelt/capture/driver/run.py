@@ -35,10 +35,10 @@ from smelt.guards import state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.trace.copies import NotCopies
 from smelt.trace.fake import FakeTensor, hashed
-from smelt.trace.graphs import Traced
-from smelt.trace.selected import NotCopies
 from smelt.trace.symbols import PlainNumbersOnly
+from smelt.trace.traced import Traced
 
 _RECURSION_LIMIT = 20_000
 
@@ -130,7 +130,7 @@ def capture_frame(
         UserException: the user's code raised.
     """
     vm = VM()
-    vm.trace.differentiate = differentiate
+    vm.trace.autograd.wants_joint = differentiate
     vm.trace.copies.allowed = copies
     vm.depth_limit -= _stack_depth()
     vm.stop = stop.path if stop else ()
@@ -153,8 +153,8 @@ def capture_frame(
             vm.leave_contexts()
             function_transforms.restore(vm.levels)
             vm.outside.log.roll_back()
-            if vm.trace.symbols is not None:
-                vm.trace.symbols.release()
+            if vm.trace.numbers.symbols is not None:
+                vm.trace.numbers.symbols.release()
             if captured is None:
                 vm.release()
     return capture_frame(
@@ -173,14 +173,14 @@ def capture_frame(
 
 def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
     """Paths of the numbers that must not be symbolic for capture to get by `error`."""
-    if vm.trace.symbols is not None and isinstance(error, texts.Unreadable):
+    if vm.trace.numbers.symbols is not None and isinstance(error, texts.Unreadable):
         return frozenset(vm.shown_numbers)
     return vm.outside.dynamic if _needs_plain_numbers(vm, error) else frozenset()
 
 
 def _needs_plain_numbers(vm: VM, error: Exception) -> bool:
     """Whether capture may get by `error` without symbolic numbers."""
-    if vm.trace.symbols is None or isinstance(error, NotCopies):
+    if vm.trace.numbers.symbols is None or isinstance(error, NotCopies):
         return False
     if isinstance(error, texts.Unreadable):
         return any(origin.path in vm.shown_numbers for origin in vm.outside.readings)
@@ -222,7 +222,7 @@ def _capture(
         fakes = _fakes(vm, ending, effects)
         if vm.under_modes:
             gradients.check_history([*fakes, *trace.inputs])
-        trace.copies.check((*fakes, *trace.counted_from_start))
+        trace.copies.check((*fakes, *trace.writes.counted_from_start))
         traced = trace.finish(fakes)
     if state.snapshot() != snapshot:
         raise Unsupported(
@@ -325,7 +325,7 @@ def _guard_hashed(vm: VM) -> None:
 
 def _guard_offsets(vm: VM) -> None:
     """Where in its storage an input starts matters only to what counts from the storage's start."""
-    storages = {f.storage_key for f in vm.trace.counted_from_start}
+    storages = {f.storage_key for f in vm.trace.writes.counted_from_start}
     for fake in vm.trace.inputs if storages else ():
         if fake.storage_key in storages:
             origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)

@@ -57,8 +57,8 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.record import Trace
 from smelt.trace.symbols import PLAIN_TYPE
+from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
@@ -96,8 +96,8 @@ class VM:
 
     def __init__(self) -> None:
         self.trace = Trace(self.where)
-        self.trace.on_unknown = self._unknown_tensor
-        self.trace.on_read = functools.partial(tensor_numbers.number, self)
+        self.trace.inputs.on_unknown = self._unknown_tensor
+        self.trace.known.on_read = functools.partial(tensor_numbers.number, self)
         self.outside = Outside(self.trace, self.where)
         # the frames that run
         self.frame: Frame | None = None

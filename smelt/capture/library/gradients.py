@@ -42,10 +42,11 @@ from smelt.capture.rebuilding.reach import collect_fakes, reach
 from smelt.errors import Unsupported
 from smelt.graph import state
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.trace.custom_functions import CustomFunctions
 from smelt.trace.fake import FakeTensor
-from smelt.trace.functions import CustomFunctions
+from smelt.trace.not_differentiable import refuse
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.outputs import read_by, refuse
+from smelt.trace.outputs import read_by
 
 _Function = torch.autograd.Function
 
@@ -71,7 +72,7 @@ def _opaque(vm: Any, function: Callable[..., Any], args: Any, kwargs: Any, run: 
         _hold(vm, value)
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     before = vm.outside.log.changed
-    out = vm.trace.opaque(target, run)
+    out = vm.trace.calls.run_opaque(target, run)
     if vm.outside.log.changed != before:
         raise unsupported(f"{_name(function)} changes an outside object", UNSUPPORTED_EFFECT)
     return out
@@ -167,8 +168,8 @@ def _apply(vm: Any, args: Any, kwargs: Any) -> Any:
         return _run_apply(vm, cls, rest, kwargs)
     if vm.outside.is_fresh_class(cls):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
-    if vm.trace.custom is None:
-        vm.trace.custom = CustomFunctions(lambda run: callbacks.in_window(vm, run, ()))
+    if vm.trace.autograd.custom is None:
+        vm.trace.autograd.custom = CustomFunctions(lambda run: callbacks.in_window(vm, run, ()))
     return _opaque(vm, cls.apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
 
 
@@ -186,8 +187,8 @@ def _run_apply(vm: Any, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 @function(FunctionCtx.set_materialize_grads)
 def _materialize(vm: Any, args: Any, kwargs: Any) -> None:
-    if vm.trace.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
-        vm.trace.custom.takes_none.add(id(args[0]))
+    if vm.trace.autograd.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
+        vm.trace.autograd.custom.takes_none.add(id(args[0]))
     FunctionCtx.set_materialize_grads(*args, **kwargs)
 
 
@@ -198,7 +199,7 @@ def record_backward(vm: Any, roots: Sequence[Any]) -> None:
     """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
     left it, and can still be guarded. It may not change what the frame leaves behind, which `roots` lead to."""
     trace, log = vm.trace, vm.outside.log
-    if trace.custom is None or not trace.differentiate:
+    if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
     before, settings = _held(vm, roots), state.read()
     log.closed = "the backward of a custom autograd.Function changes an outside object"
@@ -226,9 +227,9 @@ def _call_backward(vm: Any, args: Any, kwargs: Any) -> Any:
     ctx, *tangents = args
     user = functools.partial(callbacks.in_window, vm, _user_backward(ctx._forward_cls), args)
     trace = vm.trace
-    if not trace.records_backward:
+    if not trace.backward.is_recorded:
         return user()
-    with trace.user_backward(ctx._forward_cls.__name__) as call:
+    with trace.backward.user_backward(ctx._forward_cls.__name__) as call:
         before = _contents_of(ctx)
         given = user()
         if not _contents_of(ctx).items() <= before.items():  # it may let go of what it has read
@@ -236,7 +237,7 @@ def _call_backward(vm: Any, args: Any, kwargs: Any) -> Any:
         results = given if type(given) is tuple else (given,)
         wanted = zip(results, ctx.needs_input_grad)
         call.gives = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
-        call.takes_none = len(tangents) > 1 and id(ctx) in trace.custom.takes_none
+        call.takes_none = len(tangents) > 1 and id(ctx) in trace.autograd.custom.takes_none
     return given
 
 
@@ -330,9 +331,9 @@ def make_parameter(vm: Any, data: torch.Tensor, requires_grad: bool) -> torch.Te
         made._is_param = True  # type: ignore[attr-defined]
         return made
 
-    if vm.trace.symbols is not None:
+    if vm.trace.numbers.symbols is not None:
         return run()
-    given: FakeTensor = vm.trace.opaque(
+    given: FakeTensor = vm.trace.calls.run_opaque(
         OpaqueCall(nn.Parameter, (data, requires_grad), {}, lambda f: False), run
     )
     return given
@@ -348,7 +349,7 @@ def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
     hooked = any(call.target in _REGISTER.values() for call in vm.outside.log.calls)
     if hooked and _meets_hooks(vm, args[0] if args else kwargs.get("outputs")):
-        if vm.trace.differentiate and kwargs.get("create_graph"):
+        if vm.trace.autograd.wants_joint and kwargs.get("create_graph"):
             raise refuse("torch.autograd.grad(create_graph=True) goes through what the graph before it gives")
         raise unsupported("torch.autograd.grad after a hook was registered")
     for fake in list(vm.trace.inputs):
@@ -391,7 +392,7 @@ def _switch_level(method: Any, function_: Callable[[], Any]) -> None:
     def handler(vm: Any, args: Any, kwargs: Any) -> Any:
         with _natively(vm, method):
             result = calls.call_native_python(vm, method, args, kwargs)
-        vm.trace.switch_level(function_)
+        vm.trace.calls.switch_level(function_)
         return result
 
 
@@ -460,7 +461,7 @@ def _register(name: str) -> Handler:
         registered = Call(method, (tensor, hook))
         vm.outside.log.call(registered)
         vm.hooked.append((tensor, tensor.grad_fn))
-        vm.trace.hooked.append(tensor)
+        vm.trace.autograd.hooked.append(tensor)
         return HookHandle(vm.outside.log.calls, registered)
 
     return handler

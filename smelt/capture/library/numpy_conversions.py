@@ -17,7 +17,7 @@ _NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.det
 
 
 def _numpy(vm: Any, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
-    known = vm.trace.value_of(tensor)
+    known = vm.trace.known.value(tensor)
     if known is not None:
         return known.numpy(*args, **kwargs).copy()
     if args or kwargs or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
@@ -64,9 +64,9 @@ def _constant(vm: Any, array: np.ndarray[Any, Any], shared: bool) -> torch.Tenso
         at.flags.writeable, at = False, at.base
     with vm.trace.paused():
         value = torch.from_numpy(array.copy(order="K"))
-    made: FakeTensor = vm.trace.constant(value)
+    made: FakeTensor = vm.trace.tape.add_constant(value)
     if shared:
-        vm.trace.frozen.add(storage_of(made))
+        vm.trace.writes.frozen.add(storage_of(made))
     return made
 
 

@@ -19,8 +19,8 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.numbers import float32
 from smelt.trace.fake import FakeTensor, fakes_in
-from smelt.trace.record import Trace
 from smelt.trace.symbols import NUMBERS
+from smelt.trace.trace import Trace
 
 aten = torch.ops.aten
 _EXACT = 1 << 23  # up to here adding integers to a float of 32 bits is exact
@@ -90,7 +90,7 @@ class _Reading:
         self._writes: _Writes = vm.outside.writes
 
     def of(self, tensor: FakeTensor) -> Any:
-        if tensor.storage_key not in self._trace.written:
+        if tensor.storage_key not in self._trace.writes.storages:
             return self._first(tensor)
         writes = []
         for node, written in self._writes.to(tensor.storage_key):
@@ -125,7 +125,7 @@ class _Reading:
         other, *rest = node.args[1:]
         alpha = rest[0] if rest else node.kwargs.get("alpha", 1)
         if isinstance(other, Node):
-            if other.op != "get_attr" or self._writes.storage_of(other) in self._trace.written:
+            if other.op != "get_attr" or self._writes.storage_of(other) in self._trace.writes.storages:
                 return None
             other = self._given(other)
         if type(other) not in (int, float) or type(alpha) not in (int, float):
@@ -149,7 +149,7 @@ class _Reading:
         if node is None or not _is_one_float(node.spec):
             raise _Unknown
         if node.op == "get_attr":
-            return float(self._trace.aten.graph.constants[node.target].item())
+            return float(self._trace.tape.aten.graph.constants[node.target].item())
         if node.op != "call_function":
             raise _Unknown
         if node.target in _MADE:
@@ -176,7 +176,7 @@ class _Reading:
     def _operand(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, Node) and isinstance(value.spec, TensorSpec):
             storage = self._writes.storage_of(value)
-            if storage is None or storage in self._trace.written:  # maybe after it was read
+            if storage is None or storage in self._trace.writes.storages:  # maybe after it was read
                 raise _Unknown
             return self._before(value)
         return _rounded(self._number(value), dtype)
@@ -188,8 +188,8 @@ class _Reading:
 
     def _number(self, value: Any) -> Any:
         if isinstance(value, Node):
-            for given in self._trace.numbers.values():
-                if given.nodes.get(self._trace.aten.graph.level) is value:
+            for given in self._trace.numbers.by_expression.values():
+                if given.nodes.get(self._trace.tape.aten.graph.level) is value:
                     return given.symbol.number()
             raise _Unknown
         if type(value) not in (int, float):
@@ -232,7 +232,7 @@ class _Writes:
         return self._inputs_at.get(node)
 
     def _look(self) -> None:
-        records = self._trace.records
+        records = self._trace.tape.entries
         for record in records[self._seen :]:
             self._storages.update((f.aten_node, f.storage_key) for f in fakes_in(record.out) if f.aten_node)
             for written in _written(record.node):

@@ -31,8 +31,8 @@ from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.record import Trace
 from smelt.trace.symbols import PlainNumbersOnly, Symbols
+from smelt.trace.trace import Trace
 
 UNGUARDABLE: frozenset[type] = frozenset(
     {
@@ -260,9 +260,9 @@ class Outside:
 
     def _symbols(self) -> Symbols:
         """The symbolic numbers of this capture, made when the first is met."""
-        symbols = self.trace.symbols
+        symbols = self.trace.numbers.symbols
         if symbols is None:
-            symbols = self.trace.symbols = Symbols(self._pin_number, self._require)
+            symbols = self.trace.numbers.symbols = Symbols(self._pin_number, self._require)
         return symbols
 
     def _pin_number(self, origin: Origin, value: Any) -> None:

@@ -90,7 +90,7 @@ def _wrap_bound_builtin(outside: Outside, value: Any, origin: Origin) -> Any:
 def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> Any:
     if _is_functorch_wrapped(value):
         return value
-    known = outside.trace._by_real.get(id(value))
+    known = outside.trace.inputs.known(value)
     if known is None:
         fake = outside.trace.fake(value, _input_name(origin))
         outside.origins[id(fake)] = outside.origins[id(value)] = origin
@@ -99,8 +99,8 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> Any:
             facts = tensor_facts(value)
         outside.guard("tensor", origin, facts)
         return fake
-    _alias(outside, origin, outside.origins[id(known[1])])
-    return known[1]
+    _alias(outside, origin, outside.origins[id(known)])
+    return known
 
 
 def _wrap_array(outside: Outside, value: Any, origin: Origin) -> Any:
@@ -198,7 +198,7 @@ def _guard_value(outside: Outside, value: Any, origin: Origin) -> None:
 def fake(outside: Outside, value: Any) -> Any:
     """A value that native code gave: a real tensor in it would escape the trace."""
     if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not _is_functorch_wrapped(value):
-        return outside.trace._unknown(value)
+        return outside.trace.inputs.stand_in(value)
     return value
 
 

@@ -156,7 +156,7 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
 
     Raises what it raises, and Unsupported where Python code that it called could not be captured, whatever the
     native code made of that error."""
-    if vm.trace.symbols is not None:
+    if vm.trace.numbers.symbols is not None:
         result = symbolic_numbers.native_call(fn, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -175,7 +175,7 @@ def native(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None 
         result = fn(*args, **kwargs) if kwargs else fn(*args)
     except Exception as e:
         refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
-        if vm.trace.frozen and "read-only" in str(e):
+        if vm.trace.writes.frozen and "read-only" in str(e):
             refused = Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "a NumPy array is written that a tensor looks at")
             )
@@ -211,7 +211,7 @@ def in_window(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | No
 
 def keyed(vm: Any, fn: Any, obj: Any, key: Any, *rest: Any) -> Any:
     """`fn(obj, key, *rest)` of a container: only the key is hashed and compared, so the contents need no look."""
-    if vm.trace.symbols is not None:
+    if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
     if vm.kinds.get(type(key)) is not False and calls_back(vm.kinds, key):
         return in_window(vm, fn, (obj, key, *rest))

@@ -270,7 +270,7 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
         if state is not None and handler is None and vm.trace.is_input(owner):
             state(vm, owner, vm.trace.real(owner), name)
         return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
-    if args and vm.trace.symbols is not None and name in symbolic_numbers.LOOKUPS:
+    if args and vm.trace.numbers.symbols is not None and name in symbolic_numbers.LOOKUPS:
         args = (plain_parts(args[0]), *args[1:])
     if args and type(args[0]) is FakeTensor and name in symbolic_numbers.LOOKUPS:
         args = (operators.found_by(vm, owner, args[0]), *args[1:])

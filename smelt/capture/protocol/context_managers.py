@@ -93,7 +93,7 @@ def enter(vm: Any, manager: Any) -> Any:
 def left(vm: Any, manager: Any) -> None:
     """`manager.__exit__` is about to run."""
     if isinstance(manager, torch.autocast):
-        vm.trace.leave_autocast()
+        vm.trace.calls.leave_autocast()
     if vm.entered and vm.entered[-1][0] is manager:
         vm.entered.pop()
     elif id(manager) in vm.outside.origins:
@@ -130,14 +130,14 @@ def leave_contexts(vm: Any) -> None:
         if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made
             _restore_attributes(manager, before)
     with vm.trace.paused():
-        for function, args in trace_state.difference(trace_state.read(), vm.trace.first_state):
+        for function, args in trace_state.difference(trace_state.read(), vm.trace.calls.first_state):
             function(*args)
 
 
 def settings(vm: Any) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
     found: list[Effect] = [Leave(manager) for manager, _ in vm.left_managers]
-    replayed: list[Any] = list(vm.trace.first_state)
+    replayed: list[Any] = list(vm.trace.calls.first_state)
     now = trace_state.read()
     for manager, attributes_then in vm.left_managers:
         _put_back(type(manager), attributes_then, replayed)

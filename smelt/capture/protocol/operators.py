@@ -273,7 +273,7 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
 def subscript(vm: Any, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     kind = type(obj)
-    if vm.trace.symbols is not None:
+    if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if kind is FakeTensor:
         return obj[vm.outside.view(key)]
@@ -373,7 +373,7 @@ def item_value(vm: Any, obj: Any, key: Any, value: Any) -> Any:
 def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
     """`obj[key] = value`."""
     kind = type(obj)
-    if vm.trace.symbols is not None:
+    if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if kind is FakeTensor:
         obj[vm.outside.view(key)] = vm.outside.view(value)
@@ -401,7 +401,7 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
 
 def delete_item(vm: Any, obj: Any, key: Any) -> None:
     """`del obj[key]`."""
-    if vm.trace.symbols is not None:
+    if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     found = python_method(vm, obj, "__delitem__")
     if found is not None:

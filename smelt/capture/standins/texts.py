@@ -90,14 +90,14 @@ class Shown:
         self.grad_fn = None if history is None or trace.is_input(fake) else _node_name(history)
         self._copy = fake.detach().clone()
         self._trace = trace
-        self._after = len(trace.records)
+        self._after = len(trace.tape.entries)
 
     @property
     def tensor(self) -> Any:
         """The tensor itself; its copy if anything was written since."""
         written = any(
             isinstance(record.node.target, torch._ops.OpOverload) and effects(record.node.target).writes
-            for record in self._trace.records[self._after :]
+            for record in self._trace.tape.entries[self._after :]
         )
         if written and not self.bare and self._trace.is_input(self.fake) and not self.fake.is_leaf:
             raise _unreadable(

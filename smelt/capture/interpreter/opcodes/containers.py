@@ -44,7 +44,7 @@ def _build_set(vm: Any, frame: Frame, arg: Any) -> None:
 def _build_map(vm: Any, frame: Frame, arg: Any) -> None:
     at = len(frame.stack) - 2 * arg
     flat = frame.stack[at:]
-    keys = flat[::2] if vm.trace.symbols is None else [plain_parts(k) for k in flat[::2]]
+    keys = flat[::2] if vm.trace.numbers.symbols is None else [plain_parts(k) for k in flat[::2]]
     pairs = list(zip(keys, flat[1::2]))
     frame.stack[at:] = (vm.native(dict, (pairs,)) if calls_back(vm.kinds, keys) else dict(pairs),)
 

@@ -56,17 +56,17 @@ def _tensor_grad(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> 
 
 def _tensor_is_leaf(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     before = tensor_member(vm, tensor, real, name)
-    return tensor.is_leaf if vm.trace.wrote else before
+    return tensor.is_leaf if vm.trace.writes.happened else before
 
 
 def _tensor_retains(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
-    read = _tensor_refused if vm.trace.needs_autograd else tensor_member
+    read = _tensor_refused if vm.trace.autograd.restated else tensor_member
     return read(vm, tensor, real, name)
 
 
 def _tensor_history(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     """None can be guarded; what is not None is of another graph."""
-    if getattr(real, name) is None and not (vm.trace.wrote and tensor.requires_grad):
+    if getattr(real, name) is None and not (vm.trace.writes.happened and tensor.requires_grad):
         return tensor_member(vm, tensor, real, name)
     return _tensor_refused(vm, tensor, real, name)
 

@@ -6,24 +6,22 @@ gradient at some time must do so before the node is made, which has an edge for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from smelt.trace.autograd_calls import AutogradCalls
 from smelt.trace.fake import FakeTensor
-from smelt.trace.outputs import refuse
-
-if TYPE_CHECKING:
-    from smelt.trace.record import Trace
+from smelt.trace.inputs import Inputs
+from smelt.trace.not_differentiable import refuse
 
 
 @dataclass(frozen=True)
-class Flags:
-    """Of inputs, by position. `on`: leaves that require a gradient at some time, but not to begin with; `end`: whether
-    leaves require one in the end; `retained`: those whose gradients are to be kept."""
+class GradFlags:
+    """What a program set of its inputs, by position. `on`: leaves that require a gradient at some time, but not to begin
+    with; `end`: whether leaves require one in the end; `retained`: those whose gradients are to be kept."""
 
     on: tuple[int, ...] = ()
     end: tuple[tuple[int, bool], ...] = ()
@@ -38,44 +36,41 @@ class Flags:
         return all(flag for _, flag in self.end)
 
     @classmethod
-    def of(cls, trace: Trace) -> Flags:
-        """Raises NotDifferentiable."""
-        called = {name: {id(f) for f in fakes} for name, fakes in trace.restated.items()}
-        places = list(enumerate(trace.inputs))
+    def of(cls, autograd: AutogradCalls, inputs: Inputs) -> GradFlags:
+        """Those that a trace has recorded; they count its inputs. Raises NotDifferentiable."""
+        called = {name: {id(f) for f in fakes} for name, fakes in autograd.restated.items()}
+        places = list(enumerate(inputs))
         switched = [(i, f) for i, f in places if id(f) in called.get("requires_grad_", ())]
         if any(not f.is_leaf for _, f in switched):
             raise refuse("an input whose requires_grad is set is written with a gradient")
         return cls(
-            on=tuple(i for i, f in switched if id(f) not in trace.first_history),
+            on=tuple(i for i, f in switched if id(f) not in inputs.first_history),
             end=tuple((i, f.requires_grad) for i, f in switched),
             retained=tuple(i for i, f in places if id(f) in called.get("retain_grad", ()) and f.retains_grad),
         )
 
+    def placed(self, place: Callable[[int], int]) -> GradFlags:
+        """The same flags, of inputs that are counted in another way: input `i` as `place(i)`."""
+        return GradFlags(
+            on=tuple(map(place, self.on)),
+            end=tuple((place(i), flag) for i, flag in self.end),
+            retained=tuple(map(place, self.retained)),
+        )
+
     def begin(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Before the graph's node is made: these inputs require gradients."""
         for i in self.on:
             inputs[i].requires_grad_()
 
     def finish(self, inputs: Sequence[torch.Tensor]) -> None:
+        """After the graph's node was made: everything else that the program said."""
         for i, flag in self.end:
             inputs[i].requires_grad_(flag)
         for i in self.retained:
             inputs[i].retain_grad()
 
 
-NO_FLAGS = Flags()
-
-
-def placed_flags(trace: Trace, flags: Flags, position: dict[int, int]) -> Flags:
-    """`flags`, counting by `position` (id of an input -> which) instead of `Trace.inputs`."""
-
-    def at(i: int) -> int:
-        return position[id(trace.inputs[i])]
-
-    return Flags(
-        on=tuple(map(at, flags.on)),
-        end=tuple((at(i), flag) for i, flag in flags.end),
-        retained=tuple(map(at, flags.retained)),
-    )
+NO_FLAGS = GradFlags()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._ops import OpOverload
 
@@ -22,10 +22,8 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.ops.linear import is_linear
 from smelt.trace.fake import FakeTensor, fakes_in
-from smelt.trace.outputs import refuse
-
-if TYPE_CHECKING:
-    from smelt.trace.graphs import Record
+from smelt.trace.not_differentiable import refuse
+from smelt.trace.tape import TapeEntry
 
 
 @dataclass
@@ -51,12 +49,12 @@ class UserBackward:
     takes_none: bool = False
 
 
-def check_records(call: UserBackward, records: Sequence[Record]) -> None:
-    """`records` are those of the call. Raises NotDifferentiable."""
+def check_entries(call: UserBackward, entries: Sequence[TapeEntry]) -> None:
+    """Checks what a backward of the user's recorded: `entries`. Raises NotDifferentiable."""
     own: set[int] = set()  # storages
     storage: dict[Node, int] = {}
-    for record in records:
-        node = record.node
+    for entry in entries:
+        node = entry.node
         if type(node.target) is OpOverload:
             info = effects(node.target)
             if info.random:
@@ -66,8 +64,8 @@ def check_records(call: UserBackward, records: Sequence[Record]) -> None:
                 if any(storage.get(n) not in own for n in written):
                     raise refuse(f"the backward of {call.name} writes a tensor that it has not made")
             if not info.writes and not info.view:
-                own.update(f.storage_key for f in fakes_in(record.out))
-        storage.update((f.aten_node, f.storage_key) for f in fakes_in(record.out) if f.aten_node is not None)
+                own.update(f.storage_key for f in fakes_in(entry.out))
+        storage.update((f.aten_node, f.storage_key) for f in fakes_in(entry.out) if f.aten_node is not None)
 
 
 def _nodes(argument: Any) -> Iterator[Node]:

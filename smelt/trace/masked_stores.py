@@ -7,18 +7,15 @@ gradient are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from smelt.trace.fake import FakeTensor
-
-if TYPE_CHECKING:
-    from smelt.trace.record import Trace
+from smelt.trace.operator_recorder import Body, OperatorRecorder
 
 
-def _store(trace: Trace, func: Any, args: tuple[Any, ...]) -> Any:
+def _store(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
     x, mask, value = args
     if not (_is_mask(x, mask) and _is_written_alike(x, mask, value)):
         return func(*args)
@@ -40,4 +37,4 @@ def _is_written_alike(x: FakeTensor, mask: FakeTensor, value: Any) -> bool:
     return (value.dtype, value.device) == (x.dtype, x.device) and value.dim() <= rest
 
 
-BODIES: dict[Any, Callable[[Trace, Any, tuple[Any, ...]], Any]] = {torch.Tensor.__setitem__: _store}
+BODIES: dict[Any, Body] = {torch.Tensor.__setitem__: _store}

@@ -1,0 +1,27 @@
+"""Which arguments of a call a graph can hold besides tensors, numbers and containers of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+# Types of arguments that nodes hold as they are.
+LEAF_TYPES: frozenset[type] = frozenset(
+    {
+        int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
+        torch.memory_format, torch.Size, type(NotImplemented), range,
+    }
+)  # fmt: skip
+
+
+class Unnameable(Exception):
+    """An argument that a graph cannot hold; the text says what it is."""
+
+
+def other_argument(value: object) -> object:
+    """Argument kinds that are rare: numpy scalars become numbers. Raises Unnameable for what graphs cannot hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, type) and value.__module__ in ("torch", "builtins"):
+        return value
+    raise Unnameable(f"an argument of type {type(value).__qualname__}")

@@ -1,0 +1,23 @@
+"""What the traced program told autograd, and what is wanted of it."""
+
+from __future__ import annotations
+
+from smelt.trace.custom_functions import CustomFunctions
+from smelt.trace.fake import FakeTensor
+
+
+class AutogradCalls:
+    """What recording must know of autograd besides what autograd does with the fakes.
+
+    Attributes:
+        wants_joint: a backend wants the joint graph of forward and backward.
+        restated: the inputs that a method of `torch_functions.STATEFUL` was called on, by the method's name.
+        hooked: tensors that a hook was registered on.
+        custom: the custom functions that were applied where gradients are wanted; None while there are none.
+    """
+
+    def __init__(self) -> None:
+        self.wants_joint = False
+        self.restated: dict[str, list[FakeTensor]] = {}
+        self.hooked: list[FakeTensor] = []
+        self.custom: CustomFunctions | None = None

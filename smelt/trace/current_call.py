@@ -1,0 +1,76 @@
+"""The torch-level call that is running while a trace records, and what it has done so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line, Node
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason, ReasonKind
+
+_DisableFunction = torch._C.DisableTorchFunction
+_DisableTransforms = torch._C._DisableFuncTorch
+
+
+class CurrentCall:
+    """Which torch-level call the operators that run now belong to.
+
+    Attributes:
+        where: says which user line is running.
+        node: the call's torch-level node; None between calls. While autograd's engine records a backward, a node of no
+            graph that stands for it.
+        wrote: the call in `node` wrote memory or changed a tensor.
+        is_opaque: its Python code is the user's (`smelt.trace.opaque`).
+        had_opaque: some call so far was opaque.
+        pauses: how many blocks of `paused` are open; nothing is recorded inside of one.
+        failure: why the trace cannot be finished.
+        backward_lines: while a backward is recorded, the user's line of each node of autograd's graph.
+    """
+
+    __slots__ = (
+        "backward_lines", "failure", "had_opaque", "is_opaque", "node", "pauses", "where", "wrote",
+    )  # fmt: skip
+
+    def __init__(self, where: Callable[[], Line | None]) -> None:
+        self.where = where
+        self.node: Node | None = None
+        self.wrote = False
+        self.is_opaque = False
+        self.had_opaque = False
+        self.pauses = 0
+        self.failure: Reason | None = None
+        self.backward_lines: Mapping[Any, Line | None] | None = None
+
+    def line(self) -> Line | None:
+        """The user's line of an operator that runs now."""
+        if self.backward_lines is not None:
+            return self.backward_lines.get(torch._C._current_autograd_node())
+        node = self.node
+        if node is None:
+            return self.where()
+        if node.line is None:
+            node.line = self.where()
+        return node.line
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Real torch computation by smelt itself, not recorded."""
+        self.pauses += 1
+        try:
+            with _DisableFunction(), _DisableTransforms():
+                yield
+        finally:
+            self.pauses -= 1
+
+    def unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
+        """The error to raise for something that cannot be recorded, with the user's line."""
+        return Unsupported(Reason(kind, detail, self.where()))
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """The call of `name` raised after it may have changed something: the user's code may handle that, but what was
+        recorded is no longer what happened."""
+        self.failure = Reason(UNSUPPORTED_EFFECT, f"{name} raised {type(error).__name__}", self.line())

@@ -1,0 +1,103 @@
+"""From what was recorded to the finished graphs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from smelt.graph import passes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.trace.fake import FakeTensor, fakes_in
+from smelt.trace.functionalize import functionalize
+from smelt.trace.inputs import Inputs
+from smelt.trace.joint import RecordedBackward
+from smelt.trace.joint_builder import JointBuilder
+from smelt.trace.parts import TraceParts
+from smelt.trace.tape import Tape
+from smelt.trace.traced import Traced, needs_grad
+
+
+def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBackward | None) -> Traced:
+    """The two graphs of a trace; where its backward was recorded, the joint graph too."""
+    _note_gradients(parts.tape, parts.inputs)
+    impure = _impure_calls(parts.tape)
+    torch_graph, aten_graph = parts.tape.torch.graph, parts.tape.aten.graph
+    _fold_pinned(parts)
+    more, start = (recorded.fakes, recorded.start) if recorded else ([], None)
+    given = recorded.written if recorded else ()
+    aten_graph, ends, written, late = functionalize(parts, [*outputs, *more], start, given)
+    whole = JointBuilder.of(parts, recorded, aten_graph, late, ends[len(outputs) :]) if recorded else None
+    if whole is not None:  # the joint graph leaves these writes to its caller
+        aten_graph.nodes += [_write(parts.tape, f, n) for f, n in whole.written(ends[len(outputs) :])]
+    _end(torch_graph, [fake.torch_node for fake in outputs])
+    _end(aten_graph, ends[: len(outputs)])
+    passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
+    passes.eliminate_dead(aten_graph)
+    passes.eliminate_detach(aten_graph)
+    passes.eliminate_common(aten_graph)
+    used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
+    inputs = tuple(f for f in parts.inputs if f.aten_node in used or f.torch_node in used)
+    numbers = tuple(n for n in parts.numbers.by_expression.values() if not used.isdisjoint(n.nodes.values()))
+    places = [n.node(parts.tape.torch) for n in numbers], [n.node(parts.tape.aten) for n in numbers]
+    _begin(torch_graph, [*(parts.inputs.torch_node(f) for f in inputs), *places[0]])
+    _begin(aten_graph, [*(parts.inputs.aten_node(f) for f in inputs), *places[1]])
+    return Traced(
+        torch_graph=torch_graph,
+        aten_graph=aten_graph,
+        inputs=inputs,
+        mutated=frozenset(i for i, f in enumerate(inputs) if id(f) in written or any(f is g for g in given)),
+        outputs=tuple(outputs),
+        needs_grad=needs_grad(parts, outputs),
+        _examples=[weakref.ref(parts.inputs.real(f)) for f in inputs],  # type: ignore[arg-type]
+        numbers=numbers,
+        joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
+    )
+
+
+def _write(tape: Tape, fake: FakeTensor, value: Node) -> Node:
+    name = tape.aten.name("copy")
+    return Node("call_function", torch.ops.aten.copy_.default, (fake.aten_node, value), {}, name, fake.spec)
+
+
+def _fold_pinned(parts: TraceParts) -> None:
+    """Numbers that turned out to be the same at every call are constants of the graphs."""
+    folded = {
+        node: n.symbol.value
+        for n in parts.numbers.by_expression.values()
+        if n.is_pinned
+        for node in n.nodes.values()
+    }
+    if not folded:
+        return
+    for node in (*parts.tape.torch.graph, *parts.tape.aten.graph):
+        node.args = map_nodes(node.args, lambda n: folded.get(n, n))
+        node.kwargs = map_nodes(node.kwargs, lambda n: folded.get(n, n))
+
+
+def _end(graph: Graph, outputs: Sequence[Node | None]) -> None:
+    specs = tuple(n.spec if n is not None else None for n in outputs)
+    graph.nodes.append(Node("output", "output", (tuple(outputs),), {}, "output", specs))
+
+
+def _begin(graph: Graph, placeholders: list[Node]) -> None:
+    graph.nodes[:] = placeholders + [n for n in graph.nodes if n.op != "placeholder"]
+
+
+def _note_gradients(tape: Tape, inputs: Inputs) -> None:
+    """Nodes learn which of their tensors require grad (known only now: autograd sets it after an operator ran)."""
+    for fake in (*inputs, *(f for entry in tape.entries for f in fakes_in(entry.out))):
+        if fake.requires_grad:
+            for node in (fake.aten_node, fake.torch_node):
+                if node is not None and type(node.spec) is TensorSpec and not node.spec.requires_grad:
+                    node.spec = replace(node.spec, requires_grad=True)
+
+
+def _impure_calls(tape: Tape) -> set[Node]:
+    """Torch-level nodes that must stay although nobody uses their result."""
+    nodes = (entry.node for entry in tape.entries)
+    impure = {n.source for n in nodes if passes.has_effect(n) and n.source is not None}
+    stateful = {n for n in tape.torch.graph if n.op != "placeholder" and passes.changes_state(n)}
+    return impure | stateful | tape.kept

@@ -1,0 +1,171 @@
+"""The mode above autograd: it sees each torch-level call (`torch.relu`, `Tensor.view`) before anything happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from smelt.errors import Unsupported
+from smelt.reasons import DATA_DEPENDENT
+from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
+from smelt.trace.arguments import Unnameable
+from smelt.trace.fake import FakeTensor, has_new
+from smelt.trace.known_values import UNKNOWN
+from smelt.trace.operator_recorder import Body
+from smelt.trace.parts import TraceParts
+from smelt.trace.symbols import has_symbols, plain_parts, settled
+from smelt.trace.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
+
+_functorch_level = torch._C._functorch.maybe_current_level
+_READS_MEMORY = "its data is not allocated"  # from torch's message when C++ asks a fake for its memory
+_OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+_LARGE = 10_000_000  # elements
+
+# Of functions whose C++ code does not run on fakes, or leaves a backward that cannot be recorded.
+_BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **masked_stores.BODIES}
+# Of functions that are one operator for each of several tensors.
+_BODIES_OF_LISTS = {**foreach.BODIES, **fused_optimizers.BODIES}
+
+
+class FunctionMode(TorchFunctionMode):
+    """Runs each call with itself out of the way, so that only the outermost call is recorded, and only if it gave or changed
+    tensors."""
+
+    def __init__(self, parts: TraceParts) -> None:
+        super().__init__()
+        self._call = parts.call
+        self._calls = parts.calls
+        self._operators = parts.operators
+        self._numbers = parts.numbers
+        self._inputs = parts.inputs
+        self._known = parts.known
+        self._autograd = parts.autograd
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in PASSED:
+            return func(*args, **kwargs)
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._call
+        if call.pauses:
+            return func(*args, **kwargs)
+        if func in REFUSED:
+            known = self._known.read(func, args, kwargs)
+            if known is not UNKNOWN:
+                return known
+            raise call.unsupported(*REFUSED[func])
+        if call.is_opaque:
+            return self._run_inside(func, args, kwargs)
+        if _functorch_level() is not None:
+            return func(*args, **kwargs)
+        if self._numbers.symbols is not None:
+            args, kwargs = settled(args), settled(kwargs)
+        return self._run_recorded(func, args, kwargs)
+
+    def _run_inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch-level call of the user's code inside an opaque call."""
+        try:
+            return func(*args, **kwargs)
+        except _OPERATOR_ERRORS as error:
+            if not isinstance(error, Unsupported):
+                self._call.fail(name_of(func), error)
+            raise
+
+    def _run_recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._call
+        try:
+            node = self._calls.node(func, args, kwargs)
+        except Unnameable:  # its operators are recorded one by one
+            return func(*args, **kwargs)
+        call.node, call.wrote = node, False
+        failure: Exception | None = None
+        try:
+            out = self._run_body(func, args, kwargs)
+        except BaseException as error:
+            if self._only_symbols_failed(error, args, kwargs):
+                call.node = None
+                return self._run(func, *plain_parts((args, kwargs)))
+            failure = self._failure(error, func, args, kwargs)
+            if failure is None:
+                raise
+        finally:
+            call.node = None
+        if failure is not None:  # raised where nothing is handled: it has no context of ours
+            raise failure
+        if call.wrote or func in STATEFUL or has_new(out):
+            self._calls.record(node, func, out)
+            if func in STATEFUL and self._inputs.holds(args[0]):
+                self._autograd.restated.setdefault(func.__name__, []).append(args[0])
+        return out
+
+    def _run_body(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, or what takes its place."""
+        body = _BODIES.get(func)
+        if body is not None and not kwargs:
+            return body(self._operators, func, args)
+        of_lists = _BODIES_OF_LISTS.get(func)
+        out = NotImplemented if of_lists is None else of_lists(args, kwargs)
+        return func(*args, **kwargs) if out is NotImplemented else out
+
+    # ---- calls that raise
+
+    def _only_symbols_failed(
+        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether the call is to be made again with plain numbers: for what does not take others, and for its text."""
+        if self._numbers.symbols is None or self._call.wrote or isinstance(error, Unsupported):
+            return False
+        return has_symbols((args, kwargs))
+
+    def _failure(
+        self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exception | None:
+        """The user's error that takes the place of `error`; None where `error` itself goes on. Raises Unsupported for calls
+        that cannot be recorded."""
+        call = self._call
+        if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
+            raise call.unsupported(DATA_DEPENDENT, f"{name_of(func)} reads memory") from error
+        if isinstance(error, Unsupported):
+            if error.reason.kind is DATA_DEPENDENT:
+                raise call.unsupported(*read_of(func)) from None
+            return None
+        if not isinstance(error, _OPERATOR_ERRORS):
+            return None
+        failure = None if call.wrote else _error_of_real_tensors(func, args, kwargs)
+        if failure is None:
+            call.fail(name_of(func), error)
+        return failure
+
+
+def _error_of_real_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What `func` raises in eager, whose text may be another than that of its shape function."""
+    try:
+        real_args, real_kwargs = _zeros_like((args, kwargs))
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+            func(*real_args, **real_kwargs)
+    except Unnameable:
+        return None
+    except _OPERATOR_ERRORS as error:
+        error.__context__ = None  # the shape function's error, which is being handled here
+        return error.with_traceback(None)
+    return None
+
+
+def _zeros_like(value: Any) -> Any:
+    """`value` with real tensors, of zeros, in place of fakes. Raises Unnameable for large ones."""
+    if type(value) is FakeTensor:
+        if value.elem.numel() > _LARGE:
+            raise Unnameable("a large tensor")
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            zeros = torch.empty_strided(value.elem.size(), value.elem.stride(), dtype=value.elem.dtype)
+            zeros.zero_().requires_grad_(value.requires_grad)
+            return zeros if value.is_leaf else zeros + 0
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(map(_zeros_like, value))
+    if type(value) is dict:
+        return {k: _zeros_like(v) for k, v in value.items()}
+    return value

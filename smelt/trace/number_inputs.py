@@ -1,0 +1,91 @@
+"""Symbolic numbers as inputs of the two graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from smelt.graph.ir import Node, NumberSpec
+from smelt.graph.numbers import Expression, Number, leaves
+from smelt.trace.builder import Builder, identifier
+from smelt.trace.symbols import Symbol, Symbols, plain_parts
+
+
+@dataclass
+class NumberInput:
+    """A symbolic number that an operator was given: a placeholder of the graphs, at each level one."""
+
+    symbol: Symbol
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def node(self, builder: Builder) -> Node:
+        """Its placeholder at the builder's level, made when first asked for."""
+        level = builder.graph.level
+        if level not in self.nodes:
+            name = builder.name(identifier(self._stem()))
+            self.nodes[level] = Node("placeholder", name, (), {}, name, NumberSpec(type(self.symbol.value)))
+        return self.nodes[level]
+
+    def _stem(self) -> str:
+        """What the graphs call it: the name of the attribute or argument it is or comes from."""
+        key = leaves(self.symbol.expression)[0]
+        name = key.key if isinstance(getattr(key, "key", None), str) else "number"
+        return name if self.symbol.expression.op == "leaf" else f"{name}_{self.symbol.expression.op}"
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it turned out to be the same at every call."""
+        return self.symbol.symbols.is_pinned(self.symbol.expression)
+
+
+class NumberInputs:
+    """The symbolic numbers of a trace. `symbols` is None where there are none; `by_expression` are those that an operator
+    was given, one for each expression."""
+
+    def __init__(self) -> None:
+        self.symbols: Symbols | None = None
+        self.by_expression: dict[Expression, NumberInput] = {}
+
+    def node(self, value: Any, builder: Builder) -> Node | Number:
+        """The placeholder of a symbolic number; the number itself where nothing in it may change."""
+        symbol: Symbol = value.node
+        if symbol.symbols.is_pinned(symbol.expression):
+            return symbol.value
+        found = self.by_expression.get(symbol.expression)
+        if found is None:
+            found = self.by_expression[symbol.expression] = NumberInput(symbol)
+        return found.node(builder)
+
+
+def pinned_arguments(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], everywhere: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """An operator's arguments, symbolic only where a number may differ without changing the result's metadata; nowhere
+    with `everywhere`."""
+    names = frozenset() if everywhere else number_arguments(func)
+    arguments = func._schema.arguments
+    return (
+        tuple(v if a.name in names else plain_parts(v) for v, a in zip(args, arguments)),
+        {k: v if k in names else plain_parts(v) for k, v in kwargs.items()},
+    )
+
+
+# Operators without a tensor argument whose number decides nothing about the result but its values.
+_FILLS = frozenset({torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default})
+
+
+@cache
+def number_arguments(func: OpOverload) -> frozenset[str]:
+    """Names of the arguments whose number may differ from call to call: those typed Scalar or Tensor."""
+    takes = frozenset(a.name for a in func._schema.arguments if _takes_number(a.type))
+    has_tensor = any("Tensor" in str(a.type) for a in func._schema.arguments)
+    return takes if has_tensor or func in _FILLS else frozenset()
+
+
+def _takes_number(kind: torch._C.JitType) -> bool:
+    element = kind.getElementType() if isinstance(kind, torch.OptionalType) else kind
+    return isinstance(element, (torch.TensorType, torch.NumberType))

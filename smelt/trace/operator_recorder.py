@@ -1,0 +1,128 @@
+"""Recording at the aten level: an operator runs on metadata and becomes a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from smelt.errors import Unsupported
+from smelt.graph.effects import Effects, effects
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
+from smelt.trace import shapes
+from smelt.trace.arguments import LEAF_TYPES, Unnameable, other_argument
+from smelt.trace.copies import Copies
+from smelt.trace.current_call import CurrentCall
+from smelt.trace.fake import FakeTensor
+from smelt.trace.inputs import Inputs
+from smelt.trace.known_values import KnownValues
+from smelt.trace.number_inputs import NumberInputs
+from smelt.trace.symbols import PLAIN_TYPE, SYMBOLIC, hint
+from smelt.trace.tape import Tape
+from smelt.trace.writes import Writes
+
+
+class OperatorRecorder:
+    """Records ATen operators.
+
+    The parts of the trace that it works with are public: rules for single operators (`smelt.trace.special`) and bodies of
+    torch-level functions (`Body`) are handed the recorder and use them.
+    """
+
+    def __init__(
+        self,
+        call: CurrentCall,
+        tape: Tape,
+        inputs: Inputs,
+        writes: Writes,
+        copies: Copies,
+        numbers: NumberInputs,
+    ) -> None:
+        self.call = call
+        self.tape = tape
+        self.inputs = inputs
+        self.writes = writes
+        self.copies = copies
+        self.numbers = numbers
+        self.known = KnownValues(call, tape, writes)
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator on metadata and records its aten node. Raises what the operator raises for such metadata."""
+        key: list[Any] = [func]
+        nodes: list[Any] = []
+        for a in args:
+            kind = type(a)
+            if kind is FakeTensor:
+                nodes.append(a.aten_node or self.inputs.aten_node(a))
+                key.append(id(a.cached_spec or a.spec))
+            elif kind is int or a is None:
+                nodes.append(a)
+                key.append(a)
+            else:
+                nodes.append(self._argument(a, key))
+        node_kwargs = {}
+        for name, a in kwargs.items():
+            key.append(name)
+            node_kwargs[name] = self._argument(a, key)
+        info = effects(func)
+        if info.writes:
+            _check_writable(args)
+        if self.numbers.symbols is not None:
+            args, kwargs = tuple(map(hint, args)), {k: hint(v) for k, v in kwargs.items()}
+        out, spec = shapes.infer(self.inputs, func, info, tuple(key), args, kwargs)
+        node = self.tape.add_operator(func, tuple(nodes), node_kwargs, shapes.stem(func), spec)
+        if info.writes:
+            self.writes.note(_storages(info, args, kwargs))
+        self.tape.finish_operator(node, out)
+        return out
+
+    def _argument(self, value: Any, key: list[Any]) -> Any:
+        """`value` as a node argument; appends what a shape function may see of it to `key`."""
+        kind = type(value)
+        if kind is FakeTensor:
+            key.append(id(value.spec))
+            return value.aten_node or self.inputs.aten_node(value)
+        if kind is list or kind is tuple:
+            key.append((kind, len(value)))
+            return [self._argument(v, key) for v in value]
+        if kind is float or kind is bool or kind is complex:
+            key.append((kind, value))
+            return value
+        if kind in LEAF_TYPES:
+            key.append(value)
+            return value
+        if kind in SYMBOLIC:
+            key.append((PLAIN_TYPE[kind], "symbolic"))
+            return self.numbers.node(value, self.tape.aten)
+        if isinstance(value, torch.Tensor):
+            return self._argument(self.inputs.stand_in(value), key)
+        try:
+            return other_argument(value)
+        except Unnameable as error:
+            raise self.call.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
+
+    def refuse_value(self, what: str) -> Unsupported:
+        """The error for `what` reads a value that is not known."""
+        return self.call.unsupported(DATA_DEPENDENT, what)
+
+
+# What is run in place of a torch-level function's own code: `body(recorder, function, positional arguments)`.
+Body = Callable[[OperatorRecorder, Any, tuple[Any, ...]], Any]
+
+
+def _check_writable(args: tuple[Any, ...]) -> None:
+    """What eager checks where it counts a tensor's version. The eager call itself says it in its own words."""
+    target = args[0] if args else None
+    if type(target) is FakeTensor and target.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed.")
+
+
+def _storages(info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
+    """The storages of what an operator writes."""
+    for name in info.writes:
+        value = info.argument(name, args, kwargs)
+        for fake in value if isinstance(value, (list, tuple)) else (value,):
+            if type(fake) is FakeTensor:
+                yield fake.storage_key

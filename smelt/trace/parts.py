@@ -1,0 +1,50 @@
+"""The parts of a trace, each with one task, and how they are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smelt.graph.ir import Line
+from smelt.trace.autograd_calls import AutogradCalls
+from smelt.trace.backward import Backward
+from smelt.trace.call_recorder import CallRecorder
+from smelt.trace.copies import Copies
+from smelt.trace.current_call import CurrentCall
+from smelt.trace.inputs import Inputs
+from smelt.trace.number_inputs import NumberInputs
+from smelt.trace.operator_recorder import OperatorRecorder
+from smelt.trace.tape import Tape
+from smelt.trace.writes import Writes
+
+
+class TraceParts:
+    """What a trace has recorded, and what records it.
+
+    Attributes:
+        call: the torch-level call that is running.
+        tape: the nodes of both levels, and the fakes that the aten nodes gave.
+        inputs: the fakes of tensors from outside.
+        numbers: the symbolic numbers that operators were given.
+        writes: the memory that was written, or must not be.
+        copies: the copies made in place of views.
+        autograd: what the program told autograd.
+        backward: what is recorded of autograd's engine.
+        calls: records torch-level calls.
+        operators: records ATen operators.
+        known: finds the values of tensors that depend on constants only.
+    """
+
+    def __init__(self, where: Callable[[], Line | None]) -> None:
+        self.call = CurrentCall(where)
+        self.tape = Tape(self.call)
+        self.inputs = Inputs(self.call, self.tape)
+        self.numbers = NumberInputs()
+        self.copies = Copies()
+        self.writes = Writes(self.call, self.copies)
+        self.autograd = AutogradCalls()
+        self.backward = Backward(self.call, self.tape, self.autograd)
+        self.calls = CallRecorder(self.call, self.tape, self.inputs, self.numbers)
+        self.operators = OperatorRecorder(
+            self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers
+        )
+        self.known = self.operators.known

@@ -1,0 +1,185 @@
+"""Recording a backward: autograd is asked for gradients on fakes, behind the recorded forward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.utils.hooks import RemovableHandle
+
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line
+from smelt.graph.specs import empty_like_spec
+from smelt.trace.fake import FakeTensor, fakes_in, wrap
+from smelt.trace.grad_flags import GradFlags, switched_on
+from smelt.trace.inputs import Inputs
+from smelt.trace.joint import RecordedBackward
+from smelt.trace.not_differentiable import NotDifferentiable, refuse
+from smelt.trace.outputs import check_passed_by, output_sources, read_by
+from smelt.trace.parts import TraceParts
+
+
+def record_backward(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackward:
+    """Records the gradients of `outputs` behind the forward. The trace must still be entered. Raises NotDifferentiable."""
+    try:
+        return _record(parts, outputs)
+    except Unsupported:
+        raise
+    except RuntimeError as error:  # what autograd says of a view on which it has given up
+        raise refuse(str(error)) from error
+
+
+_ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
+
+
+def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackward:
+    _check(parts, outputs)
+    inputs, autograd, tape = parts.inputs, parts.autograd, parts.tape
+    flags = GradFlags.of(autograd, inputs)
+    written = tuple(f for f in inputs if f.grad_fn is not inputs.first_history.get(id(f)))
+    values, found = output_sources(tape, inputs, outputs)
+    check_passed_by(autograd, inputs, outputs, values, written)
+    values = (*values, *written)
+    with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad)
+    sources = tuple(f for i, f in enumerate(inputs) if id(f) in inputs.first_history or i in flags.on)
+    tangents = tuple(_tangent(values[i]) for i in with_tangent)
+    for k, tangent in enumerate(tangents):
+        parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
+    start = len(tape.entries), len(tape.aten.graph.nodes)
+    cuts = _cuts(values, with_tangent)
+    gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
+    if tangents and sources:
+        gradients = _run_engine(parts, values, with_tangent, tangents, sources, cuts)
+    if any(g is not None and type(g) is not FakeTensor for g in gradients):
+        raise refuse("a gradient is not a tensor of the trace")
+    calls = () if autograd.custom is None else tuple(autograd.custom.called)
+    return RecordedBackward(
+        values, found, written, tangents, with_tangent, sources, tuple(gradients), cuts, start, flags, calls
+    )
+
+
+def _run_engine(
+    parts: TraceParts,
+    values: Sequence[FakeTensor],
+    with_tangent: Sequence[int],
+    tangents: Sequence[FakeTensor],
+    sources: Sequence[FakeTensor],
+    cuts: Sequence[int],
+) -> list[Any]:
+    """Has autograd compute gradients, which the trace records: of the sources, then of the cuts."""
+    errors = (
+        _ERRORS if parts.autograd.custom is None else (Exception,)
+    )  # a backward of the user's may raise any
+    through: dict[int, Any] = dict.fromkeys(cuts)
+    with (
+        parts.backward.recording(_line_of_nodes(parts)),
+        _cut_at(values, with_tangent, tangents, through),
+        switched_on(sources),
+    ):
+        try:
+            # What `torch.autograd.grad` calls; itself it imports sympy, for sizes that are symbols.
+            gradients = parts.backward.run(
+                functools.partial(
+                    _engine_run_backward,
+                    tuple(values[i] for i in with_tangent if i not in through),
+                    tuple(t for i, t in zip(with_tangent, tangents) if i not in through),
+                    keep_graph=False,
+                    create_graph=False,
+                    inputs=tuple(_edge(parts.inputs, f) for f in sources),
+                    allow_unreachable=True,
+                    accumulate_grad=False,
+                )
+            )
+        except Unsupported as error:
+            raise NotDifferentiable(error.reason) from error
+        except errors as error:
+            raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
+    return [*gradients, *through.values()]
+
+
+def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[int, ...]:
+    """The values that others are computed from. Autograd must know them as such: someone may ask for their gradients, put
+    hooks on them, or change what flows through them. In the order of their computation."""
+    place = {(values[i].grad_fn, values[i].output_nr): i for i in with_tangent}
+    found = [place[p] for p in read_by({fn for fn, _ in place}) & place.keys()]
+    # autograd numbers its nodes as they are made
+    return tuple(sorted(found, key=lambda i: values[i].grad_fn._sequence_nr()))  # type: ignore[union-attr]
+
+
+@contextmanager
+def _cut_at(
+    values: Sequence[FakeTensor],
+    with_tangent: Sequence[int],
+    tangents: Sequence[FakeTensor],
+    through: dict[int, Any],
+) -> Iterator[None]:
+    """While the backward is recorded, what flows into the values that `through` has as keys is put there, and their
+    tangents, which will hold all of it, flow on instead."""
+    handles = []
+    number = RemovableHandle.next_id  # programs can see the numbers of their own hooks
+    for value, tangent in zip(with_tangent, tangents):
+        if value in through:
+
+            def hook(gradient: Any, value: int = value, tangent: FakeTensor = tangent) -> FakeTensor:
+                through[value] = gradient
+                return tangent
+
+            handles.append(values[value].register_hook(hook))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        RemovableHandle.next_id = number
+
+
+def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
+    inputs, first_history = parts.inputs, parts.inputs.first_history
+    if any(f.device.type != "cpu" for f in inputs):
+        raise refuse("a tensor that is not on the CPU")
+    if any(node.target is forward_ad.enter_dual_level for node in parts.tape.torch.graph):
+        raise refuse("forward-mode differentiation")
+    inference = parts.calls.first_state[1]
+    for fake in inputs:
+        changed = fake.grad_fn is not first_history.get(id(fake))
+        if changed and fake.storage_key not in parts.writes.storages:
+            raise refuse("what autograd knows of an input changes")
+    for fake in outputs:
+        keeps = fake.is_leaf or fake.retains_grad  # others must not be asked
+        if keeps and not inputs.holds(fake) and fake.grad is not None:
+            raise refuse("a tensor with a gradient is returned")
+        if fake.is_inference() is not inference:
+            raise refuse("an inference tensor is returned")
+        if fake.requires_grad and fake.is_leaf and not inputs.holds(fake):
+            raise refuse("a leaf made inside is returned")
+
+
+def _edge(inputs: Inputs, fake: FakeTensor) -> FakeTensor | GradientEdge:
+    history = inputs.first_history.get(id(fake))
+    return fake if history is None else GradientEdge(history, 0)
+
+
+def _tangent(value: FakeTensor) -> FakeTensor:
+    """A fake laid out as the value it belongs to, densely."""
+    with torch._C._DisableTorchDispatch():
+        # Asked of a CPU's tensor, whose memory nobody touches: for meta tensors torch's Python code answers, slowly.
+        dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
+        elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")
+        return wrap(elem, value.device)
+
+
+def _line_of_nodes(parts: TraceParts) -> dict[Any, Line | None]:
+    """The user's line of each node of autograd's graph."""
+    lines: dict[Any, Line | None] = {}
+    for made in parts.tape.entries:
+        for fake in fakes_in(made.out):
+            if fake._is_view() and fake.storage_key in parts.writes.storages:
+                continue  # autograd may have given it up, or take the view again, through tensors that nobody names
+            if fake.grad_fn is not None:
+                lines.setdefault(fake.grad_fn, made.node.line)
+    return lines

@@ -1,0 +1,45 @@
+"""Indexing by a tensor that holds one integer: `table[step]`.
+
+Eager reads the integer and gives a view. While fakes run, nobody knows where in the table that view is, so the aten level
+gets a gather, which is a copy (`smelt.trace.copies`). Where the program can tell the copy from a view, `Copies.check`
+raises, and the frame is captured again with such indexing refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smelt.trace.fake import FakeTensor
+from smelt.trace.operator_recorder import Body, OperatorRecorder
+
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def _item(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
+    table, index = args
+    if not (recorder.copies.allowed and type(index) is FakeTensor and _is_place(table, index)):
+        return func(table, index)
+    if recorder.known.value(index) is not None:
+        return func(table, index)
+    made = torch.ops.aten.index.Tensor(table, [index])
+    recorder.copies.add(made, table)
+    return made
+
+
+def _is_place(table: object, index: FakeTensor) -> bool:
+    """Whether `table[index]` is one row of `table`, laid out as a copy of it would be."""
+    if type(table) is not FakeTensor or index.elem.dim() or index.dtype not in _INTEGERS:
+        return False
+    if not table.elem.dim() or not table.elem.size(0):
+        return False
+    expected = 1
+    for size, stride in zip(reversed(table.elem.size()[1:]), reversed(table.elem.stride()[1:])):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+BODIES: dict[Any, Body] = {torch.Tensor.__getitem__: _item}

@@ -1,0 +1,124 @@
+"""Recording: one run of the user's code on fakes, written down at the torch level and at the aten level at once.
+
+A `Trace` pushes two modes of torch. The function mode (`function_mode.py`) sees each call of the user before anything
+happens; the dispatch mode (`dispatch_mode.py`), beneath autograd and autocast, the ATen operators that the call came down
+to. Each aten node names the torch-level node that caused it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line
+from smelt.trace import shapes
+from smelt.trace.dispatch_mode import DispatchMode
+from smelt.trace.fake import FakeTensor
+from smelt.trace.finish import build
+from smelt.trace.function_mode import FunctionMode
+from smelt.trace.joint import RecordedBackward
+from smelt.trace.not_differentiable import NotDifferentiable, refuse
+from smelt.trace.parts import TraceParts
+from smelt.trace.record_backward import record_backward
+from smelt.trace.traced import Traced, needs_grad
+
+
+class Trace(TraceParts):
+    """Records what happens to fake tensors while it is entered; `finish` gives the graphs. For one use, on one thread.
+
+    `where()` says which user line is running. What is recorded is in the parts (`TraceParts`).
+    """
+
+    def __init__(self, where: Callable[[], Line | None] | None = None) -> None:
+        super().__init__(where or (lambda: None))
+        self._modes = (DispatchMode(self), FunctionMode(self))
+        self._recorded: tuple[list[FakeTensor], RecordedBackward | None] | None = None
+
+    def __enter__(self) -> Trace:
+        shapes.trim()
+        self.calls.begin()
+        self._saved_tensor_hooks = list(_pop_saved_tensor_hooks())
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(kind, error, tb)
+        for hooks in reversed(self._saved_tensor_hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+    def fake(self, real: torch.Tensor, name: str = "") -> FakeTensor:
+        """The fake that stands for `real` (`Inputs.fake`)."""
+        return self.inputs.fake(real, name)
+
+    def real(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that an input stands for; None for what was computed."""
+        return self.inputs.real(fake)
+
+    def is_input(self, fake: torch.Tensor) -> bool:
+        """Whether `fake` stands for a tensor from outside."""
+        return self.inputs.holds(fake)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Real torch computation by smelt itself, not recorded."""
+        return self.call.paused()
+
+    def forget_inputs(self) -> None:
+        """Lets go of the real tensors, and of who asked for this trace."""
+        self.known.on_read = None
+        self.inputs.forget()
+
+    def record_backward(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Records the backward of `outputs`, where it is wanted. Nothing may be recorded afterwards.
+
+        Raises Unsupported, or NotDifferentiable where there is no joint graph.
+        """
+        if self.call.failure is not None:
+            raise Unsupported(self.call.failure)
+        self.calls.finish()
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            fakes = [self.fake(t) for t in outputs]
+            for fake in fakes:
+                self.inputs.torch_node(fake)
+                self.inputs.aten_node(fake)
+            differentiate = self.autograd.wants_joint and needs_grad(self, fakes)
+        recorded = None
+        if differentiate:
+            with torch._C.DisableTorchFunction():
+                recorded = record_backward(self, fakes)
+            if self.call.failure is not None:
+                raise NotDifferentiable(self.call.failure)
+        self._recorded = fakes, recorded
+
+    def finish(self, outputs: Sequence[torch.Tensor]) -> Traced:
+        """The graphs that compute `outputs` (fakes of this trace). Call it after the user's code has ended.
+
+        Raises what `record_backward` raises.
+        """
+        if self._recorded is None:
+            self.record_backward(outputs)
+        assert self._recorded is not None
+        fakes, recorded = self._recorded
+        if len(fakes) != len(outputs) or any(f is not self.fake(t) for f, t in zip(fakes, outputs)):
+            raise refuse("the backward was recorded of other results")
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            try:
+                return build(self, fakes, recorded)
+            except Unsupported as error:
+                if recorded is None:
+                    raise
+                raise NotDifferentiable(error.reason) from error
+
+
+def _pop_saved_tensor_hooks() -> Iterator[tuple[Any, Any]]:
+    """The caller's hooks, innermost first, which are the user's code and must not see fakes."""
+    autograd: Any = torch._C._autograd
+    while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        autograd._pop_saved_tensors_default_hooks()
+        yield hooks

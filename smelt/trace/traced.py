@@ -1,0 +1,79 @@
+"""A finished trace."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Graph
+from smelt.graph.specs import empty_like_spec
+from smelt.trace.fake import FakeTensor
+from smelt.trace.joint import Joint
+from smelt.trace.number_inputs import NumberInput
+from smelt.trace.parts import TraceParts
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; only inputs that a graph uses are there.
+
+    The aten graph is functional but for `copy_` nodes at its end that write inputs (`mutated`: their positions).
+    `needs_grad`: running the aten graph would lose gradients (or that an output is an inference tensor): the joint graph is
+    what runs, or autograd has to see the torch-level graph run, operator by operator.
+    """
+
+    torch_graph: Graph
+    aten_graph: Graph
+    inputs: tuple[FakeTensor, ...]
+    mutated: frozenset[int]
+    outputs: tuple[FakeTensor, ...]
+    needs_grad: bool
+    _examples: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
+    joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
+
+    def example_inputs(self) -> tuple[Any, ...]:
+        """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
+        found = itertools.zip_longest((ref() for ref in self._examples), self.inputs)
+        tensors = [_empty_like(fake) if real is None else real for real, fake in found]
+        return (*tensors, *(n.symbol.value for n in self.numbers))
+
+    def forget_examples(self) -> None:
+        """Lets go of the tensors that the trace saw: `torch.utils.swap_tensors` refuses those with weak references."""
+        self._examples.clear()
+
+
+def _empty_like(fake: FakeTensor) -> torch.Tensor:
+    return empty_like_spec(fake.spec, fake.device)
+
+
+def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:
+    """Whether running the aten graph beneath autograd would lose something that autograd knows of `outputs`, or of an input:
+    a history, a flag, being an inference tensor or not."""
+    computed = [f for f in outputs if not parts.inputs.holds(f)]
+    inference = parts.calls.first_state[1]
+    return (
+        bool(parts.autograd.restated)
+        or any(f.requires_grad or f.is_inference() is not inference for f in computed)
+        or any(_has_other_history(parts, f) for f in parts.inputs)
+        or _detaches(parts, computed)
+    )
+
+
+def _detaches(parts: TraceParts, computed: Sequence[FakeTensor]) -> bool:
+    """Whether a result is a view of an input that requires grad, and does not: autograd knows how it was taken."""
+    sources = {f.storage_key for f in parts.inputs if f.requires_grad}
+    return any(f.storage_key in sources for f in computed)
+
+
+def _has_other_history(parts: TraceParts, fake: FakeTensor) -> bool:
+    """Whether autograd sees an input differently at the end: it was written with gradients, or its flag was set."""
+    real = parts.inputs.real(fake)
+    if real is not None and fake.requires_grad != real.requires_grad:
+        return True
+    return fake.grad_fn is not parts.inputs.first_history.get(id(fake))
