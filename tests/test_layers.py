@@ -51,7 +51,7 @@ ORDER = Layers(
         "smelt.capture.protocol": [REST, "attributes", "symbolic_numbers"],
         "smelt.codegen": ["build", "generated", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
-        "smelt.ops": [REST, "layouts", "convolution"],
+        "smelt.ops": [REST, "layouts", "registry", "recompute", "convolution"],
     }
 )
 UPWARD = {("smelt.reasons", "smelt.graph.ir"): "a reason names the line of the user's code, as a node does"}

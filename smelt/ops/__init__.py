@@ -2,6 +2,7 @@
 
 from smelt.ops import (
     activations,
+    algebra,
     attention,
     batch_norm,
     convolutions,
@@ -17,6 +18,7 @@ from smelt.ops import (
     pointwise,
     pointwise_backward,
     products,
+    random,
     recurrent,
     reductions,
     sorting,
@@ -25,6 +27,7 @@ from smelt.ops import (
 
 __all__ = [
     "activations",
+    "algebra",
     "attention",
     "batch_norm",
     "convolutions",
@@ -40,6 +43,7 @@ __all__ = [
     "pointwise",
     "pointwise_backward",
     "products",
+    "random",
     "recurrent",
     "reductions",
     "sorting",

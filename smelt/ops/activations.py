@@ -123,3 +123,6 @@ def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
     first = b.view(x, b.spec.shape, lambda i: i)
     second = b.view(x, b.spec.shape, lambda i: (*i[:dim], i[dim] + half, *i[dim + 1 :]))
     return b.pointwise(lambda u, v: u * call("sigmoid", v), [first, second], cost=14)
+
+
+declare(aten.glu.default, needs_room=True)

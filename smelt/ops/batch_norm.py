@@ -6,6 +6,7 @@ Statistics and arithmetic are in the dtype ATen accumulates in; results round on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -15,6 +16,8 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
+from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
+from smelt.ops.norms import batch_norm_training_layout, statistics_dtype
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, dropped, moments
 from smelt.ops.registry import declare, operator
@@ -163,3 +166,47 @@ def _gradient(training: bool, count: int) -> Callable[..., Value]:
         return g * (scale * rest[0] if rest else scale)
 
     return f
+
+
+# ---- shapes on a CPU
+
+
+def _batch_norm_functional_layout(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    *settings: Any,
+) -> Any:
+    """Returns what the running statistics become as well."""
+    results = batch_norm_training_layout(x, weight, bias, mean, var, *settings)
+    return results if results is NotImplemented else (*results, like(mean), like(var))
+
+
+def _batch_norm_backward_layout(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    deviation: torch.Tensor | None,
+    training: bool,
+    eps: float,
+    wanted: Sequence[bool],
+) -> Any:
+    if x.numel() == 0 or x.dim() < 2 or grad.shape != x.shape or grad.dtype != x.dtype:
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
+    dtype = statistics_dtype(x, weight)
+    return only((out, *(fresh(x.shape[1:2], dtype) for _ in range(2))), wanted)
+
+
+declare(
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    layout=batch_norm_training_layout,
+)
+declare(aten._native_batch_norm_legit_functional.default, layout=_batch_norm_functional_layout)
+declare(aten.native_batch_norm_backward.default, layout=_batch_norm_backward_layout)

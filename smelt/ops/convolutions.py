@@ -13,6 +13,7 @@ from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 from smelt.ops.convolution import Convolution
+from smelt.ops.layouts.meta import META, uninitialized
 from smelt.ops.products import dots, is_row_product
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
@@ -85,3 +86,52 @@ def _patches(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride:
     matrix = b.view(weight, shape, reshape_index(weight.shape, shape))
     one, none = [1, 1], [0, 0]
     return b.call(aten.convolution.default, (columns, matrix, bias, one, none, one, False, none, 1))
+
+
+# ---- shapes on a CPU
+
+
+def convolution_format(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, convolution: Convolution
+) -> tuple[torch.Tensor, torch.Tensor, torch.memory_format, Any]:
+    """(uninitialized input, weight, memory format that the library computes in, library). An operator makes images of one
+    row of one-dimensional data before it looks at the format."""
+    real, real_weight = uninitialized(x), uninitialized(weight)
+    backend = torch._C._select_conv_backend(real, real_weight, bias, *convolution)  # type: ignore[call-arg]
+    if x.dim() == 3:
+        real, real_weight = real.contiguous().unsqueeze(2), real_weight.unsqueeze(2)
+    memory_format = torch._C._conv_determine_backend_memory_format(real, real_weight, backend)
+    return real, real_weight, memory_format, backend
+
+
+def channels_of(weight: torch.Tensor, convolution: Convolution) -> int:
+    """Of the result."""
+    return weight.shape[1] * convolution.groups if convolution.transposed else weight.shape[0]
+
+
+def _convolution_layout(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any
+) -> Any:
+    """The memory format depends on which library computes; torch is asked, with uninitialized tensors."""
+    n = x.dim() - 2
+    if n not in (1, 2, 3) or x.dtype != weight.dtype or x.numel() == 0 or weight.numel() == 0:
+        return NotImplemented
+    real_bias = None if bias is None else uninitialized(bias)
+    c = Convolution(*settings).over(n)
+    _, _, memory_format, _ = convolution_format(x, weight, real_bias, c)
+    reach = [d * (k - 1) + 1 for d, k in zip(c.dilation, weight.shape[2:])]
+    each = zip(x.shape[2:], c.stride, c.padding, reach, c.output_padding)
+    if c.transposed:
+        sizes = [(m - 1) * s - 2 * p + r + e for m, s, p, r, e in each]
+    else:
+        sizes = [(m + 2 * p - r) // s + 1 for m, s, p, r, _ in each]
+    if min(sizes) <= 0:
+        return NotImplemented
+    shape = [x.shape[0], channels_of(weight, c), *sizes]
+    if n == 1:
+        shape.insert(2, 1)
+    out = torch.empty(shape, dtype=x.dtype, device=META, memory_format=memory_format)
+    return out.squeeze(2) if n == 1 else out
+
+
+declare(aten.convolution.default, layout=_convolution_layout)

@@ -20,7 +20,9 @@ from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.ops.convolution import Convolution
-from smelt.ops.registry import operator
+from smelt.ops.convolutions import channels_of, convolution_format
+from smelt.ops.layouts.meta import META, fresh, only, suggested_format
+from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -127,3 +129,44 @@ def _channels_first(b: Builder, t: Tensor) -> Tensor:
         return image, channel, row, column
 
     return b.copy(t, flat, index)
+
+
+# ---- shapes on a CPU
+
+
+def _convolution_backward_layout(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    *settings: Any,
+) -> Any:
+    """`settings`: those of the convolution, and which gradients are wanted."""
+    *of_convolution, wanted = settings
+    n = x.dim() - 2
+    if n not in (1, 2, 3) or not (grad.dtype == x.dtype == weight.dtype) or grad.dim() != x.dim():
+        return NotImplemented
+    if 0 in (grad.numel(), x.numel(), weight.numel()):
+        return NotImplemented
+    if wanted[2] and not wanted[1]:  # some libraries give the weight's all the same
+        return NotImplemented
+    c = Convolution(*of_convolution).over(n)
+    outputs = channels_of(weight, c)
+    bias = None if bias_sizes is None else torch.empty(outputs, dtype=x.dtype)
+    real, real_weight, memory_format, backend = convolution_format(x, weight, bias, c)
+    formats = [memory_format, memory_format]
+    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
+        # The others look at the weight's format once more; groups are computed one by one and joined.
+        if memory_format != torch.contiguous_format and (c.transposed or c.groups > 1):
+            return NotImplemented
+        formats[1] = suggested_format(real_weight.contiguous(memory_format=memory_format))
+    grads = [
+        torch.empty(t.shape, dtype=x.dtype, device=META, memory_format=f)
+        for t, f in zip((real, real_weight), formats)
+    ]
+    if n == 1:
+        grads = [g.squeeze(2) for g in grads]
+    return only((*grads, fresh((outputs,), x.dtype)), wanted)
+
+
+declare(aten.convolution_backward.default, layout=_convolution_backward_layout)

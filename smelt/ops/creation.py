@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.layouts.meta import filled, fresh, like
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -108,3 +111,60 @@ def _triangle(b: Builder, x: Tensor, keep: Any) -> Tensor:
         return where(inside, load.where(inside)(x, i), const(0, x.dtype))
 
     return b.map(x.shape, x.dtype, [x], body)
+
+
+# ---- shapes on a CPU
+
+
+def _full_layout(
+    size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **__: Any
+) -> torch.Tensor:
+    return fresh(size, dtype or torch.full((), value).dtype)
+
+
+def _new_layout(
+    x: torch.Tensor, size: Sequence[int], *_: Any, dtype: torch.dtype | None = None, **__: Any
+) -> Any:
+    return fresh(size, dtype or x.dtype)
+
+
+def _scalar_layout(value: Any, *, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    return fresh((), dtype)
+
+
+def _arange_between_layout(
+    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **__: Any
+) -> Any:
+    """Whole numbers are counted exactly, others in double precision."""
+    whole = all(type(n) is int for n in (start, end, step))
+    if not all(type(n) in (int, float) and math.isfinite(n) for n in (start, end, step)):
+        return NotImplemented
+    if step == 0 or (end - start) * step < 0 or (not whole and dtype is not None):
+        return NotImplemented
+    length = -((start - end) // step) if whole else math.ceil((end - start) / step)
+    return fresh((length,), dtype or (torch.int64 if whole else None))
+
+
+def _arange_layout(end: Any, **options: Any) -> Any:
+    return _arange_between_layout(0, end, 1, **options)
+
+
+declare(
+    aten.empty_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    layout=like,
+)
+declare(aten.zeros.default, aten.ones.default, layout=filled)
+declare(aten.full.default, layout=_full_layout)
+declare(
+    aten.new_empty.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    layout=_new_layout,
+)
+declare(aten.scalar_tensor.default, layout=_scalar_layout)
+declare(aten.arange.default, layout=_arange_layout)
+declare(aten.arange.start, aten.arange.start_step, layout=_arange_between_layout)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.tensor import Tensor
+from smelt.ops.layouts.meta import META, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -40,3 +44,42 @@ def upsample_nearest2d(b: Builder, x: Tensor, *args: Operand) -> Tensor | None:
     if any(isinstance(a, float) and a not in (kh, kw) for a in args):
         return None
     return b.copy(x, b.spec.shape, lambda i: (i[0], i[1], i[2] // kh, i[3] // kw))
+
+
+# ---- shapes on a CPU
+
+
+def _as_image_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """A gradient in the memory format of the forward's input."""
+    if grad.dtype != x.dtype or x.dim() not in (3, 4) or not x.numel():
+        return NotImplemented
+    return torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
+
+
+def _upsample_backward_layout(
+    grad: torch.Tensor, size: Sequence[int], input_size: Sequence[int], *_: Any
+) -> Any:
+    if grad.dim() != len(input_size) or not grad.numel():
+        return NotImplemented
+    return torch.empty(input_size, dtype=grad.dtype, device=META, memory_format=suggested_format(grad))
+
+
+declare(
+    aten.avg_pool2d_backward.default,
+    aten._adaptive_avg_pool2d_backward.default,
+    aten.max_pool2d_with_indices_backward.default,
+    layout=_as_image_layout,
+)
+declare(
+    aten.upsample_nearest2d_backward.default,
+    aten.upsample_bilinear2d_backward.default,
+    layout=_upsample_backward_layout,
+)
+declare(
+    *(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, aten.avg_pool2d.default),
+    *(aten.avg_pool3d.default, aten.max_pool2d_with_indices.default, aten.reflection_pad1d.default),
+    *(aten.reflection_pad3d.default, aten.replication_pad1d.default, aten.replication_pad2d.default),
+    aten.replication_pad3d.default,
+    needs_room=True,
+)
+declare(aten.max_unpool2d.default, aten.max_unpool3d.default, run_on_zeros=True)

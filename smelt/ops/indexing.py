@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
+from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare
 
@@ -23,3 +27,38 @@ declare("index_add", linear=("self source",))
 declare(aten.index_select.default, out=aten.index_select.out)
 declare(aten.gather.default, out=aten.gather.out)
 declare(aten.index.Tensor, out=aten.index.Tensor_out)
+
+
+# ---- shapes on a CPU
+
+
+def _embedding_layout(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> Any:
+    if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    return fresh((*indices.shape, weight.shape[1]), weight.dtype)
+
+
+def _embedding_backward_layout(
+    grad: torch.Tensor, indices: torch.Tensor, rows: int, padding_idx: int, by_frequency: bool
+) -> Any:
+    if indices.dtype not in (torch.int64, torch.int32) or grad.shape[:-1] != indices.shape:
+        return NotImplemented
+    return fresh((rows, grad.shape[-1]), grad.dtype)
+
+
+def _index_put_layout(
+    x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: Any
+) -> Any:
+    whole = (torch.int64, torch.int32)  # masks have a size of their own
+    if x.dtype != values.dtype or any(i is not None and i.dtype not in whole for i in indices):
+        return NotImplemented
+    picked = of_cpp(aten.index.Tensor, (x, indices), {})
+    if picked is NotImplemented or torch.broadcast_shapes(picked.shape, values.shape) != picked.shape:
+        return NotImplemented
+    return like(x)
+
+
+declare(aten.embedding.default, layout=_embedding_layout)
+declare(aten.embedding_dense_backward.default, layout=_embedding_backward_layout)
+declare(aten.index_put.default, layout=_index_put_layout)
+declare(aten.nonzero_static.default, run_on_zeros=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.layouts.meta import fresh
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.views import clamped, moved
@@ -159,3 +161,14 @@ def unfold_backward(
         return cast(total, grad.dtype)
 
     return b.map(b.spec.shape, grad.dtype, (grad,), body, cost=3.0 * -(-size // step))
+
+
+# ---- shapes on a CPU
+
+
+def _of_sizes_layout(grad: torch.Tensor, sizes: Sequence[int], *_: Any) -> torch.Tensor:
+    """A gradient of a view: zeros of the base's sizes but for some places."""
+    return fresh(sizes, grad.dtype)
+
+
+declare(aten.slice_backward.default, aten.select_backward.default, layout=_of_sizes_layout)

@@ -18,6 +18,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.layouts.meta import fresh
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import dims_of, finish
 from smelt.ops.registry import declare, operator
@@ -219,3 +220,20 @@ def nll_loss_backward(
         return b.map(x.shape, x.dtype, [*rows, weight], body, cost=3.0)
     total = b.map((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype, rows, row_sum, cost=DIVISION + 2)
     return b.tensor(x.shape, x.dtype, Map(tuple(rows), body, 3.0, sum=((dim,), total)))
+
+
+# ---- shapes on a CPU
+
+
+def _as_second_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """A gradient that is contiguous whatever the forward's input was."""
+    return fresh(x.shape, x.dtype) if grad.dtype == x.dtype else NotImplemented
+
+
+declare(
+    aten.nll_loss_backward.default,
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    layout=_as_second_layout,
+)
+declare(aten.nll_loss_forward.default, needs_room=True)

@@ -13,6 +13,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.ops.layouts.meta import META, of_cpp, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
@@ -125,3 +126,34 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[int]) -> Tensor:
     return b.copy(
         x, b.spec.shape, lambda i: tuple([0 if s == 1 else e % s for e, s in zip(i[skip:], x.shape)])
     )
+
+
+# ---- shapes on a CPU
+
+
+def _pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
+    shape = list(x.shape)
+    if len(pad) % 2 or len(pad) > 2 * len(shape) or not any(p > 0 for p in pad) or not x.numel():
+        return NotImplemented
+    for i in range(len(pad) // 2):
+        shape[-1 - i] += pad[2 * i] + pad[2 * i + 1]
+    if min(shape) <= 0:
+        return NotImplemented
+    return torch.empty(shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
+
+
+def _roll_layout(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """A CPU rolls one dimension after the other, each time joining two parts."""
+    shifts, dims = ([v] if isinstance(v, int) else v for v in (shifts, dims))
+    if x.numel() == 0 or len(shifts) != len(dims) or not dims:
+        return NotImplemented
+    for shift, dim in zip(shifts, dims):
+        start = -shift % x.size(dim)
+        parts = [x.narrow(dim, start, x.size(dim) - start), x.narrow(dim, 0, start)]
+        x = of_cpp(aten.cat.default, (parts, dim), {})
+    return x
+
+
+declare(aten.constant_pad_nd.default, layout=_pad_layout)
+declare(aten.roll.default, layout=_roll_layout)
+declare(aten.flip.default, run_on_zeros=True)

@@ -12,6 +12,7 @@ from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import opmath
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
+from smelt.ops.layouts.meta import META, fresh, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, moments
 from smelt.ops.registry import declare, operator
@@ -165,3 +166,90 @@ def rms_norm(
         lambda v, r, *w: v * r * w[0] if w else v * r, operands, compute, b.spec[0].dtype, 2.0, x.shape
     )
     return out, b.cast(rstd, b.spec[1].dtype)
+
+
+# ---- shapes on a CPU
+
+
+def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
+    """On a CPU, means and deviations have the input's dtype; they are float32 beside parameters that are. As
+    `is_mixed_type` in ATen's cpu/mixed_data_type.h, which looks at the first parameter that is given."""
+    first = next((p for p in parameters if p is not None), x)
+    return x.dtype if first.dtype == x.dtype else torch.float32
+
+
+def _layer_norm_layout(
+    x: torch.Tensor,
+    normalized: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> Any:
+    shape = list(normalized)
+    n = len(shape)
+    if not x.is_floating_point() or n == 0 or list(x.shape[x.dim() - n :]) != shape:
+        return NotImplemented
+    if any(p is not None and list(p.shape) != shape for p in (weight, bias)):
+        return NotImplemented
+    rows = [*x.shape[: x.dim() - n], *[1] * n]
+    dtype = statistics_dtype(x, weight, bias)
+    return fresh(x.shape, x.dtype), fresh(rows, dtype), fresh(rows, dtype)
+
+
+def _group_norm_layout(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    batch: int,
+    channels: int,
+    area: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    parameters = [p for p in (weight, bias) if p is not None]
+    if not x.is_floating_point() or batch * channels * area != x.numel() or not x.numel():
+        return NotImplemented
+    if channels % groups or any(list(p.shape) != [channels] for p in parameters):
+        return NotImplemented
+    dtypes = {p.dtype for p in parameters} or {x.dtype}
+    if dtypes != {x.dtype} and (dtypes != {torch.float32} or x.dtype not in (torch.float16, torch.bfloat16)):
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
+    dtype = statistics_dtype(x, weight, bias)
+    return out, fresh([batch, groups], dtype), fresh([batch, groups], dtype)
+
+
+def batch_norm_training_layout(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *settings: Any,
+) -> Any:
+    """`settings`: running mean and variance (absent in the form without), training, momentum, epsilon."""
+    running, training = settings[:-3], settings[-3]
+    parameters = weight, bias, *running
+    if not x.is_floating_point() or x.dim() < 2 or not (training or running):
+        return NotImplemented
+    if any(p is not None and p.shape != x.shape[1:2] for p in parameters):
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
+    size = x.shape[1:2] if training else [0]
+    dtype = statistics_dtype(x, *parameters)
+    return out, fresh(size, dtype), fresh(size, dtype)
+
+
+def _batch_norm_layout(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    return batch_norm_training_layout(x, weight, bias, mean, var, False, momentum, eps)
+
+
+declare(aten.native_layer_norm.default, layout=_layer_norm_layout)
+declare(aten.native_group_norm.default, layout=_group_norm_layout)
+declare(aten._native_batch_norm_legit_no_training.default, layout=_batch_norm_layout)

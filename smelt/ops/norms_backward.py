@@ -8,6 +8,7 @@ the dtype that ATen accumulates in; results round once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,8 +17,9 @@ from smelt.loops.builder import Builder
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
+from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
 from smelt.ops.reductions import count_of
-from smelt.ops.registry import operator
+from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -136,3 +138,51 @@ def _step(b: Builder, f: Callable[..., Value], operands: Sequence[Tensor]) -> Te
 
 def _flat(b: Builder, x: Tensor, channels: Size) -> Tensor:
     return b.copy(x, (channels,), reshape_index(x.shape, (channels,)))
+
+
+# ---- shapes on a CPU
+
+
+def _layer_norm_backward_layout(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    normalized: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    wanted: Sequence[bool],
+) -> Any:
+    parameters = tuple(p if want else None for p, want in zip((weight, bias), wanted[1:]))
+    if x.numel() == 0 or grad.shape != x.shape or wanted[1:] != [p is not None for p in parameters]:
+        return NotImplemented
+    return fresh(x.shape, x.dtype) if wanted[0] else None, *(
+        None if p is None else fresh(p.shape, p.dtype) for p in parameters
+    )
+
+
+def _group_norm_backward_layout(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    batch: int,
+    channels: int,
+    area: int,
+    groups: int,
+    wanted: Sequence[bool],
+) -> Any:
+    if (
+        not x.numel()
+        or grad.shape != x.shape
+        or grad.dtype != x.dtype
+        or (weight is None and any(wanted[1:]))
+    ):
+        return NotImplemented
+    out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
+    return only((out, *(None if weight is None else like(weight) for _ in range(2))), wanted)
+
+
+declare(aten.native_layer_norm_backward.default, layout=_layer_norm_backward_layout)
+declare(aten.native_group_norm_backward.default, layout=_group_norm_backward_layout)

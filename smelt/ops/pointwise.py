@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from smelt.graph.ir import Node
 from smelt.loops.builder import Builder, Operand
@@ -24,6 +25,7 @@ from smelt.loops.values import (
     test,
     where,
 )
+from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class, OperatorClass
 from smelt.ops.registry import declare, operator
 
@@ -414,3 +416,42 @@ def copy(b: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> T
     if source.spec.device != b.spec.device:
         return None
     return b.pointwise(lambda v: v, [source], source.dtype, cost=0.5)
+
+
+# ---- shapes on a CPU
+
+
+def _with_number_layout(func: OpOverload) -> Callable[..., Any]:
+    """The form of `func` whose second operand is a tensor takes a number too."""
+    return lambda x, number, *rest: of_cpp(func, (x, number, *rest), {})
+
+
+def _scaled_in_place_layout(x: torch.Tensor, number: Any) -> Any:
+    return x if x.is_floating_point() and type(number) in (int, float) else NotImplemented
+
+
+def _where_number_layout(condition: torch.Tensor, number: Any, other: torch.Tensor) -> Any:
+    dtype = torch.result_type(other, number)
+    return of_cpp(aten.where.self, (condition, fresh((), dtype), other), {})
+
+
+def _masked_fill_layout(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
+    if mask.dtype != torch.bool:
+        return NotImplemented
+    if isinstance(value, torch.Tensor) and (value.dim() or not torch.can_cast(value.dtype, x.dtype)):
+        return NotImplemented
+    return fresh(torch.broadcast_tensors(x, mask)[0].shape, x.dtype)
+
+
+declare(aten.clone.default, layout=like)
+declare(aten.div.Scalar, layout=_with_number_layout(aten.div.Tensor))
+declare(aten.mul.Scalar, layout=_with_number_layout(aten.mul.Tensor))
+declare(aten.div_.Scalar, aten.mul_.Scalar, layout=_scaled_in_place_layout)
+declare(aten.where.ScalarSelf, layout=_where_number_layout)
+declare(aten.masked_fill.Scalar, aten.masked_fill.Tensor, layout=_masked_fill_layout)
+declare(
+    *(aten.pow.Scalar, aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
+    *(aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default),
+    *(aten.xlogy.Tensor, aten.special_xlog1py.default),
+    run_on_zeros=True,
+)

@@ -16,6 +16,7 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, compare, const, where
+from smelt.ops.layouts.meta import fresh, of_cpp
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import dims_of
 from smelt.ops.registry import declare, operator
@@ -236,3 +237,48 @@ def log_softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: t
     return b.pointwise(
         lambda g, v, s: g - call("exp", v) * s, [grad, y, total], compute, cost=TRANSCENDENTAL + 2
     )
+
+
+# ---- shapes on a CPU
+
+
+def _by_mul_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """A backward that multiplies elementwise: TensorIterator lays it out like any product."""
+    if grad.dtype != x.dtype or not x.is_floating_point() or grad.shape != x.shape:
+        return NotImplemented
+    return of_cpp(aten.mul.Tensor, (grad, x), {})
+
+
+def _by_mul_swapped_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> Any:
+    return _by_mul_layout(x, grad)
+
+
+def _elu_backward_layout(grad: torch.Tensor, *settings: Any) -> Any:
+    return _by_mul_layout(grad, settings[-1])
+
+
+def _softmax_backward_layout(grad: torch.Tensor, out: torch.Tensor, dim: int, dtype: torch.dtype) -> Any:
+    if grad.shape != out.shape or grad.dtype != out.dtype or not grad.is_floating_point():
+        return NotImplemented
+    return fresh(grad.shape, dtype)
+
+
+declare(
+    aten.gelu_backward.default,
+    aten.silu_backward.default,
+    aten.mish_backward.default,
+    aten.tanh_backward.default,
+    aten.sigmoid_backward.default,
+    aten.softplus_backward.default,
+    aten.hardtanh_backward.default,
+    aten.hardswish_backward.default,
+    aten.hardsigmoid_backward.default,
+    layout=_by_mul_layout,
+)
+declare(aten.threshold_backward.default, aten.leaky_relu_backward.default, layout=_by_mul_swapped_layout)
+declare(aten.elu_backward.default, layout=_elu_backward_layout)
+declare(
+    aten._softmax_backward_data.default,
+    aten._log_softmax_backward_data.default,
+    layout=_softmax_backward_layout,
+)

@@ -13,6 +13,7 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
+from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -306,3 +307,30 @@ def _shifted(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
         lambda v, m: call("exp", v - m), [x, top], compute, compute, TRANSCENDENTAL + 1, x.shape
     )
     return exponent, b.reduce("sum", exponent, dims, True, compute), top
+
+
+# ---- shapes on a CPU
+
+
+def _var_layout(
+    x: torch.Tensor, dim: Sequence[int] | None = None, *, keepdim: bool = False, **__: Any
+) -> Any:
+    if not x.is_floating_point():
+        return NotImplemented
+    return of_cpp(aten.mean.dim, (x, dim, keepdim), {})
+
+
+def _var_mean_layout(
+    x: torch.Tensor, dim: Sequence[int] | None = None, *, keepdim: bool = False, **__: Any
+) -> Any:
+    mean = _var_layout(x, dim, keepdim=keepdim)
+    return mean if mean is NotImplemented else (mean, like(mean))
+
+
+def _safe_softmax_layout(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return fresh(x.shape, dtype or x.dtype) if x.is_floating_point() and x.dim() else NotImplemented
+
+
+declare(aten.var_mean.correction, layout=_var_mean_layout)
+declare(aten.var.correction, layout=_var_layout)
+declare(aten._safe_softmax.default, layout=_safe_softmax_layout)

@@ -37,6 +37,9 @@ class Facts(TypedDict, total=False):
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None
     linear: tuple[str, ...]
     decomposed: bool
+    layout: Callable[..., Any] | None
+    run_on_zeros: bool
+    needs_room: bool
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Operator:
         linear: sets of arguments, names separated by spaces; the result is zero where all of one set are. None and the
             number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linear.py).
         decomposed: without a lowering it is written as smaller operators, which fuse better (ops/decompositions.py).
+        layout: a shape function, called with meta tensors in the place of tensors: meta tensors laid out like what a CPU
+            returns, or NotImplemented for what it does not know (ops/layouts).
+        run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
+        needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
     """
 
     lowering: Lowering | None = None
@@ -61,6 +68,9 @@ class Operator:
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None = None
     linear: tuple[str, ...] = ()
     decomposed: bool = False
+    layout: Callable[..., Any] | None = None
+    run_on_zeros: bool = False
+    needs_room: bool = False
 
 
 _NOTHING = Operator()

@@ -12,6 +12,7 @@ import torch
 from smelt.graph.sizes import Size, bounds, contiguous_stride, static
 from smelt.loops.builder import Builder, broadcast
 from smelt.loops.tensor import Index, Tensor
+from smelt.ops.layouts.meta import to_meta
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -231,3 +232,13 @@ def _matched(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], 
                 right.append(targets.pop(0))
         groups.append((left, right, contiguous_stride([new[d] for d in right])))
     return groups
+
+
+# ---- shapes on a CPU
+
+
+def _unsafe_view_layout(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    return to_meta(x.view(size))
+
+
+declare(aten._unsafe_view.default, layout=_unsafe_view_layout)

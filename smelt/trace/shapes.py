@@ -18,7 +18,7 @@ from smelt.graph.effects import Effects, Result
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.ops import results
-from smelt.ops.layouts import on_metas, tried
+from smelt.ops.layouts import on_metas
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -118,19 +118,6 @@ def _make(inputs: Inputs, part: Part, info: Effects, args: tuple[Any, ...], kwar
 
 # ---- the first time
 
-aten = torch.ops.aten
-
-# Operators whose shape functions are wrong about strides on a CPU: they are run once, on zeros.
-_TRIED: frozenset[Any] = frozenset(
-    {
-        aten._linalg_svd.default, aten.linalg_eig.default, aten._fft_r2c.default, aten._fft_c2r.default,
-        aten._fft_c2c.default, aten.max_unpool2d.default, aten.max_unpool3d.default, aten.nonzero_static.default,
-        aten.pow.Scalar, aten.flip.default, aten.logical_and.default,
-        aten.logical_or.default, aten.logical_xor.default, aten.copysign.Tensor, aten.heaviside.default,
-        aten.logaddexp.default, aten.logaddexp2.default, aten.xlogy.Tensor, aten.special_xlog1py.default,
-    }
-)  # fmt: skip
-
 
 def _compute(
     inputs: Inputs, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -146,10 +133,7 @@ def _compute(
         meta_kwargs.pop("pin_memory", None)
     if meta_kwargs.get("layout") not in (None, torch.strided):
         raise inputs.call.unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
-    if func in _TRIED and device.type == "cpu":
-        out = tried(func, metas, meta_kwargs)
-    else:
-        out = _run(inputs, func, info, metas, meta_kwargs, device.type == "cpu")
+    out = _run(inputs, func, info, metas, meta_kwargs, device.type == "cpu")
     wrapped, answer = _wrap_results(inputs, func, info, out, device, args, kwargs)
     if answer is None:
         return wrapped, _loose_spec(wrapped)

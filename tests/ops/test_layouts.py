@@ -55,7 +55,7 @@ class Compare(TorchDispatchMode):
         if info.view or info.writes or not all(map(is_plain, tensors)):
             return want
         metas, meta_kwargs = tree_map(on_meta, (args, kwargs))
-        for ask in (layouts.of_cpp, layouts.of_table):
+        for ask in (layouts.of_cpp, layouts.of_row):
             got = ask(func, metas, meta_kwargs)
             if got is not NotImplemented:
                 self.asked += 1
@@ -312,7 +312,7 @@ def test_layer_norm_backward(dtypes, wanted, transposed):
 
 
 def assert_same_layouts(operator, args):
-    on_metas = layouts.of_table(operator, [on_meta(a) for a in args], {})
+    on_metas = layouts.of_row(operator, [on_meta(a) for a in args], {})
     assert on_metas is not NotImplemented
     for got, want in zip(on_metas, operator(*args), strict=True):
         assert (got is None) is (want is None)

@@ -4,12 +4,13 @@ torch registers Python functions over the C++ shape functions of most operators.
 them that runs in a process imports torch's own compiler and sympy, for a second. `on_metas` therefore asks, in this order:
 
 1. torch's C++ shape functions (`native/operators/shapes.cpp`);
-2. the tables of this package, one module per family, for operators that models use and that have none;
+2. the `layout` of the operator's row, for operators that models use and that have none;
 3. the operator itself on real tensors of zeros, if they are few and it would otherwise be a Python function;
 4. torch's function.
 
 The answers of 2 and 3 are those of a CPU. Which dtypes a CPU has kernels for is no matter of shapes: after 1 the
-operator is tried on tensors of one element. A function of a table that returns NotImplemented, and an operator that
+operator is tried on tensors of one element. Where a row says
+`run_on_zeros`, that comes first. A layout that is NotImplemented, and an operator that
 refuses zeros, hand on to the next.
 """
 
@@ -20,30 +21,22 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from smelt.ops.layouts import (
-    attention,
-    backward,
-    convolutions,
-    creation,
-    moves,
-    norms,
-    pointwise,
-    reductions,
-)
 from smelt.ops.layouts.meta import of_cpp
 from smelt.ops.layouts.trial import accepts, of_zeros, tried
-
-_FAMILIES = (attention, backward, convolutions, creation, moves, norms, pointwise, reductions)
-_LAYOUTS = {func: layout for family in _FAMILIES for func, layout in family.LAYOUTS.items()}
+from smelt.ops.registry import row
 
 
 def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cpu: bool) -> Any:
     """What `func` returns for meta tensors; `cpu` says that they stand for tensors on a CPU. Raises what `func` raises."""
+    if cpu and row(func).run_on_zeros:
+        out = tried(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
     out = of_cpp(func, args, kwargs)
     if out is not NotImplemented and (not cpu or accepts(func, args, kwargs)):
         return out
     if cpu and out is NotImplemented:
-        out = of_table(func, args, kwargs)
+        out = of_row(func, args, kwargs)
         if out is NotImplemented:
             out = of_zeros(func, args, kwargs)
         if out is not NotImplemented:
@@ -51,10 +44,10 @@ def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cpu:
     return func(*args, **kwargs)
 
 
-def of_table(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a function of a family's table says; NotImplemented where there is none, or where it does not know."""
-    function = _LAYOUTS.get(func)
+def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What the operator's row says; NotImplemented where it says nothing, or does not know."""
+    function = row(func).layout
     return NotImplemented if function is None else function(*args, **kwargs)
 
 
-__all__ = ["of_cpp", "of_table", "of_zeros", "on_metas", "tried"]
+__all__ = ["of_cpp", "of_row", "of_zeros", "on_metas", "tried"]

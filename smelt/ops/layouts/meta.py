@@ -79,3 +79,7 @@ def suggested_format(x: torch.Tensor) -> torch.memory_format:
 
 def only(grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
     return tuple(g if want else None for g, want in zip(grads, wanted, strict=True))
+
+
+def filled(size: Sequence[int], *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    return fresh(size, dtype)

@@ -12,21 +12,11 @@ from torch._ops import OpOverload
 
 from smelt.graph.effects import Effects, effects
 from smelt.ops.layouts.meta import CPU, META, to_meta, uninitialized
+from smelt.ops.registry import row
 
 aten = torch.ops.aten
 _PYTHON = torch._C.DispatchKey.Meta  # among an operator's `py_kernels`: its shape function is Python
 _FEW = 1 << 16  # elements, at least as many as an operator that is tried on zeros may touch
-
-# Operators that one element is too few for.
-_NEED_ROOM: frozenset[OpOverload] = frozenset(
-    {
-        aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, aten.avg_pool2d.default,
-        aten.avg_pool3d.default, aten.glu.default, aten.max_pool2d_with_indices.default,
-        aten.nll_loss_forward.default, aten.reflection_pad1d.default, aten.reflection_pad3d.default,
-        aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
-        aten.topk.default,
-    }
-)  # fmt: skip
 
 
 def accepts(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -39,7 +29,7 @@ def accepts(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
         except NotImplementedError as error:
             raise RuntimeError(*error.args) from error
         except (RuntimeError, ValueError, IndexError, TypeError):
-            if func in _NEED_ROOM:
+            if row(func).needs_room:
                 return True
     return False
 
