@@ -19,13 +19,15 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.codegen import cost
+from smelt.codegen.cost import prefers_native
 from smelt.codegen.generated.matrices import plan_product
 from smelt.codegen.generated.request import Request
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.product import Product
+from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
 from smelt.plan.steps import Alloc, Launch, Plan
+from smelt.targets import cpu
 
 COLD_BYTES = 128 << 20
 aten = torch.ops.aten
@@ -130,7 +132,9 @@ def measure(case: Case, repeats: int) -> str:
         cells.append(
             f"{rates[0]:7.1f} {rates[1]:7.1f} {rates[2]:7.1f}  {rates[0] / max(rates[1:], key=_known):5.2f}"
         )
-    return f"{case!s:<22} {' | '.join(cells)} | {'native' if cost.prefers_native(product) else 'aten'}"
+    costs = cpu.target(DEFAULT).costs.products
+    choice = "native" if costs is not None and prefers_native(costs, product) else "aten"
+    return f"{case!s:<22} {' | '.join(cells)} | {choice}"
 
 
 def _known(rate: float) -> float:

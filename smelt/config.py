@@ -17,7 +17,7 @@ class Config:
 
     recompile_limit   entries per compiled function before it stays eager
     fuse              join loops into kernels (False: one kernel per operator, for debugging)
-    native_gemm       generate matrix products instead of calling ATen, where the cost table prefers it
+    native_gemm       generate matrix products, convolutions and pooling where they were measured (False: ATen's always)
     verify            run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
     activation_memory_budget

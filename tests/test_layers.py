@@ -21,6 +21,7 @@ ORDER = Layers(
             "guards",
             "autograd",
             "trace",
+            "targets",
             "codegen",
             "plan",
             "schedule",
@@ -33,6 +34,7 @@ ORDER = Layers(
             "errors",
             "reasons",
             "events",
+            "costs",
             "_native",
         ],
         "smelt.capture": [
@@ -49,7 +51,7 @@ ORDER = Layers(
         ],
         "smelt.capture.interpreter": [REST, "opcodes"],
         "smelt.capture.protocol": [REST, "attributes", "symbolic_numbers"],
-        "smelt.codegen": ["build", "generated", REST, "triton", "llvm"],
+        "smelt.codegen": ["generate", "generated", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
         "smelt.ops": [REST, "layouts", "registry", "recompute", "convolution"],
     }

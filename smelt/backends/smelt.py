@@ -9,12 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from smelt import _native, events, runtime
+from smelt import _native, events, runtime, targets
 from smelt.autograd.compile import compile_joint
 from smelt.backends.eager import eager
-from smelt.codegen.build import build_plan
-from smelt.codegen.cost import generates_products, prefers_native
-from smelt.codegen.llvm import compile_kernels
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
@@ -23,9 +20,10 @@ from smelt.loops.verify import verify as verify_kernel
 from smelt.ops import decompositions
 from smelt.ops.lower import lower
 from smelt.ops.registry import lowered
+from smelt.plan.build import build_plan
 from smelt.plan.steps import extern_names, kernel_names
+from smelt.plan.target import Target
 from smelt.plan.verify import verify as verify_plan
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import KernelItem, Schedule
 from smelt.trace.decompose import decompose
@@ -35,19 +33,18 @@ from smelt.trace.traced import Traced
 def compile_graph(traced: Traced, config: Config) -> Compiled:
     """A callable from a tuple of the graph's input tensors to the tuple of its outputs.
 
-    Raises Unsupported for graphs on another device than the CPU, BackendError (chained) for a failure of the compiler
-    itself.
+    Raises Unsupported for graphs on a device without a target, BackendError (chained) for a failure of the compiler itself.
     """
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
-    elsewhere = {str(d) for d in _devices(traced) if d.type != "cpu"}
-    if elsewhere:
-        detail = f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for the CPU only so far"
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
+    target = targets.maker(
+        _devices(traced)
+    )  # a new one for each graph: torch's number of threads may have changed
     try:
         if traced.joint is not None:
-            return compile_joint(traced, traced.joint, config, lambda graph: _compile(graph, config))
-        return _compile(traced.aten_graph, config)
+            compile_part = lambda graph: _compile(graph, config, target(config))  # noqa: E731
+            return compile_joint(traced, traced.joint, config, compile_part)
+        return _compile(traced.aten_graph, config, target(config))
     except Unsupported:
         raise
     except Exception as error:
@@ -57,18 +54,18 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 compile_graph.differentiates = hasattr(_native, "Differentiable")  # type: ignore[attr-defined]
 
 
-def _compile(graph: Graph, config: Config) -> Compiled:
+def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
     numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
     with _stage("decompose"):
         graph = decompose(graph, decompositions.table(excluded=lowered()))
     with _stage("lower"):
-        program = lower(graph, config, generates_products(config))
+        program = lower(graph, target.costs)
     with _stage("fuse"):
-        schedule = fuse(program, config)
+        schedule = fuse(program, target.costs, config.fuse)
         if config.verify:
             verify_kernels(schedule)
     with _stage("codegen"):
-        plan = build_plan(schedule, config, compile_kernels, prefers_native)
+        plan = build_plan(schedule, target)
         plan = replace(plan, numbers=numbers)
     events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
     if config.verify:

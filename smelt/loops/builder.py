@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from smelt.costs import Costs
 from smelt.graph.ir import Line, TensorSpec
 from smelt.graph.sizes import Size, contiguous_stride
 from smelt.loops.dtypes import opmath, result_type
@@ -19,14 +20,12 @@ Operand = Tensor | int | float | bool
 
 class Builder:
     """Makes the tensors of one aten node. `spec` is the node's own (a tuple for several results); tensors that are
-    only steps on the way get a contiguous layout. `products`: matrix products are generated on this host, so what comes
-    down to them gains from being written as such."""
+    only steps on the way get a contiguous layout. `costs.products`: None where products and convolutions are ATen's;
+    else from where on what comes down to products gains from being written as such."""
 
-    def __init__(
-        self, name: str, spec: Any, device: torch.device, line: Line | None, products: bool = False
-    ) -> None:
+    def __init__(self, name: str, spec: Any, device: torch.device, line: Line | None, costs: Costs) -> None:
         self.name, self.spec, self.device, self.line = name, spec, device, line
-        self.products = products
+        self.costs = costs
         self.made: list[Tensor | Extern] = []
 
     def tensor(self, shape: Sequence[Size], dtype: torch.dtype, definition: Definition) -> Tensor:

@@ -1,4 +1,5 @@
-"""Convolutions that are something simpler: a row times a matrix (one pixel), or a product with disjoint patches."""
+"""Convolutions that are something simpler, where products are generated: a row times a matrix (one pixel), or a product
+with disjoint patches."""
 
 from __future__ import annotations
 
@@ -23,12 +24,6 @@ aten = torch.ops.aten
 
 declare("convolution _convolution convolution_overrideable mkldnn_convolution", recompute=Class.PRODUCT)
 declare("convolution", linear=("input bias", "weight bias"))
-
-# Copying patches pays from so many pixels of the result on; for fewer, reading the weight is all that counts. Zen 4, one
-# thread, time of the patches' product over ATen's convolution: 0.35-1.0 for patches of 2x2 to 32x32 (7x7 results: 0.35
-# for 32x32, 1.0 for 2x2), 0.85 for one pixel in four (28x28 results), 1.0 (7x7 results).
-PATCH_PIXELS = 32
-LONE_PIXELS = 100  # where patches are single pixels
 
 
 @operator(aten.convolution.default)
@@ -62,9 +57,12 @@ def _one_pixel(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 def _patches_pay(b: Builder, x: Tensor, weight: Tensor) -> bool:
-    known = x.dtype is weight.dtype and x.dtype in (torch.float32, torch.float64)
-    least = LONE_PIXELS if prod(weight.shape[2:]) == 1 else PATCH_PIXELS
-    return known and b.device.type == "cpu" and prod(b.spec.shape[2:]) >= least
+    """Whether the result has so many pixels that copying patches pays; for fewer, reading the weight is all that counts."""
+    limits = b.costs.products
+    if limits is None or x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.float64):
+        return False
+    least = limits.lone_pixels if prod(weight.shape[2:]) == 1 else limits.patch_pixels
+    return prod(b.spec.shape[2:]) >= least
 
 
 def _patches(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int]) -> Tensor:

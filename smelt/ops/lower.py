@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from smelt.config import Config
+from smelt.costs import Costs
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.tree import leaves, map_leaves
@@ -26,15 +26,14 @@ from smelt.ops.registry import row
 aten = torch.ops.aten
 
 
-def lower(graph: Graph, config: Config, products: bool = False) -> Program:
-    """The program of an aten-level, functionalized graph (in-place operators only as final `copy_` to inputs). `products`:
-    matrix products are generated on this host."""
-    return _Lowerer(graph, products).run()
+def lower(graph: Graph, costs: Costs) -> Program:
+    """The program of an aten-level, functionalized graph (in-place operators only as final `copy_` to inputs)."""
+    return _Lowerer(graph, costs).run()
 
 
 class _Lowerer:
-    def __init__(self, graph: Graph, products: bool) -> None:
-        self.graph, self.products = graph, products
+    def __init__(self, graph: Graph, costs: Costs) -> None:
+        self.graph, self.costs = graph, costs
         self.inputs: list[Tensor] = []
         self.constants: list[tuple[Tensor, torch.Tensor]] = []
         self.steps: list[Step] = []
@@ -89,7 +88,7 @@ class _Lowerer:
         if node.target is aten._neg_view.default and not _only_returned(self.graph, node):
             entry = row(aten.neg.default).lowering  # kernels read memory, which is not negated yet
         if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
-            builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.products)
+            builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
                 return self.adopt(node, builder, result)
@@ -163,7 +162,7 @@ class _Lowerer:
     def copy_back(self, node: Node, target: Tensor, source: Any) -> Tensor:
         """All inputs are overwritten at the end, so whatever reads one reads its old value. `held` is where the new value
         can wait if it is needed in memory before that."""
-        builder = Builder("copy_", node.spec, target.spec.device, node.line)
+        builder = Builder("copy_", node.spec, target.spec.device, node.line, self.costs)
         held = builder.pointwise(
             lambda v: v, [source], getattr(source, "dtype", target.dtype), target.dtype, 0.5, target.shape
         )
@@ -253,7 +252,7 @@ def _takes_numbers(node: Node, args: Any, kwargs: Any) -> bool:
     numbers = leaves([args, kwargs], Number)
     if not numbers:
         return True
-    if not row(node.target).takes_numbers or _device(node.spec).type != "cpu":
+    if not row(node.target).takes_numbers:
         return False
     dtypes = {t.dtype for t in leaves([args, kwargs], Tensor)} | {node.spec.dtype}
     truncates = node.spec.dtype is torch.int64 and any(n.type is float for n in numbers)

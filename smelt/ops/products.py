@@ -1,8 +1,7 @@
 """Products of a single row: a dot product for each column, bound by reading the weight once, so reductions serve.
 
-Only where the weight lies along the sums and the dtype needs no rounding in between; the rest stays with ATen. Zen 4,
-one thread, float32, time over ATen's: 0.3 to 0.7 for weights that a cache holds; beyond, 0.7 (rows of 1000 elements),
-0.9 (2000), 1.0 to 1.7 (4000 and more: ATen reads several rows side by side).
+Only where products are generated, the weight lies along the sums and the dtype needs no rounding in between; the rest
+stays with ATen.
 """
 
 from __future__ import annotations
@@ -34,9 +33,6 @@ declare(aten.baddbmm.default, out=aten.baddbmm.out)
 declare(aten.mv.default, out=aten.mv.out)
 declare(aten.addmv.default, out=aten.addmv.out)
 
-CACHED_BYTES = 16 << 20  # of a weight that may be in a cache
-ROW_BYTES = 8 << 10  # of the rows of a weight that is not
-
 
 @operator(aten.mm.default, out=aten.mm.out)
 def mm(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
@@ -56,10 +52,11 @@ def addmm(
 
 def is_row_product(b: Builder, x: Tensor, y: Tensor) -> bool:
     """Whether dtypes and sizes suit; that x is one row, and how y lies in memory, is for the caller to know."""
-    if x.dtype is not y.dtype or x.dtype not in (torch.float32, torch.float64) or b.device.type != "cpu":
+    limits = b.costs.products
+    if limits is None or x.dtype is not y.dtype or x.dtype not in (torch.float32, torch.float64):
         return False
     row, whole = (bounds(n)[1] * x.dtype.itemsize for n in (x.shape[1], numel(y.shape)))
-    return row <= ROW_BYTES or whole <= CACHED_BYTES
+    return row <= limits.row_bytes or whole <= limits.row_cached_bytes
 
 
 def dots(b: Builder, x: Tensor, y: Tensor, entry: Any) -> Tensor:

@@ -5,7 +5,7 @@ Buffer i of the schedule is register i of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,36 +17,21 @@ from smelt.plan.liveness import with_frees
 from smelt.plan.memory import with_arena
 from smelt.plan.roots import Roots, references
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Launch, Plan, Reg, Step, View, launches, span_bytes
+from smelt.plan.target import Target
 from smelt.plan.together import Touched, side_by_side
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 
-# Touching less memory than this is over before another Python thread could make use of the GIL (about 20 us).
-GIL_BYTES = 1 << 18
 
-OutVariant = Callable[[torch._ops.OpOverload], torch._ops.OpOverload | None]
-
-
-def plan_of(
-    schedule: Schedule,
-    items: Sequence[Item],
-    threads: int,
-    out_variant: OutVariant,
-    keepalive: tuple[Any, ...] = (),
-) -> Plan:
-    """The plan that runs `items` (in order) on the buffers of `schedule`.
-
-    Args:
-        threads: that a kernel may use (0: as many as torch has at the call).
-        out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
-        keepalive: owners of the machine code.
-    """
-    roots = Roots(schedule, items)
-    writer = _Writer(schedule, roots, threads, out_variant)
-    for item in items:
+def build_plan(schedule: Schedule, target: Target) -> Plan:
+    """The plan that runs `schedule` on `target`."""
+    generated = target.compile(schedule)
+    roots = Roots(schedule, generated.items, target.memory)
+    writer = _Writer(schedule, roots, target)
+    for item in generated.items:
         writer.add(item)
-    joined = side_by_side(writer.steps, writer.touched, threads or torch.get_num_threads())
+    joined = side_by_side(writer.steps, writer.touched, target.costs)
     freed = with_frees(joined, roots.n_held, writer.outputs)
-    steps, arena_bytes = with_arena(freed, roots.may_use_arena)
+    steps, arena_bytes = with_arena(freed, roots.may_use_arena, target.memory.alignment)
     return Plan(
         n_inputs=roots.n_inputs,
         constants=schedule.constants,
@@ -54,12 +39,12 @@ def plan_of(
         steps=steps,
         outputs=writer.outputs,
         arena_bytes=arena_bytes,
-        release_gil=is_long(steps, schedule),
-        keepalive=keepalive,
+        release_gil=is_long(steps, schedule, target.costs.gil_bytes),
+        keepalive=generated.owners,
     )
 
 
-def is_long(steps: Iterable[Step], schedule: Schedule) -> bool:
+def is_long(steps: Iterable[Step], schedule: Schedule, gil_bytes: int) -> bool:
     """Whether running these steps takes long enough to let other Python threads run meanwhile."""
     steps = list(steps)
     if any(isinstance(step, Aten) for step in steps):
@@ -68,16 +53,15 @@ def is_long(steps: Iterable[Step], schedule: Schedule) -> bool:
     for launch in launches(steps):
         specs = (schedule.buffers[r].spec for r in launch.regs if r < len(schedule.buffers))
         touched += sum(span_bytes(s.shape, s.stride, s.dtype) for s in specs)
-    return touched > GIL_BYTES
+    return touched > gil_bytes
 
 
 class _Writer:
     """Turns items into steps. Allocations stand directly before the step that first writes them."""
 
-    def __init__(self, schedule: Schedule, roots: Roots, threads: int, out_variant: OutVariant) -> None:
+    def __init__(self, schedule: Schedule, roots: Roots, target: Target) -> None:
         self.roots = roots
-        self.threads = threads
-        self.out_variant = out_variant
+        self.target = target
         self.steps: list[Step] = []
         self.touched: dict[int, Touched] = {}  # by position of a kernel's launch
         self.n_registers = len(schedule.buffers)
@@ -127,7 +111,7 @@ class _Writer:
         if item.joins:
             self.touched[len(self.steps)] = self._touched(item)
         regs = tuple(map(self.register, item.buffers))
-        grain = self._grain(code.extent, code.grain)
+        grain = self.target.sharing.grain(code.extent, code.grain)
         self.steps.append(Launch(code.name, code.address, regs, code.extent, grain, item.note))
 
     def _touched(self, item: LaunchItem) -> Touched:
@@ -136,12 +120,6 @@ class _Writer:
             frozenset(b for b, role in used if role != "out"),
             frozenset(b for b, role in used if role != "in"),
         )
-
-    def _grain(self, extent: int, grain: int) -> int:
-        """At least a share of the work for each of `threads` threads keeps the others out."""
-        if self.threads:
-            grain = max(grain, -(-extent // self.threads))
-        return max(grain, 1)
 
     def view(self, item: ViewItem) -> None:
         of_input = self.roots.root(item.src) < self.roots.n_inputs
@@ -153,7 +131,7 @@ class _Writer:
 
     def extern(self, item: ExternItem) -> None:
         args, kwargs = self.arguments(item.args), self.arguments(item.kwargs)
-        variant = self.out_variant(item.op)
+        variant = self.target.out_variant(item.op)
         if variant is not None and item.outs[0] is not None:
             self.allocate(item.outs[0])
             kwargs["out"] = Reg(item.outs[0])

@@ -1,7 +1,7 @@
 """Lifetimes to arena offsets, and the allocations of a plan that get one.
 
 An interval is the steps during which a temporary must keep its memory, ends included. What always holds of a placement:
-two intervals that share a step never share a byte, and offsets are multiples of `ALIGNMENT`.
+two intervals that share a step never share a byte, and offsets are multiples of the alignment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from smelt.plan.aliases import aliased_values
 from smelt.plan.steps import Alloc, Aten, Free, Step, View, reads, registers_in, span_bytes
 
-ALIGNMENT = 64  # bytes, of every arena offset
+ALIGNMENT = 64  # bytes, of the arena itself; every target's offsets are multiples of it
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,21 @@ class Placement:
     nbytes: int
 
 
-def place(intervals: Sequence[Interval]) -> Placement:
-    """Greedy by size: the largest first, each into the tightest gap left by those that live at the same time."""
+def place(intervals: Sequence[Interval], alignment: int) -> Placement:
+    """Greedy by size: the largest first, each into the tightest gap left by those that live at the same time. `alignment`:
+    of every offset, in bytes."""
     placed: list[tuple[int, int, int, int]] = []  # offset, end offset, begin step, end step; by offset
     offsets: dict[int, int] = {}
     for interval in sorted(intervals, key=lambda i: (-i.nbytes, i.begin)):
-        size = aligned(max(interval.nbytes, 1))
+        size = aligned(max(interval.nbytes, 1), alignment)
         offset = _tightest_gap(placed, interval, size)
         offsets[interval.key] = offset
         insort(placed, (offset, offset + size, interval.begin, interval.end))
     return Placement(offsets, max((end for _, end, _, _ in placed), default=0))
 
 
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def aligned(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment
 
 
 def _tightest_gap(placed: list[tuple[int, int, int, int]], interval: Interval, size: int) -> int:
@@ -69,8 +70,11 @@ def _tightest_gap(placed: list[tuple[int, int, int, int]], interval: Interval, s
 # ---- of a plan
 
 
-def with_arena(steps: Sequence[Step], may_use_arena: Callable[[int], bool]) -> tuple[tuple[Step, ...], int]:
-    """Gives arena offsets to the allocations that may have one. A raw view keeps its source's memory alive."""
+def with_arena(
+    steps: Sequence[Step], may_use_arena: Callable[[int], bool], alignment: int
+) -> tuple[tuple[Step, ...], int]:
+    """Gives arena offsets, multiples of `alignment`, to the allocations that may have one. A raw view keeps its source's
+    memory alive."""
     root: dict[int, int] = {}
     born: dict[int, tuple[int, Alloc]] = {}
     dies: dict[int, int] = {}
@@ -85,7 +89,8 @@ def with_arena(steps: Sequence[Step], may_use_arena: Callable[[int], bool]) -> t
         [
             Interval(r, span_bytes(a.shape, a.stride, a.dtype), i, max(i, dies.get(r, i)))
             for r, (i, a) in born.items()
-        ]
+        ],
+        alignment,
     )
     placed = tuple(
         replace(s, arena=placement.offsets[s.out]) if isinstance(s, Alloc) and s.out in born else s

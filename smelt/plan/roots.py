@@ -1,7 +1,7 @@
 """Whose memory is it: which *root* (a buffer with memory of its own) each buffer of a schedule belongs to.
 
 Views, and results that an operator's schema declares as aliases, belong to the root whose memory they share. Only roots of
-kind `temp` on the CPU that neither the user nor a foreign operator can keep may be in the arena.
+kind `temp` in the target's memory that neither the user nor a foreign operator can keep may be in the arena.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from smelt.plan.aliases import aliased_values, is_foreign
 from smelt.plan.items import Item, LaunchItem
+from smelt.plan.target import Memory
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
 
 
@@ -18,8 +19,8 @@ class Roots:
     """Which root each buffer belongs to, and which roots must not be in the arena. `by_pointer`: buffers whose strides
     somebody relies on."""
 
-    def __init__(self, schedule: Schedule, items: Sequence[Item]) -> None:
-        self.buffers = schedule.buffers
+    def __init__(self, schedule: Schedule, items: Sequence[Item], memory: Memory) -> None:
+        self.buffers, self.memory = schedule.buffers, memory
         self.n_inputs = sum(b.kind == "input" for b in schedule.buffers)
         self.n_held = self.n_inputs + len(schedule.constants)
         self._root: dict[int, int] = {}
@@ -58,7 +59,7 @@ class Roots:
         root = self.root(register)
         return (
             buffer.kind == "temp"
-            and buffer.spec.device.type == "cpu"
+            and self.memory.holds(buffer.spec)
             and root == register
             and root not in self._kept
         )

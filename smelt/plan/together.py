@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from smelt.costs import Costs
 from smelt.plan.steps import WORK, Alloc, BumpVersion, Launch, Step, Together
-
-MOST = 1024  # launches of a step
-PIECES = 8  # a launch with more pieces of work than this for each thread gains nothing from company
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,7 @@ class Touched:
 class _Run:
     """Neighbouring launches, with the allocations and version counts between them."""
 
+    costs: Costs
     given: list[Step] = field(default_factory=list)  # as they stood
     pending: list[Step] = field(default_factory=list)  # since the last launch
     launches: list[Launch] = field(default_factory=list)
@@ -35,7 +34,7 @@ class _Run:
 
     def accepts(self, t: Touched) -> bool:
         apart = self.written.isdisjoint(t.read | t.written) and self.read.isdisjoint(t.written)
-        return apart and len(self.launches) < MOST
+        return apart and len(self.launches) < self.costs.together_launches
 
     def add(self, launch: Launch, t: Touched) -> None:
         self.given += [*self.pending, launch]
@@ -44,32 +43,33 @@ class _Run:
         self.read |= t.read
         self.written |= t.written
 
-    def steps(self, threads: int) -> list[Step]:
-        few = any(l.extent < PIECES * threads * l.grain for l in self.launches)
+    def steps(self) -> list[Step]:
+        pieces = self.costs.together_pieces * self.costs.threads
+        few = any(l.extent < pieces * l.grain for l in self.launches)
         work = [max(1, WORK * l.extent // l.grain) for l in self.launches]
         if len(self.launches) < 2 or not few or sum(work) < 2 * WORK:
             return [*self.given, *self.pending]
-        grain = max(WORK, -(-sum(work) // threads))
+        grain = max(WORK, -(-sum(work) // self.costs.threads))
         before = [s for s in self.given if not isinstance(s, Launch)]
         return [*before, Together(tuple(self.launches), tuple(work), grain), *self.pending]
 
 
-def side_by_side(steps: Sequence[Step], touched: Mapping[int, Touched], threads: int) -> list[Step]:
+def side_by_side(steps: Sequence[Step], touched: Mapping[int, Touched], costs: Costs) -> list[Step]:
     """`steps` with runs of independent launches joined; `touched` describes the launches that may be, by position."""
-    if threads < 2:
+    if costs.threads < 2:
         return list(steps)
     result: list[Step] = []
-    run = _Run()
+    run = _Run(costs)
     for i, step in enumerate(steps):
         if isinstance(step, Launch) and i in touched:
             if not run.accepts(touched[i]):
-                result += run.steps(threads)
-                run = _Run()
+                result += run.steps()
+                run = _Run(costs)
             run.add(step, touched[i])
         elif isinstance(step, Alloc | BumpVersion) and run.launches:
             run.pending.append(step)
         else:
-            result += run.steps(threads)
-            run = _Run()
+            result += run.steps()
+            run = _Run(costs)
             result.append(step)
-    return result + run.steps(threads)
+    return result + run.steps()

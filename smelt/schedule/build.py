@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, affine
 from smelt.graph.tree import map_leaves
@@ -29,14 +30,14 @@ Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]  # shape, stride, offse
 
 
 def build_schedule(
-    program: Program, units: Units, groups: Sequence[Group], refusals: tuple[str, ...]
+    program: Program, units: Units, groups: Sequence[Group], refusals: tuple[str, ...], costs: Costs
 ) -> Schedule:
-    return _Builder(program, units, groups).build(refusals)
+    return _Builder(program, units, groups, costs).build(refusals)
 
 
 class _Builder:
-    def __init__(self, program: Program, units: Units, groups: Sequence[Group]) -> None:
-        self.program, self.groups = program, groups
+    def __init__(self, program: Program, units: Units, groups: Sequence[Group], costs: Costs) -> None:
+        self.program, self.groups, self.costs = program, groups, costs
         self.items: list[Item] = []
         self.specs: list[BufferSpec] = []
         self.ids: dict[Tensor, int] = {}
@@ -105,7 +106,7 @@ class _Builder:
         self.items.append(ExternItem(extern.op, args, kwargs, outs, str(extern.line or "")))
 
     def kernel(self, group: Group) -> None:
-        kernel, buffers = KernelBuilder(group, self.tensors, self.in_memory, self.buffer).build()
+        kernel, buffers = KernelBuilder(group, self.tensors, self.in_memory, self.buffer, self.costs).build()
         lines = [u.tensor.line for u in group.units if u.tensor.line]
         self.items.append(KernelItem(kernel, buffers, str(lines[-1]) if lines else ""))
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 
-import torch
-
-from smelt.config import Config
+from smelt.costs import Costs
 from smelt.graph.effects import is_effectful
 from smelt.graph.tree import leaves
 from smelt.loops.tensor import Extern, Program, Scan, Tensor
@@ -17,23 +15,22 @@ from smelt.schedule.inline import Unit, base, choose_units
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.split import split_reductions
 
-CANDIDATES = 6  # groups tried for a unit, nearest first
 
-
-def fuse(program: Program, config: Config) -> Schedule:
-    program = split_reductions(program, config.threads or torch.get_num_threads())
-    units = choose_units(program, config.fuse)
-    grouping = Grouping(config.fuse)
+def fuse(program: Program, costs: Costs, join: bool = True) -> Schedule:
+    """The schedule of `program`. `join` False: one kernel for each operator."""
+    program = split_reductions(program, costs)
+    units = choose_units(program, costs, join)
+    grouping = Grouping(costs, join)
     for step in units.steps:
         grouping.add(step)
-    return build_schedule(program, units, ordered(grouping.groups), tuple(grouping.refusals))
+    return build_schedule(program, units, ordered(grouping.groups), tuple(grouping.refusals), costs)
 
 
 class Grouping:
     """Groups under construction. Units arrive in program order, so a group is only ever joined by what is later."""
 
-    def __init__(self, fuse: bool) -> None:
-        self.fuse = fuse
+    def __init__(self, costs: Costs, join: bool) -> None:
+        self.costs, self.join = costs, join
         self.groups: list[Group] = []
         self.writer: dict[Tensor, Group] = {}
         self.readers: dict[Tensor, list[Group]] = defaultdict(list)
@@ -45,7 +42,7 @@ class Grouping:
             self.add_extern(step)
             return
         parents = self.parents(step)
-        joins = self.fuse and not isinstance(step.tensor.definition, Scan)
+        joins = self.join and not isinstance(step.tensor.definition, Scan)
         group = self.home(step, parents) if joins else None
         if group is None:
             group = alone(step, len(self.groups))
@@ -77,13 +74,13 @@ class Grouping:
         related = dict.fromkeys(sorted(parents, reverse=True))
         for tensor, _ in unit.reads:
             related.update(dict.fromkeys(g.id for g in self.readers[tensor][-2:]))
-        for id in list(related)[:CANDIDATES]:
+        for id in list(related)[: self.costs.candidates]:
             group = self.groups[id]
             if not group.fusible:
                 continue
             found = self.cycle(group, parents) or fit(group, unit)
             if isinstance(found, Fit):
-                unwise = unprofitable(group, unit, found)
+                unwise = unprofitable(group, unit, found, self.costs)
                 if unwise is None:
                     join(group, unit, found)
                     return group

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from smelt.costs import Costs
 from smelt.graph.sizes import Size, Sym, bounds, free_syms, numel
 from smelt.loops.tensor import Extern, Index, Reduce, Scan, Tensor
-from smelt.schedule.inline import LARGE, Unit
+from smelt.schedule.inline import Unit
 from smelt.schedule.spaces import Loops, radix, solve, substituted
-
-MAX_READS = 48  # buffers a kernel may touch before address arithmetic and prefetching suffer
-MIN_ROWS = 8  # rows below which a large elementwise kernel is not turned into a row kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,15 +252,15 @@ def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
 # ---- profit
 
 
-def unprofitable(group: Group, unit: Unit, found: Fit) -> str | None:
+def unprofitable(group: Group, unit: Unit, found: Fit, costs: Costs) -> str | None:
     """Why a legal fusion would not pay. None: it saves writing or reading memory and costs nothing."""
     if any(u.deep and u.tensor in dict(unit.reads) for u in group.units):
         return "the expression would be too deep"
-    if len({t for u in (*group.units, unit) for t, _ in u.reads}) > MAX_READS:
+    if len({t for u in (*group.units, unit) for t, _ in u.reads}) > costs.kernel_buffers:
         return "the kernel would touch too many buffers"
     if found.outer is not None:
         rows, points = bounds(numel([n for _, n in found.outer]))[1], bounds(_space(unit))[1]
-        if rows < MIN_ROWS and points > LARGE * MIN_ROWS * 16:
+        if rows < costs.row_kernel_rows and points > costs.row_kernel_points:
             return "too few rows to share among threads"
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from smelt.costs import Costs
 from smelt.graph.effects import is_effectful
 from smelt.graph.sizes import Size, Sym, bounds, numel
 from smelt.graph.tree import leaves
@@ -17,14 +18,6 @@ from smelt.loops.tensor import CopyBack, Extern, Index, Load, Map, Program, Redu
 from smelt.loops.values import both
 from smelt.schedule.nests import split_loops
 from smelt.schedule.spaces import Loops, own_loops, radix, solve, substituted
-
-LOAD = 1.0  # reading an element, in additions
-STORE = 4.0  # writing it to memory somebody else reads
-LAUNCH = 20000.0  # one more kernel
-LARGE = 250.0  # an expression this large is not inlined into another
-DEEP = (
-    60  # nor is one with so many operators on top of each other: everything that walks expressions recurses
-)
 
 
 @dataclass(eq=False)
@@ -72,20 +65,21 @@ def base(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def choose_units(program: Program, fuse: bool = True) -> Units:
+def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
+    """What gets loops of its own, in program order. `join` False: every elementwise tensor that is no view does."""
     required = _required(program)
     targets = {step.source: step.target for step in program.steps if isinstance(step, CopyBack)}
-    deep = _deep(program)
+    deep = _deep(program, costs.inline_depth)
     required |= deep
     while True:
-        chosen = _choose(program, required, set(targets), fuse)
+        chosen = _choose(program, required, set(targets), costs, join)
         steps: list[Unit | Extern] = []
         for step in program.steps:
             if isinstance(step, Extern):
                 if step.order in chosen.externs:
                     steps.append(step)
             elif step in chosen.tensors:
-                steps.append(_unit(step, chosen.tensors, targets.get(step)))  # type: ignore[arg-type]
+                steps.append(_unit(step, chosen.tensors, targets.get(step), costs.shortest_loop))  # type: ignore[arg-type]
         clash = _overwritten_too_early(steps)
         if not clash:
             for unit in steps:
@@ -103,14 +97,14 @@ def _required(program: Program) -> set[Tensor]:
     return required
 
 
-def _deep(program: Program) -> set[Tensor]:
+def _deep(program: Program, most: int) -> set[Tensor]:
     """Elementwise tensors at which towers of operators are cut."""
     depth: dict[Tensor, int] = {}
     deep: set[Tensor] = set()
     for step in program.steps:
         if isinstance(step, Tensor) and isinstance(step.definition, Map):
             depth[step] = 1 + max((depth.get(t, 0) for t in step.inputs), default=0)
-            if depth[step] >= DEEP and not step.is_view:
+            if depth[step] >= most and not step.is_view:
                 deep.add(step)
                 depth[step] = 0
     return deep
@@ -136,9 +130,11 @@ class _Chosen:
     externs: set[int]
 
 
-def _choose(program: Program, required: set[Tensor], targets: set[Tensor], fuse: bool) -> _Chosen:
+def _choose(
+    program: Program, required: set[Tensor], targets: set[Tensor], costs: Costs, join: bool
+) -> _Chosen:
     """From the end of the program to its beginning: how often is each tensor read, and so is it worth a unit?"""
-    weight = _weights(program)
+    weight = _weights(program, costs)
     reads: Counter[Tensor] = Counter()
     needed: set[Tensor] = {base(t) for t in program.outputs if t is not None} | targets
     chosen = _Chosen(set(), set())
@@ -149,7 +145,8 @@ def _choose(program: Program, required: set[Tensor], targets: set[Tensor], fuse:
                 needed.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
         elif isinstance(step, Tensor) and (step in needed or reads[step]):
             points = _points(step)
-            if step in needed or step in required or _worth_a_unit(step, weight[step], reads[step], fuse):
+            kept = step in needed or step in required
+            if kept or _worth_a_unit(step, weight[step], reads[step], costs, join):
                 chosen.tensors.add(step)
             else:
                 points = reads[step]
@@ -160,16 +157,16 @@ def _choose(program: Program, required: set[Tensor], targets: set[Tensor], fuse:
     return chosen
 
 
-def _worth_a_unit(tensor: Tensor, weight: float, reads: int, fuse: bool) -> bool:
+def _worth_a_unit(tensor: Tensor, weight: float, reads: int, costs: Costs, join: bool) -> bool:
     """A tensor is recomputed where it is read unless storing it once and reading it back costs less."""
     if not isinstance(tensor.definition, Map):
         return True
     if tensor.definition.view:
         return False
-    if not fuse or weight > LARGE:
+    if not join or weight > costs.inline_limit:
         return True
     points = _points(tensor)
-    return reads * weight > points * (weight + STORE) + reads * LOAD + LAUNCH
+    return reads * weight > points * (weight + costs.store) + reads * costs.load + costs.launch
 
 
 def _points(tensor: Tensor) -> int:
@@ -179,16 +176,16 @@ def _points(tensor: Tensor) -> int:
     return bounds(total)[1]
 
 
-def _weights(program: Program) -> dict[Tensor, float]:
+def _weights(program: Program, costs: Costs) -> dict[Tensor, float]:
     """What computing one element costs, if inputs read once or cheap are computed with it and others are loaded."""
     uses: Counter[Tensor] = Counter(t for s in program.steps if isinstance(s, Tensor) for t in s.inputs)
     weight: dict[Tensor, float] = {}
 
     def of_input(t: Tensor) -> float:
         definition = t.definition
-        if not isinstance(definition, Map) or weight[t] > LARGE:
-            return LOAD
-        return weight[t] if uses[t] == 1 or weight[t] <= STORE or definition.view else LOAD
+        if not isinstance(definition, Map) or weight[t] > costs.inline_limit:
+            return costs.load
+        return weight[t] if uses[t] == 1 or weight[t] <= costs.store or definition.view else costs.load
 
     for step in program.steps:
         if isinstance(step, Tensor):
@@ -199,12 +196,13 @@ def _weights(program: Program) -> dict[Tensor, float]:
 # ---- from a tensor to its expression
 
 
-def _unit(tensor: Tensor, units: set[Tensor], target: Tensor | None) -> Unit:
+def _unit(tensor: Tensor, units: set[Tensor], target: Tensor | None, shortest: int) -> Unit:
     """Loops are split where something computed is read at a quotient of them, so that rows can be recognised."""
     index, loops = own_loops(tensor.shape, "d")
     unit = _unit_over(tensor, index, loops, units, target)
     if isinstance(tensor.definition, Map):
-        pieces, values = split_loops(loops, [e for t, i in unit.reads if t in units for e in i])
+        read = [e for t, i in unit.reads if t in units for e in i]
+        pieces, values = split_loops(loops, read, shortest)
         if values:
             unit = _unit_over(tensor, substituted(index, values), pieces, units, target)
     return unit

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from smelt.costs import Costs
 from smelt.graph.sizes import Size, Sym, numel, subs
 from smelt.loops.ir import (
     Buffer,
@@ -33,8 +34,6 @@ from smelt.schedule.inline import Unit
 from smelt.schedule.nests import tidy
 from smelt.schedule.spaces import Loops, position, radix, solve, substituted
 
-LOCAL_BYTES = 64 * 1024  # scratch memory of one row: what stays in the first-level cache
-EXPENSIVE = 8.0  # arithmetic, in additions, that is kept in scratch rather than repeated in another stage
 NAME_LENGTH = 72
 
 StageKey = tuple[int, str, Loops]
@@ -70,8 +69,9 @@ class KernelBuilder:
         tensors: dict[int, Tensor],
         in_memory: set[Tensor],
         buffer: Callable[[Tensor], int],
+        costs: Costs,
     ) -> None:
-        self.group, self.tensors, self.buffer = group, tensors, buffer
+        self.group, self.tensors, self.buffer, self.costs = group, tensors, buffer, costs
         self.in_memory = in_memory
         self.units = {u.tensor: u for u in group.units}
         self.levels = self.level_all()
@@ -133,6 +133,10 @@ class KernelBuilder:
     def stored(self, unit: Unit) -> bool:
         return not unit.is_map or unit.tensor in self.in_memory or unit.target is not None
 
+    def is_dear(self, unit: Unit) -> bool:
+        """Whether scratch memory is cheaper than computing the unit again in each stage."""
+        return not self.stored(unit) and cost(unit.value) > self.costs.scratch_cost
+
     def choose_local(self) -> set[Tensor]:
         """Elementwise units that several stages need and that are dear to repeat, as long as a row of them fits."""
         stages: dict[Tensor, set[StageKey]] = defaultdict(set)
@@ -142,9 +146,9 @@ class KernelBuilder:
             tensor = unit.tensor
             inner = self.group.places[tensor].inner
             row = numel([n for _, n in inner])
-            if not self.stored(unit) and inner and len(stages[tensor]) > 1 and cost(unit.value) > EXPENSIVE:
+            if inner and len(stages[tensor]) > 1 and self.is_dear(unit):
                 size = row * tensor.dtype.itemsize
-                if isinstance(size, int) and used + size <= LOCAL_BYTES:
+                if isinstance(size, int) and used + size <= self.costs.scratch_bytes:
                     used += size
                     local.add(tensor)
             keys = {self.key(unit)} if self.stored(unit) or tensor in local else stages[tensor]
@@ -282,7 +286,7 @@ class KernelBuilder:
             layout += [s.index for s in draft.stores if self.buffers[s.buffer].role != "local"]
             indices += list(_indices(draft))
         layout.sort(key=lambda e: isinstance(e, int))
-        return tidy(self.group.outer, indices, layout + indices, "o", False)
+        return tidy(self.group.outer, indices, layout + indices, "o", False, self.costs.shortest_loop)
 
     def stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
         if draft.kind == "scan":
@@ -290,7 +294,7 @@ class KernelBuilder:
         indices = [subs(e, outer) for e in _indices(draft)]
         layout = [s.index for s in draft.stores]
         positional = any(r.kind in ("argmax", "argmin") for r in draft.reductions)
-        loops, inner = tidy(draft.loops, indices, layout + indices, "i", positional)
+        loops, inner = tidy(draft.loops, indices, layout + indices, "i", positional, self.costs.shortest_loop)
         renaming = _Renaming(outer, inner)
         stores = tuple(
             Store(s.buffer, renaming.index(s.index), renaming.value(s.value)) for s in draft.stores

@@ -10,19 +10,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from smelt.graph.sizes import Quotient, Size, Sym, affine, free_syms, static, subs
 from smelt.schedule.spaces import Loops
 
-SMALLEST_SPLIT = 4  # a loop is not split into pieces shorter than a vector register holds
 Values = dict[Sym, Size]
 
 
 def tidy(
-    loops: Loops, indices: Iterable[Size], layout: Sequence[Size], letter: str, keep_order: bool
+    loops: Loops,
+    indices: Iterable[Size],
+    layout: Sequence[Size],
+    letter: str,
+    keep_order: bool,
+    shortest: int,
 ) -> tuple[Loops, Values]:
     """New loops named `letter`0, `letter`1, ..., and the values of the old symbols. `indices` are all expressions that the
-    loops occur in; `layout` those whose strides decide the order, the most important first."""
+    loops occur in; `layout` those whose strides decide the order, the most important first. `shortest`: see
+    `split_loops`."""
     values: Values = {s: s for s, _ in loops}
     known = [e for e in dict.fromkeys(indices) if not free_syms(e).isdisjoint(values)]
     order: list[Size] = [e for e in layout if not isinstance(e, int)]
-    loops, split = split_loops(loops, known)
+    loops, split = split_loops(loops, known, shortest)
     if split:
         values = _apply(values, split)
         known, order = _all(known, split), _all(order, split)
@@ -45,12 +50,13 @@ def _all(indices: Sequence[Size], step: Values) -> list[Size]:
 # ---- splitting
 
 
-def split_loops(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
-    """`for s in n` becomes `for a in n/d: for b in d` wherever an index has `s // d` or `s % d`."""
+def split_loops(loops: Loops, indices: list[Size], shortest: int) -> tuple[Loops, Values]:
+    """`for s in n` becomes `for a in n/d: for b in d` wherever an index has `s // d` or `s % d`, unless d would be less than
+    `shortest` and n is at least four times that."""
     total: Values = {}
     for round in range(8):
         sizes = {s: n for s, n in loops if isinstance(n, int)}
-        found = next(_divisions(indices, sizes), None)
+        found = next(_divisions(indices, sizes, shortest), None)
         if found is None:
             break
         sym, divisor = found
@@ -64,14 +70,14 @@ def split_loops(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
     return loops, total
 
 
-def _divisions(indices: Sequence[Size], sizes: dict[Sym, int]) -> Iterator[tuple[Sym, int]]:
+def _divisions(indices: Sequence[Size], sizes: dict[Sym, int], shortest: int) -> Iterator[tuple[Sym, int]]:
     for atom in _quotients(indices):
         sym, divisor = atom.left, atom.right
         if not isinstance(sym, Sym) or sym not in sizes or not isinstance(divisor, int):
             continue
         size = sizes[sym]
         if size % divisor == 0 and 1 < divisor < size:
-            if divisor >= SMALLEST_SPLIT or size < 4 * SMALLEST_SPLIT:
+            if divisor >= shortest or size < 4 * shortest:
                 yield sym, divisor
 
 

@@ -1,7 +1,7 @@
-"""Long reductions over few rows, cut into parts that threads can share.
+"""Long reductions over few rows, cut into parts that workers (a CPU's threads) can share.
 
 `sum(x)` of a large x becomes `sum(parts)` with `parts[p] = sum(x[p-th part])`: two reductions, of which the first has an
-outer loop over the parts. How many there are depends on shapes, layouts and the number of threads (which is guarded), so
+outer loop over the parts. How many there are depends on shapes, layouts and the number of workers (which is guarded), so
 results do not change from call to call.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, numel
 from smelt.loops.ir import Value
@@ -17,22 +18,17 @@ from smelt.loops.tensor import Index, Load, Program, Reduce, Tensor
 from smelt.schedule.kernels import linear
 from smelt.schedule.spaces import own_loops
 
-LONG = 1 << 17  # points of a reduction that one thread should not be left alone with
-PART = 1 << 14  # points that pay a part
-COLUMNS = 32  # neighbouring sums that are one item of work
-PER_THREAD = 4  # items
 
-
-def split_reductions(program: Program, threads: int) -> Program:
-    """The program with those reductions split that have too few rows for `threads` threads."""
-    if threads < 2:
+def split_reductions(program: Program, costs: Costs) -> Program:
+    """The program with those reductions split that have too few rows for `costs.threads` workers."""
+    if costs.threads < 2:
         return program
     cuts = {
         step: cut
         for step in program.steps
         if isinstance(step, Tensor)
         and isinstance(step.definition, Reduce)
-        and (cut := _cut(step, step.definition, threads)) is not None
+        and (cut := _cut(step, step.definition, costs)) is not None
     }
     if not cuts:
         return program
@@ -49,12 +45,13 @@ def split_reductions(program: Program, threads: int) -> Program:
     return rewriting.program(program)
 
 
-def _cut(tensor: Tensor, reduce: Reduce, threads: int) -> tuple[int, int] | None:
+def _cut(tensor: Tensor, reduce: Reduce, costs: Costs) -> tuple[int, int] | None:
     """(which of the reduction's loops to cut, into how many parts); None: leave it whole."""
     rows, points = numel(tensor.shape), numel(reduce.sizes)
     if not isinstance(rows, int) or not isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
         return None
-    if rows * points < LONG or rows >= COLUMNS * PER_THREAD * threads:
+    wanted = costs.worker_items * costs.threads
+    if rows * points < costs.split_points or rows >= costs.item_columns * wanted:
         return None
     strides = _strides(tensor, reduce)
     if strides is None:
@@ -64,11 +61,11 @@ def _cut(tensor: Tensor, reduce: Reduce, threads: int) -> tuple[int, int] | None
     if 1 in kept:  # neighbouring sums run down rows together
         along = tensor.shape[kept.index(1)]
         assert isinstance(along, int)
-        items = rows // along * -(-along // COLUMNS)
-    if items >= 2 * threads:
+        items = rows // along * -(-along // costs.item_columns)
+    if items >= 2 * costs.threads:
         return None
-    want = -(-PER_THREAD * threads // items)
-    most = min(4 * want, rows * points // items // PART)
+    want = -(-wanted // items)
+    most = min(4 * want, rows * points // items // costs.part_points)
     for d in sorted(range(len(reduced)), key=lambda d: -reduced[d]):
         size = reduce.sizes[d]
         for parts in range(want, most + 1):

@@ -10,17 +10,18 @@ import random
 import pytest
 import torch
 
-from smelt.codegen import cost
+from smelt.codegen.cost import prefers_product
 from smelt.codegen.generated.matrices import MATRIX_CALLS, plan_product
 from smelt.codegen.generated.request import Refused, Request
 from smelt.codegen.llvm.products import compile as compiler
 from smelt.codegen.llvm.products import library, tiling
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value
-from smelt.codegen.llvm.target import Target
+from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
 from smelt.loops.ir import Buffer, Value
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule
+from smelt.targets import cpu
 
 aten = torch.ops.aten
 F32, F64 = torch.float32, torch.float64
@@ -292,12 +293,12 @@ def test_refusals_say_why():
 
 
 def test_the_cost_rule_on_a_measured_and_on_an_unknown_host():
-    zen4, unknown = (Target(cpu, "", 512, True, True) for cpu in ("znver4", "mystery"))
-    assert cost.choose("NT", 128, 768, 768, 1, F32, 2, zen4) == "native"
-    assert cost.choose("NT", 1, 768, 768, 1, F32, 2, zen4) == "aten"
-    assert cost.choose("NT", 128, 2, 768, 1, F32, 2, zen4) == "aten"
-    assert cost.choose("NT", 128, 768, 768, 1, F32, 2, unknown) == "aten"
-    assert cost.choose("NT", 128, 768, 768, 1, torch.bfloat16, 2, zen4) == "aten"
+    zen4 = cpu.target(DEFAULT, "znver4").costs.products
+    assert prefers_product(zen4, 128, 768, 768, 1, F32, threads=2)
+    assert not prefers_product(zen4, 1, 768, 768, 1, F32, threads=2)
+    assert not prefers_product(zen4, 128, 2, 768, 1, F32, threads=2)
+    assert not prefers_product(zen4, 128, 768, 768, 1, torch.bfloat16, threads=2)
+    assert cpu.target(DEFAULT, "mystery").costs.products is None
 
 
 @pytest.mark.parametrize("width, rows, vectors", [(32, 6, 2), (16, 5, 2), (16, 8, 3)])

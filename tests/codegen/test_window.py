@@ -10,6 +10,7 @@ from smelt.backends import smelt as backend
 from smelt.codegen.generated.windows import WINDOW_CALLS
 from smelt.plan.steps import Launch
 from tests.harness.compiled import check, compiled
+from tests.harness.scheduled import generating
 
 # channels, height, width, window, stride, padding, dilation
 DEPTHWISE = [
@@ -42,8 +43,8 @@ def generated(monkeypatch):
     seen: list[str] = []
     build = backend.build_plan
 
-    def recording(schedule, config, compile_kernels, prefer):
-        plan = build(schedule, config, compile_kernels, lambda product: True)
+    def recording(schedule, target):
+        plan = build(schedule, generating() if target.costs.products else target)
         seen.extend(s.kernel if isinstance(s, Launch) else str(getattr(s, "op", "")) for s in plan.steps)
         return plan
 

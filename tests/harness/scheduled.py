@@ -1,19 +1,37 @@
 """Functions traced on example tensors, lowered and scheduled, and run by the reference interpreter of schedules."""
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 
+from smelt.codegen.generate import Products
 from smelt.config import DEFAULT
 from smelt.loops.verify import verify
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.schedule import ExternItem, KernelItem
+from smelt.targets import cpu
 from tests.harness.traced import flatten, traced
 
 
-def scheduled(f, *inputs):
+def costs(**changes):
+    """A CPU's costs with torch's number of threads, without generated products, and with `changes`."""
+    return replace(cpu.COSTS, **{"threads": torch.get_num_threads()} | changes)
+
+
+def generating(config=DEFAULT):
+    """The target of a measured host that generates all products that it can."""
+    products = Products(prefer=lambda product: True, absorb=config.fuse)
+    return replace(cpu.target(config, "znver5"), compile=partial(cpu.compile_schedule, config, products))
+
+
+def scheduled(f, *inputs, **changes):
+    """The schedule of `f` under `costs(**changes)`, and the real tensors of its graph's placeholders."""
     graph, real = traced(f, *inputs)
-    schedule = fuse(lower(graph, DEFAULT), DEFAULT)
+    weighed = costs(**changes)
+    schedule = fuse(lower(graph, weighed), weighed)
     for kernel in kernels(schedule):
         verify(kernel)
     return schedule, real

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from smelt.codegen.build import build_plan
-from smelt.codegen.llvm import compile_kernels
-from smelt.config import DEFAULT
 from smelt.ops.lower import lower
+from smelt.plan.build import build_plan
 from smelt.plan.verify import verify
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
-from tests.harness.scheduled import externs
+from tests.harness.scheduled import externs, generating
 from tests.harness.traced import traced
 
 aten = torch.ops.aten
@@ -26,8 +24,9 @@ def backward(g, x, w, mask=ALL, stride=1, padding=0, groups=1):
 def compare(f, *inputs):
     """`f` with products, interpreted and as machine code, gives eager's values and strides; its ATen calls."""
     graph, real = traced(f, *inputs)
-    schedule = fuse(lower(graph, DEFAULT, products=True), DEFAULT)
-    plan = build_plan(fuse(lower(graph, DEFAULT, products=True), DEFAULT), DEFAULT, compile_kernels)
+    target = generating()
+    schedule = fuse(lower(graph, target.costs), target.costs)
+    plan = build_plan(fuse(lower(graph, target.costs), target.costs), target)
     verify(plan)
     for got in (run(schedule, real), plan.to_native()(tuple(real))):
         for a, e in zip(got, f(*inputs), strict=True):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from smelt.codegen.build import build_plan
-from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.generate import generate
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym
 from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
+from smelt.plan.build import build_plan
 from smelt.plan.memory import Interval, aligned, place
 from smelt.plan.printer import print_plan
 from smelt.plan.steps import Alloc, Aten, Launch, Plan
 from smelt.plan.verify import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, KernelItem, Schedule, ViewItem
+from smelt.targets import cpu
 from tests.harness.kernels import hand_written_engine
+from tests.harness.scheduled import generating
 
 aten = torch.ops.aten
 
@@ -31,11 +33,15 @@ class Compiled:
     grain: int
 
 
-def compile_increments(kernels, config):
+def compile_increments(kernels):
     """Every kernel increments `kernel.buffers[0].size` elements."""
     engine = hand_written_engine()
     address = engine.get_function_address("increment")
     return [Compiled("increment", address, k.buffers[0].size, 1 << 14) for k in kernels], engine
+
+
+def increments(schedule):
+    return generate(schedule, compile_increments, products=None)
 
 
 class Program:
@@ -70,9 +76,10 @@ class Program:
         self.items.append(ViewItem(out, src, tuple(like.shape), tuple(like.stride()), offset, visible))
         return out
 
-    def plan(self, *outputs, compiler=compile_increments, **options) -> Plan:
-        schedule = Schedule(self.buffers, self.constants, self.items, outputs)
-        plan = build_plan(schedule, Config(**({"native_gemm": False} | options)), compiler)
+    def plan(self, *outputs, target=None, **options) -> Plan:
+        """Every kernel increments, and products are ATen's, unless a target is given."""
+        own = replace(cpu.target(Config(**options)), compile=increments)
+        plan = build_plan(Schedule(self.buffers, self.constants, self.items, outputs), target or own)
         verify(plan)
         return plan
 
@@ -288,7 +295,7 @@ def test_a_product_absorbs_the_kernel_behind_it(transposed):
     h = p.extern(aten.addmm.default, (BufRef(2), BufRef(0), BufRef(wt)), torch.empty(37, 40))
     y = p.buffer(torch.empty(40, 37).t() if transposed else torch.empty(37, 40), "output")
     p.items.append(KernelItem(silu_kernel(37, 40, transposed), (h, 3, y)))
-    plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
+    plan = p.plan(y, target=generating())
     assert [type(s).__name__ for s in plan.steps] == ["View", "Alloc", "Launch", "Free"]
     (got,) = plan.to_native()((x, w, b, c))
     assert torch.allclose(got, torch.nn.functional.silu(torch.addmm(b, x, w.t())) + c, atol=1e-5)
@@ -311,7 +318,7 @@ def test_1x1_convolutions_are_products(layout, image, batch, bias):
     y = p.buffer(like, "output")
     repeat = 30 if layout is torch.contiguous_format else 1
     p.items.append(KernelItem(silu_kernel(30 * batch, 40, repeat=repeat), (h, 3, y)))
-    plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
+    plan = p.plan(y, target=generating())
     assert [type(s).__name__ for s in plan.steps] == ["Alloc", "Launch"]
     (got,) = plan.to_native()((x, w, b, c))
     want = torch.nn.functional.silu(torch.convolution(x, w, b if bias else None, *rest)) + c.view(40, 1, 1)
@@ -324,7 +331,7 @@ def test_a_product_that_is_read_twice_absorbs_nothing():
     h = p.extern(aten.mm.default, (BufRef(0), BufRef(1)), torch.empty(37, 40), "output")
     y = p.buffer(torch.empty(37, 40), "output")
     p.items.append(KernelItem(silu_kernel(37, 40), (h, 2, y)))
-    plan = p.plan(h, y, compiler=compile_kernels, native_gemm=True)
+    plan = p.plan(h, y, target=generating())
     assert sum(isinstance(s, Launch) for s in plan.steps) == 2
     h, y = plan.to_native()((x, w, c))
     assert torch.allclose(h, x @ w, atol=1e-5) and torch.allclose(
@@ -343,7 +350,7 @@ def test_of_two_products_that_a_kernel_reads_one_absorbs_it():
     product = MapStage((), (Store(2, i, Value("mul", (a, b), torch.float32)),))
     y = p.buffer(torch.empty(37, 40), "output")
     p.items.append(KernelItem(Kernel("mul", formals, (Loop(i, 37 * 40),), (product,)), (gate, up, y)))
-    plan = p.plan(y, compiler=compile_kernels, native_gemm=True)
+    plan = p.plan(y, target=generating())
     assert sum(isinstance(s, Launch) for s in plan.steps) == 2
     assert torch.allclose(plan.to_native()((x, w, v))[0], (x @ w) * (x @ v), atol=1e-4)
 
@@ -353,7 +360,7 @@ def test_equal_products_share_code():
     p = Program(x)
     h = p.extern(aten.mm.default, (BufRef(0), BufRef(0)), x)
     h = p.extern(aten.mm.default, (BufRef(h), BufRef(0)), x)
-    plan = p.plan(p.extern(aten.mm.default, (BufRef(h), BufRef(0)), x, "output"), native_gemm=True)
+    plan = p.plan(p.extern(aten.mm.default, (BufRef(h), BufRef(0)), x, "output"), target=generating())
     assert len({s.address for s in plan.steps if isinstance(s, Launch)}) == 1
     assert torch.allclose(plan.to_native()((x,))[0], x @ x @ x @ x, atol=1e-3)
 
@@ -363,8 +370,8 @@ def test_equal_products_share_code():
 
 def peak(intervals):
     """The most bytes that live at once: no placement can be smaller."""
-    grow = [(i.begin, aligned(i.nbytes)) for i in intervals]
-    shrink = [(i.end + 1, -aligned(i.nbytes)) for i in intervals]
+    grow = [(i.begin, aligned(i.nbytes, 64)) for i in intervals]
+    shrink = [(i.end + 1, -aligned(i.nbytes, 64)) for i in intervals]
     changes = sorted(grow + shrink)
     most = now = 0
     for _, change in changes:
@@ -383,7 +390,7 @@ def test_placement_never_overlaps_and_stays_near_the_peak():
         intervals = [
             Interval(k, number(1, 4000), begin := number(0, 60), begin + number(0, 12)) for k in range(80)
         ]
-        placement = place(intervals)
+        placement = place(intervals, 64)
         for a in intervals:
             assert placement.offsets[a.key] % 64 == 0
             for b in intervals:
@@ -394,5 +401,5 @@ def test_placement_never_overlaps_and_stays_near_the_peak():
 
 
 def test_placement_of_nothing():
-    assert place([]).nbytes == 0 == peak([])
+    assert place([], 64).nbytes == 0 == peak([])
     assert all(isinstance(s, Alloc) is False for s in Program(torch.zeros(1)).plan(0).steps)

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 import smelt
-from smelt.codegen.build import build_plan
-from smelt.codegen.llvm import compile_kernels
 from smelt.config import DEFAULT
 from smelt.ops.lower import lower
+from smelt.plan.build import build_plan
 from smelt.plan.printer import print_plan
 from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together
 from smelt.plan.together import Touched, side_by_side
 from smelt.plan.verify import verify
 from smelt.schedule.fuse import fuse
+from smelt.targets import cpu
+from tests.harness.scheduled import costs
 from tests.harness.traced import traced
 
 aten = torch.ops.aten
@@ -40,7 +41,12 @@ def joined(*pairs):
     """Steps, each with what it touches (None: no kernel's launch), for two threads; as lists of launches."""
     steps = [step for step, _ in pairs]
     known = {i: t for i, (_, t) in enumerate(pairs) if t is not None}
-    return side_by_side(steps, known, 2)
+    return side_by_side(steps, known, costs(threads=2))
+
+
+def planned(graph):
+    target = cpu.target(DEFAULT)
+    return build_plan(fuse(lower(graph, target.costs), target.costs), target)
 
 
 # ---- which
@@ -88,7 +94,7 @@ def test_little_work_and_large_launches_stay_alone():
 def test_one_thread_changes_nothing():
     a, b = launch(0, 1), launch(2, 3)
     known = {0: touched([0], [1]), 1: touched([2], [3])}
-    assert side_by_side([a, b], known, 1) == [a, b]
+    assert side_by_side([a, b], known, costs(threads=1)) == [a, b]
 
 
 # ---- that it runs
@@ -115,7 +121,7 @@ def test_an_optimizer_is_one_step(threads, two_threads):
     flat = [t for group in tensors for t in group]
     n = len(SIZES)
     graph, real = traced(lambda *t: optimizer(t[:n], t[n : 2 * n], t[2 * n :]) or (), *flat)
-    plan = build_plan(fuse(lower(graph, DEFAULT), DEFAULT), DEFAULT, compile_kernels)
+    plan = planned(graph)
     verify(plan)
     assert [type(s) for s in plan.steps if not isinstance(s, BumpVersion)] == [Together]
     assert print_plan(plan).count("launch") == n
@@ -131,7 +137,7 @@ def test_every_item_runs_once(two_threads):
     for _ in range(30):
         sizes = torch.randint(1, 3000, (9,)).tolist()
         graph, real = traced(lambda *t: [x.add_(1) for x in t] and (), *[torch.zeros(n) for n in sizes])
-        plan = build_plan(fuse(lower(graph, DEFAULT), DEFAULT), DEFAULT, compile_kernels)
+        plan = planned(graph)
         launches = [s for s in plan.steps if isinstance(s, Launch)]
         if not launches:
             (together,) = [s for s in plan.steps if isinstance(s, Together)]
@@ -159,7 +165,7 @@ def test_results_that_are_allocated(two_threads):
 def test_an_input_is_let_go_after_the_step_that_reads_it(two_threads):
     tensors = [torch.randn(n) for n in SIZES]
     graph, real = traced(lambda *t: [torch.exp(x) for x in t], *tensors)
-    plan = build_plan(fuse(lower(graph, DEFAULT), DEFAULT), DEFAULT, compile_kernels)
+    plan = planned(graph)
     assert any(isinstance(s, Together) for s in plan.steps) and not any(
         isinstance(s, Free) for s in plan.steps
     )

@@ -4,12 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.config import DEFAULT
 from smelt.loops.ir import MapStage, ReduceStage
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import ExternItem, KernelItem, ViewItem
-from tests.harness.scheduled import check, kernels, scheduled
+from tests.harness.scheduled import check, costs, kernels, scheduled
 from tests.harness.traced import traced
 
 
@@ -159,8 +158,7 @@ def test_overwriting_an_input_comes_after_its_readers():
 
 def test_without_fusion_every_operator_is_a_kernel():
     graph, _ = traced(lambda x: (x + 1).relu() * 2, r(8))
-    config = DEFAULT.with_options({"fuse": False})
-    assert len(kernels(fuse(lower(graph, config), config))) == 3
+    assert len(kernels(fuse(lower(graph, costs()), costs(), join=False))) == 3
 
 
 def test_notes_name_kernels_after_operators():

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from smelt.config import DEFAULT
 from smelt.loops.ir import ReduceStage
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.split import split_reductions
-from tests.harness.scheduled import check, kernels, scheduled
+from tests.harness.scheduled import check, costs, kernels, scheduled
 from tests.harness.traced import traced
 
 
@@ -99,12 +98,14 @@ def test_the_lowered_program_stays_as_it_was():
         return (x - s).cumsum(0).sum(1), torch.nn.functional.pad(s.view(1), (1, 1)) @ w, x.mul_(s)
 
     graph, real = traced(f, X.clone(), torch.randn(3, 4))
-    program = lower(graph, DEFAULT)
+    program = lower(graph, costs())
     before = [(step, getattr(step, "definition", None), step.order) for step in program.steps]
-    other = split_reductions(program, threads=2)
+    other = split_reductions(program, costs(threads=2))
     assert [(step, getattr(step, "definition", None), step.order) for step in program.steps] == before
-    assert len(other.steps) == len(program.steps) + 1 and split_reductions(program, threads=1) is program
+    assert (
+        len(other.steps) == len(program.steps) + 1 and split_reductions(program, costs(threads=1)) is program
+    )
     assert sorted(step.order for step in other.steps) == [step.order for step in other.steps]
     expected = f(*(t.clone() for t in real))
-    for got, want in zip(run(fuse(other, DEFAULT), real), expected):
+    for got, want in zip(run(fuse(other, costs()), real), expected):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-2)

@@ -15,7 +15,6 @@ from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
 from smelt.codegen.llvm.products.product import CompiledProduct, Product
 from smelt.codegen.llvm.windows.code import compile_windows
 from smelt.codegen.llvm.windows.window import Window
-from smelt.config import Config
 from smelt.schedule.schedule import ExternItem, Item, Schedule
 
 
@@ -32,9 +31,10 @@ class ProductItem:
 Prefer = Callable[[Product | Window], bool]
 
 
-def with_products(schedule: Schedule, config: Config, prefer: Prefer) -> list[Item | ProductItem]:
-    """The schedule's items, with products in place of the externs that `prefer` would rather generate."""
-    if not config.native_gemm or not any(_is_product(i) for i in schedule.items):
+def with_products(schedule: Schedule, absorb: bool, prefer: Prefer) -> list[Item | ProductItem]:
+    """The schedule's items, with products in place of the externs that `prefer` would rather generate. `absorb`: elementwise
+    kernels behind them may be part of them."""
+    if not any(_is_product(i) for i in schedule.items):
         return list(schedule.items)
     readers = readers_of(schedule)
     items: list[Item | ProductItem | None] = list(schedule.items)
@@ -46,7 +46,7 @@ def with_products(schedule: Schedule, config: Config, prefer: Prefer) -> list[It
         call = _call(schedule, item)
         if isinstance(call, str):
             continue
-        fused = absorbed(schedule, position, call.result, readers) if config.fuse else None
+        fused = absorbed(schedule, position, call.result, readers) if absorb else None
         candidates: list[Absorbed | None] = [None]
         # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
         if isinstance(fused, Absorbed) and items[fused.position] is schedule.items[fused.position]:

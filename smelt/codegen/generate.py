@@ -1,0 +1,52 @@
+"""A schedule's items as launches: which ATen calls become generated code, and machine code for that and for all kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from smelt.codegen.generated.items import Prefer, ProductItem, compile_items, with_products
+from smelt.loops.ir import Kernel
+from smelt.plan.items import CompiledKernel, Item, LaunchItem, Role
+from smelt.plan.target import Generated
+from smelt.schedule.schedule import Item as ScheduleItem
+from smelt.schedule.schedule import KernelItem, Schedule
+
+# Gives one compiled kernel for each, and what keeps their code alive.
+KernelCompiler = Callable[[Sequence[Kernel]], tuple[Sequence[CompiledKernel], object]]
+
+
+@dataclass(frozen=True)
+class Products:
+    """Which products and windows are generated: those that `prefer` accepts. `absorb`: the elementwise kernels behind them
+    may be part of them."""
+
+    prefer: Prefer
+    absorb: bool = True
+
+
+def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None) -> Generated:
+    """`schedule` in machine code. `products`: None where every product, convolution and pooling is ATen's."""
+    items: Sequence[ScheduleItem | ProductItem] = schedule.items
+    if products is not None:
+        items = with_products(schedule, products.absorb, products.prefer)
+    kernels = [i for i in items if isinstance(i, KernelItem)]
+    compiled, owner = compile_kernels([i.kernel for i in kernels]) if kernels else ((), None)
+    made, others = compile_items([i for i in items if isinstance(i, ProductItem)])
+    code = dict(zip(map(id, kernels), compiled)) | made
+    return Generated([_launched(i, code) for i in items], (owner, others))
+
+
+def _launched(item: ScheduleItem | ProductItem, code: Mapping[int, CompiledKernel]) -> Item:
+    """`item` as the plan's builder takes it; `code` by id of item."""
+    if isinstance(item, KernelItem):
+        used = [
+            (b, f.role)
+            for b, f in zip(item.buffers, item.kernel.buffers)
+            if b is not None and f.role != "local"
+        ]
+        return LaunchItem(code[id(item)], tuple(b for b, _ in used), tuple(r for _, r in used), item.note)
+    if isinstance(item, ProductItem):
+        reads: list[Role] = ["in"] * (len(item.buffers) - 1)
+        return LaunchItem(code[id(item)], item.buffers, (*reads, "out"), item.note, joins=False)
+    return item

@@ -1,0 +1,77 @@
+"""What depends on a machine, as numbers: what lowering, fusion and the plan weigh against each other.
+
+Nothing here has a default: each target gives its own `Costs` (`targets/cpu.py` has those of CPUs, with the measurement
+behind each number), and every stage is given them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ProductCosts:
+    """From where on products and convolutions are generated, or written as products, instead of being ATen's."""
+
+    # A generated matrix product (codegen/cost.py)
+    rows: int  # at least
+    columns: int  # at least
+
+    # A product of one row as a reduction for each column (ops/products.py)
+    row_cached_bytes: int  # of the weight, which a cache may hold, at most; or else ...
+    row_bytes: int  # ... of one row of it, at most
+
+    # A convolution of disjoint patches as a product of copied columns (ops/convolutions.py)
+    patch_pixels: int  # of the result, at least
+    lone_pixels: int  # the same where patches are single pixels
+
+    # The backward of a 1x1 convolution as products (ops/convolutions_backward.py)
+    channels: int  # on either side, at least: images that are channels first
+    channels_last: int  # the same for channels-last images
+    small_elements: (
+        int  # of a product that is one item of work, at most: each image has a product, which are summed
+    )
+
+    # A window over planes that are gathered from channels-last float32 images (codegen/cost.py)
+    gathered_taps: int  # elements of the window, at least
+    gathered_bytes: int  # of an image, at most
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Arithmetic is counted in additions of one element (`loops/values.py` says how many other operations are)."""
+
+    threads: int  # workers that share a kernel's work
+
+    # What is stored, and what is computed again where it is read (schedule/inline.py)
+    load: float  # additions: reading an element
+    store: float  # additions: writing it to memory that another kernel reads
+    launch: float  # additions: one more kernel
+    inline_limit: float  # additions of an expression; a larger one is not inlined into another
+    inline_depth: int  # operators on top of each other in an expression; deeper ones are cut
+
+    # Which loops join (schedule/fuse.py, groups.py, nests.py)
+    candidates: int  # groups tried for a unit, nearest first
+    kernel_buffers: int  # buffers that a kernel may touch
+    row_kernel_rows: int  # least rows of a row kernel that was a large elementwise one
+    row_kernel_points: int  # points from which on an elementwise kernel is large
+    shortest_loop: int  # points: loops of four times as many are not split into pieces shorter than this
+
+    # What a row keeps (schedule/kernels.py)
+    scratch_bytes: int  # of all scratch memory of a row
+    scratch_cost: (
+        float  # additions: what costs more is kept in scratch rather than computed again in another stage
+    )
+
+    # Reductions shared among workers (schedule/split.py)
+    split_points: int  # points of a reduction that one worker should not be left alone with
+    part_points: int  # least points of a part
+    item_columns: int  # neighbouring sums that are one item of work
+    worker_items: int  # items for each worker
+
+    # The plan (plan/together.py, plan/build.py)
+    together_launches: int  # most launches that are one parallel loop
+    together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company
+    gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn
+
+    products: ProductCosts | None  # None: every product, convolution and pooling is ATen's

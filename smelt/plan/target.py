@@ -1,0 +1,67 @@
+"""What compiling a graph and building its plan need of a device. `targets.maker` makes one `Target` for each graph, from the
+device of its tensors and the options; no stage asks for a device, a host or a number of threads otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smelt.costs import Costs
+from smelt.graph.ir import TensorSpec
+from smelt.plan.items import Item
+from smelt.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A schedule's items with launches in place of its kernels, and of those ATen calls that are generated. `owners` keep
+    the code of the launches alive."""
+
+    items: Sequence[Item]
+    owners: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where temporaries may live. `device`: the type of device; `alignment`: of every arena offset, in bytes."""
+
+    device: str
+    alignment: int
+
+    def holds(self, spec: TensorSpec) -> bool:
+        """Whether a tensor of `spec` may be in the arena."""
+        return spec.device.type == self.device
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the items of a launch are shared among workers: `limit` of them at most, where it is not 0."""
+
+    limit: int = 0
+
+    def grain(self, extent: int, least: int) -> int:
+        """Items that a worker takes at least. A share for each of `limit` workers keeps the others out."""
+        if self.limit:
+            least = max(least, -(-extent // self.limit))
+        return max(least, 1)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device as the compiler sees it.
+
+    Args:
+        costs: what lowering, fusion and the plan weigh against each other.
+        compile: code for a schedule's kernels, and for those products and windows that are generated there.
+        out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
+        memory: which temporaries may be in the arena, and how they are aligned.
+        sharing: how a launch is cut into pieces.
+    """
+
+    costs: Costs
+    compile: Callable[[Schedule], Generated]
+    out_variant: Callable[[torch._ops.OpOverload], torch._ops.OpOverload | None]
+    memory: Memory
+    sharing: Sharing
