@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -179,6 +179,12 @@ class Body:
         b.declare(name, f"{kind} {name}(<{b.lanes} x ptr>, i32, <{b.lanes} x i1>, {kind})")
         text = f"call {kind} {name}({addresses}, i32 {t.bytes}, {mask}, {kind} zeroinitializer)"
         return self._read(buffer, text, t.memory, b.lanes, addresses, mask)
+
+    def stores(self, p: Point, stores: Sequence[Store]) -> None:
+        """All values before all stores, as a stage promises."""
+        values = [self.value(p, s.value) for s in stores]
+        for store, value in zip(stores, values, strict=True):
+            self.store(p, store, value)
 
     def store(self, p: Point, s: Store, x: Ref) -> None:
         """Writes `x` (of the store's value) at the point's existing lanes."""

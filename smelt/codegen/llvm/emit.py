@@ -7,16 +7,17 @@ gives the same results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from smelt.codegen.llvm import columns, reduce
-from smelt.codegen.llvm.body import Body, Point, iota
+from smelt.codegen.llvm import strips
+from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Builder, Module, Ref
 from smelt.codegen.llvm.flat import ANY
-from smelt.codegen.llvm.reduce import State
-from smelt.codegen.llvm.types import TYPES, Type, rounded
+from smelt.codegen.llvm.loops import Loops
+from smelt.codegen.llvm.stages import Stages
+from smelt.codegen.llvm.types import TYPES, Type
 from smelt.codegen.llvm.vectorize import (
     LOCAL_BYTES,
     Choice,
@@ -30,11 +31,6 @@ from smelt.graph.sizes import Size, Sym
 from smelt.loops.ir import (
     Kernel,
     Loop,
-    MapStage,
-    ReduceStage,
-    ScanStage,
-    Stage,
-    Store,
     fixed,
     stage_loops,
     stage_stores,
@@ -44,7 +40,6 @@ from smelt.loops.ir import (
 
 PIECE_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
 ITEM_CYCLES = 4_000  # an item should hide the decoding of its number
-CASCADE = 128  # vectors summed into one accumulator before it is added to an outer one
 INLINE_VECTORS, INLINE_OPS = 8, 160  # rows that stay in registers from stage to stage: vectors, instructions
 TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
@@ -81,10 +76,11 @@ class _Emitter:
     def __init__(self, kernel: Kernel, module: Module, lanes: int) -> None:
         self.kernel, self.b = kernel, Builder(module, lanes)
         self.choice: Choice = choose(kernel, lanes)
-        self.inline = self.choice.outer is None and _short_rows(kernel, self.choice, lanes)
+        self.loops = Loops(self.b, self.choice.outer is None and _short_rows(kernel, self.choice, lanes))
         self.entry: list[str] = []
         self.exit: list[str] = []
         self.body = Body(self.b, kernel.buffers, self._pointers())
+        self.stages = Stages(kernel, self.body, self.loops, self.choice)
 
     # ---- frame
 
@@ -97,8 +93,10 @@ class _Emitter:
             return Function(text, 0, ceil(PIECE_CYCLES / cycles), points)
         if self.choice.outer is None:
             extent, cycles = self._inner_items()
-        elif columns.applies(self.kernel, self.choice.outer, self.b.lanes):
-            extent, cycles = columns.Strips(self, self.choice.outer).items()
+        elif strips.applies(self.kernel, self.choice.outer, self.b.lanes):
+            extent, cycles = strips.Strips(
+                self.kernel, self.body, self.loops, self.entry, self.choice
+            ).items()
         else:
             extent, cycles = self._outer_items(self.choice.outer)
         text = _frame(name, self.entry, [self.b.lines()], self.exit)
@@ -135,8 +133,8 @@ class _Emitter:
 
     def _inner_items(self) -> tuple[int, float]:
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
-            indices = self._decode(item.index, [fixed(l.size) for l in self.kernel.outer])
-            self._stages(Point({l.sym: r for l, r in zip(self.kernel.outer, indices, strict=True)}))
+            indices = self.loops.decode(item.index, [fixed(l.size) for l in self.kernel.outer])
+            self.stages.run(Point({l.sym: r for l, r in zip(self.kernel.outer, indices, strict=True)}))
         return prod(fixed(l.size) for l in self.kernel.outer), self.choice.point_cost
 
     def _flat_items(self) -> tuple[int, float]:
@@ -150,14 +148,14 @@ class _Emitter:
         if self._size(sym) % b.lanes == 0:
             lanes = b.const("i64", b.lanes)
             with b.loop(b.op("mul", begin, lanes), b.op("mul", end, lanes), b.lanes) as it:
-                self._stages(point.at(sym, it.index))
+                self.stages.run(point.at(sym, it.index))
             return b.lanes, cost * b.lanes
         rest = b.op("urem", b.op("sub", end, begin), b.const("i64", b.lanes))
         whole = b.op("sub", end, rest)
         with b.when(b.compare("icmp slt", begin, whole)), b.loop(begin, whole, b.lanes) as it:
-            self._stages(point.at(sym, it.index))
+            self.stages.run(point.at(sym, it.index))
         with b.when(b.compare("icmp slt", whole, end)):
-            self._stages(point.at(sym, whole, self._mask_left(whole, end)))
+            self.stages.run(point.at(sym, whole, self.loops.mask_left(whole, end)))
         return 1, cost
 
     def _outer_items(self, sym: Sym) -> tuple[int, float]:
@@ -168,23 +166,23 @@ class _Emitter:
             counts.append(ceil(fixed(items.tile.size) / TILE))
         counts.append(ceil(size / items.chunk))
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
-            indices = self._decode(item.index, counts)
+            indices = self.loops.decode(item.index, counts)
             syms = {l.sym: r for l, r in zip(items.loops, indices)}
-            start, stop = self._piece(indices[-1], items.chunk, size)
+            start, stop = self.loops.piece(indices[-1], items.chunk, size)
             point = Point(syms, sym, None, True)
 
             def blocks(p: Point) -> None:
-                tile = self._piece(indices[-2], TILE, fixed(items.tile.size)) if items.tile else None
-                self._lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
+                tile = self.loops.piece(indices[-2], TILE, fixed(items.tile.size)) if items.tile else None
+                self.loops.lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
 
-            self._nest(point, items.serial, blocks)
+            self.loops.nest(point, items.serial, blocks)
         return prod(counts), items.cycles
 
     def _tiled(self, p: Point, loop: Loop | None, piece: tuple[Ref, Ref] | None) -> None:
         if loop is None or piece is None:
-            return self._stages(p)
+            return self.stages.run(p)
         with self.b.loop(*piece, 1) as tile:
-            self._stages(p.at(loop.sym, tile.index))
+            self.stages.run(p.at(loop.sym, tile.index))
 
     def _size(self, sym: Sym) -> int:
         return next(fixed(l.size) for l in self.kernel.outer if l.sym is sym)
@@ -218,268 +216,6 @@ class _Emitter:
                     return loop
         return None
 
-    def _decode(self, item: Ref, counts: Sequence[int]) -> list[Ref]:
-        """Row-major digits of an item's number."""
-        b = self.b
-        digits: list[Ref] = []
-        rest = item
-        for position, count in reversed(list(enumerate(counts))):
-            if count == 1:
-                digits.append(b.const("i64", 0))
-            elif all(c == 1 for c in counts[:position]):
-                digits.append(rest)
-            else:
-                digits.append(b.op("urem", rest, b.const("i64", count)))
-                rest = b.op("udiv", rest, b.const("i64", count))
-        return digits[::-1]
-
-    def _piece(self, number: Ref, chunk: int, size: int) -> tuple[Ref, Ref]:
-        """[start, stop) of piece `number` of range(size)."""
-        b = self.b
-        if chunk >= size:
-            return b.const("i64", 0), b.const("i64", size)
-        start = b.op("mul", number, b.const("i64", chunk))
-        stop = b.op("add", start, b.const("i64", chunk))
-        if size % chunk:
-            stop = b.intrinsic("smin", stop, b.const("i64", size))
-        return start, stop
-
-    # ---- loops
-
-    def _nest(self, p: Point, loops: Sequence[Loop], inside: Callable[[Point], None]) -> None:
-        """Scalar loops around `inside`."""
-        if not loops:
-            return inside(p)
-        loop, rest = loops[0], loops[1:]
-        if fixed(loop.size) == 1:
-            return self._nest(p.at(loop.sym, self.b.const("i64", 0)), rest, inside)
-        with self.b.loop(self.b.const("i64", 0), self.b.const("i64", fixed(loop.size)), 1) as it:
-            self._nest(p.at(loop.sym, it.index), rest, inside)
-
-    def _lanes(
-        self, p: Point, sym: Sym, size: int, start: Ref, stop: Ref, inside: Callable[[Point], None]
-    ) -> None:
-        """`inside` for vectors of `sym` over [start, stop) of range(size); start is a multiple of the lanes. The last
-        vector is masked, and is a copy of `inside`: masked stores in a loop cost up to a third of it (float32, Zen 5),
-        of bytes and words more than half."""
-        b, lanes = self.b, self.b.lanes
-        full = size - size % lanes
-        if size <= lanes:
-            inside(p.at(sym, b.const("i64", 0), self._mask_first(size)))
-        elif self.inline:
-            for first in range(0, size, lanes):
-                inside(p.at(sym, b.const("i64", first), self._mask_first(min(size - first, lanes))))
-        elif size == full:
-            with b.loop(start, stop, lanes) as it:
-                inside(p.at(sym, it.index))
-        else:
-            end = b.const("i64", full)
-            whole = end if stop.is_const else b.intrinsic("smin", stop, end)
-            with b.when(b.compare("icmp slt", start, whole)), b.loop(start, whole, lanes) as it:
-                inside(p.at(sym, it.index))
-            with b.when(b.compare("icmp sgt", stop, end)):
-                inside(p.at(sym, end, self._mask_first(size - full)))
-
-    def _mask_first(self, count: int) -> Ref | None:
-        """The first `count` lanes."""
-        if count == self.b.lanes:
-            return None
-        bits = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(self.b.lanes))
-        return Ref(f"<{bits}>", "i1", self.b.lanes)
-
-    def _mask_below(self, index: Ref, size: int) -> Ref:
-        """Lanes whose iteration index + lane is less than `size`."""
-        if size >= 1 << 31:
-            return self._mask_left(index, self.b.const("i64", size))
-        return self._first_lanes(self.b.op("sub", self.b.const("i64", size), index))
-
-    def _mask_left(self, index: Ref, end: Ref) -> Ref:
-        left = self.b.op("sub", end, index)
-        return self._first_lanes(self.b.intrinsic("smin", left, self.b.const("i64", self.b.lanes)))
-
-    def _first_lanes(self, count: Ref) -> Ref:
-        return self.b.compare("icmp slt", iota(self.b, "i32"), self.b.convert("trunc", count, "i32"))
-
-    # ---- stages
-
-    def _stages(self, p: Point) -> None:
-        for i, stage in enumerate(self.kernel.stages):
-            p.values.clear()  # what a stage loaded, another may have stored
-            if any(fixed(l.size) == 0 for l in stage_loops(stage)):
-                if isinstance(stage, ReduceStage):
-                    self._finish(stage, reduce.start(self.b, stage, 1), False)
-            else:
-                _STAGES[type(stage)](self, p, stage, self.choice.inner[i])
-
-    def _map(self, p: Point, stage: MapStage, vector: Sym | None) -> None:
-        def inside(q: Point) -> None:
-            self._stores(q, stage.stores)
-
-        loops, last = _vector_last(stage.loops, vector)
-        if last is None:
-            return self._nest(p, loops, inside)
-        size = fixed(last.size)
-        zero, stop = self.b.const("i64", 0), self.b.const("i64", size)
-        point = Point(p.syms, last.sym, p.mask)
-        self._nest(point, loops, lambda q: self._lanes(q, last.sym, size, zero, stop, inside))
-
-    def _stores(self, p: Point, stores: Sequence[Store]) -> None:
-        values = [self.body.value(p, s.value) for s in stores]
-        for store, value in zip(stores, values, strict=True):
-            self.body.store(p, store, value)
-
-    def _scan(self, p: Point, stage: ScanStage, vector: Sym | None) -> None:
-        b, t = self.b, TYPES[stage.store.value.dtype]
-        first = reduce.identity(b, stage.kind, t, b.lanes if p.outer_lanes else 1, "i64")
-        stop = b.const("i64", fixed(stage.loop.size))
-        with b.loop(b.const("i64", 0), stop, 1, first) as it:
-            q = p.at(stage.loop.sym, it.index)
-            value = reduce.first_state(b, stage.kind, t, self.body.value(q, stage.store.value), None)
-            it.next = [rounded(b, r, t) for r in reduce.combine(b, stage.kind, t, it.carried, value)]
-            self.body.store(q, stage.store, it.next[0])
-
-    def _reduce(self, p: Point, stage: ReduceStage, vector: Sym | None) -> None:
-        loops, last = _vector_last(stage.loops, vector)
-        wide = vector is not None or p.outer_lanes
-        states = reduce.start(self.b, stage, self.b.lanes if wide else 1)
-        if last is not None:
-            p = Point(p.syms, last.sym, p.mask)
-            loops = (*loops, last)
-        if loops:
-            states = _ReduceLoops(self, stage, last is not None).run(p, loops, states)
-        else:
-            states = _ReduceLoops(self, stage, False).accumulate(p, states, None)
-        self._finish(stage, states, last is not None)
-
-    def _finish(self, stage: ReduceStage, states: list[State], horizontal: bool) -> None:
-        for r, state in zip(stage.reductions, states, strict=True):
-            if horizontal:
-                state = reduce.across_lanes(self.b, r.kind, TYPES[r.value.dtype], state)
-            self.body.results[r.name] = reduce.finished(self.b, r, state)
-
-
-class _ReduceLoops:
-    """The loops of one reduce stage. `vector`: the last loop runs over lanes."""
-
-    def __init__(self, emitter: _Emitter, stage: ReduceStage, vector: bool) -> None:
-        self.emitter, self.stage, self.vector = emitter, stage, vector
-        self.b, self.body = emitter.b, emitter.body
-        self.step = self.b.lanes if vector else 1
-        self.unroll = _unroll(stage)
-
-    def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
-        loop, rest = loops[0], loops[1:]
-        if not rest:
-            return self.innermost(p, loop, states)
-        b = self.b
-        if fixed(loop.size) == 1:
-            return self.run(p.at(loop.sym, b.const("i64", 0)), rest, states)
-        apart = prod(fixed(l.size) for l in rest) >= 16 * self.step  # partial sums of their own: a cascade
-        with b.loop(b.const("i64", 0), b.const("i64", fixed(loop.size)), 1, _flat(states)) as it:
-            outer = self.like(it.carried, states)
-            inner = self.run(p.at(loop.sym, it.index), rest, self.fresh(states) if apart else outer)
-            it.next = _flat(self.join(outer, inner) if apart else inner)
-        return self.like(it.next, states)
-
-    def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
-        size = fixed(loop.size)
-        if self.emitter.inline and self.vector:
-            return self.straight(p, loop.sym, size, states)
-        groups = size // (self.step * self.unroll)
-        done = 0
-        if groups >= 8 * CASCADE:
-            states, done = self.cascade(p, loop.sym, groups // CASCADE, states)
-        elif groups >= 2 and self.unroll > 1:
-            done = groups * self.step * self.unroll
-            states = self.unrolled(p, loop.sym, self.b.const("i64", 0), self.b.const("i64", done), states)
-        return self.remainder(p, loop.sym, size, done, states) if done < size else states
-
-    def straight(self, p: Point, sym: Sym, size: int, states: list[State]) -> list[State]:
-        """Without loops, into two accumulators by turns."""
-        turns = [states, self.fresh(states)] if size > self.step else [states]
-        for i, first in enumerate(range(0, size, self.step)):
-            mask = self.emitter._mask_first(min(size - first, self.step))
-            at = p.at(sym, self.b.const("i64", first), mask)
-            turns[i % 2] = self.accumulate(at, turns[i % 2], mask)
-        return self.join(*turns) if len(turns) > 1 else turns[0]
-
-    def cascade(self, p: Point, sym: Sym, blocks: int, states: list[State]) -> tuple[list[State], int]:
-        """Blocks of CASCADE groups are summed apart, which keeps rounding errors small."""
-        b = self.b
-        width = CASCADE * self.step * self.unroll
-        with b.loop(b.const("i64", 0), b.const("i64", blocks * width), width, _flat(states)) as it:
-            stop = b.op("add", it.index, b.const("i64", width))
-            inner = self.unrolled(p, sym, it.index, stop, self.fresh(states))
-            it.next = _flat(self.join(self.like(it.carried, states), inner))
-        return self.like(it.next, states), blocks * width
-
-    def unrolled(self, p: Point, sym: Sym, start: Ref, stop: Ref, states: list[State]) -> list[State]:
-        """Full vectors, `unroll` accumulators to overlap the latency of adding."""
-        b = self.b
-        sets = [states] + [self.fresh(states) for _ in range(self.unroll - 1)]
-        flat = [r for s in sets for r in _flat(s)]
-        with b.loop(start, stop, self.step * self.unroll, flat) as it:
-            carried = self.split(it.carried, states)
-            for u, part in enumerate(carried):
-                where = b.op("add", it.index, b.const("i64", u * self.step)) if u else it.index
-                it.next += _flat(self.accumulate(p.at(sym, where), part, None))
-        sets = self.split(it.next, states)
-        while len(sets) > 1:
-            sets = [self.join(x, y) for x, y in zip(sets[::2], sets[1::2])]
-        return sets[0]
-
-    def remainder(self, p: Point, sym: Sym, size: int, done: int, states: list[State]) -> list[State]:
-        """[done, size), one vector at a time."""
-        b, step = self.b, self.step
-        full = size - size % step
-        masked_loop = b.target.masks and size - done > step
-        stop = size if masked_loop else full
-        if stop - done > step:
-            with b.loop(b.const("i64", done), b.const("i64", stop), step, _flat(states)) as it:
-                mask = self.emitter._mask_below(it.index, size) if stop > full else None
-                carried = self.like(it.carried, states)
-                it.next = _flat(self.accumulate(p.at(sym, it.index, mask), carried, mask))
-            states = self.like(it.next, states)
-        elif stop > done:
-            states = self.accumulate(p.at(sym, b.const("i64", done)), states, None)
-        if stop < size:
-            mask = self.emitter._mask_first(size - full)
-            states = self.accumulate(p.at(sym, b.const("i64", full), mask), states, mask)
-        return states
-
-    def accumulate(self, p: Point, states: list[State], mask: Ref | None) -> list[State]:
-        """Joins the values at `p` into `states`, in the lanes of `mask`."""
-        b = self.b
-        out: list[State] = []
-        for new, state in zip(
-            self.join(states, reduce.at_point(self.body, p, self.stage)), states, strict=True
-        ):
-            out.append([b.select(mask, n, o) if mask else n for n, o in zip(new, state, strict=True)])
-        self.emitter._stores(p, self.stage.stores)
-        return out
-
-    def fresh(self, states: list[State]) -> list[State]:
-        return reduce.start(self.b, self.stage, states[0][0].lanes)
-
-    def join(self, xs: list[State], ys: list[State]) -> list[State]:
-        return reduce.join(self.b, self.stage, xs, ys)
-
-    def like(self, flat: list[Ref], states: list[State]) -> list[State]:
-        """`flat` in the structure of `states`."""
-        it = iter(flat)
-        return [[next(it) for _ in s] for s in states]
-
-    def split(self, flat: list[Ref], states: list[State]) -> list[list[State]]:
-        width = len(_flat(states))
-        return [self.like(flat[i : i + width], states) for i in range(0, len(flat), width)]
-
-
-_STAGES: dict[type[Stage], Callable[..., None]] = {
-    MapStage: _Emitter._map,
-    ReduceStage: _Emitter._reduce,
-    ScanStage: _Emitter._scan,
-}
-
 
 def _short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
     """Several stages go over the same few vectors: without loops, what one stage loaded or computed the next ones
@@ -492,23 +228,6 @@ def _short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
     values = [v for s in vector for v in stage_values(s)]
     ops = sum(12 * (v.op in MATH_OPS) + 1 for v in walk(values))
     return vectors <= INLINE_VECTORS and vectors * ops <= INLINE_OPS
-
-
-def _flat(states: list[State]) -> list[Ref]:
-    return [r for s in states for r in s]
-
-
-def _vector_last(loops: tuple[Loop, ...], vector: Sym | None) -> tuple[tuple[Loop, ...], Loop | None]:
-    """The scalar loops, and the one that becomes lanes."""
-    if vector is None:
-        return loops, None
-    return tuple(l for l in loops if l.sym is not vector), next(l for l in loops if l.sym is vector)
-
-
-def _unroll(stage: ReduceStage) -> int:
-    """Accumulators: many for cheap values, which otherwise wait for the previous addition."""
-    ops = sum(4 * (v.op in MATH_OPS) + 1 for v in walk(stage_values(stage))) + 2 * len(stage.reductions)
-    return 4 if ops <= 6 else 2 if ops <= 14 else 1
 
 
 def _indices(kernel: Kernel) -> list[Size]:

@@ -6,7 +6,6 @@ Many functions are written as several modules, which threads emit side by side, 
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,24 +14,17 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import torch
-from llvmlite.binding import ffi
 
 from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.target import Target, machine
-from smelt.runtime.forks import EMISSION, LLVM, hold_at_fork
+from smelt.codegen.llvm.unlocked import emit_object
+from smelt.runtime.forks import EMISSION, hold_at_fork
 
 PART = 60_000  # characters of a module that pays a thread: about 40 ms; each module costs about 2 ms
 
 _JITS: dict[Target, llvm.LLJIT] = {}
 _NUMBER = itertools.count()
 _LOCK = hold_at_fork(threading.RLock(), EMISSION)
-hold_at_fork(ffi.lib._lock._lock, LLVM)  # an RLock; there is no public way to it
-
-# llvmlite lets one thread at a time into LLVM, which itself asks only that they share neither contexts nor target
-# machines.
-_emit_to_memory = ctypes.CDLL(ffi.lib._name)["LLVMPY_TargetMachineEmitToMemory"]
-_emit_to_memory.argtypes = ffi.lib.LLVMPY_TargetMachineEmitToMemory.argtypes
-_emit_to_memory.restype = ffi.lib.LLVMPY_TargetMachineEmitToMemory.restype
 
 
 class Code:
@@ -88,15 +80,7 @@ def _emitted(text: str, target: Target, verify: bool) -> bytes:
     parsed = llvm.parse_assembly(text, llvm.create_context())
     if verify:
         parsed.verify()
-    with ffi.OutputString() as error:
-        buffer = _emit_to_memory(machine(target), parsed, 1, error)
-        if not buffer:
-            raise RuntimeError(str(error))
-    try:
-        size = ffi.lib.LLVMPY_GetBufferSize(buffer)
-        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), size)
-    finally:
-        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+    return emit_object(machine(target), parsed)
 
 
 def _load(

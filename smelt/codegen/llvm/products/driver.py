@@ -26,7 +26,7 @@ EPILOGUE_PARAMETERS = (
 
 
 def driver(tile: Tile) -> str:
-    """Work items [begin, end) of a product: see `_Driver`."""
+    """Work items [begin, end) of a product: as many panels of a block of rows at a time as are in the range."""
     t = FunctionText()
     panels, blocks = (_word(t, "%descriptor", w) for w in ("panels", "row_blocks"))
     scratch = _scratch(t, tile)
@@ -66,82 +66,123 @@ BLOCK_PARAMETERS = "ptr %buffers, ptr %d, ptr %scratch, i64 %batch, i64 %block, 
 
 def block(tile: Tile) -> str:
     """Panels [panel, panel + count) of one block of rows of one batch entry."""
-    t = FunctionText()
-    d = {name: _word(t, "%d", name) for name in WORDS}
-    call = {name: t.let(f"inttoptr i64 {d[name]} to ptr") for name in WORDS[WORDS.index("pack_a") :]}
-    a_size, b_size, _ = _scratch_sizes(tile)
-    packed_a, packed_b, strip = "%scratch", t.at("%scratch", a_size), t.at("%scratch", a_size + b_size)
+    return _Block(tile).function()
 
-    def base(buffer: str | int, which: str) -> str:
+
+class _Block:
+    """Writes `block`: for each block of K its rows are packed, then each panel is packed and multiplied, tile by tile."""
+
+    def __init__(self, tile: Tile) -> None:
+        self.tile, t = tile, FunctionText()
+        self.t = t
+        self.d = {name: _word(t, "%d", name) for name in WORDS}
+        self.call = {
+            name: t.let(f"inttoptr i64 {self.d[name]} to ptr") for name in WORDS[WORDS.index("pack_a") :]
+        }
+        a_size, b_size, _ = _scratch_sizes(tile)
+        self.packed_a, self.packed_b = "%scratch", t.at("%scratch", a_size)
+        self.strip = t.at("%scratch", a_size + b_size)
+        self.a, self.b, self.c = self.base(0, "a"), self.base(1, "b"), self.base(self.d["c_buffer"], "c")
+        self.first_tile = t.mul("%block", self.d["block_tiles"])
+        self.last_tile = t.least(t.add(self.first_tile, self.d["block_tiles"]), self.d["tiles"])
+        self.first_row = self.row_of(self.first_tile)
+
+    def function(self) -> str:
+        t, d = self.t, self.d
+        with t.loop(0, d["k_blocks"]) as kb:
+            k0 = t.mul(kb, d["kc"])
+            depth = t.least(d["kc"], t.sub(d["k"], k0))
+            accumulate, last = t.test("ne", kb, 0), t.test("eq", t.add(kb, 1), d["k_blocks"])
+            self.pack_rows(k0, depth)
+            with t.loop("%panel", t.add("%panel", "%count")) as panel:
+                self.panel(panel, k0, depth, accumulate, last)
+        return t.function(self.tile.function("block"), BLOCK_PARAMETERS, "noinline")
+
+    def base(self, buffer: str | int, which: str) -> str:
+        """The address of the batch entry's operand."""
+        t, d = self.t, self.d
         pointer = t.load("ptr", t.at("%buffers", t.mul(buffer, 8)), 8)
         outer, inner = t.div("%batch", d["inner_batch"]), t.rem("%batch", d["inner_batch"])
         return t.at(pointer, t.mul(outer, d[f"{which}_outer"]), t.mul(inner, d[f"{which}_inner"]))
 
-    a, b, c = base(0, "a"), base(1, "b"), base(d["c_buffer"], "c")
-    first_tile = t.mul("%block", d["block_tiles"])
-    last_tile = t.least(t.add(first_tile, d["block_tiles"]), d["tiles"])
-
-    def row_of(number: str) -> str:
+    def row_of(self, number: str) -> str:
+        """The first row of a tile: tall ones come first."""
+        t, d = self.t, self.d
         return t.add(t.mul(number, d["rows"]), t.least(number, d["tall"]))
 
-    first_row = row_of(first_tile)
-
     @contextmanager
-    def tiles(depth: str) -> Iterator[tuple[str, str, str, str, str]]:
-        """Yields (a tile's number, whether it is tall, its first row, its height, its packed copy)."""
+    def tiles(self, depth: str) -> Iterator[_TileAt]:
+        """A loop over the tiles of the block."""
+        t, d, tile = self.t, self.d, self.tile
         run_bytes = t.mul(t.div(t.add(depth, tile.lanes - 1), tile.lanes), tile.line)
-        with t.loop(first_tile, last_tile) as number:
-            tall, row = t.test("slt", number, d["tall"]), row_of(number)
+        with t.loop(self.first_tile, self.last_tile) as number:
+            tall, row = t.test("slt", number, d["tall"]), self.row_of(number)
             height = t.add(d["rows"], t.let(f"zext i1 {tall} to i64"))
-            yield number, tall, row, height, t.at(packed_a, t.mul(t.sub(row, first_row), run_bytes))
+            packed = t.at(self.packed_a, t.mul(t.sub(row, self.first_row), run_bytes))
+            yield _TileAt(number, tall, row, height, packed)
 
-    with t.loop(0, d["k_blocks"]) as kb:
-        k0 = t.mul(kb, d["kc"])
-        depth = t.least(d["kc"], t.sub(d["k"], k0))
-        accumulate, last = t.test("ne", kb, 0), t.test("eq", t.add(kb, 1), d["k_blocks"])
-        with tiles(depth) as (_, _, row, height, packed):
-            source = t.at(a, t.mul(row, d["a_row"]), t.mul(k0, d["a_k"]))
+    def pack_rows(self, k0: str, depth: str) -> None:
+        t, d = self.t, self.d
+        with self.tiles(depth) as at:
+            source = t.at(self.a, t.mul(at.row, d["a_row"]), t.mul(k0, d["a_k"]))
             t.do(
-                f"call void {call['pack_a']}(ptr {source}, ptr {packed}, i64 {height}, i64 {depth}, i64 {d['a_row']}, "
-                f"i64 {d['a_k']})"
+                f"call void {self.call['pack_a']}(ptr {source}, ptr {at.packed}, i64 {at.height}, i64 {depth}, "
+                f"i64 {d['a_row']}, i64 {d['a_k']})"
             )
-        with t.loop("%panel", t.add("%panel", "%count")) as panel:
-            col = t.mul(panel, tile.columns)
-            cols = t.least(tile.columns, t.sub(d["n"], col))
-            partial = t.test("slt", cols, tile.columns)
-            source = t.at(b, t.mul(col, d["b_n"]), t.mul(k0, d["b_k"]))
-            direct = t.let(f"and i1 {t.test('ne', d['direct_b'], 0)}, {t.let(f'xor i1 {partial}, true')}")
-            with t.when(t.let(f"xor i1 {direct}, true")):
+
+    def panel(self, panel: str, k0: str, depth: str, accumulate: str, last: str) -> None:
+        """One panel of one block of K. `last`: it is the last block, so that results are finished."""
+        t, d, tile = self.t, self.d, self.tile
+        col = t.mul(panel, tile.columns)
+        cols = t.least(tile.columns, t.sub(d["n"], col))
+        partial = t.test("slt", cols, tile.columns)
+        right, ldb = self.packed_panel(col, cols, partial, k0, depth)
+        ldc = t.choose(partial, tile.row, d["c_row"])
+        in_c = t.at(self.c, t.mul(self.first_row, d["c_row"]), t.mul(col, tile.size))
+        target = t.choose(partial, self.strip, in_c, "ptr")
+        epilogue = t.choose(partial, d["epilogue_partial"], d["epilogue_full"])
+        finish = t.let(f"and i1 {last}, {t.test('ne', epilogue, 0)}")
+        epilogue = t.let(f"inttoptr i64 {epilogue} to ptr")
+        narrow = t.test("sle", cols, tile.lanes)
+        tall_kernel = t.choose(narrow, self.call["narrow_tall"], self.call["micro_tall"], "ptr")
+        low_kernel = t.choose(narrow, self.call["narrow"], self.call["micro"], "ptr")
+        ahead = _next_panel(t, tile, d, self.b, k0, panel, last, t.sub(self.last_tile, self.first_tile))
+        with self.tiles(depth) as at:
+            out = t.at(target, t.mul(t.sub(at.row, self.first_row), ldc))
+            fetch = t.at(ahead.start, t.mul(t.sub(at.number, self.first_tile), ahead.tile))
+            kernel = t.choose(at.tall, tall_kernel, low_kernel, "ptr")
+            t.do(
+                f"call void {kernel}(ptr {at.packed}, ptr {right}, ptr {out}, i64 {depth}, i64 {ldb}, i64 {ldc}, "
+                f"i1 {accumulate}, ptr {fetch}, i64 {ahead.rows}, i64 {ahead.step}, i64 {ahead.run})"
+            )
+            with t.when(finish):
                 t.do(
-                    f"call void {call['pack_b']}(ptr {source}, ptr {packed_b}, i64 {cols}, i64 {depth}, i64 {d['b_n']}, "
-                    f"i64 {d['b_k']})"
+                    f"call void {epilogue}(ptr %buffers, i64 %batch, i64 {at.row}, i64 {at.height}, i64 {col}, "
+                    f"i64 {cols}, ptr {out}, i64 {ldc})"
                 )
-            right = t.choose(direct, source, packed_b, "ptr")
-            ldb = t.choose(direct, d["b_k"], tile.row)
-            ldc = t.choose(partial, tile.row, d["c_row"])
-            in_c = t.at(c, t.mul(first_row, d["c_row"]), t.mul(col, tile.size))
-            target = t.choose(partial, strip, in_c, "ptr")
-            epilogue = t.choose(partial, d["epilogue_partial"], d["epilogue_full"])
-            finish = t.let(f"and i1 {last}, {t.test('ne', epilogue, 0)}")
-            epilogue = t.let(f"inttoptr i64 {epilogue} to ptr")
-            narrow = t.test("sle", cols, tile.lanes)
-            tall_kernel = t.choose(narrow, call["narrow_tall"], call["micro_tall"], "ptr")
-            low_kernel = t.choose(narrow, call["narrow"], call["micro"], "ptr")
-            ahead = _next_panel(t, tile, d, b, k0, panel, last, t.sub(last_tile, first_tile))
-            with tiles(depth) as (number, tall, row, height, packed):
-                out = t.at(target, t.mul(t.sub(row, first_row), ldc))
-                fetch = t.at(ahead.start, t.mul(t.sub(number, first_tile), ahead.tile))
-                kernel = t.choose(tall, tall_kernel, low_kernel, "ptr")
-                t.do(
-                    f"call void {kernel}(ptr {packed}, ptr {right}, ptr {out}, i64 {depth}, i64 {ldb}, i64 {ldc}, "
-                    f"i1 {accumulate}, ptr {fetch}, i64 {ahead.rows}, i64 {ahead.step}, i64 {ahead.run})"
-                )
-                with t.when(finish):
-                    t.do(
-                        f"call void {epilogue}(ptr %buffers, i64 %batch, i64 {row}, i64 {height}, i64 {col}, "
-                        f"i64 {cols}, ptr {out}, i64 {ldc})"
-                    )
-    return t.function(tile.function("block"), BLOCK_PARAMETERS, "noinline")
+
+    def packed_panel(self, col: str, cols: str, partial: str, k0: str, depth: str) -> tuple[str, str]:
+        """The panel of B to multiply with, and the distance of its rows: packed, or where it lies."""
+        t, d = self.t, self.d
+        source = t.at(self.b, t.mul(col, d["b_n"]), t.mul(k0, d["b_k"]))
+        direct = t.let(f"and i1 {t.test('ne', d['direct_b'], 0)}, {t.let(f'xor i1 {partial}, true')}")
+        with t.when(t.let(f"xor i1 {direct}, true")):
+            t.do(
+                f"call void {self.call['pack_b']}(ptr {source}, ptr {self.packed_b}, i64 {cols}, i64 {depth}, "
+                f"i64 {d['b_n']}, i64 {d['b_k']})"
+            )
+        return t.choose(direct, source, self.packed_b, "ptr"), t.choose(direct, d["b_k"], self.tile.row)
+
+
+@dataclass(frozen=True)
+class _TileAt:
+    """A tile inside a loop over them: its number, whether it is tall, its first row, its height, its packed copy."""
+
+    number: str
+    tall: str
+    row: str
+    height: str
+    packed: str
 
 
 @dataclass(frozen=True)

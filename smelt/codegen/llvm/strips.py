@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Protocol
 
 from smelt.codegen.llvm import reduce
 from smelt.codegen.llvm.body import Body, Point
-from smelt.codegen.llvm.builder import Builder, Ref, type_text
+from smelt.codegen.llvm.builder import Ref, type_text
+from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vectorize import Choice, lane_stride
@@ -31,7 +31,6 @@ from smelt.loops.ir import (
     ReduceStage,
     ScanStage,
     Stage,
-    Store,
     Value,
     fixed,
     stage_loops,
@@ -45,24 +44,6 @@ SLOT_BYTES = 16 << 10  # all slots of a strip
 WIDEST = 2048  # columns of a strip
 GROUP_ROWS, GROUP_OPS = 8, 160  # rows taken together: streams of memory, instructions
 CASCADE = 64  # groups summed apart
-
-
-class Emitter(Protocol):
-    """What strips need of the emitter of the kernel's function."""
-
-    kernel: Kernel
-    b: Builder
-    body: Body
-    choice: Choice
-    entry: list[str]
-
-    def _mask_below(self, index: Ref, size: int) -> Ref: ...
-    def _decode(self, item: Ref, counts: Sequence[int]) -> list[Ref]: ...
-    def _nest(self, p: Point, loops: Sequence[Loop], inside: Callable[[Point], None]) -> None: ...
-    def _stores(self, p: Point, stores: Sequence[Store]) -> None: ...
-    def _lanes(
-        self, p: Point, sym: Sym, size: int, start: Ref, stop: Ref, inside: Callable[[Point], None]
-    ) -> None: ...
 
 
 def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
@@ -96,11 +77,14 @@ class _Slot:
 
 
 class Strips:
-    """Emits the kernel's items. `left`, `right`: the columns of the strip at hand."""
+    """Emits the kernel's items. `left`, `right`: the columns of the strip at hand. `entry`: the function's first lines,
+    where slots are made."""
 
-    def __init__(self, emitter: Emitter, sym: Sym) -> None:
-        self.emitter, self.sym = emitter, sym
-        self.kernel, self.b, self.body = emitter.kernel, emitter.b, emitter.body
+    def __init__(self, kernel: Kernel, body: Body, loops: Loops, entry: list[str], choice: Choice) -> None:
+        assert choice.outer is not None, "strips are of an outer loop"
+        self.kernel, self.body, self.loops, self.entry = kernel, body, loops, entry
+        self.b, self.sym, self.point_cost = body.b, choice.outer, choice.point_cost
+        sym = choice.outer
         self.size = next(fixed(l.size) for l in self.kernel.outer if l.sym is sym)
         self.granule = GRANULE * self.b.lanes
         self.kept = {id(s): _kept(self.kernel, s, sym) for s in self.kernel.stages}
@@ -134,12 +118,12 @@ class Strips:
             first = b.op("udiv", begin, count)
             last = b.op("udiv", b.op("add", end, b.const("i64", per - 1)), count)
             with b.loop(first, last, 1) as row:
-                digits = self.emitter._decode(row.index, [fixed(l.size) for l in others])
+                digits = self.loops.decode(row.index, [fixed(l.size) for l in others])
                 point = Point({l.sym: d for l, d in zip(others, digits, strict=True)}, self.sym, None, True)
                 skipped = b.op("mul", row.index, count)
                 start = b.intrinsic("smax", b.op("sub", begin, skipped), b.const("i64", 0))
                 self._range(point, start, b.intrinsic("smin", b.op("sub", end, skipped), count))
-        return rows * per, self.emitter.choice.point_cost * self.granule
+        return rows * per, self.point_cost * self.granule
 
     def _range(self, p: Point, first: Ref, last: Ref) -> None:
         """The granules [first, last) of one point of the other loops, strip by strip."""
@@ -162,9 +146,9 @@ class Strips:
         the last vector."""
         b = self.b
         if stores or self.size % b.lanes == 0 or not b.target.masks:
-            return self.emitter._lanes(p, self.sym, self.size, self.left, self.right, inside)
+            return self.loops.lanes(p, self.sym, self.size, self.left, self.right, inside)
         with b.loop(self.left, self.right, b.lanes) as it:
-            inside(p.at(self.sym, it.index, self.emitter._mask_below(it.index, self.size)))
+            inside(p.at(self.sym, it.index, self.loops.mask_below(it.index, self.size)))
 
     def _slot_vectors(self, p: Point, inside: Callable[[Point], None]) -> None:
         """The same where only slots are touched, which have room for whole vectors."""
@@ -212,7 +196,7 @@ class Strips:
         if not loops:
             return self._vectors(p, lambda q: self._group(q, stage, kept, slots, None, ()), True)
         *around, rows = loops
-        self.emitter._nest(p, around, lambda q: self._row_loop(q, stage, kept, slots, rows))
+        self.loops.nest(p, around, lambda q: self._row_loop(q, stage, kept, slots, rows))
 
     def _row_loop(
         self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], rows: Loop
@@ -258,7 +242,7 @@ class Strips:
             point.values.update(known)
             if isinstance(stage, ReduceStage):
                 parts.append(reduce.at_point(self.body, point, stage))
-            self.emitter._stores(point, stage_stores(stage))
+            self.body.stores(point, stage_stores(stage))
         if isinstance(stage, ReduceStage):
             while len(parts) > 1:
                 pairs = [reduce.join(self.b, stage, x, y) for x, y in zip(parts[::2], parts[1::2])]
@@ -269,8 +253,8 @@ class Strips:
 
     def _slot(self, elem: str) -> _Slot:
         memory = "i8" if elem == "i1" else elem
-        address = Ref(f"%slot{len(self.emitter.entry)}", "ptr")
-        self.emitter.entry.append(f"  {address.text} = alloca [{self.width} x {memory}], align 64")
+        address = Ref(f"%slot{len(self.entry)}", "ptr")
+        self.entry.append(f"  {address.text} = alloca [{self.width} x {memory}], align 64")
         return _Slot(address, elem, memory)
 
     def _place(self, q: Point, slot: _Slot) -> Ref:

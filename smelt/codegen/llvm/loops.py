@@ -1,0 +1,103 @@
+"""The loops of a kernel's function: scalar nests, the loop whose iterations are lanes, the numbers of work items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from smelt.codegen.llvm.body import Point, iota
+from smelt.codegen.llvm.builder import Builder, Ref
+from smelt.graph.sizes import Sym
+from smelt.loops.ir import Loop, fixed
+
+
+class Loops:
+    """Writes loops around what is given as a function of the point. `inline`: rows of a few vectors are written without a
+    loop, so that what one stage computed the next ones find in registers."""
+
+    def __init__(self, b: Builder, inline: bool = False) -> None:
+        self.b, self.inline = b, inline
+
+    # ---- items
+
+    def decode(self, item: Ref, counts: Sequence[int]) -> list[Ref]:
+        """Row-major digits of an item's number."""
+        b = self.b
+        digits: list[Ref] = []
+        rest = item
+        for position, count in reversed(list(enumerate(counts))):
+            if count == 1:
+                digits.append(b.const("i64", 0))
+            elif all(c == 1 for c in counts[:position]):
+                digits.append(rest)
+            else:
+                digits.append(b.op("urem", rest, b.const("i64", count)))
+                rest = b.op("udiv", rest, b.const("i64", count))
+        return digits[::-1]
+
+    def piece(self, number: Ref, chunk: int, size: int) -> tuple[Ref, Ref]:
+        """[start, stop) of piece `number` of range(size)."""
+        b = self.b
+        if chunk >= size:
+            return b.const("i64", 0), b.const("i64", size)
+        start = b.op("mul", number, b.const("i64", chunk))
+        stop = b.op("add", start, b.const("i64", chunk))
+        if size % chunk:
+            stop = b.intrinsic("smin", stop, b.const("i64", size))
+        return start, stop
+
+    # ---- nests and vectors
+
+    def nest(self, p: Point, loops: Sequence[Loop], inside: Callable[[Point], None]) -> None:
+        """Scalar loops around `inside`."""
+        if not loops:
+            return inside(p)
+        loop, rest = loops[0], loops[1:]
+        if fixed(loop.size) == 1:
+            return self.nest(p.at(loop.sym, self.b.const("i64", 0)), rest, inside)
+        with self.b.loop(self.b.const("i64", 0), self.b.const("i64", fixed(loop.size)), 1) as it:
+            self.nest(p.at(loop.sym, it.index), rest, inside)
+
+    def lanes(
+        self, p: Point, sym: Sym, size: int, start: Ref, stop: Ref, inside: Callable[[Point], None]
+    ) -> None:
+        """`inside` for vectors of `sym` over [start, stop) of range(size); start is a multiple of the lanes. The last
+        vector is masked, and is a copy of `inside`: masked stores in a loop cost up to a third of it (float32, Zen 5),
+        of bytes and words more than half."""
+        b, lanes = self.b, self.b.lanes
+        full = size - size % lanes
+        if size <= lanes:
+            inside(p.at(sym, b.const("i64", 0), self.mask_first(size)))
+        elif self.inline:
+            for first in range(0, size, lanes):
+                inside(p.at(sym, b.const("i64", first), self.mask_first(min(size - first, lanes))))
+        elif size == full:
+            with b.loop(start, stop, lanes) as it:
+                inside(p.at(sym, it.index))
+        else:
+            end = b.const("i64", full)
+            whole = end if stop.is_const else b.intrinsic("smin", stop, end)
+            with b.when(b.compare("icmp slt", start, whole)), b.loop(start, whole, lanes) as it:
+                inside(p.at(sym, it.index))
+            with b.when(b.compare("icmp sgt", stop, end)):
+                inside(p.at(sym, end, self.mask_first(size - full)))
+
+    def mask_first(self, count: int) -> Ref | None:
+        """The first `count` lanes; None: all."""
+        if count == self.b.lanes:
+            return None
+        bits = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(self.b.lanes))
+        return Ref(f"<{bits}>", "i1", self.b.lanes)
+
+    def mask_below(self, index: Ref, size: int) -> Ref:
+        """Lanes whose iteration index + lane is less than `size`."""
+        if size >= 1 << 31:
+            return self.mask_left(index, self.b.const("i64", size))
+        return self._first_lanes(self.b.op("sub", self.b.const("i64", size), index))
+
+    def mask_left(self, index: Ref, end: Ref) -> Ref:
+        """Lanes whose iteration index + lane is less than `end`."""
+        left = self.b.op("sub", end, index)
+        return self._first_lanes(self.b.intrinsic("smin", left, self.b.const("i64", self.b.lanes)))
+
+    def _first_lanes(self, count: Ref) -> Ref:
+        return self.b.compare("icmp slt", iota(self.b, "i32"), self.b.convert("trunc", count, "i32"))

@@ -1,0 +1,86 @@
+"""The stages of a kernel at one outer point: maps, reductions, scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smelt.codegen.llvm import reduce
+from smelt.codegen.llvm.body import Body, Point
+from smelt.codegen.llvm.loops import Loops
+from smelt.codegen.llvm.reduce import State
+from smelt.codegen.llvm.reduce_loops import ReduceLoops
+from smelt.codegen.llvm.types import TYPES, rounded
+from smelt.codegen.llvm.vectorize import Choice
+from smelt.graph.sizes import Sym
+from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, fixed, stage_loops
+
+
+class Stages:
+    def __init__(self, kernel: Kernel, body: Body, loops: Loops, choice: Choice) -> None:
+        self.kernel, self.body, self.loops, self.choice = kernel, body, loops, choice
+        self.b = body.b
+
+    def run(self, p: Point) -> None:
+        """All stages at one outer point (or at one vector of them), one after the other."""
+        for i, stage in enumerate(self.kernel.stages):
+            p.values.clear()  # what a stage loaded, another may have stored
+            if any(fixed(l.size) == 0 for l in stage_loops(stage)):
+                if isinstance(stage, ReduceStage):
+                    self._finish(stage, reduce.start(self.b, stage, 1), False)
+            else:
+                _STAGES[type(stage)](self, p, stage, self.choice.inner[i])
+
+    def _map(self, p: Point, stage: MapStage, vector: Sym | None) -> None:
+        def inside(q: Point) -> None:
+            self.body.stores(q, stage.stores)
+
+        loops, last = _vector_last(stage.loops, vector)
+        if last is None:
+            return self.loops.nest(p, loops, inside)
+        size = fixed(last.size)
+        zero, stop = self.b.const("i64", 0), self.b.const("i64", size)
+        point = Point(p.syms, last.sym, p.mask)
+        self.loops.nest(point, loops, lambda q: self.loops.lanes(q, last.sym, size, zero, stop, inside))
+
+    def _scan(self, p: Point, stage: ScanStage, vector: Sym | None) -> None:
+        b, t = self.b, TYPES[stage.store.value.dtype]
+        first = reduce.identity(b, stage.kind, t, b.lanes if p.outer_lanes else 1, "i64")
+        stop = b.const("i64", fixed(stage.loop.size))
+        with b.loop(b.const("i64", 0), stop, 1, first) as it:
+            q = p.at(stage.loop.sym, it.index)
+            value = reduce.first_state(b, stage.kind, t, self.body.value(q, stage.store.value), None)
+            it.next = [rounded(b, r, t) for r in reduce.combine(b, stage.kind, t, it.carried, value)]
+            self.body.store(q, stage.store, it.next[0])
+
+    def _reduce(self, p: Point, stage: ReduceStage, vector: Sym | None) -> None:
+        loops, last = _vector_last(stage.loops, vector)
+        wide = vector is not None or p.outer_lanes
+        states = reduce.start(self.b, stage, self.b.lanes if wide else 1)
+        if last is not None:
+            p = Point(p.syms, last.sym, p.mask)
+            loops = (*loops, last)
+        if loops:
+            states = ReduceLoops(self.body, self.loops, stage, last is not None).run(p, loops, states)
+        else:
+            states = ReduceLoops(self.body, self.loops, stage, False).accumulate(p, states, None)
+        self._finish(stage, states, last is not None)
+
+    def _finish(self, stage: ReduceStage, states: list[State], horizontal: bool) -> None:
+        for r, state in zip(stage.reductions, states, strict=True):
+            if horizontal:
+                state = reduce.across_lanes(self.b, r.kind, TYPES[r.value.dtype], state)
+            self.body.results[r.name] = reduce.finished(self.b, r, state)
+
+
+_STAGES: dict[type[Stage], Callable[..., None]] = {
+    MapStage: Stages._map,
+    ReduceStage: Stages._reduce,
+    ScanStage: Stages._scan,
+}
+
+
+def _vector_last(loops: tuple[Loop, ...], vector: Sym | None) -> tuple[tuple[Loop, ...], Loop | None]:
+    """The scalar loops, and the one that becomes lanes."""
+    if vector is None:
+        return loops, None
+    return tuple(l for l in loops if l.sym is not vector), next(l for l in loops if l.sym is vector)
