@@ -16,9 +16,8 @@ from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.handlers import BUILTINS, Handler, builtin, function, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.values import LEAF_TYPES, MISSING, has_identity_hash, instance_dict
-from smelt.capture.protocol import attributes, callbacks, library_reads
+from smelt.capture.protocol import attributes, callbacks, formatting, library_reads
 from smelt.capture.protocol.attributes import python_method
-from smelt.capture.standins import texts
 from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
 from smelt.trace.fake import FakeTensor
@@ -298,7 +297,7 @@ _unary_protocol(bytes, "__bytes__")
 _unary_protocol(int, "__int__", ("__index__",))
 _unary_protocol(float, "__float__")
 _unary_protocol(complex, "__complex__")
-texts.install()
+formatting.install()
 
 
 @builtin(bool)

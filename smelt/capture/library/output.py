@@ -28,7 +28,8 @@ from smelt.capture.breaks import chains
 from smelt.capture.breaks.chains import CHAIN_MODULE
 from smelt.capture.outside.undo_log import Call
 from smelt.capture.protocol import attributes
-from smelt.capture.standins.texts import Text, convert
+from smelt.capture.protocol.formatting import convert
+from smelt.capture.standins.texts import Text
 from smelt.reasons import OUTPUT
 
 # Packages whose streams and log handlers keep what is written to themselves.

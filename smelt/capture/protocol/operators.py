@@ -23,7 +23,7 @@ from smelt.capture.base.values import (
     is_constant,
     is_identity,
 )
-from smelt.capture.protocol import polyfills, symbolic_numbers
+from smelt.capture.protocol import formatting, polyfills, symbolic_numbers
 from smelt.capture.protocol.attributes import ABSENT, FUNCTION, python_method
 from smelt.capture.protocol.callbacks import PLAIN_ITERATORS
 from smelt.capture.protocol.containers import checked_len, container_len, contains_key
@@ -60,7 +60,7 @@ def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     """`fn(left, right)` for a function of the operator module."""
     a, b = type(left), type(right)
     if a is str and fn is operator.mod:
-        return texts.percent(vm, left, right)
+        return formatting.percent(vm, left, right)
     if a is texts.Text or b is texts.Text:
         return texts.binary(fn, left, right)
     if a in _SIMPLE and b in _SIMPLE:

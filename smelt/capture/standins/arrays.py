@@ -164,8 +164,8 @@ class BoundMethod:
         return getattr(self.array, self.name)(*args, **kwargs)
 
 
-def load_attr(vm: Any, array: Array, name: str) -> Any:
-    """`array.name` for the VM."""
+def attribute(array: Array, name: str) -> Any:
+    """`array.name` as the VM reads it."""
     if isinstance(getattr(Array, name, None), FunctionType):
         return BoundMethod(array, name)
     return array.dtype.type if name == "__class__" and array.scalar else getattr(array, name)

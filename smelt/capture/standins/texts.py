@@ -8,25 +8,16 @@ holds: the text is that of the moment when it was made (a tensor that is written
 
 from __future__ import annotations
 
-import collections
-import functools
-import itertools
-import operator
-import re
-import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, method
-from smelt.capture.base.values import LEAF_TYPES, is_constant
+from smelt.capture.base.values import LEAF_TYPES
 from smelt.errors import Unsupported
 from smelt.graph.effects import effects
-from smelt.graph.numbers import leaves
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS, hint
 
 _DisableFunction = torch._C.DisableTorchFunction
 
@@ -35,7 +26,7 @@ class Unreadable(Unsupported):
     """Something looks at the characters of a `Text`."""
 
 
-def _unreadable(what: str) -> Unsupported:
+def unreadable(what: str) -> Unsupported:
     return Unreadable(Reason(DATA_DEPENDENT, what))
 
 
@@ -55,12 +46,12 @@ class Text:
         return Text(joined, other, self) if isinstance(other, str) else NotImplemented
 
     def __getattr__(self, name: str) -> Any:
-        raise _unreadable(f"str.{name} of a tensor's text")
+        raise unreadable(f"str.{name} of a tensor's text")
 
 
 def _reads(name: str) -> Callable[..., Any]:
     def refuse(self: Text, *args: Any) -> Any:
-        raise _unreadable(f"str.{name} of a tensor's text")
+        raise unreadable(f"str.{name} of a tensor's text")
 
     return refuse
 
@@ -100,9 +91,7 @@ class Shown:
             for record in self._trace.tape.entries[self._after :]
         )
         if written and not self.bare and self._trace.is_input(self.fake) and not self.fake.is_leaf:
-            raise _unreadable(
-                "the text of a tensor from outside, with a history, which is written afterwards"
-            )
+            raise unreadable("the text of a tensor from outside, with a history, which is written afterwards")
         return self._copy if written else self.fake
 
     @property
@@ -132,11 +121,27 @@ class Verbatim:
         return format(self.text, spec)
 
 
+def join_all(parts: Sequence[Any]) -> Any:
+    """The concatenation of strings and `Text`s."""
+    return Text(joined, *parts) if any(type(p) is Text for p in parts) else "".join(parts)
+
+
+def binary(fn: Any, left: Any, right: Any) -> Any:
+    """An operator of which at least one side is a `Text`: strings can be added to it."""
+    if all(type(v) is Text or type(v) in LEAF_TYPES for v in (left, right)):
+        return fn(left, right)
+    raise unreadable("a tensor's text is compared")
+
+
 # ------------------------------------------------------------------------------------------- in compiled frames
 
 
 def joined(*parts: str) -> str:
     return "".join(parts)
+
+
+def separated(separator: str, *parts: str) -> str:
+    return separator.join(parts)
 
 
 class _History:
@@ -171,262 +176,3 @@ class Display:
         return ("Parameter containing:\n" if self._is_parameter else "") + torch._tensor_str._str(
             self._tensor
         )
-
-
-# -------------------------------------------------------------------------------------------------- formatting
-
-
-def _show(vm: Any, fake: FakeTensor, bare: bool = False) -> Shown:
-    if fake.is_meta or torch._C._functorch.maybe_current_level() is not None:
-        raise _unreadable("a tensor is formatted as text")
-    return Shown(vm.trace, fake, bare)
-
-
-def _number(vm: Any, value: Any) -> Any:
-    """A number that changes from call to call, as part of a text. If the text is read, it must not be symbolic."""
-    vm.shown_numbers.update(origin.path for origin in leaves(value.node.expression))
-    return value
-
-
-class _Structure:
-    """A copy of nested builtin containers whose text is that of the original; `unknown` if it holds tensors."""
-
-    def __init__(self, vm: Any) -> None:
-        self.vm = vm
-        self.unknown = False
-        self._memo: dict[int, Any] = {}
-
-    def copy(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is FakeTensor:
-            self.unknown = True
-            return _show(self.vm, value)
-        if kind in LEAF_TYPES or (kind is tuple and is_constant(value)):
-            return value
-        if kind in NUMBERS:
-            self.unknown = True
-            return _number(self.vm, value)
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        if kind is tuple:
-            return tuple(map(self.copy, value))
-        copier = _COPIERS.get(kind)
-        return copier(self, value) if copier is not None else self._other(value)
-
-    def list(self, value: Any, made: Any) -> Any:
-        self._memo[id(value)] = made
-        made.extend([self.copy(v) for v in self.vm.elements(value)])
-        return made
-
-    def dict(self, value: Any, made: Any) -> Any:
-        self._memo[id(value)] = made
-        for key, item in dict.items(self.vm.outside.view(value, deep=False)):
-            made[key if is_constant(key) else self._key(key)] = self.copy(item)
-        return made
-
-    def _key(self, key: Any) -> Any:
-        if type(key) is FakeTensor:
-            raise _unreadable("a tensor that is a key is formatted as text")
-        return self._other(key)
-
-    def _other(self, value: Any) -> Verbatim:
-        text = convert(self.vm, repr, value)
-        self.unknown |= type(text) is Text
-        return Verbatim(text)
-
-
-_COPIERS: dict[type, Callable[[_Structure, Any], Any]] = {
-    list: lambda s, v: s.list(v, []),
-    collections.deque: lambda s, v: s.list(v, collections.deque(maxlen=v.maxlen)),
-    dict: lambda s, v: s.dict(v, {}),
-    collections.OrderedDict: lambda s, v: s.dict(v, collections.OrderedDict()),
-}
-
-
-def convert(vm: Any, fn: Any, value: Any) -> Any:
-    """`fn(value)` for str, repr or ascii: a string or a `Text`."""
-    kind = type(value)
-    if kind is FakeTensor:
-        return Text(fn, _show(vm, value))
-    if kind in NUMBERS:
-        return Text(fn, _number(vm, value))
-    if kind is Text:
-        return value if fn is str else Text(fn, value)
-    if kind in _COPIERS or (kind is tuple and not is_constant(value)):
-        structure = _Structure(vm)
-        made = structure.copy(value)
-        return Text(fn, made) if structure.unknown else fn(made)
-    return _NATIVE[fn](vm, (value,), {})
-
-
-_NATIVE: dict[Any, Handler] = {}  # what the builtins do with other objects
-
-
-def formatted(vm: Any, value: Any, spec: Any) -> Any:
-    """`format(value, spec)`."""
-    if type(spec) is Text:
-        raise _unreadable("a tensor's text is used as a format")
-    if type(value) is FakeTensor:
-        return _format_tensor(vm, value, spec)
-    if type(value) in NUMBERS:
-        format(hint(value), spec)  # raises where the real number would
-        return Text(format, _number(vm, value), spec)
-    if type(value) is Text:
-        format("", spec)  # raises where the real text would
-        return Text(format, value, spec) if spec else value
-    if not spec and vm.type_info(type(value)).find("__format__")[1] is object.__format__:
-        return convert(vm, str, value)
-    return _NATIVE[format](vm, (value, spec), {})
-
-
-def _format_tensor(vm: Any, value: FakeTensor, spec: str) -> Any:
-    """As `Tensor.__format__`: a tensor without dimensions as its number."""
-    if value.dim() != 0:
-        if spec:
-            kind = "Parameter" if getattr(value, "_is_param", False) else "Tensor"
-            raise TypeError(f"unsupported format string passed to {kind}.__format__")
-        return convert(vm, str, value)
-    format(_sample(value.dtype), spec)  # raises where the real number would
-    return Text(format, _show(vm, value, bare=True), spec)
-
-
-def _sample(dtype: torch.dtype) -> Any:
-    """A number of the kind that `Tensor.item()` gives."""
-    if dtype is torch.bool:
-        return True
-    return 1.5j if dtype.is_complex else 1.5 if dtype.is_floating_point else 1
-
-
-_CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.[\d*]+)?)(?P<kind>[a-zA-Z%])")
-
-
-def percent(vm: Any, pattern: str, values: Any) -> Any:
-    """`pattern % values`."""
-    several = values if type(values) is tuple else (values,)
-    if all(type(v) in LEAF_TYPES for v in several):
-        return pattern % values
-    conversions = [c["kind"] for c in _CONVERSION.finditer(pattern) if c["kind"] != "%"]
-    if "%(" in pattern or "*" in pattern or len(conversions) != len(several):
-        if _holds_text(several):
-            raise _unreadable("a tensor is formatted by %")
-        return vm.native(operator.mod, (pattern, vm.outside.view(values)))
-    made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
-    if not _holds_text(made):
-        return vm.native(operator.mod, (pattern, made))
-    return Text(operator.mod, pattern, made)
-
-
-def _percent_argument(vm: Any, conversion: str, value: Any) -> Any:
-    kind = type(value)
-    if kind in LEAF_TYPES:
-        return value
-    if conversion in "sra":
-        fn = {"s": str, "r": repr, "a": ascii}[conversion]
-        return Verbatim(convert(vm, fn, value))
-    if kind in NUMBERS:
-        f"%{conversion}" % hint(value)  # raises where the real number would
-        return _number(vm, value)
-    if kind is FakeTensor:
-        if conversion in "eEfFgG" and value.numel() == 1 and not value.dtype.is_complex:
-            return _show(vm, value, bare=True)
-        if conversion in "dioxX" and value.numel() == 1 and not value.dtype.is_floating_point:
-            return _show(vm, value, bare=True)
-        raise _unreadable(f"a tensor is formatted by %{conversion}")
-    return vm.native_argument(vm.outside.view(value))
-
-
-def _holds_text(values: Iterable[Any]) -> bool:
-    return any(
-        type(v) in (Text, Shown, FakeTensor, *NUMBERS) or (type(v) is Verbatim and type(v.text) is Text)
-        for v in values
-    )
-
-
-@method(str, "join")
-def _join(vm: Any, separator: Any, values: Any) -> Any:
-    parts = vm.elements(values)
-    if not any(type(p) is Text for p in parts):
-        return vm.native(str.join, (separator, parts))
-    if not all(type(p) is Text or isinstance(p, str) for p in parts):
-        return "".join([0])  # type: ignore[list-item]  # its TypeError
-    return Text(separated, separator, *parts)
-
-
-def separated(separator: str, *parts: str) -> str:
-    return separator.join(parts)
-
-
-@method(str, "format")
-def _format(vm: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
-    if not _holds_text((*args, *kwargs.values())):
-        view = vm.outside.view
-        args = tuple(vm.native_argument(view(a)) for a in args)
-        return vm.native(pattern.format, args, {k: vm.native_argument(view(v)) for k, v in kwargs.items()})
-    parts, automatic = [], itertools.count()
-    for text, field, spec, conversion in string.Formatter().parse(pattern):
-        parts.append(text)
-        if field is not None:
-            if spec and "{" in spec:
-                raise _unreadable("a tensor is formatted by str.format")
-            value = _field(field, automatic, args, kwargs)
-            if conversion:
-                value = convert(vm, {"s": str, "r": repr, "a": ascii}[conversion], value)
-            parts.append(formatted(vm, value, spec or ""))
-    return join_all(parts)
-
-
-def _field(field: str, automatic: Iterator[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if not field:
-        return args[next(automatic)]
-    if field.isdigit():
-        return args[int(field)]
-    if not field.isidentifier():
-        raise _unreadable("a tensor is formatted by str.format")
-    return kwargs[field]
-
-
-def binary(fn: Any, left: Any, right: Any) -> Any:
-    """An operator of which at least one side is a `Text`: strings can be added to it."""
-    if all(type(v) is Text or type(v) in LEAF_TYPES for v in (left, right)):
-        return fn(left, right)
-    raise _unreadable("a tensor's text is compared")
-
-
-def join_all(parts: Sequence[Any]) -> Any:
-    """The concatenation of strings and `Text`s."""
-    return Text(joined, *parts) if any(type(p) is Text for p in parts) else "".join(parts)
-
-
-# ----------------------------------------------------------------------------------------------------- handlers
-
-
-def _converting(fn: Any) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs:
-            return convert(vm, fn, args[0])
-        return _NATIVE[fn](vm, args, kwargs)
-
-    return handler
-
-
-def _builtin_format(vm: Any, args: Any, kwargs: Any) -> Any:
-    if len(args) in (1, 2) and not kwargs:
-        return formatted(vm, args[0], args[1] if len(args) == 2 else "")
-    return _NATIVE[format](vm, args, kwargs)
-
-
-def _native_ascii(vm: Any, args: Any, kwargs: Any) -> Any:
-    text = convert(vm, repr, *args)
-    return Text(ascii, Verbatim(text)) if type(text) is Text else ascii(Verbatim(text))
-
-
-def install() -> None:
-    """Text of tensors, before what the builtins' own handlers do."""
-    for fn in (str, repr, ascii):
-        _NATIVE[fn] = BUILTINS.get(fn, _native_ascii)
-        BUILTINS[fn] = _converting(fn)
-    _NATIVE[format] = BUILTINS[format]
-    BUILTINS[format] = _builtin_format
-    TENSOR_METHODS["__str__"] = lambda vm, t: convert(vm, str, t)
-    TENSOR_METHODS["__repr__"] = lambda vm, t: convert(vm, repr, t)
-    TENSOR_METHODS["__format__"] = formatted

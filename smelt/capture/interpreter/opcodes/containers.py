@@ -7,7 +7,7 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING
 from smelt.capture.interpreter.opcodes.table import opcode
-from smelt.capture.protocol import attributes
+from smelt.capture.protocol import attributes, formatting
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.callbacks import calls_back
 from smelt.capture.protocol.containers import mapping
@@ -196,6 +196,6 @@ def _format_value(vm: Any, frame: Frame, arg: Any) -> None:
     value, spec = (stack[-2], stack[-1]) if has_spec else (stack[-1], "")
     convert = (None, str, repr, ascii)[arg & 3]
     if convert is not None:
-        value = texts.convert(vm, convert, value)
-    text = texts.formatted(vm, value, spec) if type(value) is not str or spec else value
+        value = formatting.convert(vm, convert, value)
+    text = formatting.formatted(vm, value, spec) if type(value) is not str or spec else value
     stack[-1 - has_spec :] = (text,)

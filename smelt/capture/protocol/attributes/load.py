@@ -118,13 +118,17 @@ def load_bound_attr(vm: Any, method: MethodType, name: str) -> Any:
     return load_attr(vm, function, name)
 
 
+def load_array_attr(vm: Any, array: arrays.Array, name: str) -> Any:
+    return arrays.attribute(array, name)
+
+
 def load_native(vm: Any, obj: Any, name: str) -> Any:
     return getattr(obj, name)
 
 
 LOADERS: dict[type, Callable[[Any, Any, str], Any]] = {
     FakeTensor: load_tensor_attr,
-    arrays.Array: arrays.load_attr,
+    arrays.Array: load_array_attr,
     types.ModuleType: load_module_attr,
     type: load_class_attr,
     FunctionType: load_function_attr,
