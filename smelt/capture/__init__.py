@@ -10,6 +10,7 @@ The packages, top first; imports point down this list only:
     library/      functions of Python, its standard library and torch that the machine carries out itself
     breaks/       graph breaks: where a frame can be left, and the resume function that goes on from there
     protocol/     Python's object protocols: calls, attributes, operators, containers, scopes, exceptions
+    machine/      the machine as the packages above see it: its state in parts, and the operations they may ask of it
     outside/      objects from outside of the call: origins, guards, what native code sees of them, the undo log
     rebuilding/   what a compiled frame must make anew, as rows of source text by kind of object
     standins/     values that stand for what is known at run time only: NumPy arrays, texts

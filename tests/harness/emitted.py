@@ -11,7 +11,7 @@ from smelt.capture.breaks.endings import Return
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
 from smelt.capture.emit.replay import Store
-from smelt.capture.interpreter.vm import decoded
+from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.rebuilding.reach import reach
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor, wrap

@@ -7,7 +7,8 @@ operands only after it has succeeded. The result of a call is delivered by the c
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.values import FunctionType, Sentinel
@@ -87,16 +88,28 @@ class Frame:
 CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))
 
 
+class Machine(Protocol):
+    """What runs frames: the VM (`machine/vm.py`)."""
+
+    frames: Any
+    running: bool
+    released: bool
+
+    def run(self, frame: Frame, error: BaseException | None = None) -> object: ...
+    def call(self, fn: object, args: Sequence[object], kwargs: dict[str, object]) -> object: ...
+    def drop(self, generator: Generator) -> None: ...
+
+
 class Generator:
     """A generator whose frame the VM runs; native code may iterate it like any other."""
 
     __slots__ = ("__weakref__", "frame", "state", "vm")
 
-    def __init__(self, vm: Any, frame: Frame) -> None:
+    def __init__(self, vm: Machine, frame: Frame) -> None:
         self.vm = vm
         self.frame = frame
         self.state = CREATED
-        vm.generators.append(weakref.ref(self))
+        vm.frames.generators.append(weakref.ref(self))
 
     def __iter__(self) -> Generator:
         return self
@@ -225,7 +238,7 @@ class VMCallable:
 
     __slots__ = ("function", "vm")
 
-    def __init__(self, vm: Any, fn: Any) -> None:
+    def __init__(self, vm: Machine, fn: Any) -> None:
         self.vm = vm
         self.function = fn
 

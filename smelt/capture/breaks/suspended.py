@@ -11,11 +11,13 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable
 from smelt.capture.breaks.points import Going
-from smelt.capture.breaks.resume import going_on, resume_function
+from smelt.capture.breaks.resume import Originals, going_on, resume_function
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import cells
 from smelt.capture.rebuilding.kinds import KINDS, NAMES, Kind, Text, unsupported
 
 _KEEPING: tuple[type, ...] = (
@@ -72,12 +74,12 @@ def iterator_at(iterator: Any, state: Any) -> Any:
 
 def _going(g: Generator) -> Going:
     """Where the generator's frame goes on."""
-    frame = g.frame
-    g.vm.register_cells(frame)
+    frame, vm = g.frame, cast(VM, g.vm)
+    cells.register_cells(vm, frame)
     if g.state is CREATED:  # POP_TOP and RESUME come next
-        return going_on(g.vm.originals, frame, frame.pc + 1, frame.stack)
+        return going_on(Originals(vm.decode), frame, frame.pc + 1, frame.stack)
     if g.state is SUSPENDED:
-        return going_on(g.vm.originals, frame, frame.pc - 1, [*frame.stack, None])
+        return going_on(Originals(vm.decode), frame, frame.pc - 1, [*frame.stack, None])
     raise unsupported(g, "a generator that is running")
 
 
@@ -89,7 +91,7 @@ def _generator_text(g: Generator, text: Text) -> str:
     if g.state is FINISHED:
         return f"finished_generator({g.frame.function.__name__!r}, {g.frame.function.__qualname__!r})"
     going = _going(g)
-    function = resume_function(g.vm.decode, going.point)
+    function = resume_function(cast(VM, g.vm).decode, going.point)
     function.__name__, function.__qualname__ = g.frame.function.__name__, g.frame.function.__qualname__
     call = f"{text.constant(function, function.__name__)}({', '.join(map(text, going.values))})"
     return call if g.state is CREATED else f"advanced({call})"

@@ -26,7 +26,7 @@ from smelt.capture.driver.run import CapturedFrame, Stop, UserException, capture
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
 from smelt.capture.emit.replay import stores_of
 from smelt.capture.emit.rerun import is_repeatable
-from smelt.capture.interpreter.vm import decoded
+from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.protocol import raising
 from smelt.capture.rebuilding.reach import reach
 from smelt.config import Config

@@ -21,11 +21,13 @@ from smelt.capture.base.values import MISSING, NULL, FunctionType
 from smelt.capture.breaks import graph_break
 from smelt.capture.breaks.endings import Ending, Return
 from smelt.capture.breaks.graph_break import Break
-from smelt.capture.interpreter.vm import VM, Stopped
+from smelt.capture.breaks.resume import Originals
+from smelt.capture.interpreter.interpreter import Interpreter, Stopped
 from smelt.capture.library import function_transforms, gradients
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside.registry import Outside
 from smelt.capture.outside.undo_log import Effect
-from smelt.capture.protocol import context_managers
+from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes
 from smelt.capture.standins import texts
 from smelt.config import Config
@@ -129,14 +131,14 @@ def capture_frame(
         NotCopies: `copies` do not do.
         UserException: the user's code raised.
     """
-    vm = VM()
+    vm = Interpreter()
     vm.trace.autograd.wants_joint = differentiate
     vm.trace.copies.allowed = copies
-    vm.depth_limit -= _stack_depth()
-    vm.stop = stop.path if stop else ()
+    vm.frames.depth_limit -= _stack_depth()
+    vm.stopping.path = stop.path if stop else ()
     vm.outside.dynamic = dynamic
     vm.outside.follows_counts = counts
-    vm.compiling = compiling
+    vm.disclosed.compiling = compiling
     captured = None
     with _quiet():
         try:
@@ -150,8 +152,8 @@ def capture_frame(
                     vm.locate(e)
                 raise
         finally:
-            vm.leave_contexts()
-            function_transforms.restore(vm.levels)
+            context_managers.leave_contexts(vm)
+            function_transforms.restore(vm.contexts.transforms)
             vm.outside.log.roll_back()
             if vm.trace.numbers.symbols is not None:
                 vm.trace.numbers.symbols.release()
@@ -174,7 +176,7 @@ def capture_frame(
 def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
     """Paths of the numbers that must not be symbolic for capture to get by `error`."""
     if vm.trace.numbers.symbols is not None and isinstance(error, texts.Unreadable):
-        return frozenset(vm.shown_numbers)
+        return frozenset(vm.disclosed.shown_numbers)
     return vm.outside.dynamic if _needs_plain_numbers(vm, error) else frozenset()
 
 
@@ -183,7 +185,7 @@ def _needs_plain_numbers(vm: VM, error: Exception) -> bool:
     if vm.trace.numbers.symbols is None or isinstance(error, NotCopies):
         return False
     if isinstance(error, texts.Unreadable):
-        return any(origin.path in vm.shown_numbers for origin in vm.outside.readings)
+        return any(origin.path in vm.disclosed.shown_numbers for origin in vm.outside.readings)
     return isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported)
 
 
@@ -191,8 +193,8 @@ def _capture(
     vm: VM, fn: FunctionType, slots: Sequence[object], name: str, stop: Stop | None
 ) -> CapturedFrame:
     outside, trace = vm.outside, vm.trace
-    vm.under_modes = context_managers.check_modes()
-    function_transforms.check_start(vm.levels)
+    vm.contexts.under_modes = context_managers.check_modes()
+    function_transforms.check_start(vm.contexts.transforms)
     snapshot = state.snapshot()
     outside.guard("global_state", None, snapshot)
     outside.const(fn)
@@ -209,8 +211,8 @@ def _capture(
             settings = context_managers.settings(vm)
         finally:
             # while the modes of the trace are on, as they were when the contexts were entered
-            vm.leave_contexts()
-            function_transforms.restore(vm.levels)
+            context_managers.leave_contexts(vm)
+            function_transforms.restore(vm.contexts.transforms)
         effects = (*outside.log.effects(), *settings)
         gradients.record_backward(vm, _left_behind(ending, effects))
         outside.guard_distinct()
@@ -220,7 +222,7 @@ def _capture(
         gradients.check_end(vm)
         outside.log.roll_back()
         fakes = _fakes(vm, ending, effects)
-        if vm.under_modes:
+        if vm.contexts.under_modes:
             gradients.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
         traced = trace.finish(fakes)
@@ -240,14 +242,14 @@ def _capture(
         filename=fn.__code__.co_filename,
         first_line=fn.__code__.co_firstlineno,
         outside=outside,
-        handles=vm.handles,
+        handles=vm.exceptions.some_handler,
         release=vm.release,
     )
 
 
 def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
-    vm.root = frame
-    frame.stop = vm.stop[0] if vm.stop else 0
+    vm.frames.root = frame
+    frame.stop = vm.stopping.path[0] if vm.stopping.path else 0
     vm.running = True
     try:
         result = vm.run(frame)
@@ -259,7 +261,7 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
     except Exception as e:
         if vm.failure is not None:
             raise vm.failure from e
-        raise UserException(e, vm.where(), vm.told_compiling) from e
+        raise UserException(e, vm.where(), vm.disclosed.was_asked) from e
     finally:
         vm.running = False
     if stop is not None:
@@ -276,20 +278,20 @@ def _stack_depth() -> int:
 
 
 def _plan_break(vm: VM, stop: Stop) -> Break:
-    frames = vm.stopped
+    frames = vm.stopping.frames
     _check_generators(vm)
-    function_transforms.check_break(vm.levels)
+    function_transforms.check_break(vm.contexts.transforms)
     for frame in frames:
         frame.pc -= 1
-        vm.register_cells(frame)
-    return graph_break.plan(vm.originals, frames, stop.reason)
+        cells.register_cells(vm, frame)
+    return graph_break.plan(Originals(vm.decode), frames, stop.reason)
 
 
 def _check_generators(vm: VM) -> None:
     """A generator with a `finally` to run must be dropped when the user's code drops it: a resume function's caller would
     keep it alive longer."""
-    held = {id(v) for frame in vm.stopped for v in (*frame.stack, *frame.locals)}
-    for generator in filter(None, (ref() for ref in vm.generators)):
+    held = {id(v) for frame in vm.stopping.frames for v in (*frame.stack, *frame.locals)}
+    for generator in filter(None, (ref() for ref in vm.frames.generators)):
         if id(generator) in held and generator.protected:
             raise Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "a graph break while a generator is inside of `try` or `with`")
@@ -299,9 +301,9 @@ def _check_generators(vm: VM) -> None:
 def _check_left(vm: VM, ending: Ending) -> None:
     if vm.failure is not None:  # swallowed by native code
         raise vm.failure
-    if vm.entered and isinstance(ending, Return):
+    if vm.contexts.entered and isinstance(ending, Return):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
-    if vm.context_tokens:
+    if vm.contexts.tokens:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
 
 

@@ -7,16 +7,25 @@ import functools
 import itertools
 import operator
 import types
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from smelt.capture.base.frames import Generator, VMCallable
+from smelt.capture.base.frames import Frame, Generator, VMCallable
 from smelt.capture.base.handlers import BUILTINS, Handler, builtin, function, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
-from smelt.capture.base.values import LEAF_TYPES, MISSING, has_identity_hash, instance_dict
-from smelt.capture.protocol import attributes, callbacks, formatting, library_reads
+from smelt.capture.base.type_info import FUNCTION
+from smelt.capture.base.values import (
+    LEAF_TYPES,
+    MISSING,
+    NULL,
+    FunctionType,
+    has_identity_hash,
+    instance_dict,
+)
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import attributes, callbacks, formatting, library_reads, scopes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
@@ -27,7 +36,7 @@ from smelt.trace.symbols import hint
 
 
 @builtin(isinstance)
-def _isinstance(vm: Any, args: Any, kwargs: Any) -> bool:
+def _isinstance(vm: VM, args: Any, kwargs: Any) -> bool:
     obj, classes = args
     if type(obj) is Generator:
         obj = _REAL_GENERATOR
@@ -42,11 +51,11 @@ def _isinstance(vm: Any, args: Any, kwargs: Any) -> bool:
 
 
 @builtin(issubclass)
-def _issubclass(vm: Any, args: Any, kwargs: Any) -> bool:
+def _issubclass(vm: VM, args: Any, kwargs: Any) -> bool:
     return _check_class(vm, issubclass, args[0], type(args[0]), args[1])
 
 
-def _check_class(vm: Any, check: Any, obj: Any, kind: type, classes: Any) -> bool:
+def _check_class(vm: VM, check: Any, obj: Any, kind: type, classes: Any) -> bool:
     """Metaclasses, `__subclasshook__` and a property `__class__` may be Python code."""
     plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
     if plain and (kind in LEAF_TYPES or vm.type_info(kind).find("__class__")[2] in (object, torch.Tensor)):
@@ -59,7 +68,7 @@ _REAL_GENERATOR = (_ for _ in ())
 
 
 @builtin(type)
-def _type(vm: Any, args: Any, kwargs: Any) -> Any:
+def _type(vm: VM, args: Any, kwargs: Any) -> Any:
     if len(args) == 1 and not kwargs:
         return vm.class_of(args[0])
     if len(args) != 3:
@@ -69,10 +78,10 @@ def _type(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(super)
-def _super(vm: Any, args: Any, kwargs: Any) -> Any:
+def _super(vm: VM, args: Any, kwargs: Any) -> Any:
     if args:
         return super(*args)
-    frame = vm.frame
+    frame = vm.calling
     code = frame.code
     cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
     first = frame.locals[0]
@@ -82,12 +91,12 @@ def _super(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(callable)
-def _callable(vm: Any, args: Any, kwargs: Any) -> bool:
+def _callable(vm: VM, args: Any, kwargs: Any) -> bool:
     return callable(args[0])
 
 
 @builtin(id)
-def _id(vm: Any, args: Any, kwargs: Any) -> int:
+def _id(vm: VM, args: Any, kwargs: Any) -> int:
     vm.outside.use_identity(args[0])
     return id(
         vm.trace.real(args[0]) if type(args[0]) is FakeTensor and vm.trace.is_input(args[0]) else args[0]
@@ -95,7 +104,7 @@ def _id(vm: Any, args: Any, kwargs: Any) -> int:
 
 
 @builtin(builtins.__build_class__)
-def _build_class(vm: Any, args: Any, kwargs: Any) -> Any:
+def _build_class(vm: VM, args: Any, kwargs: Any) -> Any:
     body, name, *written = args
     bases = _resolved_bases(vm, tuple(written))
     kwds = dict(kwargs)
@@ -103,7 +112,7 @@ def _build_class(vm: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(meta, type):
         meta = types._calculate_meta(meta, bases)  # type: ignore[attr-defined]
     namespace = _prepared(vm, meta, name, bases, kwds)
-    cell = vm.run_class_body(body, namespace)
+    cell = _run_class_body(vm, body, namespace)
     if bases != tuple(written):
         namespace["__orig_bases__"] = tuple(written)
     made = _made_by(vm, meta, name, bases, namespace, kwds)
@@ -112,16 +121,24 @@ def _build_class(vm: Any, args: Any, kwargs: Any) -> Any:
     return made
 
 
-def _resolved_bases(vm: Any, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+def _run_class_body(vm: VM, body: FunctionType, namespace: Any) -> object:
+    """Runs the code between `class` and its end; gives the cell of `__class__`, if there is one."""
+    code = vm.decode(body.__code__)
+    frame = Frame(code, body, [NULL] * code.nlocals)
+    frame.namespace = namespace
+    return vm.run(frame)
+
+
+def _resolved_bases(vm: VM, bases: tuple[Any, ...]) -> tuple[Any, ...]:
     """Bases that are no classes may say what stands for them."""
     entries: list[Any] = []
     for base in bases:
         found = None if isinstance(base, type) else python_method(vm, base, "__mro_entries__")
-        entries += (base,) if found is None else vm.call_function(found, (base, bases))
+        entries += (base,) if found is None else cast(tuple[Any, ...], vm.call_function(found, (base, bases)))
     return tuple(types.resolve_bases(entries))
 
 
-def _prepared(vm: Any, meta: Any, name: str, bases: Any, kwds: Any) -> Any:
+def _prepared(vm: VM, meta: Any, name: str, bases: Any, kwds: Any) -> Any:
     """The mapping in which the body of a class stores its names."""
     prepare = attributes.load_default(vm, meta, "__prepare__", MISSING)
     namespace = {} if prepare is MISSING else vm.call(prepare, (name, bases), kwds)
@@ -132,11 +149,11 @@ def _prepared(vm: Any, meta: Any, name: str, bases: Any, kwds: Any) -> Any:
     return namespace
 
 
-def _made_by(vm: Any, meta: Any, name: str, bases: Any, namespace: Any, kwds: Any) -> Any:
+def _made_by(vm: VM, meta: Any, name: str, bases: Any, namespace: Any, kwds: Any) -> Any:
     new = vm.type_info(meta).find("__new__")[1] if isinstance(meta, type) else None
     new = getattr(new, "__func__", new)
     if isinstance(meta, type) and (type(new) is not types.FunctionType or runs_natively(new)):
-        python_init = vm.type_info(meta).find("__init__")[0] is attributes.FUNCTION
+        python_init = vm.type_info(meta).find("__init__")[0] is FUNCTION
         if type(meta) is type and not python_init:
             return _new_class(vm, meta, (name, bases, namespace), kwds)
     made = vm.call(meta, (name, bases, namespace), kwds)
@@ -145,29 +162,29 @@ def _made_by(vm: Any, meta: Any, name: str, bases: Any, namespace: Any, kwds: An
     return made
 
 
-def _new_class(vm: Any, make: Any, args: Any, kwargs: Any) -> Any:
+def _new_class(vm: VM, make: Any, args: Any, kwargs: Any) -> Any:
     """A class made natively, which runs `__set_name__` and `__init_subclass__`: they get the class before we do."""
-    vm.making_classes.append((args[-3], args[-2]))
+    vm.classes.being_made.append((args[-3], args[-2]))
     try:
         made = callbacks.in_window(vm, make, args, kwargs)
     finally:
-        vm.making_classes.pop()
+        vm.classes.being_made.pop()
     vm.outside.forget_class(made)
     return made
 
 
 @builtin(type.__new__)
-def _type_new(vm: Any, args: Any, kwargs: Any) -> Any:
+def _type_new(vm: VM, args: Any, kwargs: Any) -> Any:
     return _new_class(vm, type.__new__, args, kwargs)
 
 
 @builtin(type.__init__)
-def _type_init(vm: Any, args: Any, kwargs: Any) -> None:
+def _type_init(vm: VM, args: Any, kwargs: Any) -> None:
     return None
 
 
 @builtin(type.__call__)
-def _type_call(vm: Any, args: Any, kwargs: Any) -> Any:
+def _type_call(vm: VM, args: Any, kwargs: Any) -> Any:
     return vm.instantiate(args[0], args[1:], kwargs)
 
 
@@ -175,7 +192,7 @@ def _type_call(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(getattr)
-def _getattr(vm: Any, args: Any, kwargs: Any) -> Any:
+def _getattr(vm: VM, args: Any, kwargs: Any) -> Any:
     if len(args) == 2:
         return attributes.load_attr(vm, *args)
     obj, name, default = args
@@ -183,40 +200,40 @@ def _getattr(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(hasattr)
-def _hasattr(vm: Any, args: Any, kwargs: Any) -> bool:
+def _hasattr(vm: VM, args: Any, kwargs: Any) -> bool:
     obj, name = args
     return attributes.load_default(vm, obj, name, MISSING) is not MISSING
 
 
 @builtin(setattr)
-def _setattr(vm: Any, args: Any, kwargs: Any) -> None:
+def _setattr(vm: VM, args: Any, kwargs: Any) -> None:
     attributes.store_attr(vm, *args)
 
 
 @builtin(delattr)
-def _delattr(vm: Any, args: Any, kwargs: Any) -> None:
+def _delattr(vm: VM, args: Any, kwargs: Any) -> None:
     attributes.delete_attr(vm, *args)
 
 
 @builtin(object.__getattribute__)
-def _object_getattribute(vm: Any, args: Any, kwargs: Any) -> Any:
+def _object_getattribute(vm: VM, args: Any, kwargs: Any) -> Any:
     obj, name = args
     return attributes.load_generic(vm, obj, name, use_getattr=False)
 
 
 @builtin(object.__setattr__)
-def _object_setattr(vm: Any, args: Any, kwargs: Any) -> None:
+def _object_setattr(vm: VM, args: Any, kwargs: Any) -> None:
     store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
     store(vm, *args)
 
 
 @builtin(type.__setattr__)
-def _type_setattr(vm: Any, args: Any, kwargs: Any) -> None:
+def _type_setattr(vm: VM, args: Any, kwargs: Any) -> None:
     attributes.store_named(vm, *args)
 
 
 @builtin(object.__delattr__)
-def _object_delattr(vm: Any, args: Any, kwargs: Any) -> None:
+def _object_delattr(vm: VM, args: Any, kwargs: Any) -> None:
     obj, name = args
     if type(obj) is FakeTensor:
         return attributes.delete_attr(vm, obj, name)
@@ -226,32 +243,32 @@ def _object_delattr(vm: Any, args: Any, kwargs: Any) -> None:
 
 
 @builtin(object.__init__, object.__init_subclass__)
-def _object_init(vm: Any, args: Any, kwargs: Any) -> None:
+def _object_init(vm: VM, args: Any, kwargs: Any) -> None:
     return None
 
 
 @function(nn.Module.__getattr__)
-def _module_getattr(vm: Any, args: Any, kwargs: Any) -> Any:
+def _module_getattr(vm: VM, args: Any, kwargs: Any) -> Any:
     obj, name = args
     return attributes.module_entry(vm, obj, name, instance_dict(obj) or {})
 
 
 @function(nn.Module.__setattr__)
-def _module_setattr(vm: Any, args: Any, kwargs: Any) -> None:
+def _module_setattr(vm: VM, args: Any, kwargs: Any) -> None:
     attributes.store_in_module(vm, *args)
 
 
 @builtin(vars)
-def _vars(vm: Any, args: Any, kwargs: Any) -> Any:
+def _vars(vm: VM, args: Any, kwargs: Any) -> Any:
     if not args:
-        return vm.local_names(vm.frame)
+        return scopes.local_names(vm, vm.calling)
     return attributes.load_attr(vm, args[0], "__dict__")
 
 
 @builtin(dir)
-def _dir(vm: Any, args: Any, kwargs: Any) -> Any:
+def _dir(vm: VM, args: Any, kwargs: Any) -> Any:
     if not args:
-        return sorted(vm.local_names(vm.frame))
+        return sorted(scopes.local_names(vm, vm.calling))
     own = python_method(vm, args[0], "__dir__")
     if own is not None:
         return sorted(vm.elements(vm.call_function(own, (args[0],))))
@@ -272,7 +289,7 @@ def _tells_identity(fn: Any, value: Any) -> bool:
 def _unary_protocol(fn: Any, name: str, fallbacks: tuple[str, ...] = ()) -> None:
     """A builtin that calls one special method: interpreted if it is written in Python."""
 
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         for candidate in (name, *fallbacks):
             found = python_method(vm, args[0], candidate) if args else None
             if found is not None:
@@ -301,7 +318,7 @@ formatting.install()
 
 
 @builtin(bool)
-def _bool(vm: Any, args: Any, kwargs: Any) -> bool:
+def _bool(vm: VM, args: Any, kwargs: Any) -> bool:
     return vm.truth(args[0]) if args else False
 
 
@@ -343,12 +360,12 @@ BUILTINS[operator.not_] = lambda vm, args, kwargs: not vm.truth(args[0])
 
 
 @builtin(functools.partial)
-def _partial(vm: Any, args: Any, kwargs: Any) -> Any:
+def _partial(vm: VM, args: Any, kwargs: Any) -> Any:
     return functools.partial(*args, **kwargs)
 
 
 def _with_callbacks(make: Any) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         args = [vm.native_argument(a) if callable(a) else vm.iterable(a) for a in args]
         return make(*args, **{k: vm.native_argument(v) for k, v in kwargs.items()})
 
@@ -364,7 +381,7 @@ for _make in (
 
 
 def _over_iterables(make: Any) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         return make(*[a if type(a) in LEAF_TYPES else vm.iterable(a) for a in args], **kwargs)
 
     return handler

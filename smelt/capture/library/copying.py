@@ -11,8 +11,10 @@ from typing import Any
 
 from smelt.capture.base.handlers import function, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
+from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, MISSING, instance_dict, is_identity
 from smelt.capture.library import gradients
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.containers import mapping
@@ -28,13 +30,13 @@ _NEW_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
 
 
 @function(copy.deepcopy)
-def _deepcopy(vm: Any, args: Any, kwargs: Any) -> Any:
+def _deepcopy(vm: VM, args: Any, kwargs: Any) -> Any:
     memo = kwargs.get("memo", args[1] if len(args) > 1 else None)
     return deep_copy(vm, args[0], {} if memo is None else memo)
 
 
 @function(copy.copy)
-def _copy(vm: Any, args: Any, kwargs: Any) -> Any:
+def _copy(vm: VM, args: Any, kwargs: Any) -> Any:
     (obj,) = args
     if _is_atomic(obj) or type(obj) is tuple:
         return obj
@@ -48,7 +50,7 @@ def _copy(vm: Any, args: Any, kwargs: Any) -> Any:
     return _copy_instance(vm, obj, None, lambda v: v)
 
 
-def deep_copy(vm: Any, obj: Any, memo: dict[int, Any]) -> Any:
+def deep_copy(vm: VM, obj: Any, memo: dict[int, Any]) -> Any:
     if _is_atomic(obj):
         return obj
     if id(obj) in memo:
@@ -72,7 +74,7 @@ def _is_atomic(obj: Any) -> bool:
     return kind in LEAF_TYPES or kind in NUMBERS or kind in CONSTANTS or is_identity(obj)
 
 
-def _copied_tensor(vm: Any, tensor: FakeTensor, made: Any) -> Any:
+def _copied_tensor(vm: VM, tensor: FakeTensor, made: Any) -> Any:
     if getattr(tensor, "_is_param", False):
         return gradients.make_parameter(vm, made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
@@ -85,7 +87,7 @@ def _new_tuple(obj: Any, items: list[Any]) -> Any:
     return made
 
 
-def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
+def _copy_instance(vm: VM, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
     kind = type(obj)
     if kind in PURE_TYPES or not (kind.__flags__ & _HEAP_TYPE or isinstance(obj, CONTAINER_BASES)):
         return _copy_native(vm, obj, memo, part)
@@ -100,7 +102,7 @@ def _copy_instance(vm: Any, obj: Any, memo: dict[int, Any] | None, part: _Part) 
     return made
 
 
-def _copy_native(vm: Any, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
+def _copy_native(vm: VM, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
     """An instance of a C class."""
     kind = type(obj)
     if kind is types.SimpleNamespace:
@@ -115,7 +117,7 @@ def _copy_native(vm: Any, obj: Any, memo: dict[int, Any] | None, part: _Part) ->
     raise unsupported(f"copying a {kind.__qualname__}")
 
 
-def _reduced(vm: Any, obj: Any) -> Any:
+def _reduced(vm: VM, obj: Any) -> Any:
     """What `__reduce_ex__(4)` gives, for classes that have a say in it."""
     for name, arguments in _REDUCTIONS:
         found = python_method(vm, obj, name)
@@ -130,11 +132,11 @@ def _reduced(vm: Any, obj: Any) -> Any:
     return copyreg.__newobj__, (cls,), attributes.load_attr(vm, obj, "__dict__")  # type: ignore[attr-defined]
 
 
-def _has_new_arguments(vm: Any, cls: type) -> bool:
-    return any(vm.type_info(cls).find(n)[0] is not attributes.ABSENT for n in _NEW_ARGUMENTS)
+def _has_new_arguments(vm: VM, cls: type) -> bool:
+    return any(vm.type_info(cls).find(n)[0] is not ABSENT for n in _NEW_ARGUMENTS)
 
 
-def _empty_like(vm: Any, obj: Any) -> Any:
+def _empty_like(vm: VM, obj: Any) -> Any:
     cls: Any = type(obj)
     is_container = isinstance(obj, CONTAINER_BASES)
     if _has_new_arguments(vm, cls) or not (is_container or cls.__new__ is object.__new__):
@@ -150,7 +152,7 @@ def _empty_like(vm: Any, obj: Any) -> Any:
     return cls.__new__(cls)
 
 
-def _copy_contents(vm: Any, obj: Any, made: Any, part: _Part) -> None:
+def _copy_contents(vm: VM, obj: Any, made: Any, part: _Part) -> None:
     if isinstance(obj, dict):
         base = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
         for key, value in dict.items(mapping(vm, obj)):
@@ -164,7 +166,7 @@ def _copy_contents(vm: Any, obj: Any, made: Any, part: _Part) -> None:
         collections.deque.extend(made, [part(v) for v in vm.elements(obj)])
 
 
-def _copy_attributes(vm: Any, obj: Any, made: Any, part: _Part) -> None:
+def _copy_attributes(vm: VM, obj: Any, made: Any, part: _Part) -> None:
     own = instance_dict(obj)
     for name in list(own or ()):
         object.__setattr__(made, name, part(attributes.instance_value(vm, obj, name, own[name])))  # type: ignore[index]

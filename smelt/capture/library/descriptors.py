@@ -14,41 +14,42 @@ from typing import Any
 from smelt.capture.base.handlers import CODES, Handler, builtin, function, method, unsupported
 from smelt.capture.base.native_functions import nested_codes
 from smelt.capture.base.values import FunctionType, MethodType
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes
 
 # --------------------------------------------------------------------------------------------- called by name
 
 
 @builtin(FunctionType.__get__)
-def _function_get(vm: Any, args: Any, kwargs: Any) -> Any:
+def _function_get(vm: VM, args: Any, kwargs: Any) -> Any:
     function, obj = args[:2]
     return function if obj is None else MethodType(function, obj)
 
 
 @builtin(property.__get__)
-def _property_get(vm: Any, args: Any, kwargs: Any) -> Any:
+def _property_get(vm: VM, args: Any, kwargs: Any) -> Any:
     found, obj = args[:2]
     return found if obj is None else attributes.load_property(vm, obj, found)
 
 
 @builtin(property.__set__)
-def _property_set(vm: Any, args: Any, kwargs: Any) -> None:
+def _property_set(vm: VM, args: Any, kwargs: Any) -> None:
     attributes.store_property(vm, args[1], args[0], args[2])
 
 
 @builtin(property.__delete__)
-def _property_delete(vm: Any, args: Any, kwargs: Any) -> None:
+def _property_delete(vm: VM, args: Any, kwargs: Any) -> None:
     attributes.delete_property(vm, args[1], args[0])
 
 
 @builtin(classmethod.__get__)
-def _classmethod_get(vm: Any, args: Any, kwargs: Any) -> Any:
+def _classmethod_get(vm: VM, args: Any, kwargs: Any) -> Any:
     found, obj, *cls = args
     return MethodType(found.__func__, cls[0] if cls and cls[0] is not None else vm.class_of(obj))
 
 
 @builtin(staticmethod.__get__)
-def _staticmethod_get(vm: Any, args: Any, kwargs: Any) -> Any:
+def _staticmethod_get(vm: VM, args: Any, kwargs: Any) -> Any:
     return args[0].__func__
 
 
@@ -71,7 +72,7 @@ def _cell(function: FunctionType, name: str) -> Any:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
 
 
-def _implementation(vm: Any, dispatch: FunctionType, cls: type) -> Any:
+def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> Any:
     """What `dispatch(cls)` finds among the registered functions, which are guarded."""
     registry = _cell(dispatch, "registry")
     if id(dispatch) in vm.outside.origins:
@@ -82,11 +83,11 @@ def _implementation(vm: Any, dispatch: FunctionType, cls: type) -> Any:
     return dispatch(cls)
 
 
-def _dispatch(vm: Any, fn: FunctionType, args: Any, kwargs: Any) -> Any:
+def _dispatch(vm: VM, fn: FunctionType, args: Any, kwargs: Any) -> Any:
     return _implementation(vm, fn, args[0])
 
 
-def _wrapper(vm: Any, fn: FunctionType, args: Any, kwargs: Any) -> Any:
+def _wrapper(vm: VM, fn: FunctionType, args: Any, kwargs: Any) -> Any:
     if not args:
         return fn(*args, **kwargs)  # raises
     dispatch = _cell(fn, "dispatch")
@@ -96,7 +97,7 @@ def _wrapper(vm: Any, fn: FunctionType, args: Any, kwargs: Any) -> Any:
     return vm.call(chosen, args, kwargs)
 
 
-def _register(vm: Any, fn: FunctionType, args: Any, kwargs: Any) -> Any:
+def _register(vm: VM, fn: FunctionType, args: Any, kwargs: Any) -> Any:
     if any(
         id(cell.cell_contents) in vm.outside.origins for cell in fn.__closure__ or () if cell_is_full(cell)
     ):
@@ -117,7 +118,7 @@ CODES[_code(functools.singledispatch, "register")] = _register
 
 
 @function(functools.singledispatch)
-def _single_dispatch(vm: Any, args: Any, kwargs: Any) -> Any:
+def _single_dispatch(vm: VM, args: Any, kwargs: Any) -> Any:
     return functools.singledispatch(*args, **kwargs)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import builtin, unsupported
 from smelt.capture.base.values import NULL, FunctionType
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import scopes
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -17,41 +19,41 @@ for _name in __future__.all_feature_names:
 
 
 @builtin(globals)
-def _globals(vm: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    return vm.expose(vm.frame.globals)
+def _globals(vm: VM, args: Any, kwargs: Any) -> dict[str, Any]:
+    return scopes.expose(vm, vm.calling.globals)
 
 
 @builtin(locals)
-def _locals(vm: Any, args: Any, kwargs: Any) -> Any:
-    return vm.local_names(vm.frame)
+def _locals(vm: VM, args: Any, kwargs: Any) -> Any:
+    return scopes.local_names(vm, vm.calling)
 
 
 @builtin(compile)
-def _compile(vm: Any, args: Any, kwargs: Any) -> Any:
+def _compile(vm: VM, args: Any, kwargs: Any) -> Any:
     if kwargs or not 3 <= len(args) <= 4 or not isinstance(args[0], (str, bytes)):
         raise unsupported("compile() with options, or of a syntax tree")
     return _compiled(vm, *args)
 
 
-def _compiled(vm: Any, source: Any, filename: Any, mode: str, flags: int = 0) -> types.CodeType:
+def _compiled(vm: VM, source: Any, filename: Any, mode: str, flags: int = 0) -> types.CodeType:
     """With the `__future__` statements that hold where the call stands."""
-    code = compile(source, filename, mode, flags | vm.frame.code.flags & _FUTURE, dont_inherit=True)
+    code = compile(source, filename, mode, flags | vm.calling.code.flags & _FUTURE, dont_inherit=True)
     if not isinstance(code, types.CodeType):
         raise unsupported("compile() to a syntax tree")
     return code
 
 
 @builtin(eval)
-def _eval(vm: Any, args: Any, kwargs: Any) -> Any:
+def _eval(vm: VM, args: Any, kwargs: Any) -> Any:
     return _evaluated(vm, "eval", args, kwargs)
 
 
 @builtin(exec)
-def _exec(vm: Any, args: Any, kwargs: Any) -> None:
+def _exec(vm: VM, args: Any, kwargs: Any) -> None:
     _evaluated(vm, "exec", args, kwargs)
 
 
-def _evaluated(vm: Any, mode: str, args: Any, kwargs: Any) -> Any:
+def _evaluated(vm: VM, mode: str, args: Any, kwargs: Any) -> Any:
     if kwargs or not 1 <= len(args) <= 3:
         raise unsupported(f"{mode}() with keywords")
     source, scope, names = (*args, None, None)[:3]
@@ -73,16 +75,16 @@ def _stripped(source: str | bytes) -> str | bytes:
     return source.lstrip(" \t") if isinstance(source, str) else source.lstrip(b" \t")
 
 
-def _scope(vm: Any, mode: str, scope: Any, names: Any) -> tuple[dict[str, Any], Any]:
+def _scope(vm: VM, mode: str, scope: Any, names: Any) -> tuple[dict[str, Any], Any]:
     """The dictionaries of global and local names. Raises Unsupported for a scope from outside that could be written to."""
     if scope is None:
-        scope = vm.frame.globals
-        names = vm.local_names(vm.frame) if names is None else names
+        scope = vm.calling.globals
+        names = scopes.local_names(vm, vm.calling) if names is None else names
     elif not isinstance(scope, dict):
         raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
     elif id(scope) not in vm.outside.origins:
-        vm.own_scope(scope)
-    elif scope is not vm.frame.globals:
+        scopes.own_scope(vm, scope)
+    elif scope is not vm.calling.globals:
         raise unsupported(f"{mode}() in a scope from outside")
     names = scope if names is None else names
     if type(names) is not dict or id(names) in vm.outside.origins:

@@ -34,8 +34,9 @@ from smelt.capture.base.values import (
     is_identity,
     items_of,
 )
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside.undo_log import Call
-from smelt.capture.protocol import attributes, callbacks, calls
+from smelt.capture.protocol import attributes, callbacks, calls, cells
 from smelt.capture.rebuilding.kinds import KINDS, Kind, is_constant
 from smelt.capture.rebuilding.kinds import unsupported as cannot_rebuild
 from smelt.capture.rebuilding.reach import collect_fakes, reach
@@ -52,21 +53,21 @@ _Function = torch.autograd.Function
 
 
 @contextmanager
-def _natively(vm: Any, function: Any) -> Iterator[None]:
+def _natively(vm: VM, function: Any) -> Iterator[None]:
     """A window does not hand `function` back to the VM."""
-    before, vm.running_natively = vm.running_natively, function
+    before, vm.frames.natively = vm.frames.natively, function
     try:
         yield
     finally:
-        vm.running_natively = before
+        vm.frames.natively = before
 
 
 # ------------------------------------------------------------------------------------------- opaque calls
 
 
-def _opaque(vm: Any, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+def _opaque(vm: VM, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
     """One torch-level call of `function`; `run` does on fakes what it does."""
-    if vm.context_tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
+    if vm.contexts.tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
         raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
@@ -82,11 +83,11 @@ def _name(target: Any) -> str:
     return str(getattr(target, "__qualname__", type(target).__qualname__))
 
 
-def _is_fresh(vm: Any, made: FunctionType | types.CellType) -> bool:
+def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
     return id(made) not in vm.outside.origins
 
 
-def _hold(vm: Any, value: Any, depth: int = 0) -> None:
+def _hold(vm: VM, value: Any, depth: int = 0) -> None:
     """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for what
     the trace made, unless it is made anew at each call."""
     kind = type(value)
@@ -117,7 +118,7 @@ _PARTS: dict[type, Callable[[Any], Sequence[Any]]] = {
 }
 
 
-def _hold_function(vm: Any, made: FunctionType, depth: int) -> None:
+def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
     """A function that the trace made. Its variables must stay as they are now."""
     written = {
         i.argval for i in dis.get_instructions(made.__code__) if i.opname in ("STORE_DEREF", "DELETE_DEREF")
@@ -127,14 +128,14 @@ def _hold_function(vm: Any, made: FunctionType, depth: int) -> None:
             "a function that a graph holds refers to itself or sets a variable", UNSUPPORTED_OBJECT
         )
     for cell in made.__closure__ or ():
-        if not _is_fresh(vm, cell) and not vm.cell_written(cell) and vm.holds_value(cell):
-            _hold(vm, vm.read_held_cell(cell), depth + 1)
+        if not _is_fresh(vm, cell) and not cells.cell_written(vm, cell) and cells.holds_value(vm, cell):
+            _hold(vm, cells.read_held_cell(vm, cell), depth + 1)
             continue
         held = _contents(cell)
         if held is NULL:
             raise unsupported("a function that a graph holds has an empty variable", UNSUPPORTED_OBJECT)
         _hold(vm, held, depth + 1)
-        vm.held_cells.append((cell, held))
+        vm.held.cells.append((cell, held))
     for part in (*(made.__defaults__ or ()), *(made.__kwdefaults__ or {}).values()):
         _hold(vm, part, depth + 1)
 
@@ -153,7 +154,7 @@ def _contents(cell: types.CellType) -> Any:
 
 
 @function(vars(_Function)["apply"].__func__)
-def _apply(vm: Any, args: Any, kwargs: Any) -> Any:
+def _apply(vm: VM, args: Any, kwargs: Any) -> Any:
     """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
     cls, *rest = args
     vm.outside.use_class(cls)
@@ -177,7 +178,7 @@ def _requires_grad(value: Any) -> bool:
     return type(value) is FakeTensor and value.requires_grad
 
 
-def _run_apply(vm: Any, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_apply(vm: VM, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     apply = super(_Function, cls).apply
     args = [vm.outside.view(a) for a in args]
     return vm.outside.fake(
@@ -186,7 +187,7 @@ def _run_apply(vm: Any, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 @function(FunctionCtx.set_materialize_grads)
-def _materialize(vm: Any, args: Any, kwargs: Any) -> None:
+def _materialize(vm: VM, args: Any, kwargs: Any) -> None:
     if vm.trace.autograd.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
         vm.trace.autograd.custom.takes_none.add(id(args[0]))
     FunctionCtx.set_materialize_grads(*args, **kwargs)
@@ -195,7 +196,7 @@ def _materialize(vm: Any, args: Any, kwargs: Any) -> None:
 # ---- their backwards, while the joint graph is recorded
 
 
-def record_backward(vm: Any, roots: Sequence[Any]) -> None:
+def record_backward(vm: VM, roots: Sequence[Any]) -> None:
     """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
     left it, and can still be guarded. It may not change what the frame leaves behind, which `roots` lead to."""
     trace, log = vm.trace, vm.outside.log
@@ -208,13 +209,13 @@ def record_backward(vm: Any, roots: Sequence[Any]) -> None:
         trace.record_backward(collect_fakes(roots, vm.outside.origin_of))
     finally:
         vm.running, log.closed = False, ""
-    if state.read() != settings or vm.entered:
+    if state.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
     if _held(vm, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")
 
 
-def _held(vm: Any, roots: Sequence[Any]) -> list[Any]:
+def _held(vm: VM, roots: Sequence[Any]) -> list[Any]:
     """What the objects hold that the program has made and leaves behind."""
     found = reach(roots, vm.outside.origin_of)
     made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
@@ -222,7 +223,7 @@ def _held(vm: Any, roots: Sequence[Any]) -> list[Any]:
 
 
 @function(BackwardCFunction.apply)
-def _call_backward(vm: Any, args: Any, kwargs: Any) -> Any:
+def _call_backward(vm: VM, args: Any, kwargs: Any) -> Any:
     """Autograd's engine calls the backward of a custom function."""
     ctx, *tangents = args
     user = functools.partial(callbacks.in_window, vm, _user_backward(ctx._forward_cls), args)
@@ -237,6 +238,7 @@ def _call_backward(vm: Any, args: Any, kwargs: Any) -> Any:
         results = given if type(given) is tuple else (given,)
         wanted = zip(results, ctx.needs_input_grad)
         call.gives = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
+        assert trace.autograd.custom is not None
         call.takes_none = len(tangents) > 1 and id(ctx) in trace.autograd.custom.takes_none
     return given
 
@@ -255,7 +257,7 @@ def _user_backward(cls: Any) -> Callable[..., Any]:
 if hasattr(BackwardCFunction, "apply_boxed"):  # torch 2.11 has none
 
     @function(BackwardCFunction.apply_boxed)
-    def _call_boxed_backward(vm: Any, args: Any, kwargs: Any) -> Any:
+    def _call_boxed_backward(vm: VM, args: Any, kwargs: Any) -> Any:
         raise unsupported("a torch.autograd.Function with boxed_grads_call")
 
 
@@ -294,7 +296,7 @@ class _Reentrant(_Function):
 
 
 @function(_CHECKPOINT)
-def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
+def _checkpoint(vm: VM, args: Any, kwargs: Any) -> Any:
     call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
@@ -323,7 +325,7 @@ def _checkpoint(vm: Any, args: Any, kwargs: Any) -> Any:
 # ----------------------------------------------------------------------------------------------- parameters
 
 
-def make_parameter(vm: Any, data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """`nn.Parameter(data, requires_grad)`: a leaf, on the data's memory."""
 
     def run() -> torch.Tensor:
@@ -343,7 +345,7 @@ def make_parameter(vm: Any, data: torch.Tensor, requires_grad: bool) -> torch.Te
 
 
 @function(torch.autograd.grad)
-def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
+def _grad(vm: VM, args: Any, kwargs: Any) -> Any:
     """Gradients of what the trace computed, whose operators are recorded."""
     if kwargs.get("is_grads_batched") or torch._C._are_functorch_transforms_active():
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
@@ -361,7 +363,7 @@ def _grad(vm: Any, args: Any, kwargs: Any) -> Any:
         return callbacks.in_window(vm, torch.autograd.grad, args, kwargs)
 
 
-def _meets_hooks(vm: Any, outputs: Any) -> bool:
+def _meets_hooks(vm: VM, outputs: Any) -> bool:
     """Whether gradients of `outputs` flow through a tensor that a hook was registered on."""
     ends = [outputs] if type(outputs) is FakeTensor else outputs
     if not isinstance(ends, (list, tuple)) or any(type(end) is not FakeTensor for end in ends):
@@ -371,13 +373,14 @@ def _meets_hooks(vm: Any, outputs: Any) -> bool:
     leaves = [*ends, *(getattr(node, "variable", None) for node, _ in met)]
     return any(
         any(tensor is leaf for leaf in leaves) if grad_fn is None else (grad_fn, tensor.output_nr) in met
-        for tensor, grad_fn in vm.hooked
+        for tensor, grad_fn in vm.held.hooked
     )
 
 
-def _check_leaf(vm: Any, fake: FakeTensor) -> None:
+def _check_leaf(vm: VM, fake: FakeTensor) -> None:
     """Gradients must not lead out of the trace: to what another function computed, or to hooks."""
     real = vm.trace.real(fake)
+    assert real is not None
     if fake.device.type != "cpu" or not real.is_leaf or real._backward_hooks:
         raise unsupported("torch.autograd.grad through a tensor computed outside, or one with hooks")
     for name in ("is_leaf", "_backward_hooks"):
@@ -389,7 +392,7 @@ def _check_leaf(vm: Any, fake: FakeTensor) -> None:
 
 def _switch_level(method: Any, function_: Callable[[], Any]) -> None:
     @function(method)
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         with _natively(vm, method):
             result = calls.call_native_python(vm, method, args, kwargs)
         vm.trace.calls.switch_level(function_)
@@ -404,7 +407,7 @@ _leave: Any = torch.inference_mode.__exit__
 
 
 @function(_leave)
-def _leave_inference_mode(vm: Any, args: Any, kwargs: Any) -> Any:
+def _leave_inference_mode(vm: VM, args: Any, kwargs: Any) -> Any:
     """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
     if id(args[0]) in vm.outside.origins:
         raise unsupported("an inference mode from outside is left")
@@ -451,7 +454,7 @@ _REGISTER: dict[str, Any] = {
 def _register(name: str) -> Handler:
     method = _REGISTER[name]
 
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         call = inspect.signature(method).bind(*args, **kwargs)
         tensor, hook = call.args
         if not tensor.requires_grad:
@@ -460,7 +463,7 @@ def _register(name: str) -> Handler:
             raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
         registered = Call(method, (tensor, hook))
         vm.outside.log.call(registered)
-        vm.hooked.append((tensor, tensor.grad_fn))
+        vm.held.hooked.append((tensor, tensor.grad_fn))
         vm.trace.autograd.hooked.append(tensor)
         return HookHandle(vm.outside.log.calls, registered)
 
@@ -474,7 +477,7 @@ for _hook_name, _hook_method in _REGISTER.items():
 # --------------------------------------------------------------------------------------------- state of tensors
 
 
-def set_requires_grad(vm: Any, tensor: FakeTensor, requires_grad: Any = True) -> torch.Tensor:
+def set_requires_grad(vm: VM, tensor: FakeTensor, requires_grad: Any = True) -> torch.Tensor:
     """`tensor.requires_grad_(requires_grad)`, which the torch-level graph repeats."""
     wanted = vm.truth(requires_grad)
     if vm.trace.is_input(tensor) and wanted == tensor.requires_grad:
@@ -485,7 +488,7 @@ def set_requires_grad(vm: Any, tensor: FakeTensor, requires_grad: Any = True) ->
 TENSOR_METHODS["requires_grad_"] = set_requires_grad
 
 
-def set_grad(vm: Any, tensor: FakeTensor, value: Any) -> None:
+def set_grad(vm: VM, tensor: FakeTensor, value: Any) -> None:
     """`tensor.grad = value` of a tensor from outside: an effect, since nothing that is captured reads it but reads of
     the attribute."""
     if not vm.trace.is_input(tensor):
@@ -499,11 +502,11 @@ def set_grad(vm: Any, tensor: FakeTensor, value: Any) -> None:
     vm.outside.log.set_tensor_attribute(tensor, "grad", value)
 
 
-def set_data(vm: Any, tensor: FakeTensor, value: Any) -> None:
+def set_data(vm: VM, tensor: FakeTensor, value: Any) -> None:
     raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
 
 
-def set_flag(vm: Any, tensor: FakeTensor, value: Any) -> None:
+def set_flag(vm: VM, tensor: FakeTensor, value: Any) -> None:
     set_requires_grad(vm, tensor, value)
 
 
@@ -526,12 +529,12 @@ def check_history(fakes: Iterable[FakeTensor]) -> None:
         todo += [following for following, _ in node.next_functions]
 
 
-def check_end(vm: Any) -> None:
+def check_end(vm: VM) -> None:
     """Raises Unsupported where something changed after it was to stay: what a hook is on, what a held function refers to."""
-    for tensor, grad_fn in vm.hooked:
+    for tensor, grad_fn in vm.held.hooked:
         if tensor.grad_fn is not grad_fn:
             raise unsupported("a tensor is written in place after a hook was registered", UNSUPPORTED_EFFECT)
-    for cell, held in vm.held_cells:
+    for cell, held in vm.held.cells:
         if _contents(cell) is not held:
             raise unsupported(
                 "a variable of a function that a graph holds is changed later", UNSUPPORTED_EFFECT

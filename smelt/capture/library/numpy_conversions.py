@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, unsupported
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.calls import run_native
 from smelt.capture.standins.arrays import DTYPES, Array, storage_of
 from smelt.reasons import DATA_DEPENDENT
@@ -16,7 +17,7 @@ from smelt.trace.fake import FakeTensor
 _NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
 
 
-def _numpy(vm: Any, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+def _numpy(vm: VM, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     known = vm.trace.known.value(tensor)
     if known is not None:
         return known.numpy(*args, **kwargs).copy()
@@ -27,7 +28,7 @@ def _numpy(vm: Any, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     return Array(tensor.detach(), outside=_of_an_array(vm, tensor))
 
 
-def _of_an_array(vm: Any, tensor: FakeTensor) -> bool:
+def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
     """Whether the tensor looks at the memory of an outside array."""
     own = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
     return any(vm.outside.origins[id(f)].kind == "array" for f in own)
@@ -39,7 +40,7 @@ TENSOR_METHODS["numpy"] = _numpy
 def _tensor_of(function: Any, convert: Any) -> None:
     before: Handler | None = BUILTINS.get(function)
 
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         if args and type(args[0]) is Array:
             return convert(args[0], *args[1:], **kwargs)
         if args and type(args[0]) is np.ndarray and _is_own(vm, args[0]):
@@ -49,7 +50,7 @@ def _tensor_of(function: Any, convert: Any) -> None:
     BUILTINS[function] = handler
 
 
-def _is_own(vm: Any, array: np.ndarray[Any, Any]) -> bool:
+def _is_own(vm: VM, array: np.ndarray[Any, Any]) -> bool:
     """Whether the program made the array, and all whose memory it looks at."""
     at: Any = array
     while type(at) is np.ndarray and id(at) not in vm.outside.origins:
@@ -57,7 +58,7 @@ def _is_own(vm: Any, array: np.ndarray[Any, Any]) -> bool:
     return at is None and array.dtype in DTYPES.values()
 
 
-def _constant(vm: Any, array: np.ndarray[Any, Any], shared: bool) -> torch.Tensor:
+def _constant(vm: VM, array: np.ndarray[Any, Any], shared: bool) -> torch.Tensor:
     """A tensor of an array that the program made. Where they would share memory, neither may be written from now on."""
     at: Any = array if shared else None
     while at is not None:

@@ -7,12 +7,13 @@ from typing import Any
 from torch.optim import optimizer
 
 from smelt.capture.base.handlers import function
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import calls
 
 _zero_grad: Any = optimizer.Optimizer.zero_grad
 
 
 @function(_zero_grad)
-def _set_gradients_to_zero(vm: Any, args: Any, kwargs: Any) -> Any:
+def _set_gradients_to_zero(vm: VM, args: Any, kwargs: Any) -> Any:
     """Torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
     return calls.interpret(vm, _zero_grad.__wrapped__, args, kwargs)

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -26,6 +26,7 @@ from smelt.capture.base.handlers import FUNCTIONS, Handler, builtin, function, m
 from smelt.capture.base.values import LEAF_TYPES, instance_dict, is_constant
 from smelt.capture.breaks import chains
 from smelt.capture.breaks.chains import CHAIN_MODULE
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside.undo_log import Call
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.formatting import convert
@@ -55,7 +56,7 @@ def _is_known(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in _KNOWN_PACKAGES
 
 
-def defer(vm: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
+def defer(vm: VM, fn: Any, *args: Any, **kwargs: Any) -> None:
     """`fn(*args, **kwargs)` is to be called by the compiled frame."""
     vm.outside.const(fn)
     vm.outside.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))
@@ -65,7 +66,7 @@ def defer(vm: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
 
 
 @builtin(print)
-def _print(vm: Any, args: Any, kwargs: Any) -> None:
+def _print(vm: VM, args: Any, kwargs: Any) -> None:
     options = {"sep": None, "end": None, "file": None, "flush": False, **kwargs}
     if len(options) > 4:
         raise TypeError(f"print() got an unexpected keyword argument {list(options)[4]!r}")
@@ -89,7 +90,7 @@ def _print(vm: Any, args: Any, kwargs: Any) -> None:
     defer(vm, print, *parts, **given)
 
 
-def _standard_stream(vm: Any, name: str) -> Any:
+def _standard_stream(vm: VM, name: str) -> Any:
     """sys.stdout or sys.stderr, whose class is guarded."""
     if vm.outside.log.touches(vars(sys), name):
         raise unsupported(f"sys.{name} was replaced inside the function", OUTPUT)
@@ -99,13 +100,13 @@ def _standard_stream(vm: Any, name: str) -> Any:
     return stream
 
 
-def _check_stream(vm: Any, stream: Any) -> None:
+def _check_stream(vm: VM, stream: Any) -> None:
     if not _is_known(stream) or id(stream) not in vm.outside.origins:
         raise unsupported(f"writing to a {type(stream).__qualname__}", OUTPUT)
 
 
 @method(io.IOBase, "write")
-def _write(vm: Any, stream: Any, text: Any) -> int:
+def _write(vm: VM, stream: Any, text: Any) -> int:
     _check_text_stream(vm, stream, [text])
     if type(text) is Text:
         raise unsupported("how much of a tensor's text was written is asked", OUTPUT)
@@ -114,19 +115,19 @@ def _write(vm: Any, stream: Any, text: Any) -> int:
 
 
 @method(io.IOBase, "writelines")
-def _write_lines(vm: Any, stream: Any, lines: Any) -> None:
+def _write_lines(vm: VM, stream: Any, lines: Any) -> None:
     lines = vm.elements(lines)
     _check_text_stream(vm, stream, lines)
     defer(vm, call_method, stream, "writelines", lines)
 
 
 @method(io.IOBase, "flush")
-def _flush(vm: Any, stream: Any) -> None:
+def _flush(vm: VM, stream: Any) -> None:
     _check_text_stream(vm, stream, ())
     defer(vm, call_method, stream, "flush")
 
 
-def _check_text_stream(vm: Any, stream: Any, lines: Sequence[Any]) -> None:
+def _check_text_stream(vm: VM, stream: Any, lines: Sequence[Any]) -> None:
     _check_stream(vm, stream)
     if not isinstance(stream, io.TextIOBase) or not all(type(x) in (str, Text) for x in lines):
         raise unsupported(f"writing bytes to a {type(stream).__qualname__}", OUTPUT)
@@ -168,7 +169,7 @@ def _place_of(frame: FrameType) -> Place:
     return Place(code.co_filename, frame.f_lineno, code.co_name, frame.f_globals)
 
 
-def place_at(vm: Any, level: int, skip: Callable[[str], bool] = lambda filename: False) -> Place | int:
+def place_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: False) -> Place | int:
     """The place `level - 1` callers up, as `stacklevel` counts; a number where that is above the captured frame: how many
     callers of the compiled frame up."""
     frame = vm.frame
@@ -182,7 +183,7 @@ def place_at(vm: Any, level: int, skip: Callable[[str], bool] = lambda filename:
     return level
 
 
-def _places(vm: Any, frame: Any) -> Iterator[Place]:
+def _places(vm: VM, frame: Any) -> Iterator[Place]:
     """The places that eager has for a frame of the VM: more where it stands for several, none where it is smelt's own."""
     name = frame.globals.get("__name__")
     if name == CHAIN_MODULE:
@@ -193,7 +194,7 @@ def _places(vm: Any, frame: Any) -> Iterator[Place]:
         original = frame.code.original
         source = frame.function.__code__ if original is None else original.source
         yield Place(frame.line.filename, frame.line.line, source.co_name, frame.globals)
-        if vm.calls_module(frame.parent):
+        if any(f is frame.parent for f in vm.frames.module_callers):
             yield from _module_frames()
 
 
@@ -214,7 +215,7 @@ def _caller(level: int) -> Place:
 
 @builtin(warnings.warn)
 @function(warnings.warn)
-def _warn(vm: Any, args: Any, kwargs: Any) -> None:
+def _warn(vm: VM, args: Any, kwargs: Any) -> None:
     call = inspect.signature(_warn_signature).bind(*args, **kwargs)
     call.apply_defaults()
     message, category, level = call.args[:3]
@@ -233,7 +234,7 @@ def _warn(vm: Any, args: Any, kwargs: Any) -> None:
         raise unsupported("a warning that is an error", OUTPUT)
     if action == "ignore":
         return
-    if any(isinstance(manager, warnings.catch_warnings) for manager, _ in vm.entered):
+    if any(isinstance(manager, warnings.catch_warnings) for manager, _ in vm.contexts.entered):
         raise unsupported("a warning inside catch_warnings", OUTPUT)
     if isinstance(place, int):
         defer(vm, warn_caller, message, category, place)
@@ -252,7 +253,7 @@ def _warn_signature(
 ) -> None: ...
 
 
-def _warning_action(vm: Any, message: Any, category: type, place: Place | int) -> str:
+def _warning_action(vm: VM, message: Any, category: type, place: Place | int) -> str:
     """What the filters, which are guarded, say; they must not depend on text or a place that is known only later."""
     filters = attributes.load_attr(vm, warnings, "filters")
     origin = vm.outside.origin(filters)
@@ -297,7 +298,7 @@ _OWN = ("_log", "handle", "makeRecord", "findCaller", "callHandlers", "filter")
 def _log(level: int | None, exception: bool = False) -> Handler:
     """Methods of loggers: what is not enabled does nothing."""
 
-    def handler(vm: Any, args: Any, kwargs: Any) -> None:
+    def handler(vm: VM, args: Any, kwargs: Any) -> None:
         logger, *rest = args
         wanted = level if level is not None else rest.pop(0)
         if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (wanted,), {}):
@@ -315,9 +316,10 @@ def _log(level: int | None, exception: bool = False) -> Handler:
     return handler
 
 
-def _log_adapted(vm: Any, adapter: Any, level: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _log_adapted(vm: VM, adapter: Any, level: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     process = attributes.load_attr(vm, adapter, "process")
-    message, kwargs = vm.call(process, (args[0], dict(kwargs)), {})
+    told = vm.call(process, (args[0], dict(kwargs)), {})
+    message, kwargs = cast(tuple[Any, dict[str, Any]], told)
     logger = attributes.load_attr(vm, adapter, "logger")
     if isinstance(logger, logging.LoggerAdapter):
         _log_adapted(vm, logger, level, (message, *args[1:]), kwargs)
@@ -325,7 +327,7 @@ def _log_adapted(vm: Any, adapter: Any, level: int, args: Sequence[Any], kwargs:
         _record(vm, logger, level, (message, *args[1:]), kwargs)
 
 
-def _record(vm: Any, logger: Any, level: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _record(vm: VM, logger: Any, level: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Defers the making and handling of a log record."""
     message, *values = args
     kwargs = dict(kwargs)
@@ -344,7 +346,7 @@ def _is_logging_file(filename: str) -> bool:
     return filename == logging._srcfile  # type: ignore[attr-defined]
 
 
-def _check_logger(vm: Any, logger: Any) -> None:
+def _check_logger(vm: VM, logger: Any) -> None:
     """Guards whom a record reaches. Raises Unsupported where that is code of the user's."""
     if id(logger) not in vm.outside.origins:
         vm.outside.const(logger)
@@ -364,7 +366,7 @@ def _check_logger(vm: Any, logger: Any) -> None:
         logger = _state(vm, logger, "parent") if _state(vm, logger, "propagate") else None
 
 
-def _message(vm: Any, message: Any, values: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _message(vm: VM, message: Any, values: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Message and arguments of a record, whose text is that of now."""
     if not values:
         return (message if is_constant(message) else convert(vm, str, message)), ()
@@ -381,7 +383,7 @@ def _message(vm: Any, message: Any, values: tuple[Any, ...]) -> tuple[Any, tuple
         raise unsupported(f"a log message that does not fit its arguments: {e}", OUTPUT) from None
 
 
-def _extra(vm: Any, extra: Any) -> Any:
+def _extra(vm: VM, extra: Any) -> Any:
     if extra is None:
         return None
     found = dict(vm.outside.view(extra, deep=False))
@@ -406,7 +408,7 @@ def _log_to_root(level: int | None, exception: bool = False) -> Handler:
     """The functions of module logging; they make a handler where there is none."""
     log_to = _log(level, exception)
 
-    def handler(vm: Any, args: Any, kwargs: Any) -> None:
+    def handler(vm: VM, args: Any, kwargs: Any) -> None:
         root = logging.getLogger()
         if not vm.truth(_state(vm, root, "handlers")):
             raise unsupported("logging to the root logger, which has no handler", OUTPUT)
@@ -415,13 +417,13 @@ def _log_to_root(level: int | None, exception: bool = False) -> Handler:
     return handler
 
 
-def _state(vm: Any, obj: Any, name: str) -> Any:
+def _state(vm: VM, obj: Any, name: str) -> Any:
     vm.outside.origin(obj)
     return attributes.load_attr(vm, obj, name)
 
 
 @function(logging.Logger.isEnabledFor)
-def _is_enabled(vm: Any, args: Any, kwargs: Any) -> bool:
+def _is_enabled(vm: VM, args: Any, kwargs: Any) -> bool:
     """Reads, and so guards, what the answer follows from; the logger's own cache may be stale or cleared at any time."""
     logger, level = args
     if _state(vm, logger, "disabled"):
@@ -432,7 +434,7 @@ def _is_enabled(vm: Any, args: Any, kwargs: Any) -> bool:
 
 
 @function(logging.Logger.getEffectiveLevel)
-def _effective_level(vm: Any, args: Any, kwargs: Any) -> Any:
+def _effective_level(vm: VM, args: Any, kwargs: Any) -> Any:
     (logger,) = args
     while logger is not None:
         level = _state(vm, logger, "level")
@@ -443,7 +445,7 @@ def _effective_level(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @function(logging.LoggerAdapter.isEnabledFor)
-def _adapter_is_enabled(vm: Any, args: Any, kwargs: Any) -> Any:
+def _adapter_is_enabled(vm: VM, args: Any, kwargs: Any) -> Any:
     inner = attributes.load_attr(vm, args[0], "logger")
     return vm.call(attributes.load_attr(vm, inner, "isEnabledFor"), tuple(args[1:]), {})
 

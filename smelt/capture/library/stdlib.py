@@ -26,6 +26,7 @@ from smelt.capture.base.handlers import (
 )
 from smelt.capture.base.values import MISSING
 from smelt.capture.library import gradients
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, calls, library_reads
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
@@ -34,20 +35,20 @@ from smelt.trace.fake import FakeTensor
 
 
 @builtin(sys.exc_info)
-def _exc_info(vm: Any, args: Any, kwargs: Any) -> Any:
+def _exc_info(vm: VM, args: Any, kwargs: Any) -> Any:
     error = vm.handled_exception()
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 @builtin(sys.exception)
-def _exception(vm: Any, args: Any, kwargs: Any) -> Any:
+def _exception(vm: VM, args: Any, kwargs: Any) -> Any:
     return vm.handled_exception()
 
 
 def _group_method(name: str) -> Handler:
     """`split` and `subgroup` want a function, of Python: they get one that goes to the VM."""
 
-    def handler(vm: Any, group: Any, condition: Any) -> Any:
+    def handler(vm: VM, group: Any, condition: Any) -> Any:
         called = vm.native_callable(condition)
         condition = condition if called is condition else lambda error: called(error)
         return vm.native(getattr(group, name), (condition,))
@@ -61,19 +62,19 @@ for _name in ("split", "subgroup"):
 
 
 @builtin(sys._getframe)
-def _getframe(vm: Any, args: Any, kwargs: Any) -> Any:
+def _getframe(vm: VM, args: Any, kwargs: Any) -> Any:
     raise unsupported("sys._getframe")
 
 
 @builtin(contextvars.ContextVar.get)
-def _context_get(vm: Any, args: Any, kwargs: Any) -> Any:
+def _context_get(vm: VM, args: Any, kwargs: Any) -> Any:
     return context_get(vm, *args)
 
 
 @method(contextvars.ContextVar, "get")
-def context_get(vm: Any, variable: Any, *default: Any) -> Any:
-    if id(variable) in vm.context_values:
-        return vm.context_values[id(variable)]
+def context_get(vm: VM, variable: Any, *default: Any) -> Any:
+    if id(variable) in vm.contexts.variables:
+        return vm.contexts.variables[id(variable)]
     outside, memo = vm.outside, vm.outside.memo(variable)
     outside.use_identity(variable)
     reader = memo.setdefault("reader", functools.partial(variable.get, MISSING))
@@ -88,22 +89,22 @@ def context_get(vm: Any, variable: Any, *default: Any) -> Any:
 
 
 @method(contextvars.ContextVar, "set")
-def _context_set(vm: Any, variable: Any, value: Any) -> Any:
+def _context_set(vm: VM, variable: Any, value: Any) -> Any:
     token = variable.set(value)
-    vm.context_tokens.append((variable, token))
-    vm.context_values[id(variable)] = value
+    vm.contexts.tokens.append((variable, token))
+    vm.contexts.variables[id(variable)] = value
     return token
 
 
 @method(contextvars.ContextVar, "reset")
-def _context_reset(vm: Any, variable: Any, token: Any) -> None:
+def _context_reset(vm: VM, variable: Any, token: Any) -> None:
     if id(token) in vm.outside.origins:
         raise unsupported("ContextVar.reset to what was before the call", UNSUPPORTED_EFFECT)
     variable.reset(token)
-    vm.context_tokens[:] = [(v, t) for v, t in vm.context_tokens if t is not token]
-    vm.context_values.pop(id(variable), None)
-    if any(v is variable for v, _ in vm.context_tokens):
-        vm.context_values[id(variable)] = variable.get()
+    vm.contexts.tokens[:] = [(v, t) for v, t in vm.contexts.tokens if t is not token]
+    vm.contexts.variables.pop(id(variable), None)
+    if any(v is variable for v, _ in vm.contexts.tokens):
+        vm.contexts.variables[id(variable)] = variable.get()
 
 
 # --------------------------------------------------------------------------------------------------- torch
@@ -118,7 +119,7 @@ _UNAWARE = ("torch.nn.modules.module", "torch._functorch", "torch.func", "torch.
 
 
 @function(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-def _is_compiling(vm: Any, args: Any, kwargs: Any) -> bool:
+def _is_compiling(vm: VM, args: Any, kwargs: Any) -> bool:
     name = vm.frame.globals.get("__name__") if vm.frame is not None else None
     return not (isinstance(name, str) and name.startswith(_UNAWARE)) and vm.is_compiling()
 
@@ -131,7 +132,7 @@ BUILTINS[torch._C._is_tracing] = _constantly(False)
 
 
 @builtin(torch._C._nn.one_hot)
-def _one_hot(vm: Any, args: Any, kwargs: Any) -> Any:
+def _one_hot(vm: VM, args: Any, kwargs: Any) -> Any:
     """As eager does it on a CPU, where classes out of range are an error; its shape function compares instead."""
     call = inspect.signature(_one_hot_signature).bind(*args, **kwargs)
     call.apply_defaults()
@@ -146,7 +147,7 @@ def _one_hot_signature(tensor: Any, num_classes: int = -1) -> None: ...
 
 
 @builtin(nn.Parameter)
-def _parameter(vm: Any, args: Any, kwargs: Any) -> Any:
+def _parameter(vm: VM, args: Any, kwargs: Any) -> Any:
     data = kwargs.get("data", args[0] if args else None)
     requires_grad = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
     if type(data) is not FakeTensor:
@@ -155,7 +156,7 @@ def _parameter(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(nn.parameter.Buffer)
-def _buffer(vm: Any, args: Any, kwargs: Any) -> Any:
+def _buffer(vm: VM, args: Any, kwargs: Any) -> Any:
     call = inspect.signature(_buffer_signature).bind(*args, **kwargs)
     call.apply_defaults()
     data, persistent = call.arguments["data"], call.arguments["persistent"]
@@ -169,7 +170,7 @@ def _buffer(vm: Any, args: Any, kwargs: Any) -> Any:
 def _buffer_signature(data: Any = None, *, persistent: bool = True) -> None: ...
 
 
-def _tensor_size(vm: Any, tensor: FakeTensor, dim: Any = None) -> Any:
+def _tensor_size(vm: VM, tensor: FakeTensor, dim: Any = None) -> Any:
     shape = attributes.shape_of(tensor)
     return shape if dim is None else shape[dim]
 
@@ -188,20 +189,20 @@ _METADATA: dict[str, Handler] = {
 TENSOR_METHODS.update(_METADATA)
 
 
-def _as_subclass(vm: Any, tensor: FakeTensor, cls: type) -> Any:
+def _as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> Any:
     raise unsupported(f"a tensor becomes a {cls.__qualname__}", TENSOR_SUBCLASS)
 
 
 TENSOR_METHODS["as_subclass"] = _as_subclass
 
 
-def _check_own(vm: Any, tensor: FakeTensor, name: str) -> None:
+def _check_own(vm: VM, tensor: FakeTensor, name: str) -> None:
     if vm.trace.is_input(tensor):
         raise unsupported(f"Tensor.{name} of a tensor from outside", UNSUPPORTED_EFFECT)
 
 
 def _own_only(name: str) -> Handler:
-    def handler(vm: Any, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+    def handler(vm: VM, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
         _check_own(vm, tensor, name)
         return vm.outside.fake(getattr(tensor, name)(*args, **kwargs))
 
@@ -219,7 +220,7 @@ for _name in (
 
 
 @function(torch.Tensor.__iter__)
-def _tensor_iter(vm: Any, args: Any, kwargs: Any) -> Any:
+def _tensor_iter(vm: VM, args: Any, kwargs: Any) -> Any:
     return iter(args[0].unbind(0))
 
 
@@ -227,30 +228,30 @@ def _tensor_iter(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @function(typing.cast)
-def _cast(vm: Any, args: Any, kwargs: Any) -> Any:
+def _cast(vm: VM, args: Any, kwargs: Any) -> Any:
     return args[1] if len(args) == 2 else kwargs["val"]
 
 
 @builtin(os.fspath)
-def _fspath(vm: Any, args: Any, kwargs: Any) -> Any:
+def _fspath(vm: VM, args: Any, kwargs: Any) -> Any:
     found = attributes.python_method(vm, args[0], "__fspath__") if args else None
     return os.fspath(*args, **kwargs) if found is None else vm.call_function(found, tuple(args))
 
 
 @function(inspect.signature)
-def _signature(vm: Any, args: Any, kwargs: Any) -> Any:
+def _signature(vm: VM, args: Any, kwargs: Any) -> Any:
     target = args[0].function if type(args[0]) is VMCallable else args[0]
     library_reads.use_signature(vm.outside, target)
     return inspect.signature(target, *args[1:], **kwargs)
 
 
 @builtin(functools._lru_cache_wrapper)
-def _lru_cache_wrapper(vm: Any, args: Any, kwargs: Any) -> Any:
+def _lru_cache_wrapper(vm: VM, args: Any, kwargs: Any) -> Any:
     return functools._lru_cache_wrapper(*args, **kwargs)
 
 
 @function(functools.update_wrapper)
-def _update_wrapper(vm: Any, args: Any, kwargs: Any) -> Any:
+def _update_wrapper(vm: VM, args: Any, kwargs: Any) -> Any:
     if id(args[0]) in vm.outside.origins:
         return calls.interpret(vm, functools.update_wrapper, args, kwargs)
     return functools.update_wrapper(*args, **kwargs)

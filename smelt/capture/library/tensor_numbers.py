@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.machine.vm import VM
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.numbers import float32
@@ -61,7 +62,7 @@ class _Unknown(Exception):
     """Nothing tells the number."""
 
 
-def number(vm: Any, tensor: FakeTensor) -> Any:
+def number(vm: VM, tensor: FakeTensor) -> Any:
     """The number that `tensor` holds now; None if nothing tells."""
     if not vm.outside.follows_counts or not _is_one_float(tensor.spec):
         return None
@@ -82,7 +83,7 @@ def _is_one_float(spec: Any) -> bool:
 
 
 class _Reading:
-    def __init__(self, vm: Any) -> None:
+    def __init__(self, vm: VM) -> None:
         self._vm = vm
         self._trace: Trace = vm.trace
         if vm.outside.writes is None:

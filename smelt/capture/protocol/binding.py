@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt.capture.base.values import LEAF_TYPES, NULL, FunctionType
+from smelt.capture.machine.vm import VM
 
 VARARGS, VARKEYWORDS = 4, 8
 
 
-def bind(vm: Any, fn: FunctionType, code: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def bind(vm: VM, fn: FunctionType, code: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The slots of a frame of `fn` that is called with these arguments. Raises TypeError."""
     slots: list[Any] = [NULL] * code.nlocals
     count, given = code.argcount, len(args)
@@ -47,7 +48,7 @@ def _bind_keywords(
             raise TypeError(_unexpected(fn, code, name, kwargs))
 
 
-def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> None:
+def _bind_defaults(vm: VM, fn: FunctionType, code: Any, slots: list[Any]) -> None:
     defaults = fn.__defaults__ or ()
     first = code.argcount - len(defaults)
     missing = [code.local_names[at] for at in range(first) if slots[at] is NULL]
@@ -67,7 +68,7 @@ def _bind_defaults(vm: Any, fn: FunctionType, code: Any, slots: list[Any]) -> No
         raise TypeError(_missing(fn, "keyword-only", missing))
 
 
-def _default(vm: Any, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
+def _default(vm: VM, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
     decided = kind == "default"  # by the guard on the function; keyword defaults are a dictionary
     if id(fn) not in vm.outside.origins or (decided and type(value) in LEAF_TYPES):
         return value

@@ -23,26 +23,30 @@ import torch
 from torch import nn
 
 from smelt.capture.base.frames import Frame, VMCallable
-from smelt.capture.base.handlers import BUILTINS, CODES
+from smelt.capture.base.handlers import BUILTINS, CODES, FUNCTIONS, METHODS, TENSOR_METHODS
 from smelt.capture.base.native_functions import (
     PURE_METHODS,
     PURE_TYPES,
     REFUSED,
+    is_native_module,
     is_never_entered,
     refusal,
     runs_natively,
     setting,
 )
+from smelt.capture.base.type_info import ABSENT, FUNCTION, NON_DATA
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     LEAF_TYPES,
     MISSING,
     NULL,
+    BuiltinType,
     FunctionType,
     MethodType,
     is_constant,
     is_identity,
 )
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside.undo_log import Call
 from smelt.capture.protocol import (
     attributes,
@@ -53,7 +57,6 @@ from smelt.capture.protocol import (
     symbolic_numbers,
 )
 from smelt.capture.protocol.arity import accepts
-from smelt.capture.protocol.attributes import FUNCTION
 from smelt.capture.protocol.binding import bind
 from smelt.capture.protocol.containers import mapping_or_pairs
 from smelt.errors import Unsupported
@@ -66,6 +69,7 @@ from smelt.reasons import (
     SIDE_EFFECT_IO,
     TENSOR_SUBCLASS,
     UNSUPPORTED_CALL,
+    UNSUPPORTED_OBJECT,
     Reason,
 )
 from smelt.trace.fake import FakeTensor
@@ -90,7 +94,7 @@ def unsupported_call(detail: str) -> Unsupported:
     return Unsupported(Reason(UNSUPPORTED_CALL, detail))
 
 
-def call(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """`fn(*args, **kwargs)`."""
     caller = CALLERS.get(type(fn))
     if caller is not None:
@@ -103,11 +107,11 @@ def call(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 # ----------------------------------------------------------------------------------------- Python functions
 
 
-def call_function(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs | None = None) -> Any:
+def call_function(vm: VM, fn: FunctionType, args: _Args, kwargs: _Kwargs | None = None) -> Any:
     kwargs = kwargs if kwargs is not None else {}
-    handler = vm.functions.get(fn)
+    handler = FUNCTIONS.get(fn)
     if handler is not None:
-        vm.tail = None
+        vm.frames.tail = None
         return handler(vm, args, kwargs)
     if fn in REFUSED:
         raise Unsupported(Reason(*REFUSED[fn]))
@@ -145,7 +149,7 @@ def _check_marks(fn: FunctionType) -> None:
         raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
 
 
-def interpret(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def interpret(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """Runs a Python function in the VM."""
     vm.outside.use_function(fn)
     code = vm.decode(fn.__code__)
@@ -157,9 +161,9 @@ def interpret(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 # ------------------------------------------------------------------------------------------ native callables
 
 
-def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
+def call_native_python(vm: VM, fn: FunctionType, args: _Args, kwargs: _Kwargs) -> Any:
     """A Python function of torch or the standard library, run for real."""
-    vm.tail = None
+    vm.frames.tail = None
     handler = CODES.get(fn.__code__)
     if handler is not None:
         return handler(vm, fn, args, kwargs)
@@ -169,7 +173,7 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
     library_reads.use_native(vm.outside, fn)
     library_reads.use_state(vm, args)
     if fn.__name__ == "__exit__" and args:
-        vm.left(args[0])
+        context_managers.left(vm, args[0])
     if fn.__name__ == "__enter__" and args:
         callbacks.check_mode(vm, args[0])
         context_managers.use_state(vm, args[0])
@@ -182,7 +186,7 @@ def call_native_python(vm: Any, fn: FunctionType, args: _Args, kwargs: _Kwargs) 
 _INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "enum", "abc", "dataclasses"))
 
 
-def _introspect(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def _introspect(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     for value in (*args, *kwargs.values()):
         if type(value) is FunctionType and id(value) in vm.outside.origins:
             library_reads.use_signature(vm.outside, value)
@@ -196,7 +200,7 @@ def _introspect(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 _SHOWN = (FunctionType, MethodType, types.BuiltinFunctionType)
 
 
-def run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def run_native(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     view = vm.outside.view
     args = [
         a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args
@@ -209,10 +213,10 @@ def run_native(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return result if type(result) is FakeTensor else vm.outside.fake(result)
 
 
-def call_builtin(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_builtin(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """A function or bound method written in C."""
-    vm.tail = None
-    handler = vm.builtins.get(fn) if fn.__hash__ is not None else None
+    vm.frames.tail = None
+    handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
     if handler is not None:
         return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else _misused(vm, fn, args, kwargs)
     owner = fn.__self__
@@ -245,7 +249,7 @@ def _is_constant_owner(owner: Any) -> bool:
     return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
 
 
-def _misused(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def _misused(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """A builtin raises its own error for arguments that it does not take."""
     fn(*args, **kwargs)
     raise unsupported_call(f"{fn.__name__} with {len(args)} arguments")
@@ -260,21 +264,23 @@ def _is_known(owner: Any) -> bool:
     return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
 
 
-def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_bound(vm: VM, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """A C method `name` of `owner`; `fn` is bound to it."""
     kind = type(owner)
     if kind is FakeTensor:
-        handler = vm.tensor_methods.get(name)
+        handler = TENSOR_METHODS.get(name)
         state = attributes.TENSOR_STATE.get(name)
         # `x.name` bound earlier, or `Tensor.name(x)`
         if state is not None and handler is None and vm.trace.is_input(owner):
-            state(vm, owner, vm.trace.real(owner), name)
+            real = vm.trace.real(owner)
+            assert real is not None
+            state(vm, owner, real, name)
         return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
     if args and vm.trace.numbers.symbols is not None and name in symbolic_numbers.LOOKUPS:
         args = (plain_parts(args[0]), *args[1:])
     if args and type(args[0]) is FakeTensor and name in symbolic_numbers.LOOKUPS:
         args = (operators.found_by(vm, owner, args[0]), *args[1:])
-    handler = vm.methods.get((_base_type(kind), name))
+    handler = METHODS.get((_base_type(kind), name))
     if handler is not None:
         if not accepts(getattr(_base_type(kind), name, None), (owner, *args), kwargs):
             return _misused(vm, fn, args, kwargs)
@@ -283,9 +289,9 @@ def call_bound(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kw
         raise unsupported_call(f"{name} of a node of autograd")
     vm.outside.check_readable(owner)
     if name == "__exit__":
-        vm.left(owner)
+        context_managers.left(vm, owner)
     if isinstance(owner, io.IOBase):
-        handler = vm.methods.get((io.IOBase, name))
+        handler = METHODS.get((io.IOBase, name))
         if handler is not None:
             return handler(vm, owner, *args, **kwargs)
     if isinstance(owner, CONTAINER_BASES):
@@ -326,7 +332,7 @@ def _base_type(kind: type) -> type:
     return next((b for b in CONTAINER_BASES if issubclass(kind, b)), kind)
 
 
-def _check_native_object(vm: Any, name: str, owner: Any) -> None:
+def _check_native_object(vm: VM, name: str, owner: Any) -> None:
     kind = type(owner)
     vm.outside.use_content(owner)
     if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *_IMMUTABLE)):
@@ -355,7 +361,7 @@ def _directly(fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return fn(*args, **kwargs)
 
 
-def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def _call_container(vm: VM, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwargs) -> Any:
     outside = vm.outside
     if name == "update" and isinstance(owner, dict):
         args = [mapping_or_pairs(vm, a) for a in args]
@@ -371,16 +377,17 @@ def _call_container(vm: Any, name: str, fn: Any, owner: Any, args: _Args, kwargs
         return outside.fake(run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     if name == "remove" and seen is not owner and isinstance(owner, list):
         at = vm.native(seen.index, args)
+        assert isinstance(at, int)
         outside.touch(owner)
         return list.__delitem__(owner, at)
     outside.touch(owner)
     return outside.fake(run(fn, args, kwargs))
 
 
-def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_descriptor(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
-    vm.tail = None
-    handler = vm.builtins.get(fn)
+    vm.frames.tail = None
+    handler = BUILTINS.get(fn)
     if handler is not None:
         return handler(vm, args, kwargs)
     if not args:
@@ -396,9 +403,9 @@ def call_descriptor(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
 
 
-def call_lru_cached(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_lru_cached(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """A cached function: its own cache answers, and is guarded; where it cannot be, the function is interpreted."""
-    handler = vm.functions.get(fn.__wrapped__)
+    handler = FUNCTIONS.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
     args, kwargs = [plain(a) for a in args], {k: plain(v) for k, v in kwargs.items()}
@@ -430,9 +437,9 @@ _OUTPUT = frozenset(
 )
 
 
-def _cached_output(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def _cached_output(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """A cached function that writes something: the compiled frame calls it for real, so that its cache decides."""
-    vm.tail = None
+    vm.frames.tail = None
     log = vm.outside.log
     calls, changed = len(log.calls), log.changed
     result = call(vm, fn.__wrapped__, args, kwargs)
@@ -457,7 +464,7 @@ def _makes_tensors(fn: Any) -> bool:
     return code is None or "torch" in code.co_names
 
 
-def call_partial(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_partial(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     target = attributes.load_partial_attr(vm, fn, "func")
     bound = attributes.load_partial_attr(vm, fn, "args")
     keywords = attributes.load_partial_attr(vm, fn, "keywords")
@@ -467,7 +474,7 @@ def call_partial(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return call(vm, target, (*bound, *args), kwargs)
 
 
-def call_method(vm: Any, fn: MethodType, args: _Args, kwargs: _Kwargs) -> Any:
+def call_method(vm: VM, fn: MethodType, args: _Args, kwargs: _Kwargs) -> Any:
     if id(fn) in vm.outside.origins:
         function, owner = (attributes.bound_part(vm, fn, n) for n in ("__func__", "__self__"))
     else:
@@ -475,13 +482,13 @@ def call_method(vm: Any, fn: MethodType, args: _Args, kwargs: _Kwargs) -> Any:
     return call(vm, function, (owner, *args), kwargs)
 
 
-def call_torch_operator(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_torch_operator(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return run_native(vm, fn, args, kwargs)
 
 
-def call_getter(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_getter(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """operator.attrgetter and itemgetter."""
-    vm.tail = None
+    vm.frames.tail = None
     vm.outside.use_content(fn)
     parts = fn.__reduce__()[1]
     (obj,) = args
@@ -498,7 +505,7 @@ def call_getter(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 # --------------------------------------------------------------------------------------------------- objects
 
 
-def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_object(vm: VM, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """An instance with `__call__`."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
     vm.outside.use_class(type(obj))
@@ -509,9 +516,9 @@ def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
         return call(vm, original, args, kwargs)
     if how is FUNCTION:
         return call_function(vm, found, (obj, *args), kwargs)
-    if how is attributes.ABSENT:
+    if how is ABSENT:
         raise TypeError(f"{type(obj).__name__!r} object is not callable")
-    if how is not attributes.NON_DATA:
+    if how is not NON_DATA:
         return call(vm, attributes.load_attr(vm, obj, "__call__"), args, kwargs)
     if type(obj) is weakref.ref and id(obj) in vm.outside.origins:
         return vm.outside.wrap(obj(), vm.outside.origins[id(obj)].child("call", None))
@@ -524,7 +531,7 @@ def call_object(vm: Any, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
 _NUMPY_FUNCTIONS = {("numpy", "ufunc"), ("numpy", "_ArrayFunctionDispatcher")}
 
 
-def call_module(vm: Any, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any:
+def call_module(vm: VM, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any:
     """`nn.Module.__call__`: straight to `forward` when no hook is registered anywhere, guarded."""
     if torch.is_grad_enabled() and _has_backward_hooks(module):
         raise unsupported_call("a module with backward hooks")
@@ -534,13 +541,13 @@ def call_module(vm: Any, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any
     if origin is not None:
         vm.outside.guard("no_hooks", origin)
     function, owner = attributes.load_method(vm, module, "forward")
-    vm.module_callers.append(vm.frame)
+    vm.frames.module_callers.append(vm.frame)
     try:
         if function is NULL:
             return call(vm, owner, args, kwargs)
         return call_function(vm, function, (owner, *args), kwargs)
     finally:
-        vm.module_callers.pop()
+        vm.frames.module_callers.pop()
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:
@@ -550,7 +557,7 @@ def _has_backward_hooks(module: nn.Module) -> bool:
     )
 
 
-def _has_hooks(vm: Any, module: nn.Module) -> bool:
+def _has_hooks(vm: VM, module: nn.Module) -> bool:
     own = module.__dict__
     if any(
         own.get(n) for n in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -563,10 +570,10 @@ def _has_hooks(vm: Any, module: nn.Module) -> bool:
     return False
 
 
-def construct(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
+def construct(vm: VM, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     """`cls(*args, **kwargs)`."""
-    vm.tail = None
-    handler = vm.builtins.get(cls)
+    vm.frames.tail = None
+    handler = BUILTINS.get(cls)
     if handler is not None:
         return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else _misused(vm, cls, args, kwargs)
     meta = type(cls)
@@ -579,14 +586,14 @@ def construct(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     return instantiate(vm, cls, args, kwargs)
 
 
-def instantiate(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
+def instantiate(vm: VM, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     """`type.__call__`: `__new__`, then `__init__`."""
     refused = setting(cls)
     if refused is not None:
         raise Unsupported(Reason(*refused))
     info = vm.type_info(cls)
     vm.outside.use_class(cls)
-    if info.find("__del__")[0] is not attributes.ABSENT:
+    if info.find("__del__")[0] is not ABSENT:
         error = unsupported_call(f"{cls.__qualname__}, which has a finalizer, is instantiated")
         error.breaks = False  # a resume function would keep it alive
         raise error
@@ -617,13 +624,13 @@ def _calls_back(args: _Args, kwargs: _Kwargs) -> bool:
     return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
 
 
-def _new_object(vm: Any, cls: type, new: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def _new_object(vm: VM, cls: type, new: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if new is object.__new__ or issubclass(cls, (dict, list, set)):
         return new(cls)
     return vm.native(new, (cls, *args), kwargs)
 
 
-def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
+def _construct_native(vm: VM, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     if issubclass(cls, CONTAINER_BASES) and args:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
@@ -636,10 +643,10 @@ def _construct_native(vm: Any, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     return run_native(vm, cls, args, kwargs)
 
 
-def call_method_wrapper(vm: Any, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
+def call_method_wrapper(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """`x.__add__` of a C class, bound."""
-    vm.tail = None
-    handler = vm.builtins.get(getattr(fn.__objclass__, fn.__name__, None))
+    vm.frames.tail = None
+    handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if handler is not None:
         return handler(vm, (fn.__self__, *args), kwargs)
     if fn.__name__ in ("__set__", "__delete__") and args and type(args[0]) is FakeTensor:
@@ -664,3 +671,41 @@ CALLERS: dict[type, Callable[..., Any]] = {
     operator.attrgetter: call_getter,
     operator.itemgetter: call_getter,
 }
+
+
+# ------------------------------------------------------------ what native code is given
+
+
+def native_callable(vm: VM, fn: Any) -> Callable[..., object]:
+    """`fn` as native code may call it."""
+    if type(fn) is BuiltinType:
+        return VMCallable(vm, fn) if has_effects(fn) else fn
+    return VMCallable(vm, fn) if _is_python(vm, fn) else fn
+
+
+def native_argument(vm: VM, value: Any) -> Any:
+    """An argument of a native function: Python callables come back to the VM. Raises Unsupported for an outside
+    object of C that holds data (an array, a buffer): what native code reads from it could not be guarded."""
+    kind = type(value)
+    if kind in (FunctionType, MethodType):
+        return VMCallable(vm, value) if _is_python(vm, value) else value
+    if kind is functools.partial or (kind is BuiltinType and has_effects(value)):
+        return VMCallable(vm, value)
+    vm.outside.use_content(value)
+    if id(value) in vm.outside.origins and is_opaque(value):
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
+    return value
+
+
+def _is_python(vm: VM, fn: Any) -> bool:
+    kind = type(fn)
+    if kind is FunctionType:
+        return fn in FUNCTIONS or fn in REFUSED or not is_native_module(fn.__globals__.get("__name__"))
+    if kind is MethodType:
+        return _is_python(vm, fn.__func__)
+    if kind is functools.partial:
+        return True
+    vm.outside.use_content(fn)
+    if isinstance(fn, type):
+        return type(fn) is type and vm.type_info(fn).find("__init__")[0] is FUNCTION and fn not in BUILTINS
+    return vm.type_info(kind).find("__call__")[0] is FUNCTION

@@ -6,20 +6,21 @@ from typing import Any
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, FunctionType
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside import undo_log
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 
-def read_cell(vm: Any, function: FunctionType, cell: Any, at: int) -> Any:
-    value = vm.cell_values.get(id(cell), MISSING)
+def read_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> Any:
+    value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
         origin = vm.outside.const(function).child("cell", at)
-        value = vm.cell_values[id(cell)] = vm.outside.wrap(cell.cell_contents, origin)
+        value = vm.cells.values[id(cell)] = vm.outside.wrap(cell.cell_contents, origin)
     return value
 
 
-def holds_value(vm: Any, cell: Any) -> bool:
+def holds_value(vm: VM, cell: Any) -> bool:
     """Whether a cell from outside that a resume function was given is not empty, guarded."""
     empty = undo_log.cell_value(cell) is MISSING
     if empty:
@@ -27,37 +28,37 @@ def holds_value(vm: Any, cell: Any) -> bool:
     return True
 
 
-def read_held_cell(vm: Any, cell: Any) -> Any:
+def read_held_cell(vm: VM, cell: Any) -> Any:
     """The contents of a cell that is itself a value from outside."""
-    value = vm.cell_values.get(id(cell), MISSING)
+    value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
         origin = vm.outside.origins[id(cell)].child("member", "cell_contents")
-        value = vm.cell_values[id(cell)] = vm.outside.wrap(cell.cell_contents, origin)
+        value = vm.cells.values[id(cell)] = vm.outside.wrap(cell.cell_contents, origin)
     return value
 
 
-def cell_written(vm: Any, cell: Any) -> bool:
+def cell_written(vm: VM, cell: Any) -> bool:
     return id(cell) in vm.outside.log._cells
 
 
-def touch_cell(vm: Any, function: FunctionType, cell: Any, at: int) -> None:
+def touch_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> None:
     log = vm.outside.log
     log.touch_cell(cell)
     _register_cell(vm, function, cell, at)
 
 
-def _register_cell(vm: Any, function: FunctionType, cell: Any, at: int) -> None:
+def _register_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> None:
     vm.outside.register(cell, vm.outside.const(function).child("member", "__closure__").child("item", at))
 
 
-def register_cells(vm: Any, frame: Frame) -> None:
+def register_cells(vm: VM, frame: Frame) -> None:
     """The cells of a function from outside are outside objects."""
     if id(frame.function) in vm.outside.origins:
         for at, cell in enumerate(frame.function.__closure__ or ()):
             _register_cell(vm, frame.function, cell, at)
 
 
-def made_function(vm: Any, frame: Frame, made: FunctionType) -> None:
+def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
     """A function made by the trace. Its closure may hold cells from outside, which it reads and writes as such."""
     vm.outside.made_function(made)
     own = {id(c) for c in made.__closure__ or ()}
@@ -66,21 +67,21 @@ def made_function(vm: Any, frame: Frame, made: FunctionType) -> None:
     first = frame.code.nlocals - frame.code.nfree
     for at, cell in enumerate(frame.locals[first:]):
         if id(cell) in own:
-            vm.cell_places[id(cell)] = (frame.function, at)
+            vm.cells.places[id(cell)] = (frame.function, at)
             _register_cell(vm, frame.function, cell, at)
 
 
-def cell_place(vm: Any, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
+def cell_place(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
     """The function from outside whose closure holds a cell, and where; None for a cell that the trace made."""
     first = frame.code.nlocals - frame.code.nfree
     if arg < first:
         return None
     if id(frame.function) in vm.outside.origins:
         return frame.function, arg - first
-    return vm.cell_places.get(id(frame.locals[arg]))
+    return vm.cells.places.get(id(frame.locals[arg]))
 
 
-def cell_contents(vm: Any, frame: Frame, at: int) -> Any:
+def cell_contents(vm: VM, frame: Frame, at: int) -> Any:
     """What the cell in a slot holds; MISSING if it is empty."""
     cell = frame.locals[at]
     if not cell_written(vm, cell):

@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, METHODS, Handler, builtin, method, unsupported
 from smelt.capture.base.values import CONTAINER_BASES, MISSING, is_constant, is_identity, is_lookup_key
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, polyfills
 from smelt.capture.protocol.attributes import python_method
 from smelt.reasons import UNSUPPORTED_OBJECT
@@ -26,7 +27,7 @@ from smelt.trace.fake import FakeTensor
 
 
 @builtin(len)
-def _len(vm: Any, args: Any, kwargs: Any) -> int:
+def _len(vm: VM, args: Any, kwargs: Any) -> int:
     (obj,) = args
     if type(obj) is FakeTensor:
         if not obj.spec.shape:
@@ -46,7 +47,7 @@ def checked_len(found: Any) -> int:
     return length
 
 
-def container_len(vm: Any, obj: Any) -> int:
+def container_len(vm: VM, obj: Any) -> int:
     outside = vm.outside
     outside.check_readable(obj)
     if outside.stale:
@@ -57,14 +58,14 @@ def container_len(vm: Any, obj: Any) -> int:
 
 
 @builtin(iter)
-def _iter(vm: Any, args: Any, kwargs: Any) -> Any:
+def _iter(vm: VM, args: Any, kwargs: Any) -> Any:
     if len(args) == 2:
         return iter(VMCallable(vm, args[0]), args[1])
     return vm.get_iter(args[0])
 
 
 @builtin(next)
-def _next(vm: Any, args: Any, kwargs: Any) -> Any:
+def _next(vm: VM, args: Any, kwargs: Any) -> Any:
     try:
         return vm.next(args[0])
     except StopIteration:
@@ -74,7 +75,7 @@ def _next(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _from_iterable(make: Any) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         if not args:
             return make(**kwargs)
         return vm.native(make, (vm.elements(args[0], hinted=make in (list, tuple)), *args[1:]), kwargs)
@@ -99,7 +100,7 @@ for _make in (
     BUILTINS[_make] = _from_iterable(_make)
 
 
-def _each(vm: Any, obj: Any) -> Iterator[Any]:
+def _each(vm: VM, obj: Any) -> Iterator[Any]:
     """The elements one after the other: what follows the last that is asked for is not touched."""
     iterator = vm.get_iter(obj)
     while True:
@@ -111,7 +112,7 @@ def _each(vm: Any, obj: Any) -> Iterator[Any]:
 
 
 def _quantifier(stop: bool) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> bool:
+    def handler(vm: VM, args: Any, kwargs: Any) -> bool:
         for value in _each(vm, args[0]):
             if vm.truth(value) is stop:
                 return stop
@@ -125,7 +126,7 @@ BUILTINS[any] = _quantifier(True)
 
 
 @builtin(sum)
-def _sum(vm: Any, args: Any, kwargs: Any) -> Any:
+def _sum(vm: VM, args: Any, kwargs: Any) -> Any:
     total = kwargs.get("start", args[1] if len(args) > 1 else 0)
     for value in _each(vm, args[0]):
         total = vm.binary(operator.add, total, value)
@@ -133,41 +134,41 @@ def _sum(vm: Any, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(reversed)
-def _reversed(vm: Any, args: Any, kwargs: Any) -> Any:
+def _reversed(vm: VM, args: Any, kwargs: Any) -> Any:
     (obj,) = args
     found = python_method(vm, obj, "__reversed__")
     if found is not None:
         return vm.call_function(found, (obj,))
     if python_method(vm, obj, "__getitem__") is not None:
         return vm.call(polyfills.reversed_sequence, (obj,), {})
-    return reversed(vm.iterable(obj))
+    return reversed(vm.iterable(obj))  # type: ignore[call-overload]  # raises what `reversed` raises
 
 
 @builtin(zip)
-def _zip(vm: Any, args: Any, kwargs: Any) -> Any:
+def _zip(vm: VM, args: Any, kwargs: Any) -> Any:
     return zip(*[vm.iterable(a) for a in args], **kwargs)
 
 
 @builtin(map)
-def _map(vm: Any, args: Any, kwargs: Any) -> Any:
+def _map(vm: VM, args: Any, kwargs: Any) -> Any:
     fn, *rest = args
     return map(vm.native_callable(fn), *[vm.iterable(a) for a in rest])
 
 
 @builtin(filter)
-def _filter(vm: Any, args: Any, kwargs: Any) -> Any:
+def _filter(vm: VM, args: Any, kwargs: Any) -> Any:
     fn, values = args
     return filter(None if fn is None else vm.native_callable(fn), vm.iterable(values))
 
 
 @builtin(sorted)
-def _sorted(vm: Any, args: Any, kwargs: Any) -> Any:
+def _sorted(vm: VM, args: Any, kwargs: Any) -> Any:
     kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
     return vm.native(sorted, (vm.elements(args[0], hinted=True),), kwargs)
 
 
 def _extreme(choose: Any) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
         if len(args) == 1:
             return vm.native(choose, (vm.elements(args[0]),), kwargs)
@@ -181,13 +182,13 @@ BUILTINS[max] = _extreme(max)
 
 
 @builtin(functools.reduce)
-def _reduce(vm: Any, args: Any, kwargs: Any) -> Any:
+def _reduce(vm: VM, args: Any, kwargs: Any) -> Any:
     fn, values, *rest = args
     return functools.reduce(vm.native_callable(fn), vm.elements(values), *rest)
 
 
 def _dict_maker(make: Any) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         return vm.native(make, [mapping_or_pairs(vm, a) for a in args], kwargs)
 
     return handler
@@ -198,13 +199,13 @@ BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
 
 
 @builtin(collections.Counter)
-def _counter(vm: Any, args: Any, kwargs: Any) -> Any:
+def _counter(vm: VM, args: Any, kwargs: Any) -> Any:
     args = [mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args]
     return vm.native(collections.Counter, args, kwargs)
 
 
 @builtin(collections._count_elements)  # type: ignore[attr-defined]
-def _count_elements(vm: Any, args: Any, kwargs: Any) -> None:
+def _count_elements(vm: VM, args: Any, kwargs: Any) -> None:
     """What `Counter.update` does for elements."""
     counts, elements = args
     for element in vm.elements(elements):
@@ -212,14 +213,14 @@ def _count_elements(vm: Any, args: Any, kwargs: Any) -> None:
 
 
 @builtin(collections.defaultdict)
-def _defaultdict(vm: Any, args: Any, kwargs: Any) -> Any:
+def _defaultdict(vm: VM, args: Any, kwargs: Any) -> Any:
     factory, *rest = args if args else (None,)
     if factory is not None and factory not in (list, dict, set, int, float, tuple, str, bool):
         factory = vm.native_callable(factory)
     return vm.native(collections.defaultdict, [factory, *[mapping_or_pairs(vm, a) for a in rest]], kwargs)
 
 
-def mapping_or_pairs(vm: Any, obj: Any) -> Any:
+def mapping_or_pairs(vm: VM, obj: Any) -> Any:
     if isinstance(obj, dict):
         return mapping(vm, obj)
     if python_method(vm, obj, "keys") is not None:
@@ -227,7 +228,7 @@ def mapping_or_pairs(vm: Any, obj: Any) -> Any:
     return [_pair(vm, i, pair) for i, pair in enumerate(_each(vm, obj))]
 
 
-def _pair(vm: Any, number: int, pair: Any) -> Any:
+def _pair(vm: VM, number: int, pair: Any) -> Any:
     if not isinstance(pair, tuple):
         if not hasattr(type(pair), "__iter__") and not hasattr(type(pair), "__getitem__"):
             raise TypeError(f"cannot convert dictionary update sequence element #{number} to a sequence")
@@ -239,7 +240,7 @@ def _pair(vm: Any, number: int, pair: Any) -> Any:
     return pair
 
 
-def mapping(vm: Any, obj: Any) -> Any:
+def mapping(vm: VM, obj: Any) -> Any:
     """What `**obj` or `dict.update(obj)` reads, as a dictionary."""
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
         return vm.outside.view(obj, deep=False)
@@ -265,7 +266,7 @@ BUILTINS[operator.delitem] = lambda vm, args, kwargs: vm.delete_item(*args)
 # ------------------------------------------------------------------------------------ methods of containers
 
 
-def _known_key(vm: Any, obj: Any, key: Any) -> bool:
+def _known_key(vm: VM, obj: Any, key: Any) -> bool:
     """Whether a read of `obj[key]` must be guarded, alone: the trace has not written that entry."""
     outside = vm.outside
     if id(obj) not in outside.origins:
@@ -283,9 +284,9 @@ def _known_key(vm: Any, obj: Any, key: Any) -> bool:
 
 
 @method(dict, "get")
-def _dict_get(vm: Any, obj: Any, key: Any, default: Any = None) -> Any:
+def _dict_get(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
     if _known_key(vm, obj, key):
-        present = vm.keyed(dict.__contains__, obj, key)
+        present = bool(vm.keyed(dict.__contains__, obj, key))
         vm.outside.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
         return vm.outside.item(obj, key, vm.keyed(dict.__getitem__, obj, key)) if present else default
     found = vm.keyed(dict.get, obj, key, MISSING)
@@ -295,19 +296,19 @@ def _dict_get(vm: Any, obj: Any, key: Any, default: Any = None) -> Any:
 
 
 @method(dict, "__contains__")
-def _dict_contains(vm: Any, obj: Any, key: Any) -> bool:
+def _dict_contains(vm: VM, obj: Any, key: Any) -> bool:
     return contains_key(vm, obj, key)
 
 
-def contains_key(vm: Any, obj: Any, key: Any) -> bool:
-    present = vm.keyed(dict.__contains__, obj, key)
+def contains_key(vm: VM, obj: Any, key: Any) -> bool:
+    present = bool(vm.keyed(dict.__contains__, obj, key))
     if _known_key(vm, obj, key):
         vm.outside.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
     return present
 
 
 @method(dict, "setdefault")
-def _dict_setdefault(vm: Any, obj: Any, key: Any, default: Any = None) -> Any:
+def _dict_setdefault(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     vm.outside.touch(obj)
@@ -315,7 +316,7 @@ def _dict_setdefault(vm: Any, obj: Any, key: Any, default: Any = None) -> Any:
 
 
 @method(dict, "pop")
-def _dict_pop(vm: Any, obj: Any, key: Any, *default: Any) -> Any:
+def _dict_pop(vm: VM, obj: Any, key: Any, *default: Any) -> Any:
     if not contains_key(vm, obj, key):
         if default:
             return default[0]
@@ -327,12 +328,12 @@ def _dict_pop(vm: Any, obj: Any, key: Any, *default: Any) -> Any:
 
 
 @method(dict, "__getitem__")
-def _dict_getitem(vm: Any, obj: Any, key: Any) -> Any:
+def _dict_getitem(vm: VM, obj: Any, key: Any) -> Any:
     return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
 
 
 @method(dict, "__setitem__")
-def _dict_setitem(vm: Any, obj: Any, key: Any, value: Any) -> None:
+def _dict_setitem(vm: VM, obj: Any, key: Any, value: Any) -> None:
     vm.outside.touch(obj)
     vm.outside.note_store(obj, "item", key, value)
     if isinstance(obj, collections.OrderedDict):
@@ -342,14 +343,14 @@ def _dict_setitem(vm: Any, obj: Any, key: Any, value: Any) -> None:
 
 
 @method(list, "__getitem__")
-def _list_getitem(vm: Any, obj: Any, key: Any) -> Any:
+def _list_getitem(vm: VM, obj: Any, key: Any) -> Any:
     if isinstance(key, slice) and id(obj) in vm.outside.origins:
         return list.__getitem__(vm.outside.open(obj), key)
     return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
 
 
 @method(list, "__len__")
-def _list_len(vm: Any, obj: Any) -> int:
+def _list_len(vm: VM, obj: Any) -> int:
     return container_len(vm, obj)
 
 
@@ -357,11 +358,11 @@ METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
 
 
 @method(list, "append")
-def _list_append(vm: Any, obj: Any, value: Any) -> None:
+def _list_append(vm: VM, obj: Any, value: Any) -> None:
     vm.outside.touch(obj)
     list.append(obj, value)
 
 
 @builtin(dict.fromkeys)
-def _dict_fromkeys(vm: Any, args: Any, kwargs: Any) -> Any:
+def _dict_fromkeys(vm: VM, args: Any, kwargs: Any) -> Any:
     return vm.native(dict.fromkeys, (vm.elements(args[0]), *args[1:]))

@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from smelt.capture.base.handlers import function, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
+from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import LEAF_TYPES, instance_dict
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside.undo_log import Call, Effect, Enter, Leave
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
@@ -42,7 +44,7 @@ _GRAD_IN: dict[type, Callable[[Any], bool]] = {
 }
 
 
-def use_state(vm: Any, manager: Any) -> None:
+def use_state(vm: VM, manager: Any) -> None:
     """Native code is going to enter or leave `manager`: guards what an outside one holds."""
     if id(manager) not in vm.outside.origins:
         return
@@ -51,21 +53,21 @@ def use_state(vm: Any, manager: Any) -> None:
     vm.outside.touch(manager)
 
 
-def _check_profiler(vm: Any) -> None:
+def _check_profiler(vm: VM) -> None:
     if vm.outside.wrap(_profiler_enabled(), vm.outside.const(_profiler_enabled).child("call", None)):
         raise unsupported("record_function under a profiler")
 
 
 @function(_record_function.__enter__)
-def _enter_record(vm: Any, args: Any, kwargs: Any) -> Any:
+def _enter_record(vm: VM, args: Any, kwargs: Any) -> Any:
     _check_profiler(vm)
     return args[0]
 
 
 @function(_record_function.__exit__)
-def _exit_record(vm: Any, args: Any, kwargs: Any) -> None:
+def _exit_record(vm: VM, args: Any, kwargs: Any) -> None:
     _check_profiler(vm)
-    vm.left(args[0])
+    left(vm, args[0])
 
 
 def check_modes() -> bool:
@@ -78,29 +80,29 @@ def check_modes() -> bool:
     return bool(modes)
 
 
-def enter(vm: Any, manager: Any) -> Any:
+def enter(vm: VM, manager: Any) -> Any:
     """`manager.__enter__()`."""
     how, found, _ = vm.type_info(type(manager)).find("__enter__")
-    native = how is not attributes.FUNCTION or runs_natively(found)
+    native = how is not FUNCTION or runs_natively(found)
     vm.outside.check_readable(manager)
     before = dict(instance_dict(manager) or {})
     entered = vm.call(attributes.load_special(vm, manager, "__enter__"), (), {})
     if native:
-        vm.entered.append((manager, before))
+        vm.contexts.entered.append((manager, before))
     return entered
 
 
-def left(vm: Any, manager: Any) -> None:
+def left(vm: VM, manager: Any) -> None:
     """`manager.__exit__` is about to run."""
     if isinstance(manager, torch.autocast):
         vm.trace.calls.leave_autocast()
-    if vm.entered and vm.entered[-1][0] is manager:
-        vm.entered.pop()
+    if vm.contexts.entered and vm.contexts.entered[-1][0] is manager:
+        vm.contexts.entered.pop()
     elif id(manager) in vm.outside.origins:
         _leave_outside(vm, manager)
 
 
-def _leave_outside(vm: Any, manager: Any) -> None:
+def _leave_outside(vm: VM, manager: Any) -> None:
     """A manager that was entered before a graph break: only those whose effect can be taken back."""
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
@@ -109,21 +111,21 @@ def _leave_outside(vm: Any, manager: Any) -> None:
     for name, value in vars(manager).items():
         if type(value) in LEAF_TYPES:
             vm.outside.wrap(value, origin.child("attr", name))
-    vm.left_managers.append((manager, dict(vars(manager))))
+    vm.contexts.left.append((manager, dict(vars(manager))))
 
 
-def leave_contexts(vm: Any) -> None:
+def leave_contexts(vm: VM) -> None:
     """Undoes what is still entered when capture ends early."""
-    for variable, token in reversed(vm.context_tokens):
+    for variable, token in reversed(vm.contexts.tokens):
         variable.reset(token)
-    vm.context_tokens.clear()
-    while vm.entered:
-        manager, before = vm.entered.pop()
+    vm.contexts.tokens.clear()
+    while vm.contexts.entered:
+        manager, before = vm.contexts.entered.pop()
         if not isinstance(manager, IDLE):
             manager.__exit__(None, None, None)
         _restore_attributes(manager, before)
-    while vm.left_managers:
-        manager, before = vm.left_managers.pop()
+    while vm.contexts.left:
+        manager, before = vm.contexts.left.pop()
         if isinstance(manager, IDLE):
             continue
         manager.__enter__()
@@ -134,14 +136,14 @@ def leave_contexts(vm: Any) -> None:
             function(*args)
 
 
-def settings(vm: Any) -> list[Effect]:
+def settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
-    found: list[Effect] = [Leave(manager) for manager, _ in vm.left_managers]
+    found: list[Effect] = [Leave(manager) for manager, _ in vm.contexts.left]
     replayed: list[Any] = list(vm.trace.calls.first_state)
     now = trace_state.read()
-    for manager, attributes_then in vm.left_managers:
+    for manager, attributes_then in vm.contexts.left:
         _put_back(type(manager), attributes_then, replayed)
-    for manager, _ in vm.entered:
+    for manager, _ in vm.contexts.entered:
         inside = _GRAD_IN.get(type(manager))
         if (
             inside is not None

@@ -18,28 +18,29 @@ import torch
 
 from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, method
 from smelt.capture.base.values import LEAF_TYPES, is_constant
+from smelt.capture.machine.vm import VM
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, hint
 
 
-def _show(vm: Any, fake: FakeTensor, bare: bool = False) -> Shown:
+def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
     if fake.is_meta or torch._C._functorch.maybe_current_level() is not None:
         raise unreadable("a tensor is formatted as text")
     return Shown(vm.trace, fake, bare)
 
 
-def _number(vm: Any, value: Any) -> Any:
+def _number(vm: VM, value: Any) -> Any:
     """A number that changes from call to call, as part of a text. If the text is read, it must not be symbolic."""
-    vm.shown_numbers.update(origin.path for origin in leaves(value.node.expression))
+    vm.disclosed.shown_numbers.update(origin.path for origin in leaves(value.node.expression))
     return value
 
 
 class _Structure:
     """A copy of nested builtin containers whose text is that of the original; `unknown` if it holds tensors."""
 
-    def __init__(self, vm: Any) -> None:
+    def __init__(self, vm: VM) -> None:
         self.vm = vm
         self.unknown = False
         self._memo: dict[int, Any] = {}
@@ -91,7 +92,7 @@ _COPIERS: dict[type, Callable[[_Structure, Any], Any]] = {
 }
 
 
-def convert(vm: Any, fn: Any, value: Any) -> Any:
+def convert(vm: VM, fn: Any, value: Any) -> Any:
     """`fn(value)` for str, repr or ascii: a string or a `Text`."""
     kind = type(value)
     if kind is FakeTensor:
@@ -110,7 +111,7 @@ def convert(vm: Any, fn: Any, value: Any) -> Any:
 _NATIVE: dict[Any, Handler] = {}  # what the builtins do with other objects
 
 
-def formatted(vm: Any, value: Any, spec: Any) -> Any:
+def formatted(vm: VM, value: Any, spec: Any) -> Any:
     """`format(value, spec)`."""
     if type(spec) is Text:
         raise unreadable("a tensor's text is used as a format")
@@ -127,7 +128,7 @@ def formatted(vm: Any, value: Any, spec: Any) -> Any:
     return _NATIVE[format](vm, (value, spec), {})
 
 
-def _format_tensor(vm: Any, value: FakeTensor, spec: str) -> Any:
+def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> Any:
     """As `Tensor.__format__`: a tensor without dimensions as its number."""
     if value.dim() != 0:
         if spec:
@@ -148,7 +149,7 @@ def _sample(dtype: torch.dtype) -> Any:
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.[\d*]+)?)(?P<kind>[a-zA-Z%])")
 
 
-def percent(vm: Any, pattern: str, values: Any) -> Any:
+def percent(vm: VM, pattern: str, values: Any) -> Any:
     """`pattern % values`."""
     several = values if type(values) is tuple else (values,)
     if all(type(v) in LEAF_TYPES for v in several):
@@ -164,7 +165,7 @@ def percent(vm: Any, pattern: str, values: Any) -> Any:
     return Text(operator.mod, pattern, made)
 
 
-def _percent_argument(vm: Any, conversion: str, value: Any) -> Any:
+def _percent_argument(vm: VM, conversion: str, value: Any) -> Any:
     kind = type(value)
     if kind in LEAF_TYPES:
         return value
@@ -191,7 +192,7 @@ def _holds_text(values: Iterable[Any]) -> bool:
 
 
 @method(str, "join")
-def _join(vm: Any, separator: Any, values: Any) -> Any:
+def _join(vm: VM, separator: Any, values: Any) -> Any:
     parts = vm.elements(values)
     if not any(type(p) is Text for p in parts):
         return vm.native(str.join, (separator, parts))
@@ -201,7 +202,7 @@ def _join(vm: Any, separator: Any, values: Any) -> Any:
 
 
 @method(str, "format")
-def _format(vm: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
+def _format(vm: VM, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     if not _holds_text((*args, *kwargs.values())):
         view = vm.outside.view
         args = tuple(vm.native_argument(view(a)) for a in args)
@@ -233,7 +234,7 @@ def _field(field: str, automatic: Iterator[int], args: Sequence[Any], kwargs: di
 
 
 def _converting(fn: Any) -> Handler:
-    def handler(vm: Any, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
             return convert(vm, fn, args[0])
         return _NATIVE[fn](vm, args, kwargs)
@@ -241,13 +242,13 @@ def _converting(fn: Any) -> Handler:
     return handler
 
 
-def _builtin_format(vm: Any, args: Any, kwargs: Any) -> Any:
+def _builtin_format(vm: VM, args: Any, kwargs: Any) -> Any:
     if len(args) in (1, 2) and not kwargs:
         return formatted(vm, args[0], args[1] if len(args) == 2 else "")
     return _NATIVE[format](vm, args, kwargs)
 
 
-def _native_ascii(vm: Any, args: Any, kwargs: Any) -> Any:
+def _native_ascii(vm: VM, args: Any, kwargs: Any) -> Any:
     text = convert(vm, repr, *args)
     return Text(ascii, Verbatim(text)) if type(text) is Text else ascii(Verbatim(text))
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import (
     LEAF_TYPES,
     MISSING,
@@ -26,6 +27,7 @@ from smelt.capture.base.values import (
     is_constant,
     is_identity,
 )
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside.undo_log import slot_names
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
@@ -82,7 +84,7 @@ def use_native(outside: Any, fn: FunctionType) -> None:
             use_native(outside, value)
 
 
-def use_state(vm: Any, args: Sequence[Any]) -> None:
+def use_state(vm: VM, args: Sequence[Any]) -> None:
     """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
     for value in args:
         kind: Any = type(value)
@@ -140,7 +142,7 @@ def use_signature(outside: Any, target: Any) -> None:
 # ------------------------------------------------------------------------------ abstract classes, protocols
 
 
-def use_registrations(vm: Any, obj: Any, classes: Any) -> None:
+def use_registrations(vm: VM, obj: Any, classes: Any) -> None:
     """`isinstance(obj, classes)` or `issubclass(obj, classes)` is about to be asked of abstract classes or protocols."""
     for cls in _flat(classes):
         vm.outside.use_class(cls)
@@ -162,13 +164,13 @@ def _flat(classes: Any) -> Iterator[type]:
         yield from _flat(classes.__args__)
 
 
-def _use_members(vm: Any, obj: Any, protocol: type) -> None:
+def _use_members(vm: VM, obj: Any, protocol: type) -> None:
     """Which members of a protocol an object has."""
     kind = type(obj)
     if kind in LEAF_TYPES or kind is FakeTensor:
         return
     for name in typing._get_protocol_attrs(protocol):  # type: ignore[attr-defined]
-        if vm.type_info(kind).find(name)[0] is attributes.ABSENT:
+        if vm.type_info(kind).find(name)[0] is ABSENT:
             attributes.load_default(vm, obj, name, MISSING)
         elif instance_dict(obj) is not None:
             attributes.in_instance(vm, obj, name)
@@ -177,7 +179,7 @@ def _use_members(vm: Any, obj: Any, protocol: type) -> None:
 # ---------------------------------------------------------------------------------------- functools.lru_cache
 
 
-def cached_call(vm: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def cached_call(vm: VM, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What the cached function `fn` returns, guarded by the entry of its cache; MISSING: it must be interpreted.
 
     As in eager the cache answers where it has an entry, however stale, and a call without one runs for real and makes it.
@@ -205,14 +207,14 @@ def _name(fn: Any) -> str:
     return str(getattr(fn.__wrapped__, "__qualname__", "a function"))
 
 
-def _is_key(vm: Any, value: Any) -> bool:
+def _is_key(vm: VM, value: Any) -> bool:
     """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
     if is_constant(value) or is_identity(value):
         return True
     return has_identity_hash(value) and id(value) in vm.outside.origins
 
 
-def _guard_entry(vm: Any, fn: Any, cache: dict[Any, Any], key: Any) -> None:
+def _guard_entry(vm: VM, fn: Any, cache: dict[Any, Any], key: Any) -> None:
     used = vm.outside.memo(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):

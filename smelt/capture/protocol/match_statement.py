@@ -6,6 +6,7 @@ from typing import Any
 
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.values import MISSING
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes
 
 # Flags of classes (Include/object.h); collections.abc sets the first two on what is registered or inherits.
@@ -20,7 +21,7 @@ def is_mapping(value: Any) -> bool:
     return bool(type(value).__flags__ & _MAPPING)
 
 
-def keys(vm: Any, subject: Any, names: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def keys(vm: VM, subject: Any, names: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The values of `subject` at `names`; None if one is missing."""
     for i, name in enumerate(names):
         if any(name == other for other in names[:i]):
@@ -35,9 +36,7 @@ def keys(vm: Any, subject: Any, names: tuple[Any, ...]) -> tuple[Any, ...] | Non
     return tuple(found)
 
 
-def class_parts(
-    vm: Any, subject: Any, cls: Any, count: int, names: tuple[str, ...]
-) -> tuple[Any, ...] | None:
+def class_parts(vm: VM, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
     """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
     if not isinstance(cls, type):
         raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
@@ -57,7 +56,7 @@ def class_parts(
     return tuple(found)
 
 
-def _positional(vm: Any, cls: type, count: int) -> tuple[bool, tuple[str, ...]]:
+def _positional(vm: VM, cls: type, count: int) -> tuple[bool, tuple[str, ...]]:
     """Whether the one positional pattern is for the subject itself, else the names of attributes."""
     args = attributes.load_default(vm, cls, "__match_args__", MISSING)
     itself = args is MISSING and bool(cls.__flags__ & _MATCH_SELF)

@@ -14,6 +14,7 @@ import operator
 from typing import Any
 
 from smelt.capture.base.frames import Generator, VMCallable
+from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     CONTAINER_TYPES,
@@ -23,9 +24,10 @@ from smelt.capture.base.values import (
     is_constant,
     is_identity,
 )
+from smelt.capture.machine.native_reach import PLAIN_ITERATORS
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import formatting, polyfills, symbolic_numbers
-from smelt.capture.protocol.attributes import ABSENT, FUNCTION, python_method
-from smelt.capture.protocol.callbacks import PLAIN_ITERATORS
+from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.containers import checked_len, container_len, contains_key
 from smelt.capture.standins import texts
 from smelt.errors import Unsupported
@@ -56,7 +58,7 @@ def _is_object(kind: type) -> bool:
     return kind not in _SIMPLE and kind not in CONTAINER_TYPES
 
 
-def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     """`fn(left, right)` for a function of the operator module."""
     a, b = type(left), type(right)
     if a is str and fn is operator.mod:
@@ -84,14 +86,14 @@ def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     return outside.fake(vm.native(fn, (outside.view(left, deep), outside.view(right, deep))))
 
 
-def _equal_items(vm: Any, left: Any, right: Any) -> bool:
+def _equal_items(vm: VM, left: Any, right: Any) -> bool:
     """Equality of sequences, element by element: what is compared may be outside objects, or Python code."""
     if len(left) != len(right):
         return False
     return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
 
 
-def _in_place(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+def _in_place(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     if isinstance(left, list) and fn is operator.iadd:
         right = elements(vm, right)
     else:
@@ -102,7 +104,7 @@ def _in_place(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     return vm.native(fn, (left, right))
 
 
-def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+def _python_operator(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     asked, written = False, fn
     if fn in _IN_PLACE:
         plain = _IN_PLACE[fn]
@@ -130,7 +132,7 @@ def _python_operator(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     return _refused_by_both(written, left, right) if asked else NotImplemented
 
 
-def _tries(vm: Any, fn: Any, names: tuple[str, str], left: Any, right: Any) -> list[tuple[Any, str, Any]]:
+def _tries(vm: VM, fn: Any, names: tuple[str, str], left: Any, right: Any) -> list[tuple[Any, str, Any]]:
     """Whose method is asked, in order: a subclass on the right first, but for arithmetic only if it has its own."""
     forward, reflected = (left, names[0], right), (right, names[1], left)
     a, b = type(left), type(right)
@@ -143,11 +145,11 @@ def _tries(vm: Any, fn: Any, names: tuple[str, str], left: Any, right: Any) -> l
     return [forward, reflected]
 
 
-def _differs(vm: Any, a: type, b: type, name: str) -> bool:
+def _differs(vm: VM, a: type, b: type, name: str) -> bool:
     return vm.type_info(a).find(name)[1] is not vm.type_info(b).find(name)[1]
 
 
-def _inverted_equality(vm: Any, obj: Any, other: Any) -> Any:
+def _inverted_equality(vm: VM, obj: Any, other: Any) -> Any:
     """`object.__ne__`."""
     if vm.type_info(type(obj)).find("__ne__")[1] is not object.__ne__:
         return NotImplemented
@@ -182,7 +184,7 @@ def _stand_in_class(name: str) -> type:
     return type(name, (), {})
 
 
-def _ask_length(vm: Any, obj: Any) -> None:
+def _ask_length(vm: VM, obj: Any) -> None:
     """What `operator.length_hint(obj)` runs of the user's code."""
     for name in ("__len__", "__length_hint__"):
         found = python_method(vm, obj, name)
@@ -192,7 +194,7 @@ def _ask_length(vm: Any, obj: Any) -> None:
             return
 
 
-def truth(vm: Any, value: Any) -> bool:
+def truth(vm: VM, value: Any) -> bool:
     """`bool(value)`."""
     kind = type(value)
     if kind in _SIMPLE:
@@ -211,7 +213,7 @@ def truth(vm: Any, value: Any) -> bool:
     if isinstance(value, CONTAINER_BASES):
         return container_len(vm, value) != 0
     vm.outside.check_readable(value)
-    return vm.native(bool, (value,))
+    return bool(vm.native(bool, (value,)))
 
 
 def _checked_truth(name: str, result: Any) -> bool:
@@ -223,7 +225,7 @@ def _checked_truth(name: str, result: Any) -> bool:
     return result
 
 
-def same(vm: Any, left: Any, right: Any) -> bool:
+def same(vm: VM, left: Any, right: Any) -> bool:
     """`left is right`. That two outside objects are different is guarded."""
     if left is right:
         return True
@@ -237,7 +239,7 @@ def same(vm: Any, left: Any, right: Any) -> bool:
     return False
 
 
-def contains(vm: Any, value: Any, container: Any) -> bool:
+def contains(vm: VM, value: Any, container: Any) -> bool:
     """`value in container`."""
     if vm.outside.stale:
         vm.outside.update_copies()
@@ -264,13 +266,13 @@ def contains(vm: Any, value: Any, container: Any) -> bool:
         vm.outside.use_identity(value)
     if isinstance(container, (set, list)) and id(container) in vm.outside.origins:
         container = vm.outside.open(container)
-    return vm.native(operator.contains, (container, value))
+    return bool(vm.native(operator.contains, (container, value)))
 
 
 # -------------------------------------------------------------------------------------------------- subscripts
 
 
-def subscript(vm: Any, obj: Any, key: Any) -> Any:
+def subscript(vm: VM, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     kind = type(obj)
     if vm.trace.numbers.symbols is not None:
@@ -294,7 +296,7 @@ def subscript(vm: Any, obj: Any, key: Any) -> Any:
     return vm.outside.fake(vm.native(operator.getitem, (obj, vm.outside.view(key))))
 
 
-def found_by(vm: Any, obj: Any, key: Any) -> Any:
+def found_by(vm: VM, obj: Any, key: Any) -> Any:
     """What `key` is to a dictionary from outside: the tensor itself instead of its fake."""
     if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.origins:
         real = vm.trace.real(key)
@@ -308,14 +310,14 @@ def _plain_key(obj: Any, key: Any) -> Any:
     return plain_parts(key) if native else key
 
 
-def _class_item(vm: Any, cls: Any, key: Any) -> Any:
+def _class_item(vm: VM, cls: Any, key: Any) -> Any:
     found = python_method(vm, cls, "__getitem__")
     if found is None or isinstance(cls, enum.EnumMeta):
         return vm.native(operator.getitem, (cls, key))
     return vm.call_function(found, (cls, key))
 
 
-def _container_item(vm: Any, obj: Any, key: Any) -> Any:
+def _container_item(vm: VM, obj: Any, key: Any) -> Any:
     outside = vm.outside
     key = found_by(vm, obj, key)
     if id(obj) in outside.origins:
@@ -329,7 +331,7 @@ def _container_item(vm: Any, obj: Any, key: Any) -> Any:
     return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
 
 
-def _missing_item(vm: Any, obj: Any, key: Any) -> Any:
+def _missing_item(vm: VM, obj: Any, key: Any) -> Any:
     contains_key(vm, obj, key)
     if isinstance(obj, collections.Counter):
         return 0
@@ -348,7 +350,7 @@ def _missing_item(vm: Any, obj: Any, key: Any) -> Any:
     return obj[key]
 
 
-def item_value(vm: Any, obj: Any, key: Any, value: Any) -> Any:
+def item_value(vm: VM, obj: Any, key: Any, value: Any) -> Any:
     """What was read at `obj[key]`, guarded unless the trace wrote it."""
     outside = vm.outside
     if id(obj) not in outside.origins:
@@ -370,7 +372,7 @@ def item_value(vm: Any, obj: Any, key: Any, value: Any) -> Any:
     return found
 
 
-def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
+def store_item(vm: VM, obj: Any, key: Any, value: Any) -> None:
     """`obj[key] = value`."""
     kind = type(obj)
     if vm.trace.numbers.symbols is not None:
@@ -399,7 +401,7 @@ def store_item(vm: Any, obj: Any, key: Any, value: Any) -> None:
     vm.native(operator.setitem, (obj, key, value))
 
 
-def delete_item(vm: Any, obj: Any, key: Any) -> None:
+def delete_item(vm: VM, obj: Any, key: Any) -> None:
     """`del obj[key]`."""
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
@@ -421,7 +423,7 @@ def delete_item(vm: Any, obj: Any, key: Any) -> None:
 # --------------------------------------------------------------------------------------------------- iteration
 
 
-def get_iter(vm: Any, obj: Any) -> Any:
+def get_iter(vm: VM, obj: Any) -> Any:
     """`iter(obj)`."""
     if vm.outside.stale:
         vm.outside.update_copies()
@@ -443,7 +445,7 @@ def _rows(tensor: FakeTensor) -> Any:
     return tensor.unbind(0)
 
 
-def _python_iterator(vm: Any, obj: Any) -> Any:
+def _python_iterator(vm: VM, obj: Any) -> Any:
     """`iter(obj)` where that is Python code; None where it is not."""
     found = python_method(vm, obj, "__iter__")
     if found is not None:
@@ -459,7 +461,7 @@ def _python_iterator(vm: Any, obj: Any) -> Any:
     return None
 
 
-def iterable(vm: Any, obj: Any) -> Any:
+def iterable(vm: VM, obj: Any) -> Any:
     """Something that native code may iterate to the same effect as `obj`."""
     if vm.outside.stale:
         vm.outside.update_copies()
@@ -480,7 +482,7 @@ def iterable(vm: Any, obj: Any) -> Any:
     return obj
 
 
-def _iterate(vm: Any, iterator: Any) -> Any:
+def _iterate(vm: VM, iterator: Any) -> Any:
     while True:
         try:
             value = next_item(vm, iterator)
@@ -489,7 +491,7 @@ def _iterate(vm: Any, iterator: Any) -> Any:
         yield value
 
 
-def next_item(vm: Any, iterator: Any) -> Any:
+def next_item(vm: VM, iterator: Any) -> Any:
     """`next(iterator)`. Raises StopIteration."""
     if vm.outside.stale:
         vm.outside.update_copies()
@@ -506,7 +508,7 @@ def next_item(vm: Any, iterator: Any) -> Any:
     return vm.outside.fake(value) if type(value) is not FakeTensor else value
 
 
-def elements(vm: Any, obj: Any, limit: int | None = None, hinted: bool = False) -> Any:
+def elements(vm: VM, obj: Any, limit: int | None = None, hinted: bool = False) -> Any:
     """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM. `hinted`: its length is
     asked first, as `list` does."""
     if vm.outside.stale:

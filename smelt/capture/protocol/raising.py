@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from smelt.capture.machine.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
@@ -62,7 +63,7 @@ def chain(error: BaseException, handled: BaseException | None) -> None:
     error.__context__ = handled
 
 
-def made(vm: Any, what: Any) -> BaseException:
+def made(vm: VM, what: Any) -> BaseException:
     """The exception that `raise what` raises."""
     if isinstance(what, type) and issubclass(what, BaseException):
         error = vm.call(what, (), {})
@@ -78,7 +79,7 @@ def made(vm: Any, what: Any) -> BaseException:
     return what
 
 
-def set_cause(vm: Any, error: BaseException, cause: Any) -> None:
+def set_cause(vm: VM, error: BaseException, cause: Any) -> None:
     """`raise error from cause`."""
     if isinstance(cause, type) and issubclass(cause, BaseException):
         cause = vm.call(cause, (), {})
@@ -106,7 +107,7 @@ def matches(error: BaseException, classes: tuple[type, ...]) -> bool:
     return any(cls in type(error).__mro__ for cls in classes)
 
 
-def split(vm: Any, error: BaseException | None, classes: Any) -> tuple[Any, Any]:
+def split(vm: VM, error: BaseException | None, classes: Any) -> tuple[Any, Any]:
     """What `except* classes` takes of `error`, and the rest of it; None where that is nothing."""
     named = check_classes(classes, grouped=True)
     if error is None:
@@ -123,7 +124,7 @@ def split(vm: Any, error: BaseException | None, classes: Any) -> tuple[Any, Any]
     return pair[:2]
 
 
-def after_clauses(vm: Any, original: BaseException, raised: list[Any]) -> BaseException | None:
+def after_clauses(vm: VM, original: BaseException, raised: list[Any]) -> BaseException | None:
     """What is raised after the clauses of a `try` with `except*`, which raised or left over `raised`."""
     raised = [e for e in raised if e is not None]
     if not raised or not isinstance(original, BaseExceptionGroup):
@@ -142,7 +143,7 @@ def _is_part(error: BaseException, original: BaseException) -> bool:
     return all(getattr(error, n) is getattr(original, n) for n in names)
 
 
-def _projection(vm: Any, original: BaseExceptionGroup, parts: list[BaseException]) -> Any:
+def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> Any:
     """`original` with only the exceptions that are in `parts`."""
     vm.outside.open_exception(original)
     kept = {id(leaf) for part in parts for leaf in _leaves(part)}

@@ -9,31 +9,33 @@ from typing import Any
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import cells
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 _BUILTINS = vars(builtins)
 
 
-def load_global(vm: Any, namespace: dict[str, Any], name: str) -> Any:
+def load_global(vm: VM, namespace: dict[str, Any], name: str) -> Any:
     key = (id(namespace), name)
-    value = vm.global_values.get(key, MISSING)
+    value = vm.scopes.globals.get(key, MISSING)
     if value is MISSING:
         value = _read_global(vm, namespace, name)
-        if id(namespace) not in vm.own_scopes:
-            vm.global_values[key] = value
+        if id(namespace) not in vm.scopes.made:
+            vm.scopes.globals[key] = value
     return value
 
 
-def own_scope(vm: Any, scope: dict[str, Any]) -> None:
+def own_scope(vm: VM, scope: dict[str, Any]) -> None:
     """`scope`, made by the trace, is to hold the globals of code that runs."""
-    vm.own_scopes[id(scope)] = scope
+    vm.scopes.made[id(scope)] = scope
     if "__builtins__" not in scope:
         vm.outside.const(_BUILTINS)
         scope["__builtins__"] = _BUILTINS
 
 
-def expose(vm: Any, namespace: dict[str, Any]) -> dict[str, Any]:
+def expose(vm: VM, namespace: dict[str, Any]) -> dict[str, Any]:
     """`globals()`: from now on it is an object like any other, which stays as it is."""
     if vm.outside.log.touches_any(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
@@ -42,9 +44,9 @@ def expose(vm: Any, namespace: dict[str, Any]) -> dict[str, Any]:
     return namespace
 
 
-def _read_global(vm: Any, namespace: dict[str, Any], name: str) -> Any:
+def _read_global(vm: VM, namespace: dict[str, Any], name: str) -> Any:
     outside = vm.outside
-    if id(namespace) in vm.own_scopes and name in namespace:
+    if id(namespace) in vm.scopes.made and name in namespace:
         return namespace[name]
     if name in namespace:
         return outside.wrap(namespace[name], outside.const(namespace).child("item", name))
@@ -57,26 +59,26 @@ def _read_global(vm: Any, namespace: dict[str, Any], name: str) -> Any:
     return outside.wrap(found[name], outside.const(found).child("item", name))
 
 
-def store_global(vm: Any, namespace: dict[str, Any], name: str, value: Any) -> None:
-    if id(namespace) in vm.own_scopes:
+def store_global(vm: VM, namespace: dict[str, Any], name: str, value: Any) -> None:
+    if id(namespace) in vm.scopes.made:
         namespace[name] = value
         return
     vm.outside.const(namespace)
     vm.outside.check_changeable(namespace)
     vm.outside.log.touch_global(namespace, name)
     namespace[name] = value
-    vm.global_values[id(namespace), name] = value
+    vm.scopes.globals[id(namespace), name] = value
 
 
-def delete_global(vm: Any, namespace: dict[str, Any], name: str) -> None:
-    if id(namespace) not in vm.own_scopes:
+def delete_global(vm: VM, namespace: dict[str, Any], name: str) -> None:
+    if id(namespace) not in vm.scopes.made:
         vm.outside.check_changeable(namespace)
         vm.outside.log.touch_global(namespace, name)
     del namespace[name]
-    vm.global_values.pop((id(namespace), name), None)
+    vm.scopes.globals.pop((id(namespace), name), None)
 
 
-def _named_slots(vm: Any, frame: Frame) -> Iterable[tuple[str, int]]:
+def _named_slots(vm: VM, frame: Frame) -> Iterable[tuple[str, int]]:
     """The user's variables and where they are: a resume function has slots besides."""
     original = frame.code.original
     if original is None:
@@ -84,16 +86,15 @@ def _named_slots(vm: Any, frame: Frame) -> Iterable[tuple[str, int]]:
     return zip(vm.decode(original.source).local_names, original.places)
 
 
-def local_names(vm: Any, frame: Frame | None) -> dict[str, Any]:
+def local_names(vm: VM, frame: Frame) -> dict[str, Any]:
     """`locals()`: for a function always the same dictionary, brought up to date."""
-    assert frame is not None
     if frame.namespace is not None:
         return frame.namespace
     found = frame.names = {} if frame.names is None else frame.names
     for name, at in _named_slots(vm, frame):
         value = frame.locals[at]
         if type(value) is types.CellType:
-            value = vm.cell_contents(frame, at)
+            value = cells.cell_contents(vm, frame, at)
         if value is not NULL and value is not MISSING:
             found[name] = value
         else:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from smelt.capture.base.values import FunctionType
+from smelt.capture.machine.vm import VM
 from smelt.trace import symbols
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, Int, plain, plain_parts
@@ -26,7 +27,7 @@ _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
-def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
+def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     """`fn(left, right)` of which one is a symbolic number: with numbers and tensors an expression or an operator, with
     anything else on the plain number."""
     if type(left) in _OPERANDS and type(right) in _OPERANDS:
@@ -34,7 +35,7 @@ def binary(vm: Any, fn: Any, left: Any, right: Any) -> Any:
     return vm.binary(fn, plain(left), plain(right))
 
 
-def native_call(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
+def native_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """What a function on numbers gives for symbolic ones; NotImplemented where there is no expression for it."""
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
@@ -55,8 +56,8 @@ def _tensor(number: Any, *, dtype: Any = None, device: Any = None, **options: An
 
 
 def native_arguments(
-    fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None
-) -> tuple[Sequence[Any], dict[str, Any] | None]:
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[Sequence[Any], Mapping[str, Any] | None]:
     """The arguments as native code may see them."""
     if takes_symbols(fn):
         return args, kwargs
@@ -109,7 +110,7 @@ def _module(owner: Any) -> str:
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
 
 
-def load_attr(vm: Any, number: Any, name: str) -> Any:
+def load_attr(vm: VM, number: Any, name: str) -> Any:
     """`number.name`."""
     if name == "real":
         return number

@@ -7,9 +7,10 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING
 from smelt.capture.interpreter.opcodes.table import opcode
+from smelt.capture.machine.native_reach import calls_back
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, formatting
 from smelt.capture.protocol.binding import function_text
-from smelt.capture.protocol.callbacks import calls_back
 from smelt.capture.protocol.containers import mapping
 from smelt.capture.standins import texts
 from smelt.trace.symbols import plain_parts
@@ -24,53 +25,55 @@ def _take(stack: list[Any], count: int) -> list[Any]:
 
 
 @opcode("BUILD_TUPLE")
-def _build_tuple(vm: Any, frame: Frame, arg: Any) -> None:
+def _build_tuple(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(tuple(_take(frame.stack, arg)))
 
 
 @opcode("BUILD_LIST")
-def _build_list(vm: Any, frame: Frame, arg: Any) -> None:
+def _build_list(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(_take(frame.stack, arg))
 
 
 @opcode("BUILD_SET")
-def _build_set(vm: Any, frame: Frame, arg: Any) -> None:
+def _build_set(vm: VM, frame: Frame, arg: Any) -> None:
     items = frame.stack[len(frame.stack) - arg :]
     made = vm.native(set, (items,))
     frame.stack[len(frame.stack) - arg :] = (made,)
 
 
 @opcode("BUILD_MAP")
-def _build_map(vm: Any, frame: Frame, arg: Any) -> None:
+def _build_map(vm: VM, frame: Frame, arg: Any) -> None:
     at = len(frame.stack) - 2 * arg
     flat = frame.stack[at:]
     keys = flat[::2] if vm.trace.numbers.symbols is None else [plain_parts(k) for k in flat[::2]]
     pairs = list(zip(keys, flat[1::2]))
-    frame.stack[at:] = (vm.native(dict, (pairs,)) if calls_back(vm.kinds, keys) else dict(pairs),)
+    frame.stack[at:] = (
+        vm.native(dict, (pairs,)) if calls_back(vm.classes.native_reach, keys) else dict(pairs),
+    )
 
 
 @opcode("BUILD_CONST_KEY_MAP")
-def _build_const_key_map(vm: Any, frame: Frame, arg: Any) -> None:
+def _build_const_key_map(vm: VM, frame: Frame, arg: Any) -> None:
     keys = frame.stack.pop()
     frame.stack.append(dict(zip(keys, _take(frame.stack, arg))))
 
 
 @opcode("BUILD_STRING")
-def _build_string(vm: Any, frame: Frame, arg: Any) -> None:
+def _build_string(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack[-arg:] = (texts.join_all(frame.stack[-arg:]),)
 
 
 @opcode("BUILD_SLICE")
-def _build_slice(vm: Any, frame: Frame, arg: Any) -> None:
+def _build_slice(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(slice(*_take(frame.stack, arg)))
 
 
 @opcode("LIST_TO_TUPLE")
-def _list_to_tuple(vm: Any, frame: Frame, arg: Any) -> None:
+def _list_to_tuple(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack[-1] = tuple(frame.stack[-1])
 
 
-def _opened(vm: Any, target: Any) -> Any:
+def _opened(vm: VM, target: Any) -> Any:
     """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
     if id(target) in vm.outside.origins:
         vm.outside.open(target)
@@ -79,28 +82,28 @@ def _opened(vm: Any, target: Any) -> Any:
 
 
 @opcode("LIST_APPEND")
-def _list_append(vm: Any, frame: Frame, arg: Any) -> None:
+def _list_append(vm: VM, frame: Frame, arg: Any) -> None:
     vm.outside.touch(frame.stack[-1 - arg])  # after a graph break it comes from outside
     value = frame.stack.pop()
     frame.stack[-arg].append(value)
 
 
 @opcode("SET_ADD")
-def _set_add(vm: Any, frame: Frame, arg: Any) -> None:
+def _set_add(vm: VM, frame: Frame, arg: Any) -> None:
     value, target = frame.stack[-1], _opened(vm, frame.stack[-1 - arg])
     vm.keyed(set.add, target, value)
     frame.stack.pop()
 
 
 @opcode("MAP_ADD")
-def _map_add(vm: Any, frame: Frame, arg: Any) -> None:
+def _map_add(vm: VM, frame: Frame, arg: Any) -> None:
     key, value = frame.stack[-2:]
     vm.keyed(dict.__setitem__, _opened(vm, frame.stack[-2 - arg]), key, value)
     del frame.stack[-2:]
 
 
 @opcode("LIST_EXTEND")
-def _list_extend(vm: Any, frame: Frame, arg: Any) -> None:
+def _list_extend(vm: VM, frame: Frame, arg: Any) -> None:
     if not is_iterable(frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1], hinted=True)
@@ -114,18 +117,18 @@ def is_iterable(value: Any) -> bool:
     return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
-def class_name(vm: Any, value: Any) -> str:
+def class_name(vm: VM, value: Any) -> str:
     return vm.class_of(value).__name__
 
 
 @opcode("SET_UPDATE")
-def _set_update(vm: Any, frame: Frame, arg: Any) -> None:
+def _set_update(vm: VM, frame: Frame, arg: Any) -> None:
     values = vm.elements(frame.stack[-1])
     vm.keyed(set.update, _opened(vm, frame.stack[-1 - arg]), values)
     frame.stack.pop()
 
 
-def mapping_of(vm: Any, value: Any, message: str, called: Any = MISSING) -> Any:
+def mapping_of(vm: VM, value: Any, message: str, called: Any = MISSING) -> Any:
     """`value`, which must be a mapping. `called` is described only where it is not: that may run code of its class."""
     if attributes.load_default(vm, value, "keys", MISSING) is MISSING:
         text = "" if called is MISSING else function_text(called)
@@ -137,10 +140,10 @@ NO_MAPPING = "{called} argument after ** must be a mapping, not {}"
 
 
 @opcode("DICT_UPDATE")
-def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
+def _dict_update(vm: VM, frame: Frame, arg: Any) -> None:
     values = mapping_of(vm, frame.stack[-1], "{!r} object is not a mapping")
     target = _opened(vm, frame.stack[-1 - arg])
-    if calls_back(vm.kinds, values.keys()):
+    if calls_back(vm.classes.native_reach, values.keys()):
         vm.native(dict.update, (target, values))
     else:
         target.update(values)
@@ -148,7 +151,7 @@ def _dict_update(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("DICT_MERGE")
-def _dict_merge(vm: Any, frame: Frame, arg: Any) -> None:
+def _dict_merge(vm: VM, frame: Frame, arg: Any) -> None:
     called = frame.stack[-arg - 3]
     values = mapping_of(vm, frame.stack[-1], NO_MAPPING, called)
     target = _opened(vm, frame.stack[-arg - 1])
@@ -160,7 +163,7 @@ def _dict_merge(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("UNPACK_SEQUENCE")
-def _unpack_sequence(vm: Any, frame: Frame, arg: Any) -> None:
+def _unpack_sequence(vm: VM, frame: Frame, arg: Any) -> None:
     values = _unpacked(vm, frame.stack[-1], limit=arg + 1)
     if len(values) != arg:
         raise ValueError(
@@ -172,7 +175,7 @@ def _unpack_sequence(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("UNPACK_EX")
-def _unpack_ex(vm: Any, frame: Frame, arg: Any) -> None:
+def _unpack_ex(vm: VM, frame: Frame, arg: Any) -> None:
     before, after = arg & 0xFF, arg >> 8
     values = list(_unpacked(vm, frame.stack[-1]))
     if len(values) < before + after:
@@ -183,14 +186,14 @@ def _unpack_ex(vm: Any, frame: Frame, arg: Any) -> None:
     frame.stack[-1:] = reversed([*values[:before], values[before:end], *values[end:]])
 
 
-def _unpacked(vm: Any, value: Any, limit: int | None = None) -> Any:
+def _unpacked(vm: VM, value: Any, limit: int | None = None) -> Any:
     if not is_iterable(value):
         raise TypeError(f"cannot unpack non-iterable {class_name(vm, value)} object")
     return vm.elements(value, limit=limit)
 
 
 @opcode("FORMAT_VALUE")
-def _format_value(vm: Any, frame: Frame, arg: Any) -> None:
+def _format_value(vm: VM, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     has_spec = bool(arg & 4)
     value, spec = (stack[-2], stack[-1]) if has_spec else (stack[-1], "")

@@ -10,7 +10,8 @@ from smelt.capture.base.frames import Frame, Generator
 from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.interpreter.opcodes.containers import NO_MAPPING, class_name, is_iterable, mapping_of
 from smelt.capture.interpreter.opcodes.table import opcode
-from smelt.capture.protocol import attributes
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import attributes, cells
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.calls import ASYNC_GENERATOR, COROUTINE, call
 from smelt.errors import Unsupported
@@ -18,7 +19,7 @@ from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
 
 @opcode("MAKE_FUNCTION")
-def _make_function(vm: Any, frame: Frame, arg: Any) -> None:
+def _make_function(vm: VM, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     code = stack.pop()
     closure = stack.pop() if arg & 8 else None
@@ -30,22 +31,22 @@ def _make_function(vm: Any, frame: Frame, arg: Any) -> None:
     made.__qualname__ = code.co_qualname
     if annotations:
         made.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
-    vm.made_function(frame, made)
+    cells.made_function(vm, frame, made)
     stack.append(made)
 
 
 @opcode("LOAD_BUILD_CLASS")
-def _load_build_class(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_build_class(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(builtins.__build_class__)
 
 
 @opcode("KW_NAMES")
-def _kw_names(vm: Any, frame: Frame, arg: Any) -> None:
+def _kw_names(vm: VM, frame: Frame, arg: Any) -> None:
     frame.kwnames = arg
 
 
 @opcode("CALL")
-def _call(vm: Any, frame: Frame, arg: Any) -> None:
+def _call(vm: VM, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     at = len(stack) - arg - 2
     fn = stack[at]
@@ -61,13 +62,13 @@ def _call(vm: Any, frame: Frame, arg: Any) -> None:
         frame.kwnames = ()
     else:
         kwargs = {}
-    vm.tail = frame
+    vm.frames.tail = frame
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
 
 
 @opcode("CALL_FUNCTION_EX")
-def _call_function_ex(vm: Any, frame: Frame, arg: Any) -> None:
+def _call_function_ex(vm: VM, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     at = len(stack) - 3 - (arg & 1)  # NULL, function, positional, [keyword]
     fn, positional = stack[at + 1 : at + 3]
@@ -76,24 +77,24 @@ def _call_function_ex(vm: Any, frame: Frame, arg: Any) -> None:
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
     kwargs = dict(mapping_of(vm, stack[-1], NO_MAPPING, fn)) if arg & 1 else {}
     args = positional if type(positional) is tuple else tuple(vm.elements(positional))
-    vm.tail = frame
+    vm.frames.tail = frame
     stack[at:] = (call(vm, fn, args, kwargs),)
 
 
 @opcode("RETURN_VALUE")
-def _return_value(vm: Any, frame: Frame, arg: Any) -> bool:
+def _return_value(vm: VM, frame: Frame, arg: Any) -> bool:
     frame.result = frame.stack.pop()
     return True
 
 
 @opcode("RETURN_CONST")
-def _return_const(vm: Any, frame: Frame, arg: Any) -> bool:
+def _return_const(vm: VM, frame: Frame, arg: Any) -> bool:
     frame.result = arg
     return True
 
 
 @opcode("RETURN_GENERATOR")
-def _return_generator(vm: Any, frame: Frame, arg: Any) -> bool:
+def _return_generator(vm: VM, frame: Frame, arg: Any) -> bool:
     if frame.code.flags & (COROUTINE | ASYNC_GENERATOR):
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, "asynchronous functions"))
     frame.result = Generator(vm, frame)
@@ -102,14 +103,14 @@ def _return_generator(vm: Any, frame: Frame, arg: Any) -> bool:
 
 
 @opcode("YIELD_VALUE")
-def _yield_value(vm: Any, frame: Frame, arg: Any) -> bool:
+def _yield_value(vm: VM, frame: Frame, arg: Any) -> bool:
     frame.result = frame.stack.pop()
     frame.yielded = True
     return True
 
 
 @opcode("SEND")
-def _send(vm: Any, frame: Frame, arg: Any) -> None:
+def _send(vm: VM, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     target, value = stack[-2:]
     try:
@@ -127,12 +128,12 @@ def _send(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("END_SEND")
-def _end_send(vm: Any, frame: Frame, arg: Any) -> None:
+def _end_send(vm: VM, frame: Frame, arg: Any) -> None:
     del frame.stack[-2]
 
 
 @opcode("CLEANUP_THROW")
-def _cleanup_throw(vm: Any, frame: Frame, arg: Any) -> None:
+def _cleanup_throw(vm: VM, frame: Frame, arg: Any) -> None:
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
         vm.raise_again(error)

@@ -7,13 +7,14 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.interpreter.opcodes.exceptions import prep_reraise_star
 from smelt.capture.interpreter.opcodes.table import opcode
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import intrinsics
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
 
 @opcode("CALL_INTRINSIC_1")
-def _call_intrinsic_1(vm: Any, frame: Frame, arg: Any) -> None:
+def _call_intrinsic_1(vm: VM, frame: Frame, arg: Any) -> None:
     handler = intrinsics.UNARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
@@ -21,7 +22,7 @@ def _call_intrinsic_1(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("CALL_INTRINSIC_2")
-def _call_intrinsic_2(vm: Any, frame: Frame, arg: Any) -> None:
+def _call_intrinsic_2(vm: VM, frame: Frame, arg: Any) -> None:
     if arg == intrinsics.PREP_RERAISE_STAR:
         return prep_reraise_star(vm, frame, arg)
     handler = intrinsics.BINARY.get(arg)

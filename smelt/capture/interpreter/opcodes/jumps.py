@@ -7,15 +7,16 @@ from typing import Any
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.frames import Frame
 from smelt.capture.interpreter.opcodes.table import opcode
+from smelt.capture.machine.vm import VM
 
 
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
-def _jump(vm: Any, frame: Frame, arg: Any) -> None:
+def _jump(vm: VM, frame: Frame, arg: Any) -> None:
     frame.pc = arg
 
 
 @opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
-def _jump_if_false(vm: Any, frame: Frame, arg: Any) -> None:
+def _jump_if_false(vm: VM, frame: Frame, arg: Any) -> None:
     value = frame.stack[-1]
     if value is not True and (value is False or value is None or not vm.truth(value)):
         frame.pc = arg
@@ -23,7 +24,7 @@ def _jump_if_false(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
-def _jump_if_true(vm: Any, frame: Frame, arg: Any) -> None:
+def _jump_if_true(vm: VM, frame: Frame, arg: Any) -> None:
     value = frame.stack[-1]
     if value is True or (value is not False and value is not None and vm.truth(value)):
         frame.pc = arg
@@ -31,19 +32,19 @@ def _jump_if_true(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE", "POP_JUMP_IF_NONE")
-def _jump_if_none(vm: Any, frame: Frame, arg: Any) -> None:
+def _jump_if_none(vm: VM, frame: Frame, arg: Any) -> None:
     if frame.stack.pop() is None:
         frame.pc = arg
 
 
 @opcode("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE", "POP_JUMP_IF_NOT_NONE")
-def _jump_if_not_none(vm: Any, frame: Frame, arg: Any) -> None:
+def _jump_if_not_none(vm: VM, frame: Frame, arg: Any) -> None:
     if frame.stack.pop() is not None:
         frame.pc = arg
 
 
 @opcode("JUMP_IF_FALSE_OR_POP")
-def _jump_if_false_or_pop(vm: Any, frame: Frame, arg: Any) -> None:
+def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: Any) -> None:
     if vm.truth(frame.stack[-1]):
         frame.stack.pop()
     else:
@@ -51,7 +52,7 @@ def _jump_if_false_or_pop(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("JUMP_IF_TRUE_OR_POP")
-def _jump_if_true_or_pop(vm: Any, frame: Frame, arg: Any) -> None:
+def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: Any) -> None:
     if vm.truth(frame.stack[-1]):
         frame.pc = arg
     else:
@@ -59,12 +60,12 @@ def _jump_if_true_or_pop(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("GET_ITER", "GET_YIELD_FROM_ITER")
-def _get_iter(vm: Any, frame: Frame, arg: Any) -> None:
+def _get_iter(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack[-1] = vm.get_iter(frame.stack[-1])
 
 
 @opcode("FOR_ITER")
-def _for_iter(vm: Any, frame: Frame, arg: Any) -> None:
+def _for_iter(vm: VM, frame: Frame, arg: Any) -> None:
     try:
         value = vm.next(frame.stack[-1])
     except StopIteration:
@@ -75,5 +76,5 @@ def _for_iter(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("END_FOR")
-def _end_for(vm: Any, frame: Frame, arg: Any) -> None:
+def _end_for(vm: VM, frame: Frame, arg: Any) -> None:
     del frame.stack[-2:]

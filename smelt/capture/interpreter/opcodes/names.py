@@ -8,60 +8,61 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
 from smelt.capture.interpreter.opcodes.table import opcode
-from smelt.capture.protocol import attributes
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import attributes, scopes
 from smelt.errors import Unsupported
 from smelt.reasons import IMPORT, Reason
 
 
 @opcode("LOAD_GLOBAL")
-def _load_global(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_global(vm: VM, frame: Frame, arg: Any) -> None:
     name, push_null = arg
-    value = vm.load_global(frame.globals, name)
+    value = scopes.load_global(vm, frame.globals, name)
     if push_null:
         frame.stack.append(NULL)
     frame.stack.append(value)
 
 
 @opcode("LOAD_NAME")
-def _load_name(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_name(vm: VM, frame: Frame, arg: Any) -> None:
     found = frame.namespace.get(arg, MISSING) if frame.namespace is not None else MISSING
-    frame.stack.append(vm.load_global(frame.globals, arg) if found is MISSING else found)
+    frame.stack.append(scopes.load_global(vm, frame.globals, arg) if found is MISSING else found)
 
 
 @opcode("LOAD_FROM_DICT_OR_GLOBALS")
-def _load_from_dict_or_globals(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_from_dict_or_globals(vm: VM, frame: Frame, arg: Any) -> None:
     found = frame.stack[-1].get(arg, MISSING)
-    frame.stack[-1] = vm.load_global(frame.globals, arg) if found is MISSING else found
+    frame.stack[-1] = scopes.load_global(vm, frame.globals, arg) if found is MISSING else found
 
 
 @opcode("LOAD_LOCALS")
-def _load_locals(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_locals(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(frame.namespace)
 
 
 @opcode("STORE_NAME")
-def _store_name(vm: Any, frame: Frame, arg: Any) -> None:
+def _store_name(vm: VM, frame: Frame, arg: Any) -> None:
     frame.namespace[arg] = frame.stack.pop()
 
 
 @opcode("DELETE_NAME")
-def _delete_name(vm: Any, frame: Frame, arg: Any) -> None:
+def _delete_name(vm: VM, frame: Frame, arg: Any) -> None:
     del frame.namespace[arg]
 
 
 @opcode("STORE_GLOBAL")
-def _store_global(vm: Any, frame: Frame, arg: Any) -> None:
-    vm.store_global(frame.globals, arg, frame.stack.pop())
+def _store_global(vm: VM, frame: Frame, arg: Any) -> None:
+    scopes.store_global(vm, frame.globals, arg, frame.stack.pop())
 
 
 @opcode("DELETE_GLOBAL")
-def _delete_global(vm: Any, frame: Frame, arg: Any) -> None:
-    vm.load_global(frame.globals, arg)
-    vm.delete_global(frame.globals, arg)
+def _delete_global(vm: VM, frame: Frame, arg: Any) -> None:
+    scopes.load_global(vm, frame.globals, arg)
+    scopes.delete_global(vm, frame.globals, arg)
 
 
 @opcode("IMPORT_NAME")
-def _import_name(vm: Any, frame: Frame, arg: Any) -> None:
+def _import_name(vm: VM, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     level, names = stack[-2], stack[-1]
     if not level and arg not in sys.modules and not vm.outside.log.empty:
@@ -77,7 +78,7 @@ def _import_name(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("IMPORT_FROM")
-def _import_from(vm: Any, frame: Frame, arg: Any) -> None:
+def _import_from(vm: VM, frame: Frame, arg: Any) -> None:
     module = frame.stack[-1]
     found = attributes.load_default(vm, module, arg, MISSING)
     if found is MISSING:
@@ -89,5 +90,5 @@ def _import_from(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("SETUP_ANNOTATIONS")
-def _setup_annotations(vm: Any, frame: Frame, arg: Any) -> None:
+def _setup_annotations(vm: VM, frame: Frame, arg: Any) -> None:
     frame.namespace.setdefault("__annotations__", {})

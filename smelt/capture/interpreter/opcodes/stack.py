@@ -7,36 +7,38 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL, CellType
 from smelt.capture.interpreter.opcodes.table import opcode
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import cells
 
 
 @opcode("NOP", "RESUME", "CACHE", "PRECALL")
-def _nop(vm: Any, frame: Frame, arg: Any) -> None:
+def _nop(vm: VM, frame: Frame, arg: Any) -> None:
     pass
 
 
 @opcode("POP_TOP")
-def _pop_top(vm: Any, frame: Frame, arg: Any) -> None:
+def _pop_top(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.pop()
 
 
 @opcode("PUSH_NULL")
-def _push_null(vm: Any, frame: Frame, arg: Any) -> None:
+def _push_null(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(NULL)
 
 
 @opcode("SWAP")
-def _swap(vm: Any, frame: Frame, arg: Any) -> None:
+def _swap(vm: VM, frame: Frame, arg: Any) -> None:
     stack = frame.stack
     stack[-1], stack[-arg] = stack[-arg], stack[-1]
 
 
 @opcode("COPY")
-def _copy(vm: Any, frame: Frame, arg: Any) -> None:
+def _copy(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(frame.stack[-arg])
 
 
 @opcode("LOAD_CONST")
-def _load_const(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_const(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(arg)
 
 
@@ -44,7 +46,7 @@ _UNBOUND = "cannot access local variable {!r} where it is not associated with a 
 
 
 @opcode("LOAD_FAST", "LOAD_FAST_CHECK")
-def _load_fast(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_fast(vm: VM, frame: Frame, arg: Any) -> None:
     value = frame.locals[arg]
     if value is NULL:
         raise UnboundLocalError(_UNBOUND.format(frame.code.local_names[arg]))
@@ -52,41 +54,41 @@ def _load_fast(vm: Any, frame: Frame, arg: Any) -> None:
 
 
 @opcode("LOAD_FAST_AND_CLEAR")
-def _load_fast_and_clear(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_fast_and_clear(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(frame.locals[arg])
     frame.locals[arg] = NULL
 
 
 @opcode("STORE_FAST")
-def _store_fast(vm: Any, frame: Frame, arg: Any) -> None:
+def _store_fast(vm: VM, frame: Frame, arg: Any) -> None:
     frame.locals[arg] = frame.stack.pop()
 
 
 @opcode("DELETE_FAST")
-def _delete_fast(vm: Any, frame: Frame, arg: Any) -> None:
+def _delete_fast(vm: VM, frame: Frame, arg: Any) -> None:
     _load_fast(vm, frame, arg)
     frame.stack.pop()
     frame.locals[arg] = NULL
 
 
 @opcode("MAKE_CELL")
-def _make_cell(vm: Any, frame: Frame, arg: Any) -> None:
+def _make_cell(vm: VM, frame: Frame, arg: Any) -> None:
     value = frame.locals[arg]
     frame.locals[arg] = CellType() if value is NULL else CellType(value)
 
 
 @opcode("COPY_FREE_VARS")
-def _copy_free_vars(vm: Any, frame: Frame, arg: Any) -> None:
+def _copy_free_vars(vm: VM, frame: Frame, arg: Any) -> None:
     frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__ or ()
 
 
 @opcode("LOAD_CLOSURE")
-def _load_closure(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_closure(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(frame.locals[arg])
 
 
-def _load_cell(vm: Any, frame: Frame, arg: int) -> Any:
-    value = vm.cell_contents(frame, arg)
+def _load_cell(vm: VM, frame: Frame, arg: int) -> Any:
+    value = cells.cell_contents(vm, frame, arg)
     if value is MISSING:
         raise _unbound_cell(frame, arg)
     return value
@@ -103,38 +105,38 @@ def _unbound_cell(frame: Frame, arg: int) -> NameError:
 
 
 @opcode("LOAD_DEREF")
-def _load_deref(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_deref(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack.append(_load_cell(vm, frame, arg))
 
 
 @opcode("LOAD_CLASSDEREF")
-def _load_classderef(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_classderef(vm: VM, frame: Frame, arg: Any) -> None:
     found = frame.namespace.get(frame.code.local_names[arg], MISSING)
     frame.stack.append(_load_cell(vm, frame, arg) if found is MISSING else found)
 
 
 @opcode("LOAD_FROM_DICT_OR_DEREF")
-def _load_from_dict_or_deref(vm: Any, frame: Frame, arg: Any) -> None:
+def _load_from_dict_or_deref(vm: VM, frame: Frame, arg: Any) -> None:
     found = frame.stack[-1].get(frame.code.local_names[arg], MISSING)
     frame.stack[-1] = _load_cell(vm, frame, arg) if found is MISSING else found
 
 
-def _touched_cell(vm: Any, frame: Frame, arg: int) -> Any:
-    cell, place = frame.locals[arg], vm.cell_place(frame, arg)
+def _touched_cell(vm: VM, frame: Frame, arg: int) -> Any:
+    cell, place = frame.locals[arg], cells.cell_place(vm, frame, arg)
     if place is not None:
-        vm.touch_cell(place[0], cell, place[1])
+        cells.touch_cell(vm, place[0], cell, place[1])
     elif id(cell) in vm.outside.origins:
         vm.outside.log.touch_cell(cell)
     return cell
 
 
 @opcode("STORE_DEREF")
-def _store_deref(vm: Any, frame: Frame, arg: Any) -> None:
+def _store_deref(vm: VM, frame: Frame, arg: Any) -> None:
     cell = _touched_cell(vm, frame, arg)
     cell.cell_contents = frame.stack.pop()
 
 
 @opcode("DELETE_DEREF")
-def _delete_deref(vm: Any, frame: Frame, arg: Any) -> None:
+def _delete_deref(vm: VM, frame: Frame, arg: Any) -> None:
     _load_cell(vm, frame, arg)
     del _touched_cell(vm, frame, arg).cell_contents

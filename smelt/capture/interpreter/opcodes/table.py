@@ -7,6 +7,7 @@ from typing import Any
 
 from smelt.capture.base.bytecode import Handler
 from smelt.capture.base.frames import Frame
+from smelt.capture.machine.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
@@ -23,7 +24,7 @@ def opcode(*names: str) -> Callable[[Handler], Handler]:
 
 
 def unknown(name: str) -> Handler:
-    def refuse(vm: Any, frame: Frame, arg: Any) -> Any:
+    def refuse(vm: VM, frame: Frame, arg: Any) -> Any:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, name))
 
     return refuse

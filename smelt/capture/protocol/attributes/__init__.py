@@ -24,7 +24,7 @@ from smelt.capture.protocol.attributes.load import (
     load_method,
     load_special,
 )
-from smelt.capture.protocol.attributes.lookup import ABSENT, FUNCTION, NON_DATA, TypeInfo, python_method
+from smelt.capture.protocol.attributes.lookup import python_method
 from smelt.capture.protocol.attributes.namespaces import bound_part, load_partial_attr
 from smelt.capture.protocol.attributes.store import (
     delete_attr,
@@ -36,11 +36,7 @@ from smelt.capture.protocol.attributes.store import (
 from smelt.capture.protocol.attributes.tensors import TENSOR_STATE, shape_of, tensor_member
 
 __all__ = [
-    "ABSENT",
-    "FUNCTION",
-    "NON_DATA",
     "TENSOR_STATE",
-    "TypeInfo",
     "bound_part",
     "delete_attr",
     "delete_property",

@@ -6,16 +6,7 @@ import enum
 import types
 from typing import Any
 
-from smelt.capture.base.values import MISSING, FunctionType, MethodType
-from smelt.capture.protocol.attributes.instances import (
-    bind_class_method,
-    from_class,
-    load_non_data,
-    load_property,
-    load_python_data,
-    load_value,
-)
-from smelt.capture.protocol.attributes.lookup import (
+from smelt.capture.base.type_info import (
     ABSENT,
     CACHED_PROPERTY,
     CLASS_METHOD,
@@ -28,15 +19,25 @@ from smelt.capture.protocol.attributes.lookup import (
     VALUE,
     Found,
     classify,
-    descriptor_method,
 )
+from smelt.capture.base.values import MISSING, FunctionType, MethodType
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol.attributes.instances import (
+    bind_class_method,
+    from_class,
+    load_non_data,
+    load_property,
+    load_python_data,
+    load_value,
+)
+from smelt.capture.protocol.attributes.lookup import descriptor_method
 
 _this_class = super.__dict__["__thisclass__"].__get__
 _self = super.__dict__["__self__"].__get__
 _self_class = super.__dict__["__self_class__"].__get__
 
 
-def load_class_attr(vm: Any, cls: type, name: str) -> Any:
+def load_class_attr(vm: VM, cls: type, name: str) -> Any:
     outside = vm.outside
     outside.use_class(cls)
     outside.use_class(type(cls))
@@ -68,7 +69,7 @@ def load_class_attr(vm: Any, cls: type, name: str) -> Any:
     return getattr(cls, name)
 
 
-def _class_dict(vm: Any, cls: type) -> Any:
+def _class_dict(vm: VM, cls: type) -> Any:
     """`cls.__dict__` as it is now: the version of the class says that it stays so."""
     if vm.outside.is_fresh_class(cls):
         return cls.__dict__
@@ -79,7 +80,7 @@ def _class_dict(vm: Any, cls: type) -> Any:
     )
 
 
-def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
+def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> Any:
     how, found, owner = own
     if how in (FUNCTION, PROPERTY, CACHED_PROPERTY):
         return found
@@ -99,11 +100,11 @@ def _bind_to_class(vm: Any, cls: type, name: str, own: Found) -> Any:
     return getattr(cls, name)
 
 
-def load_super_attr(vm: Any, proxy: super, name: str) -> Any:
+def load_super_attr(vm: VM, proxy: super, name: str) -> Any:
     return find_super(vm, _this_class(proxy), _self(proxy), _self_class(proxy), name)
 
 
-def find_super(vm: Any, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
+def find_super(vm: VM, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
     """`super(cls, obj).name`."""
     mro = obj_cls.__mro__
     vm.outside.use_class(obj_cls)
@@ -114,7 +115,7 @@ def find_super(vm: Any, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
     raise AttributeError(f"'super' object has no attribute {name!r}")
 
 
-def _bind_super(vm: Any, found: Any, obj: Any, obj_cls: type, name: str, base: type) -> Any:
+def _bind_super(vm: VM, found: Any, obj: Any, obj_cls: type, name: str, base: type) -> Any:
     how = classify(found, base)[0]
     on_class = obj is obj_cls
     if how is FUNCTION:

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentinel, instance_dict
-from smelt.capture.protocol.attributes.lookup import (
+from smelt.capture.base.type_info import (
     ABSENT,
     CACHED_PROPERTY,
     CLASS_METHOD,
@@ -24,8 +23,11 @@ from smelt.capture.protocol.attributes.lookup import (
     STATIC_METHOD,
     VALUE,
     TypeInfo,
-    descriptor_method,
 )
+from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentinel, instance_dict
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import cells
+from smelt.capture.protocol.attributes.lookup import descriptor_method
 
 _SHADOWED = (
     FUNCTION,
@@ -40,7 +42,7 @@ MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _module_getattr = nn.Module.__getattr__
 
 
-def load_generic(vm: Any, obj: Any, name: str, use_getattr: bool = True) -> Any:
+def load_generic(vm: VM, obj: Any, name: str, use_getattr: bool = True) -> Any:
     """`object.__getattribute__`, then the class's `__getattr__`."""
     memo = vm.outside.attributes.get(id(obj))
     if memo is not None:
@@ -68,7 +70,7 @@ def load_generic(vm: Any, obj: Any, name: str, use_getattr: bool = True) -> Any:
     return _no_attribute(vm, obj, name, own)
 
 
-def instance_value(vm: Any, obj: Any, name: str, value: Any) -> Any:
+def instance_value(vm: VM, obj: Any, name: str, value: Any) -> Any:
     outside = vm.outside
     origin = outside.origins.get(id(obj))
     if origin is None:
@@ -80,7 +82,7 @@ def instance_value(vm: Any, obj: Any, name: str, value: Any) -> Any:
     return result
 
 
-def _through_getattr(vm: Any, obj: Any, name: str, info: TypeInfo, own: dict[str, Any] | None) -> Any:
+def _through_getattr(vm: VM, obj: Any, name: str, info: TypeInfo, own: dict[str, Any] | None) -> Any:
     if info.getattr is _module_getattr and own is not None:
         return module_entry(vm, obj, name, own)
     if type(info.getattr) is FunctionType:
@@ -90,7 +92,7 @@ def _through_getattr(vm: Any, obj: Any, name: str, info: TypeInfo, own: dict[str
     return vm.call(info.getattr, (obj, name), {})
 
 
-def module_entry(vm: Any, obj: Any, name: str, own: dict[str, Any]) -> Any:
+def module_entry(vm: VM, obj: Any, name: str, own: dict[str, Any]) -> Any:
     """A parameter, buffer or submodule of an nn.Module."""
     outside = vm.outside
     for key in MODULE_DICTS:
@@ -108,7 +110,7 @@ def module_entry(vm: Any, obj: Any, name: str, own: dict[str, Any]) -> Any:
     return _no_attribute(vm, obj, name, own)
 
 
-def _no_attribute(vm: Any, obj: Any, name: str, own: dict[str, Any] | None) -> Any:
+def _no_attribute(vm: VM, obj: Any, name: str, own: dict[str, Any] | None) -> Any:
     origin = vm.outside.origins.get(id(obj))
     if own is not None and origin is not None and vm.outside.log.was_absent(obj, name):
         parts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
@@ -118,7 +120,7 @@ def _no_attribute(vm: Any, obj: Any, name: str, own: dict[str, Any] | None) -> A
     raise error
 
 
-def set_instance(vm: Any, obj: Any, name: str, value: Any) -> None:
+def set_instance(vm: VM, obj: Any, name: str, value: Any) -> None:
     """Stores in the instance itself, for real; the undo log remembers."""
     if type(obj) is types.CellType and id(obj) in vm.outside.origins:
         vm.outside.log.touch_cell(obj)
@@ -138,29 +140,29 @@ def read_slot(obj: Any, name: str) -> Any:
         return MISSING
 
 
-def _load_property(vm: Any, obj: Any, name: str, found: Any) -> Any:
+def _load_property(vm: VM, obj: Any, name: str, found: Any) -> Any:
     return load_property(vm, obj, found)
 
 
-def load_property(vm: Any, obj: Any, found: property) -> Any:
+def load_property(vm: VM, obj: Any, found: property) -> Any:
     if found.fget is None:
         return property.__get__(found, obj)  # raises
     return vm.call(found.fget, (obj,), {})
 
 
-def store_property(vm: Any, obj: Any, found: property, value: Any) -> None:
+def store_property(vm: VM, obj: Any, found: property, value: Any) -> None:
     if found.fset is None:
         property.__set__(found, obj, value)  # raises
     vm.call(found.fset, (obj, value), {})
 
 
-def delete_property(vm: Any, obj: Any, found: property) -> None:
+def delete_property(vm: VM, obj: Any, found: property) -> None:
     if found.fdel is None:
         property.__delete__(found, obj)  # raises
     vm.call(found.fdel, (obj,), {})
 
 
-def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
+def _load_native_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
     """Slots, and what C types compute."""
     outside = vm.outside
     if name == "__dict__":
@@ -168,7 +170,7 @@ def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
     value = found.__get__(obj, type(obj))
     if name == "__class__":
         return vm.class_of(obj)
-    if type(obj) is types.CellType and vm.cell_written(obj):
+    if type(obj) is types.CellType and cells.cell_written(vm, obj):
         return value
     origin = outside.origins.get(id(obj))
     computed = type(found) is not types.MemberDescriptorType
@@ -177,7 +179,7 @@ def _load_native_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
     return value
 
 
-def from_class(vm: Any, found: Any, owner: type, name: str, part: str | None = None) -> Any:
+def from_class(vm: VM, found: Any, owner: type, name: str, part: str | None = None) -> Any:
     """An object of the user's that a class holds (a descriptor, what a staticmethod holds): from outside like any other."""
     value = found if part is None else getattr(found, part)
     if type(value) is FunctionType or owner is None or vm.outside.is_fresh_class(owner):
@@ -188,7 +190,7 @@ def from_class(vm: Any, found: Any, owner: type, name: str, part: str | None = N
     return vm.outside.wrap(value, origin if part is None else origin.child("member", part), decided=True)
 
 
-def load_python_data(vm: Any, obj: Any, name: str, found: Any) -> Any:
+def load_python_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
     if type(found) is enum.property and found is vars(enum.Enum).get(name):
         return load_generic(vm, obj, f"_{name}_")  # value, name: the library's own properties
     found = from_class(vm, found, vm.type_info(type(obj)).find(name)[2], name)
@@ -203,20 +205,20 @@ DATA_LOADERS: dict[Sentinel, Callable[..., Any]] = {
 }
 
 
-def load_value(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
+def load_value(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
     if vm.outside.is_fresh_class(owner) or vm.outside.log.touches(owner, name):
         return found
     return vm.outside.wrap(found, vm.outside.const(owner).child("attr", name), decided=True)
 
 
-def load_non_data(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
+def load_non_data(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
     get = descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
         return vm.call_function(get, (from_class(vm, found, owner, name), obj, type(obj)))
     return found.__get__(obj, type(obj))
 
 
-def _load_cached_property(vm: Any, obj: Any, name: str, found: Any, owner: type) -> Any:
+def _load_cached_property(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
     origin = vm.outside.origins.get(id(obj))
     if origin is not None and vm.outside.log.was_absent(obj, name):
         vm.outside.guard("not_in_dict", origin, name, key=name)
@@ -225,7 +227,7 @@ def _load_cached_property(vm: Any, obj: Any, name: str, found: Any, owner: type)
     return value
 
 
-def bind_class_method(vm: Any, found: Any, cls: type, owner: type, name: str) -> Any:
+def bind_class_method(vm: VM, found: Any, cls: type, owner: type, name: str) -> Any:
     inner = found.__func__
     if type(inner) is FunctionType:
         return MethodType(inner, cls)

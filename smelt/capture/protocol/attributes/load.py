@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from smelt.capture.base.frames import Generator
+from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import (
     CONTAINER_TYPES,
     LEAF_TYPES,
@@ -19,10 +20,10 @@ from smelt.capture.base.values import (
     MethodType,
     instance_dict,
 )
+from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import symbolic_numbers
 from smelt.capture.protocol.attributes.classes import load_class_attr, load_super_attr
 from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, DATA_LOADERS, load_generic
-from smelt.capture.protocol.attributes.lookup import ABSENT, FUNCTION
 from smelt.capture.protocol.attributes.namespaces import (
     bound_part,
     load_function_attr,
@@ -36,7 +37,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
 
-def load_attr(vm: Any, obj: Any, name: str) -> Any:
+def load_attr(vm: VM, obj: Any, name: str) -> Any:
     """`obj.name`. Raises AttributeError as the object would."""
     cls = type(obj)
     loader = LOADERS.get(cls)
@@ -60,7 +61,7 @@ def load_attr(vm: Any, obj: Any, name: str) -> Any:
     return load_generic(vm, obj, name)
 
 
-def load_method(vm: Any, obj: Any, name: str) -> tuple[Any, Any]:
+def load_method(vm: VM, obj: Any, name: str) -> tuple[Any, Any]:
     """`obj.name` about to be called: (function, obj), or (NULL, what was found)."""
     cls = type(obj)
     if cls not in LOADERS and cls not in LEAF_TYPES:
@@ -72,7 +73,7 @@ def load_method(vm: Any, obj: Any, name: str) -> tuple[Any, Any]:
     return NULL, load_attr(vm, obj, name)
 
 
-def in_instance(vm: Any, obj: Any, name: str) -> bool:
+def in_instance(vm: VM, obj: Any, name: str) -> bool:
     """Whether `name` is in the instance's dictionary, guarded."""
     outside, cls = vm.outside, type(obj)
     outside.use_class(cls)
@@ -86,7 +87,7 @@ def in_instance(vm: Any, obj: Any, name: str) -> bool:
     return present
 
 
-def load_special(vm: Any, obj: Any, name: str) -> Any:
+def load_special(vm: VM, obj: Any, name: str) -> Any:
     """A special method of `obj`, as the interpreter finds it: through the class alone. MISSING if there is none."""
     cls = type(obj)
     if isinstance(obj, torch.Tensor) or cls in LOADERS:
@@ -100,7 +101,7 @@ def load_special(vm: Any, obj: Any, name: str) -> Any:
     return CLASS_LOADERS[how](vm, obj, name, found, owner)
 
 
-def load_default(vm: Any, obj: Any, name: str, default: Any) -> Any:
+def load_default(vm: VM, obj: Any, name: str, default: Any) -> Any:
     """`getattr(obj, name, default)`."""
     try:
         return load_attr(vm, obj, name)
@@ -108,7 +109,7 @@ def load_default(vm: Any, obj: Any, name: str, default: Any) -> Any:
         return default
 
 
-def load_bound_attr(vm: Any, method: MethodType, name: str) -> Any:
+def load_bound_attr(vm: VM, method: MethodType, name: str) -> Any:
     """A bound method: its own members, then its function's."""
     if name in ("__func__", "__self__"):
         return bound_part(vm, method, name)
@@ -118,11 +119,11 @@ def load_bound_attr(vm: Any, method: MethodType, name: str) -> Any:
     return load_attr(vm, function, name)
 
 
-def load_array_attr(vm: Any, array: arrays.Array, name: str) -> Any:
+def load_array_attr(vm: VM, array: arrays.Array, name: str) -> Any:
     return arrays.attribute(array, name)
 
 
-def load_native(vm: Any, obj: Any, name: str) -> Any:
+def load_native(vm: VM, obj: Any, name: str) -> Any:
     return getattr(obj, name)
 
 

@@ -1,80 +1,20 @@
-"""How a name is found in a class: along the method resolution order, without running code."""
+"""Methods looked up on classes: whether they are written in Python decides who carries them out."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from torch import nn
-
 from smelt.capture.base.frames import Generator, VMCallable
-from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES, MISSING, FunctionType, Sentinel
+from smelt.capture.base.type_info import FUNCTION, type_find
+from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES
+from smelt.capture.machine.vm import VM
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
-# How a name is found in the method resolution order.
-ABSENT = Sentinel("absent")
-
-
-FUNCTION = Sentinel("function")
-PROPERTY = Sentinel("property")
-CLASS_METHOD = Sentinel("classmethod")
-STATIC_METHOD = Sentinel("staticmethod")
-CACHED_PROPERTY = Sentinel("cached_property")
-NATIVE_DATA = Sentinel("C data descriptor")
-PYTHON_DATA = Sentinel("Python data descriptor")
-NON_DATA = Sentinel("non-data descriptor")
-VALUE = Sentinel("plain value")
-
-
-_BY_TYPE = {
-    FunctionType: FUNCTION,
-    property: PROPERTY,
-    classmethod: CLASS_METHOD,
-    staticmethod: STATIC_METHOD,
-    functools.cached_property: CACHED_PROPERTY,
-}
-
-
 _VM_TYPES = (FakeTensor, Generator, VMCallable, *NUMBERS)
-Found = tuple[Sentinel, Any, Any]  # how, what, in which class
 
 
-class TypeInfo:
-    """What the VM knows about a class: its lookups so far, and which special methods are written in Python."""
-
-    __slots__ = ("cls", "found", "getattr", "getattribute", "has_dict", "is_module", "setattr")
-
-    def __init__(self, cls: type) -> None:
-        self.cls = cls
-        self.found: dict[str, Found] = {}
-        self.is_module = issubclass(cls, nn.Module)
-        self.has_dict = cls.__dictoffset__ != 0
-        self.getattribute = self._python("__getattribute__")
-        self.setattr = type_find(cls, "__setattr__")
-        if self.setattr is object.__setattr__:
-            self.setattr = None
-        self.getattr = type_find(cls, "__getattr__")
-
-    def _python(self, name: str) -> Any:
-        found = type_find(self.cls, name)
-        return found if type(found) is FunctionType else None
-
-    def find(self, name: str) -> Found:
-        found = self.found.get(name)
-        if found is None:
-            found = self.found[name] = self._find(name)
-        return found
-
-    def _find(self, name: str) -> Found:
-        for base in self.cls.__mro__:
-            value = base.__dict__.get(name, MISSING)
-            if value is not MISSING:
-                return classify(value, base)
-        return ABSENT, None, None
-
-
-def python_method(vm: Any, obj: Any, name: str) -> Any:
+def python_method(vm: VM, obj: Any, name: str) -> Any:
     """The special method `name` of obj's class if it is written in Python, else None. That there is none is guarded too."""
     cls = type(obj)
     if cls in LEAF_TYPES or cls in _VM_TYPES or cls in CONTAINER_TYPES:
@@ -84,30 +24,6 @@ def python_method(vm: Any, obj: Any, name: str) -> Any:
     return found if how is FUNCTION else None
 
 
-def classify(found: Any, owner: type) -> Found:
-    kind = type(found)
-    how = _BY_TYPE.get(kind)
-    if how is None:
-        get = type_find(kind, "__get__")
-        if get is MISSING:
-            how = VALUE
-        elif type_find(kind, "__set__") is MISSING and type_find(kind, "__delete__") is MISSING:
-            how = NON_DATA
-        elif get is property.__get__:
-            how = PROPERTY
-        else:
-            how = PYTHON_DATA if type(get) is FunctionType else NATIVE_DATA
-    return how, found, owner
-
-
-def type_find(cls: type, name: str) -> Any:
-    for base in cls.__mro__:
-        found = base.__dict__.get(name, MISSING)
-        if found is not MISSING:
-            return found
-    return MISSING
-
-
-def descriptor_method(vm: Any, descriptor: Any, name: str) -> Any:
+def descriptor_method(vm: VM, descriptor: Any, name: str) -> Any:
     vm.outside.use_class(type(descriptor))
     return type_find(type(descriptor), name)

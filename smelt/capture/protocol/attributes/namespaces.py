@@ -9,14 +9,16 @@ from typing import Any
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.values import MISSING, FunctionType, MethodType
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import scopes
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 
 
-def load_module_attr(vm: Any, module: types.ModuleType, name: str) -> Any:
+def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> Any:
     outside, own = vm.outside, module.__dict__
     if name == "__dict__":
-        return vm.expose(own)
+        return scopes.expose(vm, own)
     if outside.log.touches(own, name):
         return getattr(module, name)
     memo = outside.memo(module)
@@ -32,7 +34,7 @@ def load_module_attr(vm: Any, module: types.ModuleType, name: str) -> Any:
     return value
 
 
-def _missing_in_module(vm: Any, module: types.ModuleType, name: str) -> Any:
+def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> Any:
     """`__getattr__` of a module; that the name is not simply there is guarded."""
     outside, own = vm.outside, module.__dict__
     own_getattr = own.get("__getattr__")
@@ -45,7 +47,7 @@ def _missing_in_module(vm: Any, module: types.ModuleType, name: str) -> Any:
             outside.guard("not_in_dict", outside.origin(module), name, key=name)
 
 
-def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
+def load_function_attr(vm: VM, function: FunctionType, name: str) -> Any:
     outside = vm.outside
     origin = outside.origins.get(id(function))
     if origin is not None and not hasattr(function, name) and not outside.log.touches(function, name):
@@ -78,13 +80,13 @@ def load_function_attr(vm: Any, function: FunctionType, name: str) -> Any:
 _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
 
 
-def bound_part(vm: Any, method: MethodType, name: str) -> Any:
+def bound_part(vm: VM, method: MethodType, name: str) -> Any:
     origin = vm.outside.origins.get(id(method))
     value = getattr(method, name)
     return value if origin is None else vm.outside.wrap(value, origin.child("member", name))
 
 
-def load_partial_attr(vm: Any, partial: functools.partial[Any], name: str) -> Any:
+def load_partial_attr(vm: VM, partial: functools.partial[Any], name: str) -> Any:
     origin = vm.outside.origins.get(id(partial))
     value = getattr(partial, name)
     if origin is None or name not in ("func", "args", "keywords"):
@@ -92,7 +94,7 @@ def load_partial_attr(vm: Any, partial: functools.partial[Any], name: str) -> An
     return vm.outside.wrap(value, origin.child("member", name))
 
 
-def load_generator(vm: Any, obj: Generator, name: str) -> Any:
+def load_generator(vm: VM, obj: Generator, name: str) -> Any:
     if name in ("send", "throw", "close", "__next__", "__iter__"):
         return getattr(obj, name)
     if name in ("__name__", "__qualname__"):

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.type_info import FUNCTION, PROPERTY, PYTHON_DATA, type_find
 from smelt.capture.base.values import MISSING, FunctionType, instance_dict
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import scopes
 from smelt.capture.protocol.attributes.instances import (
     DATA_LOADERS,
     MODULE_DICTS,
@@ -19,13 +22,7 @@ from smelt.capture.protocol.attributes.instances import (
     store_property,
 )
 from smelt.capture.protocol.attributes.load import load_attr
-from smelt.capture.protocol.attributes.lookup import (
-    FUNCTION,
-    PROPERTY,
-    PYTHON_DATA,
-    descriptor_method,
-    type_find,
-)
+from smelt.capture.protocol.attributes.lookup import descriptor_method
 from smelt.capture.protocol.attributes.tensors import store_tensor_attr
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
@@ -34,7 +31,7 @@ from smelt.trace.fake import FakeTensor
 _module_setattr = nn.Module.__setattr__
 
 
-def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
+def store_attr(vm: VM, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`."""
     cls = type(obj)
     if cls is FakeTensor:
@@ -53,7 +50,7 @@ def store_attr(vm: Any, obj: Any, name: str, value: Any) -> None:
         store_generic(vm, obj, name, value)
 
 
-def _store_natively(vm: Any, obj: Any, name: str, value: Any, store: Any) -> None:
+def _store_natively(vm: VM, obj: Any, name: str, value: Any, store: Any) -> None:
     """By the `__setattr__` of a C class, which stores in the instance (SimpleNamespace, exceptions, partial)."""
     if id(obj) in vm.outside.origins and instance_dict(obj) is None:
         raise Unsupported(
@@ -65,7 +62,7 @@ def _store_natively(vm: Any, obj: Any, name: str, value: Any, store: Any) -> Non
     store(obj, name, value)
 
 
-def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
+def store_generic(vm: VM, obj: Any, name: str, value: Any) -> None:
     """`object.__setattr__`."""
     how, found, owner = vm.type_info(type(obj)).find(name)
     if how is PROPERTY:
@@ -77,7 +74,7 @@ def store_generic(vm: Any, obj: Any, name: str, value: Any) -> None:
         set_instance(vm, obj, name, value)
 
 
-def store_in_module(vm: Any, obj: nn.Module, name: str, value: Any) -> None:
+def store_in_module(vm: VM, obj: nn.Module, name: str, value: Any) -> None:
     how = vm.type_info(type(obj)).find(name)[0]
     own = instance_dict(obj) or {}
     held = [own[k] for k in MODULE_DICTS if k in own]
@@ -94,7 +91,7 @@ def store_in_module(vm: Any, obj: nn.Module, name: str, value: Any) -> None:
         _module_setattr(obj, name, value)
 
 
-def _touch_part(vm: Any, obj: nn.Module, entries: dict[str, Any]) -> None:
+def _touch_part(vm: VM, obj: nn.Module, entries: dict[str, Any]) -> None:
     """The dictionary of parameters, buffers or submodules of an outside module."""
     origin = vm.outside.origins.get(id(obj))
     if origin is not None:
@@ -103,15 +100,16 @@ def _touch_part(vm: Any, obj: nn.Module, entries: dict[str, Any]) -> None:
         vm.outside.touch(entries)
 
 
-def _store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
+def _store_named(vm: VM, owner: Any, name: str, value: Any) -> None:
     """An attribute of a class, module or function."""
     meta_setattr = vm.type_info(type(owner)).setattr
     if type(meta_setattr) is FunctionType and not is_native_module(meta_setattr.__globals__.get("__name__")):
-        return vm.call_function(meta_setattr, (owner, name, value))
-    store_named(vm, owner, name, value)
+        vm.call_function(meta_setattr, (owner, name, value))
+    else:
+        store_named(vm, owner, name, value)
 
 
-def store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
+def store_named(vm: VM, owner: Any, name: str, value: Any) -> None:
     """`type.__setattr__` and its like."""
     outside = vm.outside
     if isinstance(owner, types.ModuleType) and (
@@ -119,20 +117,20 @@ def store_named(vm: Any, owner: Any, name: str, value: Any) -> None:
     ):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
     if isinstance(owner, types.ModuleType):
-        return vm.store_global(vars(owner), name, value)
+        return scopes.store_global(vm, vars(owner), name, value)
     if id(owner) in outside.origins:
         _touch_named(vm, owner, name)
     type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
-    vm.forget_type(owner)
+    vm.classes.forget(owner)
 
 
-def _touch_named(vm: Any, owner: Any, name: str) -> None:
+def _touch_named(vm: VM, owner: Any, name: str) -> None:
     """Before an attribute of an outside class, module or function changes."""
     outside = vm.outside
     if isinstance(owner, type):
         if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
             raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
-        outside.touch_class(owner, name, was_read=vm.has_looked_up(owner, name))
+        outside.touch_class(owner, name, was_read=vm.classes.has_looked_up(owner, name))
         outside.attributes.clear()
     elif name.startswith("__") and name.endswith("__"):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
@@ -140,7 +138,7 @@ def _touch_named(vm: Any, owner: Any, name: str) -> None:
     outside.memo(owner).pop(name, None)
 
 
-def delete_attr(vm: Any, obj: Any, name: str) -> None:
+def delete_attr(vm: VM, obj: Any, name: str) -> None:
     """`del obj.name`."""
     if type(obj) is FakeTensor and vm.trace.is_input(obj):
         raise Unsupported(
@@ -169,12 +167,12 @@ def delete_attr(vm: Any, obj: Any, name: str) -> None:
     vm.native(delattr, (obj, name))
 
 
-def _delete_named(vm: Any, owner: Any, name: str) -> None:
+def _delete_named(vm: VM, owner: Any, name: str) -> None:
     if isinstance(owner, types.ModuleType):
         load_attr(vm, owner, name)
-        return vm.delete_global(vars(owner), name)
+        return scopes.delete_global(vm, vars(owner), name)
     if id(owner) in vm.outside.origins:
         load_attr(vm, owner, name)
         _touch_named(vm, owner, name)
     delattr(owner, name)
-    vm.forget_type(owner)
+    vm.classes.forget(owner)

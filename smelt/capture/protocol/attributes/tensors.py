@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from smelt.capture.base.handlers import TENSOR_SETTERS
+from smelt.capture.machine.vm import VM
 from smelt.capture.outside.undo_log import Call
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 
 
-def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
+def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> Any:
     fast = TENSOR_FAST.get(name)
     if fast is not None:
         return fast(tensor)
@@ -40,7 +41,7 @@ def load_tensor_attr(vm: Any, tensor: FakeTensor, name: str) -> Any:
         raise AttributeError(text, name=name, obj=tensor) from None
 
 
-def tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `.grad` of a tensor that is no leaf warns, once, in eager
@@ -48,30 +49,30 @@ def tensor_member(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) ->
     return vm.outside.wrap(value, vm.outside.origin(tensor).child("member", name))
 
 
-def _tensor_grad(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     if vm.outside.log.is_set_on_tensor(tensor, name):
         return tensor.grad
     return tensor_member(vm, tensor, real, name)
 
 
-def _tensor_is_leaf(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_is_leaf(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     before = tensor_member(vm, tensor, real, name)
     return tensor.is_leaf if vm.trace.writes.happened else before
 
 
-def _tensor_retains(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_retains(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     read = _tensor_refused if vm.trace.autograd.restated else tensor_member
     return read(vm, tensor, real, name)
 
 
-def _tensor_history(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     """None can be guarded; what is not None is of another graph."""
     if getattr(real, name) is None and not (vm.trace.writes.happened and tensor.requires_grad):
         return tensor_member(vm, tensor, real, name)
     return _tensor_refused(vm, tensor, real, name)
 
 
-def _tensor_refused(vm: Any, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_refused(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
     raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
 
 
@@ -116,7 +117,7 @@ TENSOR_FAST: dict[str, Callable[[FakeTensor], Any]] = {
 }
 
 
-def store_tensor_attr(vm: Any, tensor: FakeTensor, name: str, value: Any) -> None:
+def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: Any) -> None:
     setter = TENSOR_SETTERS.get(name)
     if setter is not None:
         return setter(vm, tensor, value)

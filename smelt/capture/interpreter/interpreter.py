@@ -1,0 +1,287 @@
+"""The virtual machine: it runs a frame's bytecode over real objects, with fakes in place of tensors.
+
+A `VM` is one capture (`driver/run.py`). Most of what it does is written as functions of a VM in the modules around this
+one, a concept each; the class lists them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+
+from smelt.capture.base.bytecode import Code, decode
+from smelt.capture.base.frames import Frame, Generator
+from smelt.capture.base.handlers import BUILTINS, METHODS
+from smelt.capture.base.values import MISSING, Sentinel
+from smelt.capture.breaks import suspended
+from smelt.capture.interpreter.opcodes import HANDLERS, unknown
+from smelt.capture.library import (
+    builtins,
+    copying,
+    descriptors,
+    evaluation,
+    function_transforms,
+    numpy_conversions,
+    optimizers,
+    output,
+    stdlib,
+    tensor_numbers,
+)
+from smelt.capture.machine.state import Contexts, Exceptions
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside.registry import Outside
+from smelt.capture.protocol import (
+    arity,
+    callbacks,
+    calls,
+    containers,
+    operators,
+    raising,
+)
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+from smelt.trace.trace import Trace
+
+# Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
+FILLING = (
+    builtins, containers, copying, descriptors, evaluation, numpy_conversions, optimizers, output, stdlib, suspended,
+)  # fmt: skip
+arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
+_decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
+
+_CALLING = ("CALL", "CALL_FUNCTION_EX")  # an earlier one may have been answered without a frame
+
+
+def decoded(code: types.CodeType) -> Code:
+    entry = _decoded.get(id(code))
+    if entry is None:
+        key = id(code)
+        entry = (weakref.ref(code, lambda _: _decoded.pop(key, None)), decode(code, HANDLERS, unknown))
+        _decoded[key] = entry
+    return entry[1]
+
+
+class Stopped(BaseException):
+    """Raised where capture is to stop; the frames stay as they are."""
+
+
+class Interpreter(VM):
+    """The machine itself: the loop over instructions, and where it stands."""
+
+    def __init__(self) -> None:
+        trace = Trace(self.where)
+        super().__init__(
+            trace,
+            Outside(trace, self.where),
+            Exceptions(host=sys.exception(), outer=raising.outer()),
+            Contexts(transforms=function_transforms.levels()),
+        )
+        trace.inputs.on_unknown = self._unknown_tensor
+        trace.known.on_read = functools.partial(tensor_numbers.number, self)
+
+    # ---- where
+
+    def where(self) -> Line | None:
+        """The user's line that runs: the innermost frame outside of torch and the standard library."""
+        frame = self.frame or self.frames.root
+        while frame is not None:
+            if not is_library(frame.code.filename) or frame.parent is None:
+                return frame.line
+            frame = frame.parent
+        return None
+
+    def stack(self) -> tuple[Line, ...]:
+        lines = []
+        frame = self.frame or self.frames.root
+        while frame is not None:
+            lines.append(frame.line)
+            frame = frame.parent
+        return tuple(reversed(lines))
+
+    def is_compiling(self) -> bool:
+        """The answer to `torch.compiler.is_compiling()`."""
+        self.disclosed.was_asked |= self.disclosed.compiling
+        return self.disclosed.compiling
+
+    def ended(self, frame: Frame) -> Any:
+        """The result of a frame that has returned or yielded; what it held and nobody else does is dropped."""
+        result, frame.result = frame.result, None
+        if not frame.yielded and type(result) is not Generator:
+            frame.clear()
+        return result
+
+    def drop(self, generator: Generator) -> None:
+        """A suspended generator that nobody holds any more."""
+        raising, traceback = self.exceptions.raising, self.exceptions.traceback
+        try:
+            generator.close()
+        except Unsupported:
+            pass  # noted
+        except BaseException as e:
+            self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, f"a generator that is dropped raises {e!r}")))
+        finally:
+            self.exceptions.raising, self.exceptions.traceback = raising, traceback
+
+    def raise_again(self, error: BaseException) -> NoReturn:
+        """Raises `error` as it was: with its context and, in this frame, its traceback."""
+        self.exceptions.raising, self.exceptions.traceback = error, error.__traceback__
+        raise error
+
+    def handled_exception(self) -> BaseException | None:
+        frame = self.frame
+        while frame is not None:
+            if frame.handled is not None:
+                return frame.handled
+            frame = frame.parent
+        if self.exceptions.outer is not None:
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another")
+            )
+        self.outside.guard("eq", self.outside.const(sys.exception).child("call", None), None)
+        return None
+
+    # ---- the loop
+
+    def run(self, frame: Frame, error: BaseException | None = None) -> Any:
+        """Runs `frame` until it returns or yields. With `error`, it is raised where the frame stands."""
+        self.frames.depth += 1
+        if self.frames.depth > self.frames.depth_limit:
+            self.frames.depth -= 1
+            raise RecursionError("maximum recursion depth exceeded")
+        frame.parent, self.frame = self.frame, frame
+        instructions, stop = frame.instructions, frame.stop
+        if frame.code.handlers:
+            self.exceptions.some_handler = True
+        try:
+            while True:
+                try:
+                    if error is not None:
+                        raised, error = error, None
+                        raise raised
+                    while True:
+                        pc = frame.pc
+                        frame.pc = pc + 1
+                        frame.ticks = ticks = frame.ticks + 1
+                        if ticks == stop:
+                            self.check_stop(frame)
+                        handler, arg = instructions[pc]
+                        if handler(self, frame, arg):
+                            return self.ended(frame) if self.frames.generators else frame.result
+                except Unsupported as e:
+                    self.locate(e)
+                    raise
+                except Stopped:
+                    raise
+                except BaseException as e:
+                    if self.failure is not None:
+                        raise self.failure from e
+                    if e is not self.exceptions.raising:
+                        raising.without(e, self.exceptions.host)
+                        raising.chain(e, self.handled_exception())
+                    elif not isinstance(self.exceptions.traceback, Sentinel):
+                        e.__traceback__ = self.exceptions.traceback
+                    self.exceptions.raising, self.exceptions.traceback = e, MISSING
+                    if not frame.unwind(e):
+                        raise
+                    self.exceptions.raising = None
+        finally:
+            self.frame = frame.parent
+            self.frames.depth -= 1
+
+    def locate(self, error: Unsupported) -> None:
+        """Adds the user's line and stack to a reason, where it was raised first."""
+        if self.failure is None:
+            reason = error.reason
+            error.reason = replace(reason, line=self.where() or reason.line, stack=self.stack())
+            error.args = (str(error.reason),)
+            self.failure = error
+            error.path = tuple(f.ticks for f in self._resumable_frames()) if error.breaks else ()
+
+    # ---- stops
+
+    def _resumable_frames(self) -> list[Frame]:
+        """The frames, from the root on, that can be left in the middle: each waits at a CALL for the next one's result."""
+        frames: list[Frame] = []
+        frame = self.frame
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.parent
+        frames.reverse()
+        if not frames or frames[0] is not self.frames.root:
+            return []
+        count = next((i for i, f in enumerate(frames) if i and not f.direct), len(frames))
+        return frames[:count]
+
+    def direct(self, frame: Frame) -> Frame:
+        """`frame`, made for the call of the CALL that is being carried out."""
+        caller, self.frames.tail = self.frames.tail, None
+        if caller is not None and caller is self.frame and caller.code.names[caller.pc - 1] in _CALLING:
+            frame.direct = True
+            depth = len(self.stopping.frames)
+            if caller.ticks == caller.stop and depth and self.stopping.frames[-1] is caller:
+                frame.stop = self.stopping.path[depth]
+        return frame
+
+    def check_stop(self, frame: Frame) -> None:
+        """`frame` is about to begin the instruction at which capture is to stop in it, or in what it calls."""
+        self.stopping.frames.append(frame)
+        if len(self.stopping.frames) == len(self.stopping.path):
+            raise Stopped
+
+    decode = staticmethod(decoded)
+
+    # ---- calls
+
+    call = calls.call
+    call_function = calls.call_function
+    instantiate = calls.instantiate
+    native = callbacks.native
+    keyed = callbacks.keyed
+    called_back = callbacks.called_back
+    native_callable = calls.native_callable
+    native_argument = calls.native_argument
+
+    # ---- operations
+
+    binary = operators.binary
+    truth = operators.truth
+    same = operators.same
+    contains = operators.contains
+    subscript = operators.subscript
+    item_value = operators.item_value
+    store_item = operators.store_item
+    delete_item = operators.delete_item
+    get_iter = operators.get_iter
+    next = operators.next_item
+    iterable = operators.iterable
+    elements = operators.elements
+
+    def _unknown_tensor(self, real: torch.Tensor) -> FakeTensor:
+        origin = self.outside.origins.get(id(real))
+        if origin is None:
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
+            )
+        return self.outside.wrap(real, origin)
+
+
+_STDLIB = types.__file__.rsplit("/", 1)[0] + "/"
+_TORCH = torch.__file__.rsplit("/", 1)[0] + "/"
+
+
+def is_library(filename: str) -> bool:
+    """Files of the standard library and of torch: not the user's."""
+    if filename.startswith(_STDLIB) and "site-packages" not in filename:
+        return True
+    return (
+        filename.startswith((_TORCH, "<frozen", "<string>", "<smelt"))
+        or "/smelt/capture/protocol/polyfills" in filename
+    )

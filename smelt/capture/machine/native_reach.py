@@ -1,0 +1,137 @@
+"""What native code may reach from an object that it is given: whether it may start Python code of the user through it."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from smelt.capture.base.frames import Generator, VMCallable
+from smelt.capture.base.native_functions import is_native_module, runs_natively
+from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType, items_of
+from smelt.capture.standins.texts import Text
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
+
+_HEAP_TYPE = 1 << 9
+_DEPTH = 4  # how many containers deep the user's objects are looked for
+_Parts = Callable[[Any], Iterable[Any]]
+
+# What native code may reach from an object of a C type.
+_PARTS: tuple[tuple[type, _Parts], ...] = (
+    (dict, lambda x: (part for pair in items_of(x) for part in pair)),
+    (list, list.__iter__),
+    (tuple, tuple.__iter__),
+    (set, set.__iter__),
+    (frozenset, frozenset.__iter__),
+    (collections.deque, collections.deque.__iter__),
+    (types.MappingProxyType, lambda x: (part for pair in x.items() for part in pair)),
+    (type({}.keys()), list),
+    (type({}.values()), list),
+    (type({}.items()), list),
+    (type(collections.OrderedDict().keys()), list),
+    (type(collections.OrderedDict().values()), list),
+    (type(collections.OrderedDict().items()), list),
+    (slice, lambda x: (x.start, x.stop, x.step)),
+    (functools.partial, lambda x: (x.func, *x.args, *x.keywords.values())),
+    (MethodType, lambda x: (x.__func__, x.__self__)),
+    (types.BuiltinFunctionType, lambda x: (x.__self__,)),
+    (types.MethodWrapperType, lambda x: (x.__self__,)),
+    (types.SimpleNamespace, lambda x: vars(x).values()),
+    (BaseException, lambda x: x.args),
+)
+_NEVER: tuple[type, ...] = (
+    torch.Tensor,
+    types.ModuleType,
+    types.CodeType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+_PLAIN = {
+    **dict.fromkeys(LEAF_TYPES - {slice}, False),
+    FakeTensor: False,
+    Text: True,  # so that `in_window` refuses it
+    Generator: False,
+    VMCallable: False,
+    **dict.fromkeys(NUMBERS, False),
+}
+# Iterators that only hand out what they walk over.
+_PLAIN_ITERABLES: tuple[Any, ...] = (
+    [],
+    (),
+    {},
+    {}.values(),
+    {}.items(),
+    set(),
+    "",
+    b"",
+    range(0),
+    range(1 << 70),
+)
+PLAIN_ITERATORS: frozenset[type] = frozenset(
+    type(iter(x)) for x in (*_PLAIN_ITERABLES, reversed([]), reversed({}))
+)
+
+
+def _function_calls_back(function: Any) -> bool:
+    return not runs_natively(function)
+
+
+class NativeReach(dict[type, Any]):
+    """By class: False (never runs Python code), True (does), or what to look at in an instance. A fresh table for one
+    capture: classes may change between captures. That a class is what it is found to be is guarded."""
+
+    def __init__(self, use_class: Callable[[type], None]) -> None:
+        super().__init__(_PLAIN)
+        self.use_class = use_class
+
+    def __missing__(self, kind: type) -> Any:
+        self.use_class(kind)
+        how = self[kind] = _classify(kind)
+        return how
+
+
+def calls_back(reach: NativeReach, value: Any, depth: int = _DEPTH) -> bool:
+    """Whether native code that is given `value` may start Python code of the user through it."""
+    kind = type(value)
+    how = reach[kind]
+    if how is False or how is True:
+        return bool(how)
+    if how is _function_calls_back:
+        return _function_calls_back(value)
+    # A list: each class is guarded.
+    return depth > 0 and any([calls_back(reach, part, depth - 1) for part in how(value)])  # noqa: C419
+
+
+def _classify(kind: type) -> Any:
+    if issubclass(kind, _NEVER):
+        return False
+    if kind is FunctionType:
+        return _function_calls_back
+    if any(_is_python_class(base) for base in kind.__mro__) or "__next__" in kind.__dict__:
+        return kind not in PLAIN_ITERATORS
+    if kind is functools._lru_cache_wrapper:
+        return True
+    return next((parts for base, parts in _PARTS if issubclass(kind, base)), False)
+
+
+def _is_python_class(cls: type) -> bool:
+    """Whether a class holds Python code that the VM interprets."""
+    if not cls.__flags__ & _HEAP_TYPE or is_native_module(cls.__module__):
+        return any(type(v) is FunctionType and not runs_natively(v) for v in cls.__dict__.values())
+    return any(_is_python_member(v) for v in cls.__dict__.values())
+
+
+def _is_python_member(value: Any) -> bool:
+    kind = type(value)
+    if kind is FunctionType:
+        return not runs_natively(value)
+    if kind in (property, classmethod, staticmethod, functools.cached_property):
+        return True
+    return bool(kind.__flags__ & _HEAP_TYPE) and any(
+        n in base.__dict__ for n in ("__get__", "__call__") for base in kind.__mro__
+    )

@@ -1,0 +1,137 @@
+"""The state of a capture, in parts: each holds what one concept of the machine has to remember.
+
+All of it lives as long as one capture. Objects are known by `id`; whoever stores an id keeps the object alive.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from types import CellType, TracebackType
+from typing import Any
+
+from smelt.capture.base.frames import Frame, Generator
+from smelt.capture.base.type_info import TypeInfo
+from smelt.capture.base.values import MISSING, FunctionType, Sentinel
+from smelt.capture.machine.native_reach import NativeReach
+from smelt.trace.fake import FakeTensor
+
+Manager = Any  # a context manager, the user's or torch's
+
+
+@dataclass
+class Frames:
+    """The frames that run, besides the innermost one (`VM.frame`)."""
+
+    root: Frame | None = None  # the captured frame, once it runs
+    # the frame whose CALL is being carried out, while what is called gives its result
+    tail: Frame | None = None
+    depth: int = 0  # frames that run
+    depth_limit: int = field(default_factory=sys.getrecursionlimit)
+    # frames that are calling a module's `forward` without `__call__`
+    module_callers: list[Frame | None] = field(default_factory=list)
+    generators: list[weakref.ref[Generator]] = field(default_factory=list)
+    natively: object = None  # a function with a handler, which runs for real now
+
+
+@dataclass
+class Stopping:
+    """Where capture is to end before the frame does."""
+
+    path: tuple[int, ...] = ()  # the tick of each frame, from the root on
+    frames: list[Frame] = field(default_factory=list)  # the frames at the stop, outermost first
+
+
+@dataclass
+class Exceptions:
+    """What is raised and handled inside and around the machine."""
+
+    host: BaseException | None  # handled by the interpreter that runs the machine
+    outer: BaseException | None  # handled around the captured call
+    some_handler: bool = False  # some frame has a handler for exceptions
+    raising: BaseException | None = None  # on its way through frames: it has its context
+    # of an exception that is raised again; MISSING: of none
+    traceback: TracebackType | Sentinel | None = MISSING
+
+
+@dataclass
+class Scopes:
+    """The names that code sees."""
+
+    globals: dict[tuple[int, str], object] = field(default_factory=dict)  # by id of the namespace and name
+    made: dict[int, dict[str, object]] = field(default_factory=dict)  # scopes made by the trace, by id
+
+
+@dataclass
+class Cells:
+    """Variables that functions share."""
+
+    values: dict[int, object] = field(default_factory=dict)  # what outside cells held, by id of the cell
+    # of outside cells in closures that the trace made: the function from outside that has them, and where
+    places: dict[int, tuple[FunctionType, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Contexts:
+    """Settings that are open: context managers, context variables, transforms, modes."""
+
+    transforms: tuple[int, str | None, bool, int]  # `function_transforms.levels()` when the capture began
+    # managers entered natively, with their attributes before; and those from outside that were left
+    entered: list[tuple[Manager, dict[str, object]]] = field(default_factory=list)
+    left: list[tuple[Manager, dict[str, object]]] = field(default_factory=list)
+    variables: dict[int, object] = field(default_factory=dict)  # values of ContextVars, by id
+    tokens: list[tuple[ContextVar[object], Token[object]]] = field(default_factory=list)
+    under_modes: bool = False  # a mode of torch has seen calls before the trace did
+
+
+@dataclass
+class Classes:
+    """What is known of classes, and what C code may reach through their instances."""
+
+    use_class: Callable[[type], None]  # guards that a class stays as it is
+    infos: dict[type, TypeInfo] = field(default_factory=dict)
+    being_made: list[tuple[str, tuple[type, ...]]] = field(default_factory=list)  # by C code: name and bases
+    native_reach: NativeReach = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.native_reach = NativeReach(self.use_class)
+
+    def info(self, cls: type) -> TypeInfo:
+        found = self.infos.get(cls)
+        if found is None:
+            found = self.infos[cls] = TypeInfo(cls)
+        return found
+
+    def has_looked_up(self, owner: type, name: str) -> bool:
+        """Whether the trace has looked for `name` on a class that inherits from `owner`."""
+        return any(name in info.found for cls, info in self.infos.items() if owner in cls.__mro__)
+
+    def forget(self, changed: object) -> None:
+        """`changed`, if it is a class, was changed: what was known of it and of what inherits from it no longer holds."""
+        if isinstance(changed, type):
+            self.native_reach = NativeReach(self.use_class)
+            self.infos = {c: i for c, i in self.infos.items() if changed not in c.__mro__}
+
+
+@dataclass
+class Disclosed:
+    """What the program was told of the capture."""
+
+    compiling: bool = True  # the answer where it asks whether it is being compiled
+    was_asked: bool = False
+    # paths of the symbolic numbers in texts
+    shown_numbers: set[tuple[object, ...]] = field(default_factory=set)
+
+
+@dataclass
+class HeldByGraph:
+    """What autograd and the graph hold of the user's."""
+
+    # tensors that a hook was registered on, with their `grad_fn` then
+    hooked: list[tuple[FakeTensor, object]] = field(default_factory=list)
+    cells: list[tuple[CellType, object]] = field(
+        default_factory=list
+    )  # of functions in the graph, with contents
