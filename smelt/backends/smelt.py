@@ -16,7 +16,6 @@ from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.run import Compiled
-from smelt.loops.verify import verify as verify_kernel
 from smelt.ops import decompositions
 from smelt.ops.lower import lower
 from smelt.ops.registry import lowered
@@ -25,7 +24,7 @@ from smelt.plan.steps import extern_names, kernel_names
 from smelt.plan.target import Target
 from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
-from smelt.schedule.schedule import KernelItem, Schedule
+from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.decompose import decompose
 from smelt.trace.traced import Traced
 
@@ -63,7 +62,7 @@ def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
     with _stage("fuse"):
         schedule = fuse(program, target.costs, config.fuse)
         if config.verify:
-            verify_kernels(schedule)
+            verify_schedule(schedule)
     with _stage("codegen"):
         plan = build_plan(schedule, target)
         plan = replace(plan, numbers=numbers)
@@ -73,13 +72,6 @@ def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
             verify_plan(plan)
     with _stage("load"):
         return runtime.track(plan.to_native())
-
-
-def verify_kernels(schedule: Schedule) -> None:
-    """Raises VerificationError where a kernel breaks an invariant of `loops.ir`."""
-    for item in schedule.items:
-        if isinstance(item, KernelItem):
-            verify_kernel(item.kernel)
 
 
 def _devices(traced: Traced) -> set[torch.device]:

@@ -1,7 +1,8 @@
 """The schedule: what runs, in which order, on which buffers. Data between fusion and code generation.
 
-What always holds: an item stands after everything it reads; every buffer that is not an input or a constant is written
-by exactly one item (a kernel that is `inout` on an input writes it again); a view's source is materialised before it.
+What always holds (`schedule.verify` checks it): buffers are numbered by position, inputs, then constants first; an item
+stands after everything it reads; every buffer that is not an input or a constant is defined by exactly one item (a kernel
+that is `inout` on an input, or an ATen call that writes to an argument, writes it again); what is returned is written.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ Item = KernelItem | ExternItem | ViewItem
 
 @dataclass(frozen=True)
 class Schedule:
-    """`refusals` says, for each pair of operators that were not fused, why (for the report)."""
+    """`outputs` are the buffers returned. `refusals` says, for each pair of operators that were tried and not fused, why
+    (`print_schedule` shows them)."""
 
     buffers: list[BufferSpec]
     constants: tuple[torch.Tensor, ...]

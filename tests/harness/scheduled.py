@@ -7,11 +7,12 @@ import torch
 
 from smelt.codegen.generate import Products
 from smelt.config import DEFAULT
-from smelt.loops.verify import verify
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
+from smelt.schedule.printer import print_schedule
 from smelt.schedule.schedule import ExternItem, KernelItem
+from smelt.schedule.verify import verify
 from smelt.targets import cpu
 from tests.harness.traced import flatten, traced
 
@@ -32,8 +33,7 @@ def scheduled(f, *inputs, **changes):
     graph, real = traced(f, *inputs)
     weighed = costs(**changes)
     schedule = fuse(lower(graph, weighed), weighed)
-    for kernel in kernels(schedule):
-        verify(kernel)
+    verify(schedule)
     return schedule, real
 
 
@@ -60,7 +60,7 @@ def check(f, *inputs, n_kernels=None, n_externs=None, **tolerance):
         torch.testing.assert_close(a, e, equal_nan=True, **tolerance)
     if n_kernels is not None:
         names = [k.name for k in kernels(schedule)]
-        assert len(names) == n_kernels, f"{names}\n{schedule.refusals}"
+        assert len(names) == n_kernels, print_schedule(schedule)
     if n_externs is not None:
         assert len(externs(schedule)) == n_externs, externs(schedule)
     return schedule
