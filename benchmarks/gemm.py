@@ -24,6 +24,7 @@ from smelt.codegen.generated.matrices import plan_product
 from smelt.codegen.generated.request import Request
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.product import Product
+from smelt.codegen.load import load
 from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
 from smelt.plan.steps import Alloc, Launch, Plan
@@ -87,12 +88,11 @@ def _smelt(case: Case, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> 
     out = op(*args)
     request = plan_product(op, [_spec(x) for x in args], _spec(out), "product")
     assert isinstance(request, Request), request
-    (compiled,), owner = compile_products([request.product])
+    (compiled,) = compile_products([request.product])
     alloc = Alloc(len(args), tuple(out.shape), out.stride(), out.dtype, out.device)
-    launch = Launch(
-        "product", compiled.address, (*request.operands, len(args)), compiled.extent, compiled.grain
-    )
-    plan = Plan(len(args), (), len(args) + 1, (alloc, launch), (len(args),), keepalive=(owner,)).to_native()
+    launch = Launch("product", (*request.operands, len(args)), compiled.extent, compiled.grain)
+    kernels = {"product": compiled.function}
+    plan = load(Plan(len(args), (), len(args) + 1, (alloc, launch), (len(args),), kernels=kernels))
     return request.product, lambda b: plan((bias, a, b) if case.batch == 1 else (a, b))
 
 

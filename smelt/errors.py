@@ -29,3 +29,7 @@ class VerificationError(SmeltError):
 
 class OptionError(SmeltError, ValueError):
     """A wrong argument or option; the message names it and the nearest valid one."""
+
+
+class PlanError(SmeltError, ValueError):
+    """Bytes that are no plan, or one that this process cannot run; or a plan that has no form in bytes."""

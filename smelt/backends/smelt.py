@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from smelt import _native, events, runtime, targets
+from smelt import _native, events, targets
 from smelt.autograd.compile import compile_joint
 from smelt.backends.eager import eager
 from smelt.config import Config
@@ -71,7 +71,7 @@ def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
         with _stage("verify"):
             verify_plan(plan)
     with _stage("load"):
-        return runtime.track(plan.to_native())
+        return target.load(plan)
 
 
 def _devices(traced: Traced) -> set[torch.device]:

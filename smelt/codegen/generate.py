@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from smelt.codegen.generated.items import Prefer, ProductItem, compile_items, with_products
 from smelt.loops.ir import Kernel
-from smelt.plan.items import CompiledKernel, Item, LaunchItem, Role
-from smelt.plan.target import Generated
+from smelt.plan.code import CompiledKernel
+from smelt.plan.items import Item, LaunchItem, Role
 from smelt.schedule.schedule import Item as ScheduleItem
 from smelt.schedule.schedule import KernelItem, Schedule
 
-# Gives one compiled kernel for each, and what keeps their code alive.
-KernelCompiler = Callable[[Sequence[Kernel]], tuple[Sequence[CompiledKernel], object]]
+KernelCompiler = Callable[[Sequence[Kernel]], Sequence[CompiledKernel]]  # one for each
 
 
 @dataclass(frozen=True)
@@ -25,16 +24,17 @@ class Products:
     absorb: bool = True
 
 
-def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None) -> Generated:
-    """`schedule` in machine code. `products`: None where every product, convolution and pooling is ATen's."""
+def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None) -> list[Item]:
+    """The items of `schedule` with launches in place of its kernels, and of those ATen calls that are generated. `products`:
+    None where every product, convolution and pooling is ATen's."""
     items: Sequence[ScheduleItem | ProductItem] = schedule.items
     if products is not None:
         items = with_products(schedule, products.absorb, products.prefer)
     kernels = [i for i in items if isinstance(i, KernelItem)]
-    compiled, owner = compile_kernels([i.kernel for i in kernels]) if kernels else ((), None)
-    made, others = compile_items([i for i in items if isinstance(i, ProductItem)])
-    code = dict(zip(map(id, kernels), compiled)) | made
-    return Generated([_launched(i, code) for i in items], (owner, others))
+    compiled = compile_kernels([i.kernel for i in kernels]) if kernels else ()
+    products_code = compile_items([i for i in items if isinstance(i, ProductItem)])
+    code = dict(zip(map(id, kernels), compiled)) | products_code
+    return [_launched(i, code) for i in items]
 
 
 def _launched(item: ScheduleItem | ProductItem, code: Mapping[int, CompiledKernel]) -> Item:

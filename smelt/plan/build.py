@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
+from smelt.graph.tree import map_leaves
 from smelt.plan.aliases import is_foreign, returns_alias, written_values
+from smelt.plan.code import CompiledKernel, Function
 from smelt.plan.items import Item, LaunchItem
 from smelt.plan.liveness import with_frees
 from smelt.plan.memory import with_arena
@@ -24,10 +26,10 @@ from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 
 def build_plan(schedule: Schedule, target: Target) -> Plan:
     """The plan that runs `schedule` on `target`."""
-    generated = target.compile(schedule)
-    roots = Roots(schedule, generated.items, target.memory)
+    items = target.compile(schedule)
+    roots = Roots(schedule, items, target.memory)
     writer = _Writer(schedule, roots, target)
-    for item in generated.items:
+    for item in items:
         writer.add(item)
     joined = side_by_side(writer.steps, writer.touched, target.costs)
     freed = with_frees(joined, roots.n_held, writer.outputs)
@@ -40,7 +42,7 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
         outputs=writer.outputs,
         arena_bytes=arena_bytes,
         release_gil=is_long(steps, schedule, target.costs.gil_bytes),
-        keepalive=generated.owners,
+        kernels=writer.kernels,
     )
 
 
@@ -63,6 +65,8 @@ class _Writer:
         self.roots = roots
         self.target = target
         self.steps: list[Step] = []
+        self.kernels: dict[str, Function] = {}  # by symbol
+        self._symbols: dict[tuple[str, Function], str] = {}
         self.touched: dict[int, Touched] = {}  # by position of a kernel's launch
         self.n_registers = len(schedule.buffers)
         self._fresh: dict[int, int] = {}  # constant -> the register of this call's own copy
@@ -112,7 +116,18 @@ class _Writer:
             self.touched[len(self.steps)] = self._touched(item)
         regs = tuple(map(self.register, item.buffers))
         grain = self.target.sharing.grain(code.extent, code.grain)
-        self.steps.append(Launch(code.name, code.address, regs, code.extent, grain, item.note))
+        self.steps.append(Launch(self._symbol(code), regs, code.extent, grain, item.note))
+
+    def _symbol(self, code: CompiledKernel) -> str:
+        """The kernel's name, with a number where other code has that name."""
+        key = code.name, code.function
+        if key not in self._symbols:
+            symbol, n = code.name, 0
+            while symbol in self.kernels:
+                n += 1
+                symbol = f"{code.name}_{n}"
+            self.kernels[symbol], self._symbols[key] = code.function, symbol
+        return self._symbols[key]
 
     def _touched(self, item: LaunchItem) -> Touched:
         used = [(self.roots.root(b), role) for b, role in zip(item.buffers, item.roles)]
@@ -144,13 +159,7 @@ class _Writer:
 
     def arguments(self, value: Any) -> Any:
         """The same with registers for buffers."""
-        if isinstance(value, BufRef):
-            return Reg(self.register(value.id))
-        if isinstance(value, (tuple, list)):
-            return tuple(map(self.arguments, value))
-        if isinstance(value, dict):
-            return {k: self.arguments(v) for k, v in value.items()}
-        return value
+        return map_leaves(value, BufRef, lambda ref: Reg(self.register(ref.id)))
 
     def _writes_input(self, item: ExternItem) -> bool:
         targets = references(written_values(item.op, item.args, item.kwargs))

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
+from smelt.plan.code import CompiledKernel
 from smelt.schedule.schedule import ExternItem, ViewItem
-
-
-class CompiledKernel(Protocol):
-    """Machine code over [0, extent), of which a thread should take at least `grain` items."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def address(self) -> int: ...
-    @property
-    def extent(self) -> int: ...
-    @property
-    def grain(self) -> int: ...
-
 
 Role = Literal["in", "out", "inout"]
 

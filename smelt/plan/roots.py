@@ -6,9 +6,10 @@ kind `temp` in the target's memory that neither the user nor a foreign operator 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from smelt.graph.tree import leaves
 from smelt.plan.aliases import aliased_values, is_foreign
 from smelt.plan.items import Item, LaunchItem
 from smelt.plan.target import Memory
@@ -94,12 +95,6 @@ _ALIASES: dict[type, Callable[[Roots, Any], None]] = {
 }
 
 
-def references(value: Any) -> Iterator[int]:
+def references(value: Any) -> list[int]:
     """The buffers inside an extern's arguments."""
-    if isinstance(value, BufRef):
-        yield value.id
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from references(item)
-    elif isinstance(value, dict):
-        yield from references(tuple(value.values()))
+    return [ref.id for ref in leaves(value, BufRef)]

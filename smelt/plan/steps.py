@@ -10,15 +10,16 @@ seen by the user through a view, or overlaps what else is live there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from smelt import _native
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
+from smelt.graph.tree import leaves
+from smelt.plan.code import Function
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class View:
 @dataclass(frozen=True)
 class Launch:
     """Machine code: `void kernel(void **buffers, int64_t begin, int64_t end)` over [0, extent), split among threads in
-    pieces of at least `grain`. `buffers[i]` is the data pointer of register `regs[i]`."""
+    pieces of at least `grain`. `kernel` is a key of `Plan.kernels`; `buffers[i]` is the data pointer of register
+    `regs[i]`."""
 
     kernel: str
-    address: int
     regs: tuple[int, ...]
-    extent: int
+    extent: Size
     grain: int
     note: str = ""
 
@@ -117,7 +118,8 @@ Step = Alloc | View | Launch | Together | Aten | BumpVersion | Free
 @dataclass(frozen=True)
 class Plan:
     """`release_gil`: the plan runs long enough for giving other Python threads a turn to be worth its cost. `numbers`: the
-    inputs that are Python numbers, each held as a 0-d tensor (float64 or int64) that does not take part in promotion."""
+    inputs that are Python numbers, each held as a 0-d tensor (float64 or int64) that does not take part in promotion.
+    `kernels`: the code of what is launched, by symbol."""
 
     n_inputs: int
     constants: tuple[torch.Tensor, ...]
@@ -126,23 +128,8 @@ class Plan:
     outputs: tuple[int | None, ...]
     arena_bytes: int = 0
     release_gil: bool = True
-    keepalive: tuple[Any, ...] = field(default=(), compare=False)  # owners of the machine code
     numbers: tuple[int, ...] = ()
-
-    def to_native(self) -> _native.Plan:
-        """The executable plan: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`."""
-        outputs = tuple(_register(r) for r in self.outputs)
-        steps = tuple(_TO_NATIVE[type(s)](s) for s in self.steps)
-        spec = (
-            self.n_inputs,
-            self.n_registers,
-            self.constants,
-            steps,
-            outputs,
-            self.arena_bytes,
-            self.release_gil,
-        )
-        return _native.Plan((*spec, self.keepalive, self.numbers))
+    kernels: Mapping[str, Function] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------------- what a step reads and defines
@@ -150,13 +137,7 @@ class Plan:
 
 def registers_in(value: Any) -> Iterator[int]:
     """The registers inside an ATen argument."""
-    if isinstance(value, Reg):
-        yield value.index
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from registers_in(item)
-    elif isinstance(value, dict):
-        yield from registers_in(tuple(value.values()))
+    return (reg.index for reg in leaves(value, Reg))
 
 
 def reads(step: Step) -> tuple[int, ...]:
@@ -192,78 +173,6 @@ def span_bytes(shape: tuple[Size, ...], stride: tuple[Size, ...], dtype: torch.d
         return 0
     last: Any = sum((n - 1) * s for n, s in zip(shape, stride))
     return int(last + 1) * dtype.itemsize
-
-
-# ------------------------------------------------------------------------------------------------------- native form
-
-S = TypeVar("S", bound=Step)
-_TO_NATIVE: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
-
-
-def _native_form(kind: type[S]) -> Callable[[Callable[[S], tuple[Any, ...]]], Callable[[S], tuple[Any, ...]]]:
-    def register(function: Callable[[S], tuple[Any, ...]]) -> Callable[[S], tuple[Any, ...]]:
-        _TO_NATIVE[kind] = function
-        return function
-
-    return register
-
-
-def _register(index: int | None) -> int:
-    return -1 if index is None else index
-
-
-@_native_form(Alloc)
-def _alloc(s: Alloc) -> tuple[Any, ...]:
-    return ("alloc", s.out, s.shape, s.stride, s.dtype, s.device, _register(s.arena))
-
-
-@_native_form(View)
-def _view(s: View) -> tuple[Any, ...]:
-    return ("view", s.out, s.src, s.shape, s.stride, s.offset, s.user_visible)
-
-
-@_native_form(Launch)
-def _launch(s: Launch) -> tuple[Any, ...]:
-    return ("launch", s.address, s.regs, s.extent, s.grain)
-
-
-@_native_form(Together)
-def _together(s: Together) -> tuple[Any, ...]:
-    return ("together", tuple(map(_launch, s.launches)), s.work, s.grain)
-
-
-@_native_form(Aten)
-def _aten(s: Aten) -> tuple[Any, ...]:
-    schema = s.op._schema
-    args = tuple(_argument(s, i, a) for i, a in enumerate(schema.arguments))
-    outs = tuple(_register(r) for r in s.outs)
-    expect = tuple(e and (e.shape, e.stride, e.dtype) for e in s.expect)
-    return ("aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible)
-
-
-@_native_form(BumpVersion)
-def _bump(s: BumpVersion) -> tuple[Any, ...]:
-    return ("bump", s.regs)
-
-
-@_native_form(Free)
-def _free(s: Free) -> tuple[Any, ...]:
-    return ("free", s.regs)
-
-
-def _argument(step: Aten, position: int, argument: Any) -> tuple[Any, ...]:
-    """One argument as ("reg", r), ("list", (r or -1, ...)), ("const", value) or ("default",)."""
-    if position < len(step.args):
-        value = step.args[position]
-    elif argument.name in step.kwargs:
-        value = step.kwargs[argument.name]
-    else:
-        return ("default",)
-    if isinstance(value, Reg):
-        return ("reg", value.index)
-    if isinstance(value, (tuple, list)) and any(isinstance(v, Reg) for v in value):
-        return ("list", tuple(-1 if v is None else v.index for v in value))
-    return ("const", value)
 
 
 # ---------------------------------------------------------------------------------------------------------- questions

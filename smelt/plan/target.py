@@ -8,19 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from smelt import _native
 from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
 from smelt.plan.items import Item
+from smelt.plan.steps import Plan
 from smelt.schedule.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Generated:
-    """A schedule's items with launches in place of its kernels, and of those ATen calls that are generated. `owners` keep
-    the code of the launches alive."""
-
-    items: Sequence[Item]
-    owners: tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -54,14 +47,16 @@ class Target:
 
     Args:
         costs: what lowering, fusion and the plan weigh against each other.
-        compile: code for a schedule's kernels, and for those products and windows that are generated there.
+        compile: a schedule's items with launches in place of its kernels, and of those ATen calls that are generated there.
+        load: a plan made callable on a tuple of its inputs.
         out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
         memory: which temporaries may be in the arena, and how they are aligned.
         sharing: how a launch is cut into pieces.
     """
 
     costs: Costs
-    compile: Callable[[Schedule], Generated]
+    compile: Callable[[Schedule], Sequence[Item]]
+    load: Callable[[Plan], _native.Plan]
     out_variant: Callable[[torch._ops.OpOverload], torch._ops.OpOverload | None]
     memory: Memory
     sharing: Sharing

@@ -10,22 +10,22 @@ from smelt.plan.steps import Alloc, Free, Plan, View, defines, reads, span_bytes
 
 def verify(plan: Plan) -> None:
     """Raises VerificationError naming the step that breaks an invariant of `smelt.plan.steps`."""
-    live = set(range(plan.n_inputs + len(plan.constants)))
-    ever = set(live)
+    held = range(plan.n_inputs + len(plan.constants))
+    defined: set[int] = set()
+    freed: set[int] = set()
     for i, step in enumerate(plan.steps):
         for r in reads(step):
-            _require(r in live, plan, i, f"r{r} is {'freed' if r in ever else 'not defined'} here")
+            _require(r not in freed, plan, i, f"r{r} is freed here")
+            _require(r in held or r in defined, plan, i, f"r{r} is not defined here")
         for r in defines(step):
-            _require(r not in ever, plan, i, f"r{r} is defined twice")
-            _require(r < plan.n_registers, plan, i, f"r{r} is beyond the last register")
-            live.add(r)
-            ever.add(r)
+            _require(r not in held and r not in defined, plan, i, f"r{r} is defined twice")
+            _require(0 <= r < plan.n_registers, plan, i, f"r{r} is not a register")
+            defined.add(r)
         if isinstance(step, Free):
-            live.difference_update(step.regs)
+            freed.update(step.regs)
     for out in plan.outputs:
-        _require(
-            out is None or out in live, plan, len(plan.steps), f"the output r{out} is not live at the end"
-        )
+        live = out is None or ((out in held or out in defined) and out not in freed)
+        _require(live, plan, len(plan.steps), f"the output r{out} is not live at the end")
     _verify_arena(plan)
 
 
@@ -37,7 +37,10 @@ def _verify_arena(plan: Plan) -> None:
         if isinstance(step, Alloc) and step.arena is not None:
             end = step.arena + span_bytes(step.shape, step.stride, step.dtype)
             _require(
-                step.arena % ALIGNMENT == 0 and end <= plan.arena_bytes, plan, i, "does not fit the arena"
+                step.arena % ALIGNMENT == 0 <= step.arena and end <= plan.arena_bytes,
+                plan,
+                i,
+                "does not fit the arena",
             )
             root[step.out], spans[step.out] = step.out, (step.arena, end, i)
         elif isinstance(step, View) and step.src in root:

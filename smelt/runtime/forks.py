@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 # The order in which locks are taken, outermost first.
-CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION, LLVM = range(6)
+CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION, LINKS, LLVM = range(7)
 
 _locks: dict[int, Any] = {}
 _held: list[Any] = []  # by the thread that forks, in the order in which they were taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,10 +13,12 @@ from smelt.codegen.extern import out_variant
 from smelt.codegen.generate import Products, generate
 from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.llvm.target import host
+from smelt.codegen.load import load
 from smelt.config import Config
 from smelt.costs import Costs, ProductCosts
+from smelt.plan.items import Item
 from smelt.plan.memory import ALIGNMENT
-from smelt.plan.target import Generated, Memory, Sharing, Target
+from smelt.plan.target import Memory, Sharing, Target
 from smelt.schedule.schedule import Schedule
 
 COSTS = Costs(
@@ -93,12 +96,13 @@ def target(config: Config, cpu: str | None = None) -> Target:
     return Target(
         costs=replace(COSTS, threads=config.threads or torch.get_num_threads(), products=known),
         compile=partial(compile_schedule, config, products),
+        load=load,
         out_variant=out_variant,
         memory=Memory("cpu", ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),
     )
 
 
-def compile_schedule(config: Config, products: Products | None, schedule: Schedule) -> Generated:
+def compile_schedule(config: Config, products: Products | None, schedule: Schedule) -> Sequence[Item]:
     """Machine code of LLVM for this host. `products`: which are generated."""
     return generate(schedule, lambda kernels: compile_kernels(kernels, config), products)

@@ -13,6 +13,7 @@ import torch
 from smelt.codegen.cost import prefers_product
 from smelt.codegen.generated.matrices import MATRIX_CALLS, plan_product
 from smelt.codegen.generated.request import Refused, Request
+from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.products import compile as compiler
 from smelt.codegen.llvm.products import library, tiling
 from smelt.codegen.llvm.products.compile import compile_products
@@ -41,14 +42,15 @@ def plan(op, *args, out, epilogue=NO_EPILOGUE):
 
 def launch(request: Request, args, out, extra=(), pieces=1):
     """Runs the machine function over its extent, cut into `pieces` ranges."""
-    (compiled,), owner = compile_products([request.product])
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(compiled.address)
+    (compiled,) = compile_products([request.product])
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(
+        address_of(compiled.function)
+    )
     tensors = [*(args[i] for i in request.operands), *extra, out]
     buffers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
     cuts = [compiled.extent * i // pieces for i in range(pieces + 1)]
     for begin, end in itertools.pairwise(cuts):
         function(buffers, begin, end)
-    del owner
     return out
 
 
@@ -274,8 +276,10 @@ def test_several_products_in_one_module():
     a, b = torch.randn(9, 20), torch.randn(20, 37)
     out = torch.empty(9, 37)
     requests = [plan_product(aten.mm.default, [spec(a), spec(b)], spec(out), name) for name in ("one", "two")]
-    compiled, _ = compile_products([r.product for r in requests])
-    assert [c.name for c in compiled] == ["one", "two"] and len({c.address for c in compiled}) == 2
+    compiled = compile_products([r.product for r in requests])
+    assert [c.name for c in compiled] == ["one", "two"] and len(
+        {address_of(c.function) for c in compiled}
+    ) == 2
 
 
 def test_refusals_say_why():
@@ -310,7 +314,7 @@ def test_register_blocks_of_other_hosts(width, rows, vectors, dtype, monkeypatch
     )
     for module in (tiling, compiler):
         monkeypatch.setattr(module, "tile_for", lambda dtype: narrow)
-    monkeypatch.setattr(library, "_CODES", {})
+    monkeypatch.setattr(library, "_LIBRARIES", {})
     rng = random.Random(width * rows)
     for transposed in (False, True) * 3:
         m, n, k = (rng.randint(1, 70) for _ in range(3))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.vectorize import choose, lane_stride
 from smelt.config import Config
@@ -617,7 +618,7 @@ def test_any_split_of_the_items_gives_the_same(kernel: Kernel) -> None:
 
 
 def test_a_large_elementwise_kernel_has_many_items() -> None:
-    (compiled,), _ = compile_kernels([flat(1 << 20, [f32], f32, lambda v: op("exp", v))], Config())
+    (compiled,) = compile_kernels([flat(1 << 20, [f32], f32, lambda v: op("exp", v))], Config())
     assert compiled.extent >= 16 and compiled.extent // compiled.grain >= 4
 
 
@@ -626,22 +627,21 @@ def test_a_large_elementwise_kernel_has_many_items() -> None:
 
 def test_equal_kernels_share_code() -> None:
     first, second, other = softmax(12, 34), softmax(12, 34), softmax(12, 35)
-    compiled, owner = compile_kernels([first, second, other], Config())
-    assert compiled[0].address == compiled[1].address != compiled[2].address
-    again, _ = compile_kernels([softmax(12, 34)], Config())
-    assert again[0].address == compiled[0].address
-    del owner
+    compiled = compile_kernels([first, second, other], Config())
+    assert compiled[0].function is compiled[1].function is not compiled[2].function
+    again = compile_kernels([softmax(12, 34)], Config())
+    assert again[0].function is compiled[0].function
 
 
 def test_elementwise_kernels_of_all_sizes_share_code() -> None:
     def doubled(n: int, dtype: torch.dtype = f32) -> Kernel:
         return flat(n, [dtype], dtype, lambda v: v + v)
 
-    (a, b, c, d, e), _ = compile_kernels(
+    (a, b, c, d, e) = compile_kernels(
         [doubled(n) for n in (64, 1 << 20, 63, 1)] + [doubled(64, f64)], Config()
     )
-    assert a.address == b.address and c.address == d.address
-    assert len({a.address, c.address, e.address}) == 3
+    assert a.function is b.function and c.function is d.function
+    assert len({address_of(x.function) for x in (a, c, e)}) == 3
     assert b.extent == a.extent << 14 and a.grain == b.grain
 
 

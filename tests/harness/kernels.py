@@ -6,12 +6,13 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 
-import llvmlite.binding as llvm
 import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.target import Target
+from smelt.codegen.llvm.link import address_of
+from smelt.codegen.llvm.module import assemble
+from smelt.codegen.llvm.target import Target, host
 from smelt.config import Config
 from smelt.graph.sizes import Size, Sym
 from smelt.loops.ir import (
@@ -25,6 +26,7 @@ from smelt.loops.ir import (
     Store,
     Value,
 )
+from smelt.plan.code import Function
 
 CHECKED = Config(verify=True)
 f32 = torch.float32
@@ -230,14 +232,10 @@ done:
 """
 
 
-def hand_written_engine() -> llvm.ExecutionEngine:
-    """The machine code of `increment` and `thread`, which lives as long as the engine."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(IR), machine)
-    engine.finalize_object()
-    return engine
+def hand_written() -> dict[str, Function]:
+    """`increment` and `thread`."""
+    library = assemble(IR, ("increment", "thread"), host())
+    return {name: Function(library, name) for name in library.exports}
 
 
 # ---- running
@@ -254,10 +252,11 @@ def run(
     target: Target | None = None,
 ) -> None:
     """Runs the kernel's machine code in place on `tensors`; `pieces`: where to cut [0, extent)."""
-    (compiled,), owner = compile_kernels([kernel], CHECKED, target)
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(compiled.address)
+    (compiled,) = compile_kernels([kernel], CHECKED, target)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(
+        address_of(compiled.function)
+    )
     pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
     cuts = [0, *(p for p in sorted(pieces or ()) if 0 < p < compiled.extent), compiled.extent]
     for begin, end in zip(cuts, cuts[1:]):
         function(ctypes.addressof(pointers), begin, end)
-    del owner

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from smelt.codegen.load import load
 from smelt.ops.lower import lower
 from smelt.plan.build import build_plan
 from smelt.plan.verify import verify
@@ -28,7 +29,7 @@ def compare(f, *inputs):
     schedule = fuse(lower(graph, target.costs), target.costs)
     plan = build_plan(fuse(lower(graph, target.costs), target.costs), target)
     verify(plan)
-    for got in (run(schedule, real), plan.to_native()(tuple(real))):
+    for got in (run(schedule, real), load(plan)(tuple(real))):
         for a, e in zip(got, f(*inputs), strict=True):
             torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
             assert a.stride() == e.stride()

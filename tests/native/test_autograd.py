@@ -18,6 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from smelt import _native
+from smelt.codegen.load import load
 from smelt.plan.steps import Aten, Free, Plan, Reg, View
 from smelt.plan.verify import verify
 from tests.harness.threads import in_threads
@@ -43,7 +44,7 @@ def native(n_inputs, calls, outputs, **options):
     steps.append(Free(tuple(r for r in range(n_inputs, n) if r not in outputs)))
     plan = Plan(n_inputs, (), n, tuple(steps), tuple(outputs), **options)
     verify(plan)
-    return plan.to_native()
+    return load(plan)
 
 
 def differentiable(forward, backward, shapes, **more):
@@ -404,7 +405,7 @@ def test_what_is_not_differentiable_has_no_history():
 def test_an_output_may_be_a_view_of_an_input():
     plan = Plan(1, (), 2, (View(1, 0, (4,), (1,), 4, user_visible=True),), (1,))
     d = differentiable(
-        plan.to_native(),
+        load(plan),
         lambda mask: lambda a: [torch.cat([torch.zeros(1, 4), a[0][None], torch.zeros(1, 4)])],
         [(4,)],
         saved=(),
@@ -432,7 +433,7 @@ def test_an_input_that_the_forward_writes(kind, view):
         old = Aten(aten.clone.default, (Reg(0),), {}, (2,))
         product = Aten(aten.mul.Tensor, (Reg(0), Reg(1)), {}, (3,))
         write = Aten(aten.copy_.default, (Reg(0), Reg(3)), {}, (None,), user_visible=True)
-        forward = Plan(2, (), 4, (old, product, write), (0, 2)).to_native()
+        forward = load(Plan(2, (), 4, (old, product, write), (0, 2)))
     else:
 
         def forward(inputs):
@@ -615,7 +616,7 @@ def test_views_in_a_plan_outlive_what_they_view():
         Aten(aten.mul.Tensor, (Reg(3), Reg(8)), {}, (9,)),
         Aten(aten.mul.Tensor, (Reg(9), Reg(2)), {}, (10,)),
     )
-    plan = Plan(3, (), 11, steps, (10,)).to_native()
+    plan = load(Plan(3, (), 11, steps, (10,)))
     d = differentiable(
         lambda i: (i[0] * 1, i[0].sin(), i[0].cos()),
         lambda mask: plan,

@@ -8,29 +8,26 @@ import gc
 import os
 import threading
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
+from smelt.codegen.llvm.target import host, processor
+from smelt.codegen.load import load
 from smelt.errors import VerificationError
 from smelt.graph.ir import TensorSpec
+from smelt.plan.code import Function, Library
+from smelt.plan.executable import executable
 from smelt.plan.printer import print_plan
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View
 from smelt.plan.verify import verify
-from tests.harness.kernels import hand_written_engine
+from tests.harness.kernels import hand_written
 from tests.harness.threads import in_threads
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 F32 = torch.float32
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    engine = hand_written_engine()
-    addresses = {n: engine.get_function_address(n) for n in ("increment", "thread")}
-    yield addresses
-    engine.close()
 
 
 def alloc(out, shape, arena=None, dtype=F32):
@@ -51,24 +48,24 @@ def spec(t):
 
 def native(plan):
     verify(plan)
-    return plan.to_native()
+    return load(replace(plan, kernels=hand_written()))
 
 
-def increment_plan(kernels, n=8, **options):
-    steps = (alloc(1, (n,)), Launch("increment", kernels["increment"], (0, 1), n, 1024))
+def increment_plan(n=8, **options):
+    steps = (alloc(1, (n,)), Launch("increment", (0, 1), n, 1024))
     return Plan(1, (), 2, steps, (1,), **options)
 
 
-def temp_plan(kernels, n, then=()):
+def temp_plan(n, then=()):
     """out = mm(x + 1, x + 1) with the two temporaries in the arena."""
     steps = (
         alloc(1, (n, n), arena=0),
-        Launch("increment", kernels["increment"], (0, 1), n * n, 1 << 14),
+        Launch("increment", (0, 1), n * n, 1 << 14),
         alloc(2, (n, n), arena=4 * n * n),
         Aten(aten.mm.out, (Reg(1), Reg(1)), {"out": Reg(2)}, (None,)),
         Free((1,)),
         alloc(3, (n, n)),
-        Launch("increment", kernels["increment"], (2, 3), n * n, 1 << 14),
+        Launch("increment", (2, 3), n * n, 1 << 14),
         Free((2,)),
     )
     return Plan(1, (), 4, steps, (3,), arena_bytes=8 * n * n)
@@ -77,15 +74,15 @@ def temp_plan(kernels, n, then=()):
 # ------------------------------------------------------------------------------------------------------------ basics
 
 
-def test_a_kernel(kernels):
+def test_a_kernel():
     x = torch.randn(8)
-    (y,) = native(increment_plan(kernels))((x,))
+    (y,) = native(increment_plan())((x,))
     assert torch.equal(y, x + 1)
 
 
-def test_large_extents_run_on_torchs_threads_and_follow_set_num_threads(kernels):
+def test_large_extents_run_on_torchs_threads_and_follow_set_num_threads():
     n = 1 << 12
-    steps = (alloc(0, (n,), dtype=torch.int64), Launch("thread", kernels["thread"], (0,), n, 16))
+    steps = (alloc(0, (n,), dtype=torch.int64), Launch("thread", (0,), n, 16))
     plan = native(Plan(0, (), 1, steps, (0,)))
     before = torch.get_num_threads()
     try:
@@ -100,7 +97,7 @@ def test_large_extents_run_on_torchs_threads_and_follow_set_num_threads(kernels)
         torch.set_num_threads(before)
 
 
-def test_outputs_may_be_inputs_constants_none_and_repeated(kernels):
+def test_outputs_may_be_inputs_constants_none_and_repeated():
     x, c = torch.nn.Parameter(torch.randn(3)), torch.randn(2)
     plan = native(Plan(1, (c,), 2, (), (0, None, 1, 0)))
     a, none, b, d = plan((x,))
@@ -134,8 +131,8 @@ def test_arguments_of_every_kind():
         assert torch.equal(got, want) and got.dtype == want.dtype
 
 
-def test_wrong_calls_raise(kernels):
-    plan = native(increment_plan(kernels))
+def test_wrong_calls_raise():
+    plan = native(increment_plan())
     for bad in ((), (torch.ones(8), torch.ones(8)), (1,)):
         with pytest.raises(TypeError, match="Plan:"):
             plan(bad)
@@ -146,9 +143,9 @@ def test_wrong_calls_raise(kernels):
 # ------------------------------------------------------------------------------------------------------------- arena
 
 
-def test_temporaries_live_in_an_arena_that_is_kept_and_released(kernels):
+def test_temporaries_live_in_an_arena_that_is_kept_and_released():
     n = 64
-    plan = native(temp_plan(kernels, n))
+    plan = native(temp_plan(n))
     x = torch.randn(n, n)
     assert plan.arena_bytes == 8 * n * n and plan.idle_bytes == 0
     results = [plan((x,))[0] for _ in range(3)]
@@ -160,14 +157,14 @@ def test_temporaries_live_in_an_arena_that_is_kept_and_released(kernels):
     assert torch.allclose(plan((x,))[0], expected, atol=1e-4)
 
 
-def test_an_operator_that_returns_its_argument_does_not_leak_the_arena(kernels):
+def test_an_operator_that_returns_its_argument_does_not_leak_the_arena():
     """native_dropout and friends may return an argument itself on some paths; `detach`-like lies are caught too."""
     lib = torch.library.Library("smelt_test_alias", "FRAGMENT")
     lib.define("same(Tensor x) -> Tensor")
     lib.impl("same", lambda x: x, "CPU")
     steps = (
         alloc(1, (8,), arena=0),
-        Launch("increment", kernels["increment"], (0, 1), 8, 64),
+        Launch("increment", (0, 1), 8, 64),
         Aten(torch.ops.smelt_test_alias.same.default, (Reg(1),), {}, (2,)),
     )
     plan = native(Plan(1, (), 3, steps, (2,), arena_bytes=64))
@@ -176,14 +173,14 @@ def test_an_operator_that_returns_its_argument_does_not_leak_the_arena(kernels):
     assert torch.equal(a, torch.ones(8))
 
 
-def test_an_arena_tensor_outlives_its_plan(kernels):
+def test_an_arena_tensor_outlives_its_plan():
     kept = []
     lib = torch.library.Library("smelt_test_keep", "FRAGMENT")
     lib.define("keep(Tensor x) -> Tensor")
     lib.impl("keep", lambda x: (kept.append(x), x + 1)[1], "CPU")
     steps = (
         alloc(1, (1 << 20,), arena=0),
-        Launch("increment", kernels["increment"], (0, 1), 1 << 20, 1 << 14),
+        Launch("increment", (0, 1), 1 << 20, 1 << 14),
         Aten(torch.ops.smelt_test_keep.keep.default, (Reg(1),), {}, (2,)),
     )
     plan = native(Plan(1, (), 3, steps, (2,), arena_bytes=4 << 20))
@@ -195,7 +192,7 @@ def test_an_arena_tensor_outlives_its_plan(kernels):
         kept[0].resize_(1 << 21)
 
 
-def test_results_in_another_layout_are_made_to_conform(kernels):
+def test_results_in_another_layout_are_made_to_conform():
     x = torch.randn(2, 3, 4, 4)
     lib = torch.library.Library("smelt_test_layout", "FRAGMENT")
     lib.define("last(Tensor x) -> Tensor")
@@ -205,7 +202,7 @@ def test_results_in_another_layout_are_made_to_conform(kernels):
         steps = (
             Aten(torch.ops.smelt_test_layout.last.default, (Reg(0),), {}, (1,), "", (expect,)),
             alloc(2, x.shape),
-            Launch("increment", kernels["increment"], (1, 2), x.numel(), 64),
+            Launch("increment", (1, 2), x.numel(), 64),
         )
         return native(Plan(1, (), 3, steps, (2,)))
 
@@ -228,26 +225,26 @@ def test_views_that_the_user_sees_are_views_to_autograd():
     assert base._version == version + 1 == x._version
 
 
-def test_raw_views_chain_and_reach_kernels(kernels):
+def test_raw_views_chain_and_reach_kernels():
     x = torch.arange(24.0)
     steps = (
         View(1, 0, (2, 8), (8, 1), 4),
         View(2, 1, (8,), (1,), 8),
         alloc(3, (8,)),
-        Launch("increment", kernels["increment"], (2, 3), 8, 64),
+        Launch("increment", (2, 3), 8, 64),
         alloc(4, (16,), arena=0),
         View(5, 4, (8,), (1,), 8),
-        Launch("increment", kernels["increment"], (3, 5), 8, 64),
+        Launch("increment", (3, 5), 8, 64),
         Aten(aten.neg.default, (Reg(5),), {}, (6,)),
     )
     three, negated = native(Plan(1, (), 7, steps, (3, 6), arena_bytes=64))((x,))
     assert torch.equal(three, x[12:20] + 1) and torch.equal(negated, -(x[12:20] + 2))
 
 
-def test_kernels_and_copies_that_write_inputs_bump_versions(kernels):
+def test_kernels_and_copies_that_write_inputs_bump_versions():
     steps = (
         BumpVersion((0,)),
-        Launch("increment", kernels["increment"], (0, 0), 8, 64),
+        Launch("increment", (0, 0), 8, 64),
         Aten(aten.copy_.default, (Reg(1), Reg(0)), {}, (None,), user_visible=True),
     )
     plan = native(Plan(2, (), 2, steps, ()))
@@ -262,8 +259,8 @@ def test_kernels_and_copies_that_write_inputs_bump_versions(kernels):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_outputs_are_inference_tensors_exactly_in_inference_mode(kernels, first):
-    plan = native(temp_plan(kernels, 8))
+def test_outputs_are_inference_tensors_exactly_in_inference_mode(first):
+    plan = native(temp_plan(8))
     external = native(Plan(1, (), 2, (Aten(aten.neg.default, (Reg(0),), {}, (1,)),), (1,)))
     x = torch.randn(8, 8)
     for mode in (first, not first, first):
@@ -274,7 +271,7 @@ def test_outputs_are_inference_tensors_exactly_in_inference_mode(kernels, first)
     assert torch.equal(y.grad, torch.full((8, 8), 2.0))
 
 
-def test_autocast_applies_once_when_traced(kernels):
+def test_autocast_applies_once_when_traced():
     plan = native(Plan(1, (), 2, (Aten(aten.mm.default, (Reg(0), Reg(0)), {}, (1,)),), (1,)))
     x = torch.randn(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
@@ -286,7 +283,7 @@ def test_autocast_applies_once_when_traced(kernels):
 # ------------------------------------------------------------------------------------------------------------ errors
 
 
-def test_errors_are_those_of_eager_and_leave_the_plan_usable(kernels):
+def test_errors_are_those_of_eager_and_leave_the_plan_usable():
     table, index = torch.randn(4, 3), torch.tensor([1, 9])
     steps = (Aten(aten.embedding.default, (Reg(0), Reg(1)), {}, (2,)),)
     plan = native(Plan(2, (), 3, steps, (2,)))
@@ -317,7 +314,7 @@ def test_warnings_and_python_errors_of_operators_pass_through():
 # ----------------------------------------------------------------------------------------------------------- threads
 
 
-def test_a_plan_may_be_entered_again_by_an_operator_it_calls(kernels):
+def test_a_plan_may_be_entered_again_by_an_operator_it_calls():
     lib = torch.library.Library("smelt_test_again", "FRAGMENT")
     lib.define("again(Tensor x, int depth) -> Tensor")
     depth = 3
@@ -330,7 +327,7 @@ def test_a_plan_may_be_entered_again_by_an_operator_it_calls(kernels):
     lib.impl("again", again, "CPU")
     steps = (
         alloc(1, (8,), arena=0),
-        Launch("increment", kernels["increment"], (0, 1), 8, 64),
+        Launch("increment", (0, 1), 8, 64),
         Aten(torch.ops.smelt_test_again.again.default, (Reg(1), 0), {}, (2,), user_visible=True),
         Aten(aten.add.Tensor, (Reg(2), Reg(1)), {}, (3,)),
     )
@@ -339,8 +336,8 @@ def test_a_plan_may_be_entered_again_by_an_operator_it_calls(kernels):
     assert torch.equal(plan((torch.zeros(8),))[0], torch.full((8,), 36.0))
 
 
-def test_two_plans_from_several_threads(kernels):
-    plans = [native(temp_plan(kernels, n)) for n in (32, 48)]
+def test_two_plans_from_several_threads():
+    plans = [native(temp_plan(n)) for n in (32, 48)]
     failures = []
 
     def work(seed):
@@ -356,7 +353,7 @@ def test_two_plans_from_several_threads(kernels):
     assert all(p.idle_bytes == p.arena_bytes for p in plans)  # one arena each is kept, however many were used
 
 
-def test_the_gil_is_free_while_a_plan_runs(kernels):
+def test_the_gil_is_free_while_a_plan_runs():
     entered, leave = threading.Event(), threading.Event()
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -366,7 +363,9 @@ def test_the_gil_is_free_while_a_plan_runs(kernels):
         assert leave.wait(20)
 
     address = ctypes.cast(wait, ctypes.c_void_p).value
-    plan = native(Plan(0, (), 0, (Launch("wait", address, (), 1, 1),), ()))
+    held = {"wait": Function(Library(processor(host()), (), ("wait",)), "wait")}
+    plan = Plan(0, (), 0, (Launch("wait", (), 1, 1),), (), kernels=held)
+    plan = executable(plan, lambda function: address)
     thread = threading.Thread(target=plan, args=((),))
     thread.start()
     assert entered.wait(20)
@@ -378,12 +377,12 @@ def test_the_gil_is_free_while_a_plan_runs(kernels):
 # ------------------------------------------------------------------------------------------------- verifier, printer
 
 
-def test_verify_names_the_broken_step(kernels):
+def test_verify_names_the_broken_step():
     def check(steps, outputs, message, arena=0, n=4):
         with pytest.raises(VerificationError, match=message):
             verify(Plan(1, (), n, tuple(steps), outputs, arena_bytes=arena))
 
-    launch = Launch("k", 0, (0, 1), 8, 8)
+    launch = Launch("k", (0, 1), 8, 8)
     check([launch], (), "r1 is not defined here")
     check([alloc(1, (8,)), Free((1,)), launch], (), "r1 is freed here")
     check([alloc(1, (8,)), alloc(1, (8,))], (), "r1 is defined twice")
@@ -394,8 +393,8 @@ def test_verify_names_the_broken_step(kernels):
     check([], (3,), "not live at the end")
 
 
-def test_print(kernels):
-    plan = temp_plan(kernels, 4)
+def test_print():
+    plan = temp_plan(4)
     assert print_plan(plan) == "\n".join(
         [
             "plan(inputs r0..r0), arena 128 bytes",

@@ -1,6 +1,6 @@
 """Targets: hosts without measurements, and a second device from its costs to a plan."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,11 +9,13 @@ import torch.nn.functional as F
 
 from smelt import targets
 from smelt.codegen.generate import generate
+from smelt.codegen.load import load
 from smelt.codegen.triton import print_kernel
 from smelt.config import DEFAULT, Config
 from smelt.errors import Unsupported
 from smelt.ops.lower import lower
 from smelt.plan.build import build_plan
+from smelt.plan.code import CompiledKernel, Function, Library, Processor
 from smelt.plan.steps import Alloc, Aten, Launch
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.plan.verify import verify
@@ -81,26 +83,19 @@ def test_on_hosts_that_were_measured_they_are_not(name, host):
 # ---- a second device
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A kernel as text, in place of machine code."""
-
-    name: str
-    source: str
-    address: int = 0
-    extent: int = 1
-    grain: int = 1
+def printed(kernels):
+    """Kernels as text, in place of machine code."""
+    processor = Processor("second", "device", "")
+    code = [Library(processor, (print_kernel(k).encode(),), (k.name,)) for k in kernels]
+    return [CompiledKernel(k.name, Function(c, k.name), 1, 1) for k, c in zip(kernels, code)]
 
 
 def second_target(config=DEFAULT):
     """A device whose kernels are only printed, with many workers and little memory for each; no products, no `out=`."""
-
-    def printed(kernels):
-        return [Printed(k.name, print_kernel(k)) for k in kernels], None
-
     return Target(
         costs=costs(threads=132, launch=1e6, scratch_bytes=0, products=None),
         compile=partial(generate, compile_kernels=printed, products=None),
+        load=load,
         out_variant=lambda op: None,
         memory=Memory("cuda", 256),
         sharing=Sharing(),

@@ -12,9 +12,10 @@ from smelt.codegen.generated.request import Refused
 from smelt.codegen.generated.windows import WINDOW_CALLS, WindowCall
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
-from smelt.codegen.llvm.products.product import CompiledProduct, Product
+from smelt.codegen.llvm.products.product import Product
 from smelt.codegen.llvm.windows.code import compile_windows
 from smelt.codegen.llvm.windows.window import Window
+from smelt.plan.code import CompiledKernel
 from smelt.schedule.schedule import ExternItem, Item, Schedule
 
 
@@ -69,10 +70,9 @@ def _put(
         items[position], items[fused.position] = None, made
 
 
-def compile_items(items: Sequence[ProductItem]) -> tuple[dict[int, CompiledProduct], Any]:
-    """Machine code by id of item, and its owner. Equal products are one function."""
-    by_product: dict[Product | Window, CompiledProduct] = {}
-    owners = []
+def compile_items(items: Sequence[ProductItem]) -> dict[int, CompiledKernel]:
+    """Machine code by id of item. Equal products are one function."""
+    by_product: dict[Product | Window, CompiledKernel] = {}
     compilers: tuple[tuple[type, Callable[[Any], Any]], ...] = (
         (Product, compile_products),
         (Window, compile_windows),
@@ -84,10 +84,8 @@ def compile_items(items: Sequence[ProductItem]) -> tuple[dict[int, CompiledProdu
             named = [
                 replace(p, name=f"{letter}{i}_{_identifier(p.name)}") for i, p in enumerate(distinct.values())
             ]
-            compiled, owner = compile_all(named)
-            by_product.update(zip(distinct, compiled))
-            owners.append(owner)
-    return {id(item): by_product[replace(item.product, name="")] for item in items}, tuple(owners)
+            by_product.update(zip(distinct, compile_all(named)))
+    return {id(item): by_product[replace(item.product, name="")] for item in items}
 
 
 def _identifier(name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 
 from smelt.errors import BackendError
+from smelt.plan.code import Processor
 
 LLVM = 22  # the oldest whose masked loads and stores are spelt as the printer does; older ones abort on them
 
@@ -41,6 +42,11 @@ def host() -> Target:
         text += ",-prefer-256-bit"
     bits = 512 if wide else 256 if features.get("avx2") else 128
     return Target(llvm.get_host_cpu_name(), text, bits, wide, wide)
+
+
+def processor(target: Target) -> Processor:
+    """The same as plans tell it."""
+    return Processor(llvm.get_process_triple(), target.cpu, target.features)
 
 
 def machine(target: Target) -> llvm.TargetMachine:

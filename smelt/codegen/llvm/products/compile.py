@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt.codegen.llvm.builder import Module
-from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.module import assemble
 from smelt.codegen.llvm.products.driver import WORDS
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
 from smelt.codegen.llvm.products.epilogue_code import write_epilogue
 from smelt.codegen.llvm.products.library import provide
-from smelt.codegen.llvm.products.product import CompiledProduct, Matrix, Product
+from smelt.codegen.llvm.products.product import Matrix, Product
 from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Cut, Tile, cut, extent, tile_for
 from smelt.codegen.llvm.target import host
+from smelt.plan.code import CompiledKernel, Function, Library
 
 # Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
 # touch one more cache line in each.
 DIRECT_TILES = 2
 
 
-def compile_products(products: Sequence[Product]) -> tuple[list[CompiledProduct], Code]:
-    """Machine code for products of non-empty results (names differ); the code lives as long as the second value."""
+def compile_products(products: Sequence[Product]) -> list[CompiledKernel]:
+    """Machine code for products of non-empty results (names differ)."""
     module = Module(host())
-    imports: dict[str, int] = {}
+    imports: dict[str, Library] = {}
     text: list[str] = []
     for p in products:
         tile = tile_for(p.dtype)
@@ -30,15 +31,15 @@ def compile_products(products: Sequence[Product]) -> tuple[list[CompiledProduct]
         imports |= provide(tile, names)
         text.append(body)
     text += (f"declare void @{symbol}()" for symbol in imports)
-    code = assemble(module.text(text), [p.name for p in products], host(), imports=imports)
-    return [_compiled(p, code) for p in products], code
+    library = assemble(module.text(text), [p.name for p in products], host(), imports=imports)
+    return [_compiled(p, library) for p in products]
 
 
-def _compiled(p: Product, code: Code) -> CompiledProduct:
+def _compiled(p: Product, library: Library) -> CompiledKernel:
     batch = p.batch[0] * p.batch[1]
     count = extent(p.m, p.n, p.k, batch, p.dtype)
     flops = 2 * batch * p.m * p.n * max(p.k, 1)
-    return CompiledProduct(p.name, code.address(p.name), count, max(1, GRAIN_FLOPS * count // flops))
+    return CompiledKernel(p.name, Function(library, p.name), count, max(1, GRAIN_FLOPS * count // flops))
 
 
 def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from smelt.codegen.llvm.module import Code, assemble
+from smelt.codegen.llvm.module import assemble
 from smelt.codegen.llvm.products.driver import block, driver
 from smelt.codegen.llvm.products.function_text import declarations
 from smelt.codegen.llvm.products.micro_kernel import micro
@@ -22,6 +22,7 @@ from smelt.codegen.llvm.products.packing import (
 )
 from smelt.codegen.llvm.products.tiling import Tile
 from smelt.codegen.llvm.target import host
+from smelt.plan.code import Library
 from smelt.runtime.forks import LIBRARY, hold_at_fork
 
 _PIECES: dict[str, Callable[[Tile], str]] = {
@@ -35,28 +36,28 @@ _PIECES: dict[str, Callable[[Tile], str]] = {
     "driver": driver,
 }
 _ALWAYS = ("block", "driver", "pack_panel_any", "pack_rows_any")  # called by others, or tiny
-_CODES: dict[str, Code] = {}  # symbol -> owner of its code; grows only, lives as long as the process
+_LIBRARIES: dict[str, Library] = {}  # by symbol; grows only, lives as long as the process
 _LOCK = hold_at_fork(threading.RLock(), LIBRARY)
 
 
-def provide(tile: Tile, names: Iterable[str]) -> dict[str, int]:
-    """The addresses, by symbol (`tile.function(name)`), of library functions: names of `_PIECES`, or
+def provide(tile: Tile, names: Iterable[str]) -> dict[str, Library]:
+    """By symbol (`tile.function(name)`), what defines the functions called `names`: keys of `_PIECES`, or
     `micro<rows>x<vectors>`. Those that no product has asked for yet are compiled."""
     with _LOCK:
         wanted = sorted({*names, *_ALWAYS})
-        missing = [n for n in wanted if tile.function(n) not in _CODES]
+        missing = [n for n in wanted if tile.function(n) not in _LIBRARIES]
         if missing:
             _compile(tile, missing)
-        return {s: _CODES[s].address(s) for s in map(tile.function, wanted)}
+        return {s: _LIBRARIES[s] for s in map(tile.function, wanted)}
 
 
 def _compile(tile: Tile, names: Sequence[str]) -> None:
     """No optimiser passes: the text is written as it should run, instruction selection does the rest."""
     symbols = [tile.function(n) for n in names]
-    known = [s for s in map(tile.function, _ALWAYS) if s in _CODES]
+    known = [s for s in map(tile.function, _ALWAYS) if s in _LIBRARIES]
     text = [declarations(tile), *(f"declare void @{s}()\n" for s in known), *(_write(tile, n) for n in names)]
-    code = assemble("".join(text), symbols, host(), imports={s: _CODES[s].address(s) for s in known})
-    _CODES.update((s, code) for s in symbols)
+    library = assemble("".join(text), symbols, host(), imports={s: _LIBRARIES[s] for s in known})
+    _LIBRARIES.update((s, library) for s in symbols)
 
 
 def _write(tile: Tile, name: str) -> str:

@@ -48,13 +48,3 @@ class Product:
         """How A and B lie in memory. N: their rows are contiguous."""
         a, b = ("N" if x.col == 1 else "T" for x in (self.a, self.b))
         return a + b  # type: ignore[return-value]
-
-
-@dataclass(frozen=True)
-class CompiledProduct:
-    """`void function(void** buffers, int64 begin, int64 end)` over [0, extent); see `plan.steps.Launch`."""
-
-    name: str
-    address: int
-    extent: int
-    grain: int

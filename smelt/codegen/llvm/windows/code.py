@@ -8,14 +8,14 @@ from math import inf, prod
 
 from smelt.codegen.llvm.body import Body, Point, iota
 from smelt.codegen.llvm.builder import Builder, Module, Ref, suffix, type_text
-from smelt.codegen.llvm.module import Code, assemble_functions
+from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.pointwise import emit
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, product_value
-from smelt.codegen.llvm.products.product import CompiledProduct
 from smelt.codegen.llvm.target import host
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.windows.window import Window, lanes_for, scratch_for
 from smelt.graph.sizes import Sym
+from smelt.plan.code import CompiledKernel, Function
 
 ACCUMULATORS = 8  # output rows computed together
 BLOCK_STEPS = 100  # instructions of the innermost block: what compiles in a few milliseconds
@@ -23,11 +23,11 @@ UNROLLED_TAPS = 16  # windows of more elements are a loop over columns, where co
 REGISTER_TAPS = 12  # weights of a plane that stay in registers
 
 
-def compile_windows(windows: Sequence[Window]) -> tuple[list[CompiledProduct], Code]:
-    """Machine code for windows that `refusal` accepts (names differ); it lives as long as the second value."""
+def compile_windows(windows: Sequence[Window]) -> list[CompiledKernel]:
+    """Machine code for windows that `refusal` accepts (names differ)."""
     writers = {p.name: partial(write_window, p=p) for p in windows}
-    code = assemble_functions(writers, host())
-    return [CompiledProduct(p.name, code.address(p.name), p.extent, p.grain) for p in windows], code
+    library = assemble_functions(writers, host())
+    return [CompiledKernel(p.name, Function(library, p.name), p.extent, p.grain) for p in windows]
 
 
 def write_window(module: Module, p: Window) -> str:

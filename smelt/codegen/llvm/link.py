@@ -1,0 +1,63 @@
+"""From object files to addresses: libraries linked into this process by LLVM's ORC JIT."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import llvmlite.binding as llvm
+
+from smelt.codegen.llvm.target import host, machine, processor
+from smelt.errors import PlanError
+from smelt.plan.code import Function, Library, Processor
+from smelt.runtime.forks import LINKS, hold_at_fork
+
+_LINKED: WeakKeyDictionary[Library, Any] = (
+    WeakKeyDictionary()
+)  # its functions by name; freed with the library
+_NUMBER = itertools.count()
+_LOCK = hold_at_fork(threading.RLock(), LINKS)
+
+
+def address_of(function: Function) -> int:
+    """The address of a function, valid while its library lives. Thread-safe. Raises PlanError where this processor lacks
+    something that the code may use."""
+    with _LOCK:
+        return _linked(function.library)[function.name]
+
+
+def _linked(library: Library) -> Any:
+    found = _LINKED.get(library)
+    if found is None:
+        found = _LINKED[library] = _link(library)
+    return found
+
+
+def _link(library: Library) -> Any:
+    _refuse_foreign(library.processor)
+    builder = llvm.JITLibraryBuilder()
+    for image in library.objects:
+        builder.add_object_img(image)
+    builder.add_current_process()
+    for name, other in library.imports.items():
+        builder.import_symbol(name, _linked(other)[name])
+    for name in library.exports:
+        builder.export_symbol(name)
+    return builder.link(_jit(), f"smelt{next(_NUMBER)}")
+
+
+@functools.cache
+def _jit() -> llvm.LLJIT:
+    return llvm.create_lljit_compiler(machine(host()))
+
+
+def _refuse_foreign(made_for: Processor) -> None:
+    here = processor(host())
+    if made_for.triple != here.triple:
+        raise PlanError(f"code for {made_for.triple}; this is {here.triple}")
+    missing = made_for.needs - here.needs
+    if missing:
+        raise PlanError(f"code for {made_for.name}; {here.name} lacks {', '.join(sorted(missing))}")

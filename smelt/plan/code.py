@@ -1,0 +1,59 @@
+"""Machine code as data: object files, what they export and import, and the processor that they were made for.
+
+What always holds: a `Library` is the same in every process; only who links it (`codegen.llvm.link`) knows addresses. Machine
+code that is linked lives as long as its library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Whom code is for, in LLVM's words: the triple of the platform, the processor's name, and its features as a list of
+    `+name` and `-name` separated by commas."""
+
+    triple: str
+    name: str
+    features: str
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The features that the code may use."""
+        return frozenset(f[1:] for f in self.features.split(",") if f.startswith("+"))
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """Relocatable object files that are linked together. `exports` are the functions that others may ask for; `imports` says
+    which library defines each symbol that these files leave open (those of the C library are the process's own)."""
+
+    processor: Processor
+    objects: tuple[bytes, ...] = field(repr=False)
+    exports: tuple[str, ...]
+    imports: Mapping[str, Library] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """The function that `library` exports as `name`: `void (void **buffers, int64_t begin, int64_t end)`, see
+    `plan.steps.Launch`."""
+
+    library: Library
+    name: str
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order; fewer than `grain` do not
+    pay a thread."""
+
+    name: str
+    function: Function
+    extent: int
+    grain: int
+
+
+AddressOf = Callable[[Function], int]

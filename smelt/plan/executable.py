@@ -1,0 +1,113 @@
+"""Plans made executable: addresses for kernels, numbers for sizes, and the form in which the native side reads steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from smelt import _native
+from smelt.errors import PlanError
+from smelt.graph.specs import static
+from smelt.plan.code import AddressOf
+from smelt.plan.steps import (
+    Alloc,
+    Aten,
+    BumpVersion,
+    Free,
+    Launch,
+    Plan,
+    Reg,
+    Together,
+    View,
+    kernel_names,
+)
+
+Addresses = Mapping[str, int]  # by symbol
+Spec = tuple[Any, ...]  # a step for the native side: its kind, then its fields
+
+
+def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
+    """What runs `plan`: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`. It keeps the machine code alive.
+
+    Raises PlanError for a launch of a kernel that the plan does not hold, TypeError for symbolic sizes, and what
+    `address_of` raises for code that cannot be linked here.
+    """
+    launched = kernel_names(plan)
+    missing = launched - plan.kernels.keys()
+    if missing:
+        raise PlanError(f"a plan without the code of {', '.join(sorted(missing))}")
+    addresses = {symbol: address_of(plan.kernels[symbol]) for symbol in launched}
+    spec = (
+        plan.n_inputs,
+        plan.n_registers,
+        plan.constants,
+        tuple(_SPECS[type(step)](step, addresses) for step in plan.steps),
+        tuple(map(_register, plan.outputs)),
+        plan.arena_bytes,
+        plan.release_gil,
+        tuple(plan.kernels.values()),
+        plan.numbers,
+    )
+    return _native.Plan(spec)
+
+
+def _register(index: int | None) -> int:
+    return -1 if index is None else index
+
+
+def _alloc(s: Alloc, addresses: Addresses) -> Spec:
+    return ("alloc", s.out, static(s.shape), static(s.stride), s.dtype, s.device, _register(s.arena))
+
+
+def _view(s: View, addresses: Addresses) -> Spec:
+    return ("view", s.out, s.src, static(s.shape), static(s.stride), *static((s.offset,)), s.user_visible)
+
+
+def _launch(s: Launch, addresses: Addresses) -> Spec:
+    return ("launch", addresses[s.kernel], s.regs, *static((s.extent,)), s.grain)
+
+
+def _together(s: Together, addresses: Addresses) -> Spec:
+    return ("together", tuple(_launch(launch, addresses) for launch in s.launches), s.work, s.grain)
+
+
+def _aten(s: Aten, addresses: Addresses) -> Spec:
+    schema = s.op._schema
+    args = tuple(_argument(s, i, a.name) for i, a in enumerate(schema.arguments))
+    outs = tuple(map(_register, s.outs))
+    expect = tuple(e and (static(e.shape), static(e.stride), e.dtype) for e in s.expect)
+    return ("aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible)
+
+
+def _bump(s: BumpVersion, addresses: Addresses) -> Spec:
+    return ("bump", s.regs)
+
+
+def _free(s: Free, addresses: Addresses) -> Spec:
+    return ("free", s.regs)
+
+
+_SPECS: dict[type, Callable[[Any, Addresses], Spec]] = {
+    Alloc: _alloc,
+    View: _view,
+    Launch: _launch,
+    Together: _together,
+    Aten: _aten,
+    BumpVersion: _bump,
+    Free: _free,
+}
+
+
+def _argument(step: Aten, position: int, name: str) -> Spec:
+    """One argument as ("reg", r), ("list", (r or -1, ...)), ("const", value) or ("default",)."""
+    if position < len(step.args):
+        value = step.args[position]
+    elif name in step.kwargs:
+        value = step.kwargs[name]
+    else:
+        return ("default",)
+    if isinstance(value, Reg):
+        return ("reg", value.index)
+    if isinstance(value, (tuple, list)) and any(isinstance(v, Reg) for v in value):
+        return ("list", tuple(-1 if v is None else v.index for v in value))
+    return ("const", value)
