@@ -23,7 +23,8 @@ declare(
     "mm addmm bmm baddbmm addbmm addmv mv dot vdot addr linear matmul _cdist_forward _addmm_activation _trilinear einsum",
     recompute=Class.PRODUCT,
 )
-declare("dot vdot", linear=("self", "other"))
+declare("vdot", linear=("self", "other"))
+declare("dot", linear=("self", "tensor"))
 declare("mm bmm", linear=("self", "mat2"))
 declare("mv", linear=("self", "vec"))
 declare("addmm", linear=("self mat1", "self mat2"))

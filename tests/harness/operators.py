@@ -1,0 +1,96 @@
+"""Every ATen operator of the installed torch, and what becomes of a call of it: docs/operators.md, as a function.
+
+python -m tests.harness.operators > docs/operators.md
+"""
+
+import textwrap
+from collections.abc import Iterator
+
+import torch
+from torch._ops import OpOverload
+
+import smelt  # noqa: F401 (the registry is filled by the import)
+from smelt.graph.effects import effects, is_composite
+from smelt.ops import decompositions
+from smelt.ops.inplace import pure_of
+from smelt.ops.registry import Operator, lowered, row
+
+HEAD = f"""# What becomes of each ATen operator
+
+Written by `python -m tests.harness.operators`, for torch {torch.__version__.split("+")[0]}; `tests/ops/test_registry.py`
+compares. Operators that compute with tensors, without `out=` overloads. A row of the registry (`smelt/ops/registry.py`) says
+what smelt knows of one beyond its schema; the overloads listed here have none, and their schema and torch's tags decide.
+"""
+
+# In order: the first that applies to an overload is its fate.
+FATES = {
+    "composite": "taken apart by autograd before anything is recorded",
+    "lowered": "loops",
+    "decomposed": "smaller operators, which are loops",
+    "rewritten": "writes an argument: recorded as the operator that gives the new value",
+    "writes": "writes an argument and has no pure counterpart: refused, the graph breaks there",
+    "values": "its result's size, or a number, is in memory: a constant if that is known, else a graph break",
+    "random": "called in the order of the program, never run twice",
+    "view": "no work, but not fused through: called, and what it gives shares memory with its argument",
+    "out": "called, writing into planned memory",
+    "called": "called; it allocates its result",
+}
+
+
+def operators() -> Iterator[OpOverload]:
+    """The overloads of ATen operators that compute with tensors, without `out=` forms, by name."""
+    for name in sorted({n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}):
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        packet = getattr(torch.ops.aten, base, None)
+        op = getattr(packet, overload or "default", None)
+        if isinstance(op, OpOverload) and _computes(op):
+            yield op
+
+
+def _computes(op: OpOverload) -> bool:
+    types = [str(a.type) for a in (*op._schema.arguments, *op._schema.returns)]
+    return any("Tensor" in t for t in types) and not any(a.is_out for a in op._schema.arguments)
+
+
+def fates() -> dict[OpOverload, str]:
+    """What becomes of a call of each operator; a key of `FATES`."""
+    apart = decompositions.table(excluded=lowered())
+    return {op: _fate(op, op in apart) for op in operators()}
+
+
+def _fate(op: OpOverload, decomposed: bool) -> str:
+    does = effects(op)
+    answers = {
+        "lowered": row(op).lowering is not None,
+        "decomposed": decomposed,
+        "composite": is_composite(op),
+        "rewritten": bool(does.writes) and pure_of(op) is not None,
+        "writes": bool(does.writes),
+        "values": does.data_dependent or does.dynamic_shape,
+        "random": does.random,
+        "view": does.view,
+        "out": row(op).out is not None,
+    }
+    return next((fate for fate in FATES if answers.get(fate)), "called")
+
+
+def page() -> str:
+    """docs/operators.md."""
+    found = fates()
+    parts = [HEAD]
+    for fate, what in FATES.items():
+        ops = [op for op, f in found.items() if f == fate]
+        without = [op for op in ops if row(op) == Operator()]
+        parts.append(f"## {fate}: {what}\n\n{len(ops)} overloads. Without a row: {_text(without)}\n")
+    return "\n".join(parts)
+
+
+def _text(ops: list[OpOverload]) -> str:
+    if not ops:
+        return "none."
+    names = sorted(str(op).removeprefix("aten.").removesuffix(".default") for op in ops)
+    return f"{len(names)}.\n\n" + "\n".join(textwrap.wrap(", ".join(f"`{n}`" for n in names), 120))
+
+
+if __name__ == "__main__":
+    print(page(), end="")
