@@ -22,7 +22,7 @@ from torch import nn
 
 from smelt import _native, config
 from smelt.backends import registry
-from smelt.capture.driver import compiler
+from smelt.capture.driver import entries
 from smelt.capture.driver.compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
 from smelt.runtime import release_all
@@ -168,7 +168,7 @@ def _compiled_function(fn: types.FunctionType, settings: Settings, original: Any
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__  # type: ignore[attr-defined]
-    wrapped = compiler.wrap(own, settings.frame_compiler())
+    wrapped = entries.wrap(own, settings.frame_compiler())
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
     return wrapped
@@ -269,7 +269,7 @@ def _module_trampoline(cls: type) -> Any:
 def reset() -> None:
     """Forgets everything compiled: every cache is emptied, memory held by plans is freed. Compiled callables stay valid
     and compile again at their next call."""
-    compiler.reset()
+    entries.reset()
     release_all()
     gc.collect()
     _native.release_blocks()

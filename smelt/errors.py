@@ -16,7 +16,7 @@ class Unsupported(SmeltError):
         super().__init__(str(reason))
         self.reason = reason
         self.breaks = True  # whether a graph break is of use; otherwise the frame runs eagerly as a whole
-        self.path: tuple[int, ...] = ()  # where in the frames it was raised: see capture.capturing.Stop
+        self.path: tuple[int, ...] = ()  # where in the frames it was raised: see capture.driver.attempts.Stop
 
 
 class BackendError(SmeltError):

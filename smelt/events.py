@@ -15,7 +15,7 @@ from typing import Any
 class Event:
     """`kind` is one of: capture-start, capture-end, backend-start, backend-end (seconds), stage (name, seconds), plan
     (kernels: how many distinct ones, externs: names of the ATen operators called), fallback (reason), recompile (entry,
-    failure), entry-installed."""
+    failure), entry-installed. A capture-start says which `attempt` it is."""
 
     kind: str
     name: str

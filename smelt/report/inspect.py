@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from smelt.capture.driver import compiler
+from smelt.capture.driver.entries import Entry, Record, entries_of, reasons_of, records_of
 from smelt.reasons import Reason
 
 
@@ -20,19 +20,19 @@ def _code(compiled: Callable[..., Any]) -> CodeType:
     return code
 
 
-def entries(compiled: Callable[..., Any]) -> list[compiler.Entry]:
+def entries(compiled: Callable[..., Any]) -> list[Entry]:
     """The compiled entries of `compiled` in the order in which they are tried."""
-    return compiler.entries_of(_code(compiled))
+    return entries_of(_code(compiled))
 
 
 def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
     """Why `compiled` is not one graph: calls that ran eagerly, then graph breaks; empty when all was captured whole."""
-    return compiler.reasons_of(_code(compiled))
+    return reasons_of(_code(compiled))
 
 
-def records(compiled: Callable[..., Any]) -> list[tuple[str, compiler.Record]]:
+def records(compiled: Callable[..., Any]) -> list[tuple[str, Record]]:
     """Name and record (entries, reasons, breaks) of the function and of each of its resume functions."""
-    return compiler.records_of(_code(compiled))
+    return records_of(_code(compiled))
 
 
 def graph_count(compiled: Callable[..., Any]) -> int:

@@ -15,7 +15,8 @@ from torch import nn
 
 from smelt import events
 from smelt.backends.eager import eager
-from smelt.capture.driver.compiler import FrameCompiler, entries_of, reasons_of, reset, set_disabled, wrap
+from smelt.capture.driver.compiler import FrameCompiler, set_disabled
+from smelt.capture.driver.entries import entries_of, reasons_of, reset, wrap
 from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
 from smelt.reasons import (

@@ -32,7 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smelt import _native
 from smelt.backends.eager import eager
 from smelt.capture.base.handlers import BUILTINS
-from smelt.capture.driver.compiler import FrameCompiler, entries_of, reasons_of, wrap
+from smelt.capture.driver.compiler import FrameCompiler
+from smelt.capture.driver.entries import entries_of, reasons_of, wrap
 from smelt.config import DEFAULT
 from smelt.errors import Unsupported
 from smelt.reasons import INTERNAL, SIDE_EFFECT_IO, UNSUPPORTED_CALL, USER_EXCEPTION

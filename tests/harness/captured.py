@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from smelt.capture.driver.attempts import Attempt, FailedAttempt
 from smelt.capture.driver.run import CapturedFrame, capture_frame
-from smelt.config import DEFAULT
 from smelt.graph.ir import Graph
 from smelt.graph.run import run
 from smelt.guards.evaluate import Reader, first_failing, format_guard
@@ -31,7 +31,10 @@ def slots_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = Non
 
 
 def capture(fn: Any, *args: Any, **kwargs: Any) -> CapturedFrame:
-    return capture_frame(fn, slots_of(fn, args, kwargs), DEFAULT, name=fn.__name__)
+    captured = capture_frame(fn, slots_of(fn, args, kwargs), Attempt(), name=fn.__name__)
+    if isinstance(captured, FailedAttempt):
+        raise captured.error
+    return captured
 
 
 def substitute(value: Any, env: dict[int, Any]) -> Any:

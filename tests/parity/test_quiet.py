@@ -387,7 +387,7 @@ def test_looking_at_the_interpreter_is_refused(name):
 
 def test_a_verification_error_reaches_the_caller(monkeypatch):
     c = smelt.compile(lambda x: x + 1, options={"verify": True})
-    monkeypatch.setattr("smelt.capture.driver.compiler._verify_accepts", _disagree)
+    monkeypatch.setattr("smelt.capture.driver.compiler.verify_accepts", _disagree)
     with pytest.raises(VerificationError):
         c(torch.ones(2))
     quiet = smelt.compile(lambda x: x + 1)

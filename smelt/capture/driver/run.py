@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -22,6 +21,8 @@ from smelt.capture.breaks import graph_break
 from smelt.capture.breaks.endings import Ending, Return
 from smelt.capture.breaks.graph_break import Break
 from smelt.capture.breaks.resume import Originals
+from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop
+from smelt.capture.driver.errors import UserException
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
 from smelt.capture.library import function_transforms, gradients
 from smelt.capture.machine.vm import VM
@@ -29,17 +30,12 @@ from smelt.capture.outside.registry import Outside
 from smelt.capture.outside.undo_log import Effect
 from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes
-from smelt.capture.standins import texts
-from smelt.config import Config
 from smelt.errors import Unsupported
-from smelt.graph.ir import Line
 from smelt.guards import state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
-from smelt.trace.copies import NotCopies
 from smelt.trace.fake import FakeTensor, hashed
-from smelt.trace.symbols import PlainNumbersOnly
 from smelt.trace.traced import Traced
 
 _RECURSION_LIMIT = 20_000
@@ -64,31 +60,10 @@ class CapturedFrame:
     release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
 
     @property
-    def result(self) -> Any:
+    def result(self) -> object:
         """What the frame returned."""
         assert isinstance(self.ending, Return)
         return self.ending.result
-
-
-class UserException(Exception):
-    """Raised by `capture_frame` when the user's code raised `error` (at `line`). Everything is rolled back."""
-
-    def __init__(self, error: BaseException, line: Line | None = None, told: bool = False) -> None:
-        super().__init__(repr(error))
-        self.error = error
-        self.line = line
-        self.told = told  # the program was told that it is being compiled
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Before which instruction to end capture, and why.
-
-    `path`: how many instructions each frame has begun, outermost first.
-    """
-
-    path: tuple[int, ...]
-    reason: Reason
 
 
 @contextmanager
@@ -107,50 +82,24 @@ def _quiet() -> Iterator[None]:
 
 
 def capture_frame(
-    fn: FunctionType,
-    slots: Sequence[object],
-    config: Config,
-    *,
-    name: str,
-    stop: Stop | None = None,
-    dynamic: frozenset[tuple[Any, ...]] = frozenset(),
-    compiling: bool = True,
-    copies: bool = True,
-    differentiate: bool = False,
-    counts: bool = False,
-) -> CapturedFrame:
-    """Captures a call of `fn` whose frame has these argument slots, to its end or up to `stop`. Numbers at the origins
-    with a path in `dynamic` are symbolic; where that makes the program raise, they are not. `compiling` is what the
-    program is told when it asks whether it is being compiled. `copies`: of views at unknown places are made.
-    `differentiate`: where gradients are needed, the joint graph is wanted. `counts`: the step counts of
-    optimizers are symbolic.
+    fn: FunctionType, slots: Sequence[object], attempt: Attempt, *, name: str
+) -> CapturedFrame | FailedAttempt:
+    """Captures a call of `fn` whose frame has these argument slots, to its end or up to the stop of `attempt`.
 
-    Raises:
-        Unsupported: with the user's line and stack, and the `path` of a stop before the instruction that raised it.
-        NotDifferentiable: there is no joint graph.
-        NotCopies: `copies` do not do.
-        UserException: the user's code raised.
+    What can end an attempt: `Unsupported` (with the user's line and stack, and the `path` of a stop before the instruction
+    that raised it), `NotDifferentiable` where the attempt wants a joint graph, `NotCopies` where it allows copies,
+    `UserException`, and errors of smelt itself.
     """
-    vm = Interpreter()
-    vm.trace.autograd.wants_joint = differentiate
-    vm.trace.copies.allowed = copies
-    vm.frames.depth_limit -= _stack_depth()
-    vm.stopping.path = stop.path if stop else ()
-    vm.outside.dynamic = dynamic
-    vm.outside.follows_counts = counts
-    vm.disclosed.compiling = compiling
+    vm = _prepared(attempt)
     captured = None
     with _quiet():
         try:
-            captured = _capture(vm, fn, slots, name, stop)
+            captured = _capture(vm, fn, slots, name, attempt.stop)
             return captured
         except Exception as e:
-            fixed = _to_fix(vm, e)
-            counts = counts and not _needs_plain_numbers(vm, e)
-            if not fixed and counts == vm.outside.follows_counts:
-                if isinstance(e, Unsupported):
-                    vm.locate(e)
-                raise
+            if isinstance(e, Unsupported):
+                vm.locate(e)
+            return _failed(vm, e)
         finally:
             context_managers.leave_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
@@ -159,34 +108,28 @@ def capture_frame(
                 vm.trace.numbers.symbols.release()
             if captured is None:
                 vm.release()
-    return capture_frame(
-        fn,
-        slots,
-        config,
-        name=name,
-        stop=stop,
-        dynamic=dynamic - fixed,
-        compiling=compiling,
-        copies=copies,
-        differentiate=differentiate,
-        counts=counts,
+
+
+def _prepared(attempt: Attempt) -> VM:
+    """A VM that assumes what `attempt` says."""
+    vm = Interpreter()
+    vm.trace.autograd.wants_joint = attempt.joint_graph
+    vm.trace.copies.allowed = attempt.copies
+    vm.frames.depth_limit -= _stack_depth()
+    vm.stopping.path = attempt.stop.path if attempt.stop else ()
+    vm.outside.dynamic = attempt.symbolic
+    vm.outside.follows_counts = attempt.counts_symbolic
+    vm.disclosed.compiling = attempt.says_compiling
+    return vm
+
+
+def _failed(vm: VM, error: Exception) -> FailedAttempt:
+    return FailedAttempt(
+        error,
+        used_symbols=vm.trace.numbers.symbols is not None,
+        shown=frozenset(vm.disclosed.shown_numbers),
+        counts=frozenset(origin.path for origin in vm.outside.readings),
     )
-
-
-def _to_fix(vm: VM, error: Exception) -> frozenset[tuple[Any, ...]]:
-    """Paths of the numbers that must not be symbolic for capture to get by `error`."""
-    if vm.trace.numbers.symbols is not None and isinstance(error, texts.Unreadable):
-        return frozenset(vm.disclosed.shown_numbers)
-    return vm.outside.dynamic if _needs_plain_numbers(vm, error) else frozenset()
-
-
-def _needs_plain_numbers(vm: VM, error: Exception) -> bool:
-    """Whether capture may get by `error` without symbolic numbers."""
-    if vm.trace.numbers.symbols is None or isinstance(error, NotCopies):
-        return False
-    if isinstance(error, texts.Unreadable):
-        return any(origin.path in vm.disclosed.shown_numbers for origin in vm.outside.readings)
-    return isinstance(error, PlainNumbersOnly) or not isinstance(error, Unsupported)
 
 
 def _capture(
@@ -312,7 +255,7 @@ def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor
     return collect_fakes(_left_behind(ending, effects), vm.outside.origin_of)
 
 
-def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[Any]:
+def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[object]:
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
     return [*ending.roots, *operands]
 

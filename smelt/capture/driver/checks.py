@@ -1,0 +1,50 @@
+"""Guard trees are checked against the same guards evaluated in Python: at installation, in verify mode at each call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from smelt.capture.driver.entries import Entry, GuardTree
+from smelt.capture.driver.errors import WorldChanged
+from smelt.errors import VerificationError
+from smelt.guards.evaluate import first_failing, format_guard
+from smelt.guards.guard import Guard
+
+
+def is_only_thread() -> bool:
+    """Whether no other thread can have changed the world between two looks at it."""
+    return threading.active_count() == 1
+
+
+def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[object]) -> None:
+    """A fresh guard tree must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged
+    where the evaluation in Python refuses the call too."""
+    if tree.check(*slots) is not None:
+        return
+    index = tree.explain(*slots)
+    which = format_guard(guards[index]) if index is not None and index >= 0 else "an object is missing"
+    failing = first_failing(guards, slots)
+    second = "none" if failing is None else format_guard(failing)
+    kind = VerificationError if failing is None else WorldChanged
+    raise kind(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
+
+
+def verify_refuses(number: int, entry: Entry, slots: Sequence[object]) -> None:
+    """An entry that did not answer a call must have a guard that refuses it. Raises VerificationError."""
+    if first_failing(entry.facts, slots) is None and is_only_thread():
+        raise VerificationError(f"entry {number} of {entry.name} refused a call that its guards accept")
+
+
+def verified(function: Callable[..., object], guards: Sequence[Guard]) -> Callable[..., object]:
+    """The compiled frame `function`, after the guards have accepted the call once more, evaluated in Python."""
+
+    def checked(*arguments: object) -> object:
+        failing = first_failing(guards, arguments[:-1])
+        if failing is not None and is_only_thread():
+            raise VerificationError(
+                f"the native tree accepts a call that a guard refuses: {format_guard(failing)}"
+            )
+        return function(*arguments)
+
+    return checked

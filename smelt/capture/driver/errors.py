@@ -1,0 +1,20 @@
+"""How the capture of a frame can end, besides smelt's own errors: the user's code raised, or the world changed meanwhile."""
+
+from __future__ import annotations
+
+from smelt.errors import VerificationError
+from smelt.graph.ir import Line
+
+
+class UserException(Exception):
+    """The user's code raised `error` (at `line`) while it was captured. Everything it changed is rolled back."""
+
+    def __init__(self, error: BaseException, line: Line | None = None, told: bool = False) -> None:
+        super().__init__(repr(error))
+        self.error = error
+        self.line = line
+        self.told = told  # the program was told that it is being compiled
+
+
+class WorldChanged(VerificationError):
+    """What was guarded is no longer as it was when the frame was captured."""

@@ -1,0 +1,74 @@
+"""The stages from a captured frame to a compiled one: the backend compiles the graph, the compiled frame is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType
+
+from smelt import events
+from smelt.capture.breaks.resume import Resumes
+from smelt.capture.driver.attempts import summary
+from smelt.capture.driver.entries import Backend, Graph
+from smelt.capture.driver.run import CapturedFrame
+from smelt.capture.emit.compiled_frame import CompiledFrame, emit
+from smelt.capture.emit.replay import stores_of
+from smelt.capture.emit.rerun import is_repeatable
+from smelt.capture.rebuilding.reach import reach
+from smelt.config import Config
+from smelt.errors import BackendError, Unsupported
+from smelt.trace.traced import Traced
+
+
+@contextmanager
+def stage(name: str, frame: str) -> Iterator[None]:
+    """Emits the event that a stage of compiling `frame` has ended, with its seconds."""
+    start = time.perf_counter()
+    yield
+    events.emit("stage", name, frame=frame, seconds=time.perf_counter() - start)
+
+
+def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) -> Graph:
+    """What the backend makes of the graph. Raises BackendError, and Unsupported where the backend refuses the graph."""
+    start = time.perf_counter()
+    events.emit("backend-start", captured.name)
+    try:
+        return backend(captured.traced, config)
+    except (Unsupported, BackendError):
+        raise
+    except Exception as e:
+        raise BackendError(f"the backend failed on {captured.name}: {summary(e)}") from e
+    finally:
+        captured.traced.forget_examples()
+        events.emit("backend-end", captured.name, seconds=time.perf_counter() - start)
+
+
+def compiled_frame(
+    fn: FunctionType, captured: CapturedFrame, graph: Graph, resumes: Resumes
+) -> CompiledFrame:
+    """The function that replaces the frame. Raises Unsupported where it would have to make an object that it cannot make."""
+    traced = captured.traced
+    code = fn.__code__
+    with stage("emit", code.co_qualname):
+        stores = stores_of(captured.effects)
+        operands = [operand for store in stores for operand in store.operands]
+        found = reach([*captured.ending.roots, *operands], captured.origin_of)
+        return emit(
+            code,
+            found,
+            captured.ending,
+            stores,
+            list(zip(traced.inputs, captured.input_origins, strict=True)),
+            traced.outputs,
+            graph if _does_something(traced) else None,
+            resumes,
+            [n.symbol.expression for n in traced.numbers],
+            fn if is_repeatable(traced.aten_graph) else None,
+            captured.handles,
+        )
+
+
+def _does_something(traced: Traced) -> bool:
+    called = any(node.op.startswith("call") for node in traced.aten_graph)
+    return called or bool(traced.outputs) or traced.needs_grad

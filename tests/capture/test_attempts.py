@@ -1,0 +1,359 @@
+"""Each row of the table of attempts: a program that needs it, its attempts in order, and eager's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import smelt
+from smelt import events
+from smelt.capture.driver import compiler
+from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop, Success, first_success
+from smelt.capture.driver.errors import UserException, WorldChanged
+from smelt.capture.standins.texts import Unreadable
+from smelt.errors import BackendError, Unsupported, VerificationError
+from smelt.reasons import TENSOR_CONDITION, Reason
+from smelt.trace.copies import NotCopies
+from smelt.trace.not_differentiable import NotDifferentiable
+from smelt.trace.symbols import PlainNumbersOnly
+
+X = torch.arange(6.0).reshape(3, 2)
+Y = torch.arange(4.0).reshape(2, 2)
+
+
+# ---------------------------------------------------------------------------------------------------- programs
+
+
+@dataclass
+class Seen:
+    """The attempts of each call that captured something; those of resume functions left out."""
+
+    calls: list[list[str]] = field(default_factory=list)
+    current: list[Attempt] = field(default_factory=list)
+
+    def __call__(self, event: events.Event) -> None:
+        if event.kind == "capture-start" and not event.name.startswith(("resume", "rest")):
+            self.current.append(event.data["attempt"])
+
+    def end_call(self) -> None:
+        if self.current:
+            self.calls.append([described(a) for a in self.current])
+            self.current = []
+
+
+def described(attempt: Attempt) -> str:
+    """An attempt in a few words."""
+    words = [
+        (bool(attempt.symbolic), "symbolic"),
+        (not attempt.counts_symbolic, "plain"),
+        (not attempt.copies, "views"),
+        (not attempt.says_compiling, "as eager"),
+        (attempt.stop is not None, f"stop {len(attempt.stop.path) if attempt.stop else 0} deep"),
+    ]
+    return ", ".join(word for holds, word in words if holds) or "first"
+
+
+def text_of_a_number_is_read() -> Any:
+    def f(x: Any, step: float) -> Any:
+        return x + len(str(step)) + step
+
+    return f
+
+
+def number_that_makes_the_program_raise() -> Any:
+    def f(x: Any, step: int) -> Any:
+        if step > 5:
+            raise ValueError("too far")
+        return x + step
+
+    return f
+
+
+def told_that_it_compiles() -> Any:
+    def f(x: Any) -> Any:
+        if torch.compiler.is_compiling():
+            raise ValueError("not while compiling")
+        return x + 1
+
+    return f
+
+
+def raises_whatever_it_is_told() -> Any:
+    def f(x: Any) -> Any:
+        smelt.is_compiling()
+        raise ValueError("in any case")
+
+    return f
+
+
+def view_at_a_place_that_a_tensor_holds() -> Any:
+    def f(table: Any, at: Any) -> Any:
+        return table[at]
+
+    return f
+
+
+def condition_in_a_call() -> Any:
+    def inner(x: Any) -> Any:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    def f(x: Any) -> Any:
+        return inner(x) * 2
+
+    return f
+
+
+def condition_beside_what_cannot_be_rebuilt() -> Any:
+    def inner(x: Any) -> Any:
+        held = memoryview(b"abc")
+        y = x + 1 if x.sum() > 0 else x - 1
+        return y + len(held)
+
+    def f(x: Any) -> Any:
+        return inner(x) * 2
+
+    return f
+
+
+def condition_where_no_frame_can_be_left() -> Any:
+    def f(x: Any) -> Any:
+        held = memoryview(b"abc")
+        y = x + 1 if x.sum() > 0 else x - 1
+        return y + len(held)
+
+    return f
+
+
+def number_beside_a_checkpoint() -> Any:
+    def f(x: Any, step: float) -> Any:
+        return checkpoint(torch.sin, x * step, use_reentrant=False)
+
+    return f
+
+
+STEPS = [(X, 1.5), (X, 2.5), (X, 13.25)]
+PAIR = [(X,), (Y,)]
+ONE = torch.tensor(1)
+PROGRAMS: dict[str, tuple[Callable[[], Any], list[tuple[Any, ...]], list[list[str]]]] = {
+    "Unreadable": (
+        text_of_a_number_is_read,
+        STEPS,
+        [["first"], ["symbolic", "first"], ["symbolic", "first"]],
+    ),
+    "PlainNumbersOnly": (
+        number_beside_a_checkpoint,
+        STEPS,
+        [["first"], ["symbolic", "plain"], ["symbolic", "plain"]],
+    ),
+    "Exception": (
+        number_that_makes_the_program_raise,
+        [(X, 1), (X, 7), (X, 2)],
+        [["first"], ["symbolic", "plain"], ["symbolic"]],
+    ),
+    "UserException": (told_that_it_compiles, PAIR, [["first", "as eager"], ["as eager"]]),
+    "UserException, final": (raises_whatever_it_is_told, PAIR, [["first", "as eager"]] * 2),
+    "NotCopies": (
+        view_at_a_place_that_a_tensor_holds,
+        [(X, ONE), (Y, ONE)],
+        [["first", "views", "views, stop 1 deep"], ["views", "views, stop 1 deep"]],
+    ),
+    "Unsupported": (condition_in_a_call, PAIR, [["first", "stop 2 deep"]] * 2),
+    "Unsupported, in the caller": (
+        condition_beside_what_cannot_be_rebuilt,
+        PAIR,
+        [["first", "stop 2 deep", "stop 1 deep"]] * 2,
+    ),
+    "Unsupported, final": (condition_where_no_frame_can_be_left, PAIR, [["first", "stop 1 deep"]] * 2),
+}
+
+
+def outcome(fn: Any, args: tuple[Any, ...]) -> Any:
+    try:
+        return fn(*args).tolist()
+    except ValueError as e:
+        return str(e)
+
+
+def run(program: Any, calls: list[tuple[Any, ...]], backend: Any = "eager") -> list[list[str]]:
+    """Calls a program compiled and eager, and compares. Returns its attempts."""
+    compiled, seen = smelt.compile(program, backend=backend), Seen()
+    with events.subscribed(seen):
+        for args in calls:
+            assert outcome(compiled, args) == outcome(program, args)
+            seen.end_call()
+    return seen.calls
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_attempts_in_order(name: str) -> None:
+    make, calls, attempts = PROGRAMS[name]
+    assert run(make(), calls) == attempts
+
+
+def test_a_backend_that_takes_tensors_only() -> None:
+    def f(x: Any, step: float) -> Any:
+        return x * step
+
+    def tensors_only(module: Any, inputs: Any) -> Any:
+        if not all(isinstance(x, torch.Tensor) for x in inputs):
+            raise TypeError("a number")
+        return module
+
+    assert run(f, STEPS, tensors_only) == [["first"], ["symbolic", "plain"], ["plain"]]
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * torch.rand_like(grad)
+
+
+def test_a_program_without_a_joint_graph() -> None:
+    """A backward that draws random numbers stays as it is. That there is no joint graph is found once."""
+    wanted: list[bool] = []
+
+    def note(event: events.Event) -> None:
+        if event.kind == "capture-start":
+            wanted.append(event.data["attempt"].joint_graph)
+
+    def f(x: Any) -> Any:
+        return Noisy.apply(x) * 2
+
+    compiled = smelt.compile(f)
+    with events.subscribed(note):
+        for x in (X, Y):
+            own = x.clone().requires_grad_()
+            assert compiled(own).tolist() == f(own).tolist()
+    assert wanted == [True, False, False]
+
+
+def test_the_world_changes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured once more, from the start; a second change is final."""
+    changes = [1]
+
+    def accepts(*args: Any) -> None:
+        if changes and changes.pop():
+            raise WorldChanged("changed")
+
+    monkeypatch.setattr(compiler, "verify_accepts", accepts)
+
+    def f(x: Any) -> Any:
+        return x + 1
+
+    assert run(f, [(X,), (X,)]) == [["first", "first"]]
+    changes += [1, 1]
+    assert run(f, [(X,), (X,)]) == [["first", "first"]]
+    assert not changes
+
+
+# --------------------------------------------------------------------------------------------------- the table
+
+FIRST = Attempt(frozenset({("arg", 0), ("arg", 1)}), counts_symbolic=True, joint_graph=True)
+PLAIN = FIRST.with_plain_numbers()
+REASON = Reason(TENSOR_CONDITION, "a tensor")
+
+
+def refused(*path: int) -> Unsupported:
+    error = Unsupported(REASON)
+    error.path = path
+    return error
+
+
+HERE = refused(3, 2)
+INNER, OUTER = Stop((3, 2), HERE), Stop((3,), HERE)
+NUMBERS: dict[str, Any] = {"used_symbols": True}
+# What fails in turn, and the attempts that follow each time; last, where the next capture starts (None: an error is final).
+ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
+    "nothing": ([], [], FIRST),
+    "numbers shown": (
+        [FailedAttempt(Unreadable(REASON), True, shown=frozenset({("arg", 1)}))],
+        [replace(FIRST, symbolic=frozenset({("arg", 0)}))],
+        FIRST,
+    ),
+    "a step count shown": (
+        [FailedAttempt(Unreadable(REASON), True, frozenset({("count",)}), frozenset({("count",)}))],
+        [replace(FIRST, counts_symbolic=False)],
+        FIRST,
+    ),
+    "plain numbers only": ([FailedAttempt(PlainNumbersOnly(REASON), True)], [PLAIN], FIRST),
+    "an error": ([FailedAttempt(ZeroDivisionError(), True)], [PLAIN], FIRST),
+    "an error with plain numbers": ([FailedAttempt(ZeroDivisionError())], [], None),
+    "an error in any case": ([FailedAttempt(ZeroDivisionError(), True)] * 2, [PLAIN], None),
+    "a backend without numbers": ([FailedAttempt(BackendError(), True)], [PLAIN], PLAIN),
+    "a backend that fails": ([FailedAttempt(BackendError())], [], None),
+    "no joint graph": (
+        [FailedAttempt(NotDifferentiable(REASON))],
+        [replace(FIRST, joint_graph=False)],
+        replace(FIRST, joint_graph=False),
+    ),
+    "told": (
+        [FailedAttempt(UserException(ValueError(), told=True))],
+        [replace(FIRST, says_compiling=False)],
+        replace(FIRST, says_compiling=False),
+    ),
+    "not told": ([FailedAttempt(UserException(ValueError()))], [], None),
+    "copies": ([FailedAttempt(NotCopies())], [replace(FIRST, copies=False)], replace(FIRST, copies=False)),
+    "copies, once more": ([FailedAttempt(NotCopies())] * 2, [replace(FIRST, copies=False)], None),
+    "the world changed": ([FailedAttempt(WorldChanged())], [FIRST], FIRST),
+    "the world changed again": ([FailedAttempt(WorldChanged())] * 2, [FIRST], None),
+    "a wrong tree": ([FailedAttempt(VerificationError())], [], None),
+    "a break": ([FailedAttempt(HERE)], [replace(FIRST, stop=INNER)], FIRST),
+    "a break further out": (
+        [FailedAttempt(HERE), FailedAttempt(refused(9, 9, 9))],
+        [replace(FIRST, stop=INNER), replace(FIRST, stop=OUTER)],
+        FIRST,
+    ),
+    "no break": (
+        [FailedAttempt(HERE)] * 3,
+        [replace(FIRST, stop=INNER), replace(FIRST, stop=OUTER)],
+        None,
+    ),
+    "numbers are symbolic again behind a break": (
+        [FailedAttempt(PlainNumbersOnly(REASON), True), FailedAttempt(HERE)],
+        [PLAIN, replace(FIRST, stop=INNER)],
+        FIRST,
+    ),
+    "from the start without copies": (
+        [FailedAttempt(HERE), FailedAttempt(NotCopies())],
+        [replace(FIRST, stop=INNER), replace(FIRST, copies=False)],
+        replace(FIRST, copies=False),
+    ),
+    "no joint graph before a break": (
+        [FailedAttempt(HERE), FailedAttempt(NotDifferentiable(REASON))],
+        [replace(FIRST, stop=INNER), replace(FIRST, stop=INNER, joint_graph=False)],
+        replace(FIRST, joint_graph=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str) -> None:
+    failures, attempts, start = ROWS[name]
+    pending, made = list(failures), []
+
+    def capture(attempt: Attempt) -> FailedAttempt | None:
+        made.append(attempt)
+        return pending.pop(0) if pending else None
+
+    done = first_success(FIRST, capture)
+    assert made == [FIRST, *attempts]
+    assert done == (Success(made[-1], start) if start is not None else failures[0].error)
+
+
+def test_a_whole_graph_is_wanted() -> None:
+    assert first_success(replace(FIRST, may_break=False), lambda attempt: FailedAttempt(HERE)) is HERE
+
+
+def test_numbers_that_change() -> None:
+    changed = {("arg", 2)}
+    assert FIRST.generalizing(changed).symbolic == FIRST.symbolic | changed
+    assert PLAIN.generalizing(changed) == PLAIN
