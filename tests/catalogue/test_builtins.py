@@ -30,7 +30,7 @@ class Thing:
 # ------------------------------------------------------------------------------------------------------ attributes
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def attribute_builtins():
     t = Thing(3)
 
@@ -52,7 +52,7 @@ def attribute_builtins():
     return fn, [(tensor(3), "a"), (tensor(3), "a"), (tensor(3), "b")], t
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def attribute_appears_between_calls():
     t = Thing(3)
 
@@ -82,7 +82,7 @@ def vars_and_dir():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1, later=2, breaks=["unsupported-call"])
 def dir_of_outside_object():
     t = Thing(3)
 
@@ -150,7 +150,7 @@ def identity_and_hash():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1)
 def identity_leaves():
     def fn(x):
         u = Thing(1)
@@ -285,7 +285,16 @@ def sums_and_extremes():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(
+    graphs=4,
+    later=1,
+    breaks=[
+        "data-dependent-condition",
+        "data-dependent-condition",
+        "data-dependent-condition",
+        "data-dependent-condition",
+    ],
+)
 def extremes_of_tensors():
     def fn(x, y):
         return (
@@ -341,7 +350,7 @@ def zip_strict_fails():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def ranges_and_slices():
     def fn(x, n):
         r = range(1, n * 2, 2)
@@ -361,7 +370,7 @@ def ranges_and_slices():
     return fn, [(tensor(4), 2), (tensor(4), 2), (tensor(4), 3)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def tuples_lists_sets_dicts():
     def fn(x, n):
         t = (1, x, *range(n))
@@ -419,7 +428,7 @@ def comparisons_of_containers_with_tensors():
 # --------------------------------------------------------------------------------------------------------- numbers
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def number_builtins():
     def fn(x, n):
         values = [
@@ -465,8 +474,6 @@ def numbers_of_tensors_by_operators():
             abs(x),
             pow(x, 2),
             pow(2, x),
-            divmod(x, 2),
-            round(x),
             x.__add__(1),
             torch.Tensor.mul(x, 2),
             x // 2,
@@ -479,7 +486,27 @@ def numbers_of_tensors_by_operators():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
+def divmod_of_a_tensor_raises():
+    return lambda x: divmod(x, 2), [(tensor(3),)] * 3
+
+
+@program(graphs=0, eager=["user-exception"])
+def rounding_a_tensor_raises():
+    return lambda x: round(x), [(tensor(3),)] * 3
+
+
+@program(
+    graphs=4,
+    later=2,
+    breaks=[
+        "data-dependent-condition",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+    ],
+)
 def conversions_of_tensors():
     def fn(x):
         return (
@@ -495,7 +522,16 @@ def conversions_of_tensors():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program()
+@program(
+    graphs=3,
+    later=1,
+    breaks=[
+        "data-dependent-condition",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+    ],
+)
 def tensor_as_index_and_condition():
     def fn(x, i):
         if x.sum() > 0:
@@ -615,7 +651,7 @@ def function_objects():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def builtins_shadowed():
     def fn(x):
         return len(x), abs(-3), sum([1]), x * 2
@@ -626,7 +662,7 @@ def builtins_shadowed():
     return shadowed, Changing([(tensor(3),)] * 4, changes)
 
 
-@program()
+@program(graphs=1)
 def evaluated_code():
     def fn(x):
         k = eval("1 + 2")
@@ -674,7 +710,7 @@ def bytes_and_memory():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def print_to_nowhere_and_formatting():
     def fn(x, n):
         text = f"{n=} {n!r:>3} {n:{n}d} {x.shape} {x.dtype} {[1, 'a']} {Thing(n)} {len(x.shape):02}"

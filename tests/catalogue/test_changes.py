@@ -50,16 +50,21 @@ class Steps:
             yield ()
 
 
-def steps(world: Callable[[], Iterator[Any]]) -> Callable[..., None]:
-    @functools.wraps(world)
-    def factory() -> Any:
-        changes = world()
-        return next(changes), Steps(changes)
+def steps(**said: Any) -> Callable[[Callable[[], Iterator[Any]]], Callable[..., None]]:
+    """A row from a generator that gives the function and then changes the world, once a step; `said` is as for `program`."""
 
-    return program()(factory)
+    def decorate(world: Callable[[], Iterator[Any]]) -> Callable[..., None]:
+        @functools.wraps(world)
+        def factory() -> Any:
+            changes = world()
+            return next(changes), Steps(changes)
+
+        return program(**said)(factory)
+
+    return decorate
 
 
-@steps
+@steps(graphs=1, later=2)
 def descriptor_object_state():
     class D:
         def __init__(self):
@@ -81,7 +86,7 @@ def descriptor_object_state():
     yield
 
 
-@steps
+@steps(graphs=1, later=4)
 def class_level_list():
     class C:
         items = [1, 2]
@@ -98,7 +103,7 @@ def class_level_list():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def class_level_dict_in_staticmethod():
     class C:
         table = {"a": 1}
@@ -114,7 +119,7 @@ def class_level_dict_in_staticmethod():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def partial_keywords():
     p = functools.partial(lambda t, k=1: t * k, k=2)
     yield lambda: p(x)
@@ -122,7 +127,7 @@ def partial_keywords():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def bound_method_rebinding():
     class C:
         def __init__(self, k):
@@ -140,7 +145,7 @@ def bound_method_rebinding():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def default_mutable():
     def h(t, opts={"k": 2}):
         return t * opts["k"]
@@ -150,7 +155,7 @@ def default_mutable():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def closure_cell_of_helper():
     k = 2
 
@@ -166,7 +171,7 @@ def closure_cell_of_helper():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def enum_member_attr():
     class E(enum.Enum):
         A = 1
@@ -177,7 +182,7 @@ def enum_member_attr():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def namedtuple_in_dict():
     P = collections.namedtuple("P", "a b")
     d = {"p": P(1, [2])}
@@ -188,7 +193,7 @@ def namedtuple_in_dict():
     yield
 
 
-@steps
+@steps(graphs=1, later=3)
 def getattr_on_class_instance_default():
     class C:
         pass
@@ -205,7 +210,7 @@ def getattr_on_class_instance_default():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def dunder_contains():
     class C(list):
         pass
@@ -216,7 +221,7 @@ def dunder_contains():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def iter_protocol_swap():
     class C:
         def __init__(self):
@@ -233,7 +238,7 @@ def iter_protocol_swap():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def len_swap():
     class C(dict):
         pass
@@ -244,7 +249,7 @@ def len_swap():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def metaclass_getattr():
     class M(type):
         def __getattr__(cls, n):
@@ -260,7 +265,7 @@ def metaclass_getattr():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def module_function_replaced():
     m = types.ModuleType("m")
     m.f = lambda t: t * 2
@@ -271,7 +276,7 @@ def module_function_replaced():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def property_fget_swap():
     class C:
         p = property(lambda self: 2)
@@ -282,7 +287,7 @@ def property_fget_swap():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def slots_change():
     class C:
         __slots__ = ("a",)
@@ -297,7 +302,7 @@ def slots_change():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def set_content():
     s = {1, 2}
     yield lambda: x * (2 in s) + len(s)
@@ -307,7 +312,7 @@ def set_content():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def frozen_dataclass_field():
     @dataclasses.dataclass(frozen=True)
     class F:
@@ -319,7 +324,7 @@ def frozen_dataclass_field():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def isinstance_virtual():
     class A(abc.ABC):
         pass
@@ -333,7 +338,7 @@ def isinstance_virtual():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def userdict():
     u = collections.UserDict(a=2)
     yield lambda: x * u["a"]
@@ -341,7 +346,7 @@ def userdict():
     yield
 
 
-@steps
+@steps(graphs=1, later=3)
 def chainmap():
     a, b = {"k": 1}, {"k": 2, "z": 3}
     c = collections.ChainMap(a, b)
@@ -354,7 +359,7 @@ def chainmap():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def defaultdict_factory():
     d = collections.defaultdict(lambda: 2)
     yield lambda: x * d.get("q", 3) + len(d)
@@ -362,7 +367,7 @@ def defaultdict_factory():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def counter_missing():
     c = collections.Counter("aab")
     yield lambda: x * c["a"] + c["zz"]
@@ -372,7 +377,7 @@ def counter_missing():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def singledispatch_new():
     @functools.singledispatch
     def f(v):
@@ -385,7 +390,7 @@ def singledispatch_new():
     yield
 
 
-@steps
+@steps(graphs=1, later=4)
 def cached_property_state():
     class C:
         k = 2
@@ -403,7 +408,7 @@ def cached_property_state():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def deep_attr_chain():
     N = types.SimpleNamespace
     n = N(a=N(b=N(c=[{"k": 2}])))
@@ -414,7 +419,7 @@ def deep_attr_chain():
     yield
 
 
-@steps
+@steps(graphs=1, later=3)
 def tuple_of_lists():
     t = ([1], [2])
     box = [t]
@@ -427,7 +432,7 @@ def tuple_of_lists():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def int_subclass():
     class Whole(int):
         def __mul__(self, o):
@@ -441,7 +446,7 @@ def int_subclass():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def str_subclass_attr():
     class S(str):
         pass
@@ -453,7 +458,7 @@ def str_subclass_attr():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def list_subclass_attr():
     class L(list):
         pass
@@ -467,7 +472,7 @@ def list_subclass_attr():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def operators_patched():
     class V:
         def __init__(self, k):
@@ -484,7 +489,7 @@ def operators_patched():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def reflected_added():
     class V:
         def __radd__(self, o):
@@ -499,7 +504,7 @@ def reflected_added():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def eq_added():
     class V:
         pass
@@ -510,7 +515,7 @@ def eq_added():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def hash_key_objects():
     class K:
         pass
@@ -527,7 +532,7 @@ def hash_key_objects():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def function_wrapped_attr():
     def f(t):
         return t * f.k
@@ -538,7 +543,7 @@ def function_wrapped_attr():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def super_method_patched():
     class A:
         def go(self, t):
@@ -556,7 +561,7 @@ def super_method_patched():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def init_patched():
     class A:
         def __init__(self):
@@ -567,7 +572,7 @@ def init_patched():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def new_added():
     class A:
         k = 1
@@ -583,7 +588,7 @@ def new_added():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def instance_dict_key_order():
     class A:
         pass
@@ -597,7 +602,7 @@ def instance_dict_key_order():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def os_environ():
     os.environ["QQ"] = "1"
     yield lambda: x * int(os.environ.get("QQ", 5))
@@ -607,7 +612,7 @@ def os_environ():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def weakref_target():
     class A:
         k = 2
@@ -621,7 +626,7 @@ def weakref_target():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def typing_hints():
     def h(a: int):
         return a
@@ -631,7 +636,7 @@ def typing_hints():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def method_via_type():
     class A:
         def m(self, t):
@@ -643,7 +648,7 @@ def method_via_type():
     yield
 
 
-@steps
+@steps(graphs=1, later=3)
 def classmethod_override():
     class A:
         @classmethod
@@ -664,7 +669,7 @@ def classmethod_override():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def module_level_getattr():
     m = types.ModuleType("mm")
     exec("def __getattr__(n): return len(n)", m.__dict__)
@@ -673,7 +678,7 @@ def module_level_getattr():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def re_flags():
     p = {"p": re.compile("a+")}
     yield lambda: x * len(p["p"].match("aaab").group())
@@ -681,7 +686,7 @@ def re_flags():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def numpy_scalar():
     b = {"k": np.float64(2.0), "n": np.int64(3), "f": np.float32(1.5)}
     yield lambda: x * b["k"]
@@ -689,7 +694,7 @@ def numpy_scalar():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def numpy_int_scalar():
     b = {"n": np.int64(3)}
     yield lambda: (x * b["n"], bool(b["n"]), b["n"] + 1)
@@ -697,7 +702,7 @@ def numpy_int_scalar():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def decimal_value():
     b = {"d": decimal.Decimal("1.5")}
     yield lambda: (x * float(b["d"]), b["d"] + 1, bool(b["d"]), str(b["d"]))
@@ -705,7 +710,7 @@ def decimal_value():
     yield
 
 
-@steps
+@steps(graphs=1, later=2)
 def date_value():
     b = {"d": datetime.date(2020, 1, 2), "t": datetime.timedelta(1)}
     yield lambda: (x * b["d"].day, b["t"] * 2, b["d"].isoformat())
@@ -715,7 +720,7 @@ def date_value():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def fraction_value():
     b = {"d": fractions.Fraction(1, 2)}
     yield lambda: (x * float(b["d"]), b["d"] + 1, b["d"].numerator)
@@ -723,7 +728,7 @@ def fraction_value():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def path_value():
     b = {"d": pathlib.PurePosixPath("/a")}
     yield lambda: (x * len(b["d"].parts), str(b["d"]), b["d"] / "z")
@@ -731,7 +736,7 @@ def path_value():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def str_subclass_value():
     class S(str):
         pass
@@ -751,7 +756,7 @@ def str_subclass_value():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def float_subclass_value():
     class S(float):
         pass
@@ -762,7 +767,7 @@ def float_subclass_value():
     yield
 
 
-@steps
+@steps(graphs=1, later=1, breaks=["unsupported-object", "unsupported-object"])
 def bytes_bytearray_value():
     b = {"d": b"ab", "e": bytearray(b"q")}
     yield lambda: (x * len(b["d"]), b["d"][0], bytes(b["e"]), len(b["e"]))
@@ -772,7 +777,7 @@ def bytes_bytearray_value():
     yield
 
 
-@steps
+@steps(graphs=1, later=3)
 def complex_range_slice():
     b = {"c": 1j, "r": range(3), "s": slice(0, 2)}
     yield lambda: (x * b["c"].imag, list(b["r"]), x[b["s"]])
@@ -784,7 +789,7 @@ def complex_range_slice():
     yield
 
 
-@steps
+@steps(graphs=1, later=1, breaks=["input-output"])
 def uuid_and_version():
     b = {"u": uuid.UUID(int=5)}
     yield lambda: (x * b["u"].int, str(b["u"]))
@@ -792,7 +797,17 @@ def uuid_and_version():
     yield
 
 
-@steps
+@steps(
+    graphs=1,
+    later=1,
+    breaks=[
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+)
 def mapping_proxy_and_views():
     d = {"a": 1}
     b = {"p": types.MappingProxyType(d), "k": d.keys(), "v": d.values()}
@@ -803,7 +818,7 @@ def mapping_proxy_and_views():
     yield
 
 
-@steps
+@steps(graphs=1, later=3)
 def method_wrapper_and_builtin_bound():
     l = [1, 2]
     b = {"f": l.__len__, "g": l.index, "h": "abc".upper, "i": {"k": 3}.get}
@@ -816,7 +831,7 @@ def method_wrapper_and_builtin_bound():
     yield
 
 
-@steps
+@steps(graphs=1, later=3)
 def torch_objects():
     b = {"d": torch.float32, "v": torch.device("cpu"), "s": torch.Size([3]), "g": torch.finfo(torch.float32)}
     yield lambda: (x.to(b["d"]), x.to(b["v"]), x.view(b["s"]), b["g"].eps)
@@ -828,7 +843,7 @@ def torch_objects():
     yield
 
 
-@steps
+@steps(graphs=2, later=1, breaks=["data-dependent-value"])
 def ndarray():
     a = np.array([1.0, 2.0, 3.0], dtype=np.float32)
     yield lambda: x + torch.from_numpy(a) + float(a.sum())
@@ -836,7 +851,7 @@ def ndarray():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def string_template():
     t = string.Template("$a!")
     yield lambda: (x + len(t.substitute(a=1)), t.substitute(a="z"))
@@ -844,7 +859,7 @@ def string_template():
     yield
 
 
-@steps
+@steps(graphs=1, later=1)
 def text_wrapper():
     t = textwrap.TextWrapper(width=5)
     yield lambda: (x + len(t.wrap("aa bb cc dd")),)
@@ -852,7 +867,7 @@ def text_wrapper():
     yield
 
 
-@steps
+@steps(graphs=1, later=1, breaks=["unsupported-object", "unsupported-object"])
 def inspect_signature_obj():
     def f(a, b=2):
         pass

@@ -88,7 +88,7 @@ def inherited_outside_object():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def class_attribute_changes_between_calls():
     class Local(Base):
         pass
@@ -102,7 +102,7 @@ def class_attribute_changes_between_calls():
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def method_replaced_between_calls():
     class Local(Base):
         pass
@@ -120,7 +120,7 @@ def method_replaced_between_calls():
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def property_added_between_calls():
     class Local:
         def __init__(self):
@@ -137,7 +137,7 @@ def property_added_between_calls():
     return fn, Changing([(tensor(3),)] * 4, {2: add})
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def special_method_added_between_calls():
     class Local:
         v = 1
@@ -150,7 +150,7 @@ def special_method_added_between_calls():
     return fn, Changing([(tensor(3),)] * 4, {2: lambda: setattr(Local, "__bool__", lambda self: False)})
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def base_class_patched_between_calls():
     class Parent:
         def go(self, x):
@@ -177,7 +177,7 @@ def base_class_patched_between_calls():
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def defaults_and_code_change_between_calls():
     def helper(x, k=2, *, j=3):
         return x * k + j
@@ -236,7 +236,7 @@ def super_stored_in_a_variable():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def super_setattr_and_property_setter():
     class Parent:
         @property
@@ -298,7 +298,7 @@ def mro_and_bases():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def class_body_in_function():
     def fn(x, k):
         scale = k * 2
@@ -315,7 +315,7 @@ def class_body_in_function():
     return fn, [(tensor(3), 2), (tensor(3), 2), (tensor(3), 3)]
 
 
-@program()
+@program(graphs=1)
 def class_made_inside_escapes():
     def fn(x):
         class Local:
@@ -354,7 +354,7 @@ def class_with_keyword_arguments_and_init_subclass():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def set_name():
     class Field:
         def __set_name__(self, owner, name):
@@ -506,7 +506,7 @@ def descriptors_of_outside_object():
     return fn, [(tensor(3),)] * 3, d
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def property_with_setter_and_deleter():
     class Temperature:
         def __init__(self):
@@ -885,7 +885,7 @@ def reflected_subclass_priority():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def in_place_falls_back():
     class A:
         def __init__(self, v):
@@ -1195,7 +1195,7 @@ def assigning_class():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1, later=1)
 def assigning_class_of_an_outside_object():
     class A:
         def go(self, x):
@@ -1215,7 +1215,7 @@ def assigning_class_of_an_outside_object():
     return fn, [(tensor(3),)] * 4, lambda: type(a).__name__
 
 
-@program()
+@program(graphs=0, eager=["unsupported-call"])
 def object_with_finalizer():
     log = []
 
@@ -1352,7 +1352,7 @@ def instancecheck_in_python():
 # ------------------------------------------------------------------------------------------------- weak references
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-object"])
 def weak_references():
     class Node:
         def __init__(self, v):
@@ -1383,7 +1383,7 @@ def weak_reference_read():
         r = weakref.ref(inner)
         return x * ref().v + (r() is inner)
 
-    return fn, [(tensor(3),)] * 3
+    return fn, [(tensor(3),)] * 3, node
 
 
 # --------------------------------------------------------------------------------------------------- named tuples
@@ -1429,7 +1429,7 @@ def named_tuples():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def named_tuple_argument():
     def fn(p):
         return p.x * 2 + p.y, p._replace(y=5), p
@@ -1498,7 +1498,7 @@ class Name(enum.StrEnum):
     B = enum.auto()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def enums():
     def fn(x, c):
         ok = c is Color.RED or c == Color.GREEN
@@ -1520,7 +1520,7 @@ def enums():
     return fn, [(tensor(3), Color.RED), (tensor(3), Color.RED), (tensor(3), Color.GREEN)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def flags_and_int_enums():
     def fn(x, p):
         both = p | Perm.W
@@ -1659,7 +1659,7 @@ def dataclass_asdict_with_tensor():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dataclass_argument_and_mutation():
     c = Config(3)
 
@@ -1685,7 +1685,7 @@ def dataclass_defined_inside():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dataclass_match():
     def fn(x, f):
         match f:
@@ -1789,7 +1789,7 @@ class MySet(set):
         super().add(v + 1)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def subclass_of_list():
     held = MyList([1])
 
@@ -1857,7 +1857,7 @@ def subclass_of_str_int_float_tuple_set():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def builtin_subclass_arguments():
     def fn(x, s, i, f, t):
         return x * i + f + t[1] + len(s), s.shout(), i.tag, f.half, t.first
@@ -1941,7 +1941,7 @@ def mutable_mapping_in_python():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def context_manager_class():
     class Scope:
         def __init__(self, log):

@@ -29,7 +29,7 @@ def numbers():
     return [(tensor(3), 0), (tensor(3), 0), (tensor(3), 1), (tensor(3), 2), (tensor(3), 3)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def own_manager():
     log = []
 
@@ -42,7 +42,7 @@ def own_manager():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def own_manager_suppresses():
     log = []
 
@@ -58,7 +58,7 @@ def own_manager_suppresses():
     return fn, numbers(), log
 
 
-@program()
+@program(graphs=1, eager=["user-exception"])
 def own_manager_lets_through():
     log = []
 
@@ -71,7 +71,7 @@ def own_manager_lets_through():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def several_managers_in_one_with():
     log = []
 
@@ -86,7 +86,7 @@ def several_managers_in_one_with():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def parenthesized_with():
     def fn(x, n):
         log = []
@@ -101,7 +101,7 @@ def parenthesized_with():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def left_by_return_break_continue():
     def fn(x, n):
         log = []
@@ -123,7 +123,7 @@ def left_by_return_break_continue():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def error_in_enter():
     class Bad(Recorder):
         def __enter__(self):
@@ -141,7 +141,7 @@ def error_in_enter():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def error_in_exit():
     class Bad(Recorder):
         def __exit__(self, *error):
@@ -159,7 +159,7 @@ def error_in_exit():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def what_is_no_manager():
     class Half:
         def __enter__(self):
@@ -178,7 +178,7 @@ def what_is_no_manager():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def truth_of_exit_is_python_code():
     class Answer:
         def __init__(self, value):
@@ -206,7 +206,7 @@ def truth_of_exit_is_python_code():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dunders_are_looked_up_on_the_type():
     class Manager:
         def __enter__(self):
@@ -225,7 +225,7 @@ def dunders_are_looked_up_on_the_type():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def contextmanager_function():
     log = []
 
@@ -245,7 +245,7 @@ def contextmanager_function():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def contextmanager_handles_errors():
     log = []
 
@@ -273,7 +273,7 @@ def contextmanager_handles_errors():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def contextmanager_that_does_not_yield_once():
     @contextlib.contextmanager
     def never():
@@ -298,7 +298,7 @@ def contextmanager_that_does_not_yield_once():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def contextmanager_as_decorator():
     log = []
 
@@ -318,7 +318,7 @@ def contextmanager_as_decorator():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def context_decorator_class():
     class Scope(contextlib.ContextDecorator):
         def __enter__(self):
@@ -341,7 +341,7 @@ def context_decorator_class():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exit_stack():
     def fn(x, n):
         log = []
@@ -357,7 +357,7 @@ def exit_stack():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exit_stack_unwinds_an_error():
     def fn(x, n):
         log = []
@@ -372,7 +372,7 @@ def exit_stack_unwinds_an_error():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def exit_stack_pop_all():
     def fn(x, n):
         log = []
@@ -386,7 +386,7 @@ def exit_stack_pop_all():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def suppress():
     def fn(x, n):
         with contextlib.suppress(IndexError, KeyError):
@@ -397,7 +397,7 @@ def suppress():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def nullcontext():
     def fn(x, n):
         with contextlib.nullcontext(x * 2) as y:
@@ -409,7 +409,7 @@ def nullcontext():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def closing():
     class Resource:
         def __init__(self):
@@ -426,7 +426,7 @@ def closing():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, eager=["unsupported-call"])
 def redirect_stdout():
     import io
 
@@ -438,7 +438,7 @@ def redirect_stdout():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def manager_kept_outside():
     log = []
     manager = Recorder(log, "kept")
@@ -452,7 +452,7 @@ def manager_kept_outside():
     return fn, numbers(), manager
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def reentrant_manager():
     class Depth:
         depth = 0
@@ -474,7 +474,7 @@ def reentrant_manager():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def grad_modes():
     def fn(x, n):
         seen = [torch.is_grad_enabled()]
@@ -489,7 +489,7 @@ def grad_modes():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def grad_mode_left_by_an_error():
     def fn(x, n):
         try:
@@ -501,7 +501,7 @@ def grad_mode_left_by_an_error():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def no_grad_as_decorator():
     @torch.no_grad()
     def inner(x):
@@ -514,7 +514,7 @@ def no_grad_as_decorator():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def autocast_block():
     def fn(x, n):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=n != 1):
@@ -524,7 +524,7 @@ def autocast_block():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def manual_enter_and_exit():
     def fn(x, n):
         guard = torch.no_grad()
@@ -540,7 +540,7 @@ def manual_enter_and_exit():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def context_variables():
     variable = contextvars.ContextVar("variable", default=1)
 
@@ -554,7 +554,7 @@ def context_variables():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def generator_manager_by_hand():
     def manager(log):
         log.append("in")
@@ -577,7 +577,7 @@ def generator_manager_by_hand():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def with_targets():
     class Pair:
         def __enter__(self):
@@ -598,7 +598,7 @@ def with_targets():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exit_sees_the_exception_handled():
     class Manager:
         def __enter__(self):
@@ -621,7 +621,7 @@ def exit_sees_the_exception_handled():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def with_in_a_generator_closed_by_the_collector():
     log = []
 
@@ -639,7 +639,7 @@ def with_in_a_generator_closed_by_the_collector():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def finally_of_a_dropped_generator():
     log = []
 
@@ -665,7 +665,7 @@ def finally_of_a_dropped_generator():
     return fn, numbers(), log
 
 
-@program()
+@program(graphs=1, breaks=["output", "output", "unsupported-call"])
 def redirect_stdout_to_an_argument():
     def fn(x, out):
         with contextlib.redirect_stdout(out):
@@ -676,7 +676,7 @@ def redirect_stdout_to_an_argument():
     return fn, [(tensor(3), io.StringIO()) for _ in range(3)]
 
 
-@program()
+@program(graphs=1, breaks=["output", "unsupported-call"])
 def stdout_replaced_by_hand():
     def fn(x, out):
         old, sys.stdout = sys.stdout, out

@@ -32,7 +32,7 @@ def numbers():
     return [(tensor(3), 0), (tensor(3), 0), (tensor(3), 1), (tensor(3), 2), (tensor(3), 5)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=7)
 def match_literals():
     def fn(x, v):
         match v:
@@ -59,7 +59,7 @@ def match_literals():
     return fn, [(tensor(3), v) for v in values]
 
 
-@program(graphs=1)
+@program(graphs=1, later=7)
 def match_sequences():
     def fn(x, v):
         match v:
@@ -82,7 +82,7 @@ def match_sequences():
     return fn, [(tensor(3), v) for v in values]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def match_own_sequence():
     import collections.abc
 
@@ -105,7 +105,7 @@ def match_own_sequence():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=4)
 def match_mappings():
     def fn(x, v):
         match v:
@@ -132,7 +132,7 @@ def match_mappings():
     return fn, [(tensor(3), v) for v in values]
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def match_classes():
     def fn(x, n):
         values = [
@@ -172,7 +172,7 @@ def match_classes():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def match_guards_and_captures():
     def fn(x, n):
         match (n, x.shape):
@@ -188,7 +188,7 @@ def match_guards_and_captures():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def match_class_errors():
     def fn(x, n):
         out = []
@@ -221,7 +221,7 @@ def match_class_errors():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def loops_with_else():
     def fn(x, n):
         for i in range(3):
@@ -240,7 +240,7 @@ def loops_with_else():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def nested_loops_with_labels_by_flags():
     def fn(x, n):
         out = []
@@ -261,7 +261,7 @@ def nested_loops_with_labels_by_flags():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def star_expressions():
     def fn(x, n):
         a, *b = x, 1, 2
@@ -274,7 +274,7 @@ def star_expressions():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def unpacking_tensors():
     def fn(x, n):
         a, b, c = x
@@ -285,7 +285,7 @@ def unpacking_tensors():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def swaps_and_chained_assignment():
     def fn(x, n):
         a = b = [x]
@@ -300,7 +300,7 @@ def swaps_and_chained_assignment():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def augmented_assignment():
     class Box:
         value = 1
@@ -327,7 +327,7 @@ def augmented_assignment():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def walrus():
     def fn(x, n):
         if (y := x * 2).shape[0] > n and (m := n + 1):
@@ -339,7 +339,7 @@ def walrus():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def chained_comparisons():
     def fn(x, n):
         log = []
@@ -356,7 +356,7 @@ def chained_comparisons():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def boolean_operators_return_operands():
     def fn(x, n):
         a = n or "default"
@@ -369,7 +369,7 @@ def boolean_operators_return_operands():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def deletions():
     class Box:
         pass
@@ -406,7 +406,7 @@ counter = 0
 registry = []
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def global_statement():
     global counter
     counter = 0
@@ -419,7 +419,7 @@ def global_statement():
     return fn, numbers(), lambda: counter
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def global_made_and_deleted():
     globals().pop("temporary", None)
 
@@ -436,7 +436,7 @@ def global_made_and_deleted():
     return fn, numbers(), lambda: "temporary" in globals()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def nonlocal_statement():
     total = 0
 
@@ -456,7 +456,7 @@ def nonlocal_statement():
     return fn, [(tensor(3), 1), (tensor(3), 1), (tensor(3), 1), (tensor(3), 2)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def integer_arithmetic():
     def fn(x, n):
         big = 2**100 + n
@@ -471,7 +471,7 @@ def integer_arithmetic():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def float_and_complex_arithmetic():
     def fn(x, n):
         f = n + 0.1
@@ -486,7 +486,7 @@ def float_and_complex_arithmetic():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def text():
     def fn(x, n):
         name, value = "smelt", 3.14159
@@ -504,7 +504,7 @@ def text():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def bytes_and_bytearrays():
     def fn(x, n):
         b = bytes([1, 2, n])
@@ -529,7 +529,7 @@ def bytes_and_bytearrays():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def slices():
     def fn(x, n):
         l = list(range(6))
@@ -554,7 +554,7 @@ def slices():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def tensor_indexing():
     def fn(x, n):
         y = x.view(1, 3).repeat(2, 1)
@@ -566,7 +566,7 @@ def tensor_indexing():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def containers_of_containers():
     def fn(x, n):
         d = collections.defaultdict(list)
@@ -603,7 +603,7 @@ def conditional_imports():
     return fn, [(tensor(3), 1), (tensor(3), 1), (tensor(3), 0)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def identity_and_singletons():
     def fn(x, n):
         a, b = [x], [x]
@@ -623,7 +623,7 @@ def identity_and_singletons():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def deep_nesting():
     def fn(x, n):
         nested = x
@@ -638,7 +638,7 @@ def deep_nesting():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def long_elif_chain_and_ternaries():
     def fn(x, n):
         if n == 0:
@@ -658,7 +658,7 @@ def long_elif_chain_and_ternaries():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def annotations_in_the_body():
     def fn(x, n):
         a: int = n

@@ -1,4 +1,7 @@
-"""Changes of objects from outside, objects that escape, and what is seen when an exception comes in between."""
+"""Changes of objects from outside, objects that escape, and what is seen when an exception comes in between.
+
+PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def attributes_set_read_deleted():
     return fn, [(tensor(3),)] * 3, b
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def attribute_of_argument():
     def fn(x, b):
         b.v, old = x * 2, b.v
@@ -57,7 +60,7 @@ def attribute_of_argument():
     return fn, [(tensor(3), b), (tensor(3), b), (tensor(3), b)]
 
 
-@program()
+@program(graphs=1, later=1)
 def attribute_deleted_from_outside():
     b = Box(3)
 
@@ -72,7 +75,7 @@ def attribute_deleted_from_outside():
     return fn, [(tensor(3),)] * 4, b
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def setter_property_of_outside_object():
     class P:
         def __init__(self):
@@ -98,7 +101,7 @@ def setter_property_of_outside_object():
     return fn, [(tensor(3), 1), (tensor(3), 1), (tensor(3), 1)], p
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def vars_and_dict_updates():
     b = Box(3)
 
@@ -136,7 +139,7 @@ def class_attribute_set():
     return fn, [(tensor(3),)] * 3, lambda: (K.last, K.items)
 
 
-@program()
+@program(graphs=1, later=3)
 def class_attribute_counts():
     class K:
         count = 0
@@ -188,7 +191,7 @@ def function_attributes():
     return fn, [(tensor(3),)] * 3, lambda: (helper.calls, helper.note)
 
 
-@program()
+@program(graphs=1, later=2)
 def function_attribute_counter():
     def fn(x):
         fn.calls = getattr(fn, "calls", 0) + 1
@@ -227,7 +230,7 @@ def module_attribute_deleted():
 # ----------------------------------------------------------------------------------------------------------- lists
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def list_methods():
     held = [3, 1, 2]
 
@@ -241,7 +244,7 @@ def list_methods():
         held.reverse()
         del held[0]
         held[1] = 9
-        return last + len(held) + held.index(9)
+        return last + len(held) + held.index(9, 1)
 
     return fn, [(tensor(3),)] * 3, held
 
@@ -257,7 +260,7 @@ def list_of_argument_grows():
     return fn, [(tensor(3), seen), (tensor(3), []), (tensor(3), [])]
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def list_slices_and_sort():
     held = [5, 3, 4]
     other = held
@@ -272,7 +275,7 @@ def list_slices_and_sort():
     return fn, [(tensor(3),)] * 4, (held, other)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def list_multiplied_and_cleared():
     held = [1]
     cleared = [1, 2]
@@ -308,7 +311,7 @@ def nested_lists_alias():
 # ----------------------------------------------------------------------------------------------------- dictionaries
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dictionary_methods():
     held = {"a": 1, "b": 2}
 
@@ -337,7 +340,7 @@ def dictionary_order():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dictionary_merge_in_place():
     held = {"a": 1}
 
@@ -349,7 +352,7 @@ def dictionary_merge_in_place():
     return fn, [(tensor(3),)] * 3, lambda: held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dictionary_cleared_and_iterated():
     held = {"a": 1, "b": 2}
 
@@ -363,7 +366,7 @@ def dictionary_cleared_and_iterated():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program()
+@program(graphs=1, later=3)
 def cache_in_dictionary():
     cache = {}
 
@@ -393,7 +396,7 @@ def keys_are_objects():
     return fn, [(tensor(3),)] * 3, lambda: list(held.values())
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-object"])
 def keys_with_python_hash():
     class Key:
         def __init__(self, k):
@@ -418,7 +421,7 @@ def keys_with_python_hash():
 # ------------------------------------------------------------------------------------------------ sets and the rest
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def set_methods():
     held = {1, 2}
 
@@ -451,7 +454,7 @@ def set_operators_in_place():
     return fn, [(tensor(3),)] * 3, lambda: held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def deque_methods():
     held = collections.deque([1, 2], maxlen=3)
 
@@ -495,7 +498,7 @@ def ordered_dictionary():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def counter_and_defaultdict():
     counts = collections.Counter(a=1)
     groups = collections.defaultdict(list)
@@ -514,7 +517,7 @@ def counter_and_defaultdict():
     return fn, [(tensor(3),)] * 2 + [(tensor(3),)], (counts, groups)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def chain_map():
     base = {"a": 1, "b": 2}
     chain = collections.ChainMap({}, base)
@@ -532,7 +535,7 @@ def chain_map():
     return fn, [(tensor(3),)] * 3, (base, chain.maps)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def default_factory_in_python():
     made = []
 
@@ -548,7 +551,17 @@ def default_factory_in_python():
     return fn, [(tensor(3), "a"), (tensor(3), "b"), (tensor(3), "a")], (made, d)
 
 
-@program()
+@program(
+    graphs=3,
+    later=1,
+    breaks=[
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+)
 def bytearray_and_array():
     raw = bytearray(b"abc")
     numbers = array.array("i", [1, 2])
@@ -563,7 +576,7 @@ def bytearray_and_array():
     return fn, [(tensor(3),)] * 3, lambda: (bytes(raw), numbers.tolist())
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-object", "unsupported-object", "unsupported-object"])
 def memoryview_of_outside():
     raw = bytearray(b"abc")
     view = memoryview(raw)
@@ -578,7 +591,7 @@ def memoryview_of_outside():
 # ------------------------------------------------------------------------------------------------ globals and cells
 
 
-@program()
+@program(graphs=1, later=1)
 def global_counter():
     global COUNTER
     COUNTER = 0
@@ -617,7 +630,7 @@ def global_deleted():
     return fn, [(tensor(3),)] * 3, lambda: "TEMPORARY" in globals()
 
 
-@program()
+@program(graphs=1)
 def globals_function():
     def fn(x):
         return x + len(globals()["__name__"]) + globals()["COUNTER"] * 0
@@ -625,7 +638,7 @@ def globals_function():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1, later=1)
 def nonlocal_counter():
     n = 0
 
@@ -715,7 +728,7 @@ def buffers_updated():
     return m, [(tensor(2, 3),)] * 3, lambda: (dict(m.named_buffers()), m.last)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def buffer_replaced_and_registered():
     class M(Net):
         def forward(self, x):
@@ -745,7 +758,7 @@ def buffer_deleted_and_none():
     return m, [(tensor(2, 3),)] * 3, lambda: list(m._buffers.items())
 
 
-@program()
+@program(graphs=1)
 def parameter_replaced():
     class M(Net):
         def forward(self, x):
@@ -757,7 +770,7 @@ def parameter_replaced():
     return m, [(tensor(2, 3),)] * 3, lambda: dict(m.named_parameters())
 
 
-@program()
+@program(graphs=1, later=1)
 def parameter_registered_and_deleted():
     class M(Net):
         def forward(self, x):
@@ -772,7 +785,7 @@ def parameter_registered_and_deleted():
     return m, [(tensor(2, 3),)] * 4, lambda: list(m._parameters)
 
 
-@program()
+@program(graphs=1)
 def submodule_replaced():
     class M(Net):
         def forward(self, x):
@@ -784,7 +797,7 @@ def submodule_replaced():
     return m, [(tensor(2, 3),)] * 3, lambda: repr(m)
 
 
-@program()
+@program(graphs=0, later=1)
 def train_mode_toggled():
     class M(Net):
         def __init__(self):
@@ -812,7 +825,7 @@ def history_and_last_of_module():
     return m, [(tensor(2, 3),)] * 3, lambda: (m.history, m.last)
 
 
-@program()
+@program(graphs=1, later=1)
 def module_counter():
     class M(Net):
         def __init__(self):
@@ -827,7 +840,7 @@ def module_counter():
     return m, [(tensor(2, 3),)] * 3, lambda: m.calls
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def module_list_changed():
     class M(Net):
         def __init__(self):
@@ -845,7 +858,7 @@ def module_list_changed():
     return m, [(tensor(2, 3),)] * 3, lambda: repr(m.blocks)
 
 
-@program()
+@program(graphs=1)
 def grad_of_parameter():
     p = nn.Parameter(torch.ones(3))
 
@@ -858,7 +871,7 @@ def grad_of_parameter():
     return fn, [(tensor(3),)] * 3, lambda: p.grad
 
 
-@program()
+@program(graphs=1)
 def grad_accumulates():
     p = nn.Parameter(torch.ones(3))
     p.grad = torch.zeros(3)
@@ -872,7 +885,7 @@ def grad_accumulates():
     return fn, [(tensor(3),)] * 3, lambda: (p.grad, p.data)
 
 
-@program()
+@program(graphs=1)
 def tensor_attributes():
     def fn(x):
         x.note = "seen"
@@ -897,7 +910,7 @@ def inputs_written_in_place():
     return fn, [(tensor(3), tensor(3)), (tensor(3), tensor(3)), (tensor(3), tensor(3))]
 
 
-@program()
+@program(graphs=1, later=1)
 def same_tensor_twice():
     t = tensor(3)
 
@@ -908,7 +921,7 @@ def same_tensor_twice():
     return fn, [(t, t), (tensor(3), tensor(3)), (t, t)]
 
 
-@program()
+@program(graphs=0, eager=["unsupported-effect"])
 def view_and_base_as_inputs():
     t = tensor(4)
 
@@ -1004,7 +1017,7 @@ def exception_made_not_raised():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1)
 def escaping_iterators():
     def fn(x):
         a = iter([x, x * 2, 3])
@@ -1016,7 +1029,7 @@ def escaping_iterators():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=0)
 def escaping_itertools():
     def fn(x):
         return (
@@ -1031,7 +1044,7 @@ def escaping_itertools():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-object"])
 def iterator_from_outside_advances():
     numbers = iter([1, 2, 3, 4])
 
@@ -1041,7 +1054,7 @@ def iterator_from_outside_advances():
     return fn, [(tensor(3),)] * 3, lambda: None
 
 
-@program()
+@program(graphs=1, later=1, breaks=["unsupported-object"])
 def counter_from_outside():
     ids = itertools.count(5)
 
@@ -1106,7 +1119,7 @@ def argument_returned_inside():
     return fn, [(tensor(3), b, [b]), (tensor(3), b, [b]), (tensor(3), b, [b])]
 
 
-@program()
+@program(graphs=0)
 def object_from_outside_in_cycle():
     b = Box()
 
@@ -1122,7 +1135,7 @@ def object_from_outside_in_cycle():
 # -------------------------------------------------------------------------------------------------------- exceptions
 
 
-@program()
+@program(graphs=1, eager=["user-exception"])
 def effects_before_an_exception():
     log = []
     b = Box()
@@ -1138,7 +1151,7 @@ def effects_before_an_exception():
     return fn, [(tensor(3), False), (tensor(3), True), (tensor(3), False), (tensor(3), True)], (log, b)
 
 
-@program()
+@program(graphs=1, later=2)
 def effects_before_an_operator_fails():
     log = []
 
@@ -1152,7 +1165,7 @@ def effects_before_an_operator_fails():
     return fn, [(tensor(3), i), (tensor(3), bad), (tensor(3), i)], log
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def exception_in_nested_call():
     b = Box()
 
@@ -1172,7 +1185,7 @@ def exception_in_nested_call():
     return fn, [(tensor(3),)] * 3, b
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def exception_caught_after_effects():
     log = []
 
@@ -1191,7 +1204,7 @@ def exception_caught_after_effects():
     return fn, [(tensor(3),)] * 3, log
 
 
-@program()
+@program(graphs=1, eager=["user-exception"])
 def assertion_fails():
     b = Box()
 
@@ -1268,7 +1281,7 @@ def context_variable_set_and_reset():
     return fn, [(tensor(3),)] * 3, lambda: VAR.get()
 
 
-@program()
+@program(graphs=0, eager=["unsupported-effect"])
 def context_variable_left_set():
     VAR.set(1)
 
@@ -1280,7 +1293,7 @@ def context_variable_left_set():
     return fn, [(tensor(3),)] * 3, lambda: VAR.get()
 
 
-@program(graphs=1)
+@program(graphs=1, later=4)
 def world_changes_between_calls():
     b = Box(2)
     held = [1, 2]
@@ -1298,7 +1311,7 @@ def world_changes_between_calls():
     return fn, Changing([(tensor(3),)] * 5, changes)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def keyword_arguments_and_defaults_changed():
     def fn(x, *rest, scale=2, **more):
         more["added"] = x

@@ -89,7 +89,7 @@ def parse_shape():
     return fn, three(2, 3, 4, 5)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def the_pattern_depends_on_an_argument():
     def fn(x, pattern):
         return einops.rearrange(x, pattern)
@@ -97,7 +97,7 @@ def the_pattern_depends_on_an_argument():
     return fn, [(tensor(2, 3), "a b -> b a"), (tensor(2, 3), "a b -> (a b)"), (tensor(2, 3), "a b -> b a")]
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def a_wrong_pattern_raises():
     def fn(x):
         return einops.rearrange(x, "a b c -> a (b c)")
@@ -105,7 +105,7 @@ def a_wrong_pattern_raises():
     return fn, three(2, 3)
 
 
-@program()
+@program(graphs=1)
 def a_wrong_pattern_is_caught():
     def fn(x):
         try:

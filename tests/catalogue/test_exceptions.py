@@ -1,4 +1,7 @@
-"""Exceptions: every way into and out of try blocks, contexts, causes, groups, and errors that leave the function."""
+"""Exceptions: every way into and out of try blocks, contexts, causes, groups, and errors that leave the function.
+
+PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
+"""
 
 import contextlib
 import sys
@@ -38,7 +41,7 @@ def chain(error):
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def try_except_else_finally():
     def fn(x, n):
         log = []
@@ -63,7 +66,7 @@ def try_except_else_finally():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def return_in_finally_wins():
     def fn(x, n):
         try:
@@ -77,7 +80,7 @@ def return_in_finally_wins():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def break_and_continue_in_finally():
     def fn(x, n):
         out = []
@@ -100,7 +103,7 @@ def break_and_continue_in_finally():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def break_swallows_an_exception():
     def fn(x, n):
         for i in range(3):
@@ -116,7 +119,7 @@ def break_swallows_an_exception():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def nested_try():
     def fn(x, n):
         log = []
@@ -140,7 +143,7 @@ def nested_try():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def implicit_context():
     def fn(x, n):
         try:
@@ -154,7 +157,7 @@ def implicit_context():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def context_of_an_error_in_a_called_function():
     def check(v):
         if v is not None:
@@ -172,7 +175,7 @@ def context_of_an_error_in_a_called_function():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def context_is_gone_after_the_handler():
     def fn(x, n):
         try:
@@ -187,7 +190,7 @@ def context_is_gone_after_the_handler():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def raise_from():
     def fn(x, n):
         try:
@@ -207,7 +210,7 @@ def raise_from():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def raise_from_something_else():
     def fn(x, n):
         try:
@@ -218,7 +221,7 @@ def raise_from_something_else():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def raise_what_is_no_exception():
     def fn(x, n):
         out = []
@@ -232,7 +235,7 @@ def raise_what_is_no_exception():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def except_what_is_no_class():
     def fn(x, n):
         try:
@@ -246,7 +249,7 @@ def except_what_is_no_class():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def bare_raise():
     def again():
         raise
@@ -271,7 +274,7 @@ def bare_raise():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def bare_raise_without_an_exception():
     def fn(x, n):
         try:
@@ -282,7 +285,7 @@ def bare_raise_without_an_exception():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def name_of_the_exception_is_deleted():
     def fn(x, n):
         e = 1
@@ -298,7 +301,7 @@ def name_of_the_exception_is_deleted():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def custom_exceptions_with_state():
     def deep(x, n):
         if n > 2:
@@ -320,7 +323,7 @@ def custom_exceptions_with_state():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exception_is_returned():
     def fn(x, n):
         try:
@@ -333,7 +336,7 @@ def exception_is_returned():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exception_with_cause_is_returned():
     def fn(x, n):
         try:
@@ -349,7 +352,7 @@ def exception_with_cause_is_returned():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def exception_is_stored_outside():
     class Holder:
         last = None
@@ -366,7 +369,7 @@ def exception_is_stored_outside():
     return fn, numbers(), holder
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def builtin_exceptions_with_fields_are_returned():
     def fn(x, n):
         out = []
@@ -389,7 +392,7 @@ def builtin_exceptions_with_fields_are_returned():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def raises_out_of_the_function():
     def fn(x, n):
         y = x * 2
@@ -400,7 +403,7 @@ def raises_out_of_the_function():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def raises_out_with_a_chain():
     def fn(x, n):
         try:
@@ -414,7 +417,7 @@ def raises_out_with_a_chain():
     return fn, numbers(), log
 
 
-@program()
+@program(graphs=0, later=1)
 def error_of_a_tensor_operation_is_caught():
     def fn(x, n):
         try:
@@ -425,7 +428,7 @@ def error_of_a_tensor_operation_is_caught():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, later=1, eager=["user-exception"])
 def error_of_a_tensor_operation_leaves():
     def fn(x, n):
         return x.view(n + 1)
@@ -433,7 +436,7 @@ def error_of_a_tensor_operation_leaves():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def mutation_before_an_error_stays():
     def fn(x, n):
         seen = []
@@ -449,7 +452,7 @@ def mutation_before_an_error_stays():
     return fn, numbers(), state
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def raised_in_a_dunder():
     class Grumpy:
         def __add__(self, other):
@@ -499,7 +502,7 @@ def raised_in_a_dunder():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def messages_of_the_interpreter():
     def attempt(f):
         try:
@@ -537,7 +540,7 @@ def messages_of_the_interpreter():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def unpacking_errors():
     def attempt(f):
         try:
@@ -576,7 +579,7 @@ def unpacking_errors():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def assertions():
     def fn(x, n):
         try:
@@ -591,7 +594,7 @@ def assertions():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exception_hierarchy():
     def fn(x, n):
         for cls in (KeyError, ZeroDivisionError, UnicodeError, NotImplementedError, FileNotFoundError, Quiet):
@@ -610,7 +613,7 @@ def exception_hierarchy():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def base_exceptions_pass_except_exception():
     def fn(x, n):
         try:
@@ -624,7 +627,7 @@ def base_exceptions_pass_except_exception():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def except_star_splits():
     def fn(x, n):
         log = []
@@ -641,7 +644,7 @@ def except_star_splits():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def except_star_with_a_plain_exception():
     def fn(x, n):
         try:
@@ -654,7 +657,7 @@ def except_star_with_a_plain_exception():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def except_star_leaves_a_rest():
     def fn(x, n):
         log = []
@@ -674,7 +677,7 @@ def except_star_leaves_a_rest():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def except_star_not_entered():
     def fn(x, n):
         log = []
@@ -694,7 +697,7 @@ def except_star_not_entered():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def groups_split_and_derive():
     def fn(x, n):
         group = ExceptionGroup("g", [ValueError(1), ExceptionGroup("h", [TypeError(2), ValueError(3)])])
@@ -705,7 +708,7 @@ def groups_split_and_derive():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def except_star_error_leaves():
     def fn(x, n):
         try:
@@ -717,7 +720,7 @@ def except_star_error_leaves():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exception_in_an_except_clause_expression():
     def classes(n):
         return {0: ValueError, 1: (ValueError, KeyError)}[n]
@@ -734,7 +737,7 @@ def exception_in_an_except_clause_expression():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def exc_info_and_with_traceback():
     def fn(x, n):
         try:
@@ -748,7 +751,7 @@ def exc_info_and_with_traceback():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def retry_loop():
     class Flaky:
         def __init__(self, fails):
@@ -775,7 +778,7 @@ def retry_loop():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def recursion_error_is_caught():
     def forever(n):
         return forever(n + 1)
@@ -789,7 +792,7 @@ def recursion_error_is_caught():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def exceptions_compare_by_identity_and_hash():
     def fn(x, n):
         a, b = ValueError("a"), ValueError("a")
@@ -798,7 +801,7 @@ def exceptions_compare_by_identity_and_hash():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def error_in_default_str():
     class Odd(Exception):
         def __init__(self, a, b):
@@ -813,7 +816,7 @@ def error_in_default_str():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def finally_runs_in_every_frame():
     log = []
 
@@ -842,7 +845,7 @@ def finally_runs_in_every_frame():
     return fn, numbers(), log
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def notes():
     def fn(x, n):
         e = ValueError("v")

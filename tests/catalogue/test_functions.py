@@ -21,7 +21,7 @@ def attempt(f):
         return type(e).__name__, str(e)
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def every_kind_of_parameter():
     def inner(a, b=2, /, c=3, *rest, d, e=5, **named):
         return a * b + c + len(rest) * d - e, named
@@ -35,7 +35,7 @@ def every_kind_of_parameter():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def compiled_function_with_every_kind_of_parameter():
     def fn(x, b=2, /, c=3, *rest, d, e=5, **named):
         return x * b + c + len(rest) * d - e, rest, named
@@ -50,7 +50,7 @@ def compiled_function_with_every_kind_of_parameter():
     ]
 
 
-@program()
+@program(graphs=0, later=2)
 def compiled_function_called_wrongly():
     def fn(x, b=2, /, c=3, *, d):
         return x * b + c + d
@@ -67,7 +67,7 @@ def compiled_function_called_wrongly():
     ]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def binding_errors():
     def none():
         pass
@@ -111,7 +111,7 @@ def binding_errors():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def binding_errors_of_builtins():
     def fn(x, n):
         tries = [
@@ -128,7 +128,7 @@ def binding_errors_of_builtins():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def closures_made_and_called():
     def fn(x, n):
         def make(k):
@@ -145,7 +145,7 @@ def closures_made_and_called():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def closures_returned():
     def fn(x, n):
         y = x * 2
@@ -164,7 +164,7 @@ def closures_returned():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def closures_returned_are_called_later():
     made = []
 
@@ -182,7 +182,7 @@ def closures_returned_are_called_later():
     return fn, [(tensor(3), 0), (tensor(3), 1), (tensor(3), 1), (tensor(3), 0), (tensor(3), 2)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def lambdas_in_containers():
     def fn(x, n):
         table = {
@@ -195,7 +195,7 @@ def lambdas_in_containers():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=4)
 def mutable_default_arguments():
     def remember(v, seen=[]):  # noqa: B006
         seen.append(v)
@@ -214,7 +214,7 @@ def mutable_default_arguments():
     return fn, numbers(), [remember]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def mutable_default_of_the_compiled_function():
     def fn(x, n, seen=[]):  # noqa: B006
         seen.append(n)
@@ -223,7 +223,7 @@ def mutable_default_of_the_compiled_function():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def recursion():
     def factorial(x, n):
         return x if n == 0 else factorial(x, n - 1) * n
@@ -234,7 +234,7 @@ def recursion():
     return fn, [(tensor(3), 3), (tensor(3), 3), (tensor(3), 5)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def mutual_recursion():
     def even(x, n):
         return x * 2 if n == 0 else odd(x + 1, n - 1)
@@ -245,7 +245,7 @@ def mutual_recursion():
     return even, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def compiled_function_recurses_into_itself():
     def fn(x, n):
         return x if n == 0 else fn(x * 2, n - 1) + 1
@@ -253,7 +253,7 @@ def compiled_function_recurses_into_itself():
     return fn, [(tensor(3), 2), (tensor(3), 2), (tensor(3), 4)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def deep_recursion_within_the_limit():
     def down(x, n):
         return x if n == 0 else down(x, n - 1)
@@ -264,7 +264,7 @@ def deep_recursion_within_the_limit():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def recursion_error_leaves():
     def forever(x):
         return forever(x)
@@ -294,7 +294,7 @@ def recursive_module():
     return model, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def function_attributes():
     def counted(x):
         counted.calls += 1
@@ -319,7 +319,7 @@ def function_attributes():
     return fn, [(tensor(3), 0)] * 3, [counted]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def function_metadata():
     def documented(a: int, b: str = "q", *c, d: float = 1.0, **e) -> None:
         """Says what it does."""
@@ -334,7 +334,7 @@ def function_metadata():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def locals_of_a_function():
     def fn(x, n):
         y = x * 2
@@ -349,7 +349,7 @@ def locals_of_a_function():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def locals_is_a_snapshot():
     def fn(x, n):
         a = 1
@@ -361,7 +361,7 @@ def locals_is_a_snapshot():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=1)
 def globals_are_read():
     def fn(x, n):
         return x + len(globals()["__name__"]) * 0, "attempt" in globals(), globals()["attempt"](lambda: n)
@@ -369,7 +369,7 @@ def globals_are_read():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=1)
 def eval_and_exec():
     def fn(x, n):
         scope = {"x": x, "n": n}
@@ -379,7 +379,7 @@ def eval_and_exec():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def class_made_inside():
     def fn(x, n):
         class Base:
@@ -416,7 +416,7 @@ def class_made_inside():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def class_made_inside_is_returned():
     def fn(x, n):
         class Made:
@@ -430,7 +430,7 @@ def class_made_inside_is_returned():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def instance_of_a_class_made_inside_is_returned():
     def fn(x, n):
         class Made:
@@ -442,7 +442,7 @@ def instance_of_a_class_made_inside_is_returned():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def class_with_decorators_slots_and_init_subclass():
     def fn(x, n):
         seen = []
@@ -468,7 +468,7 @@ def class_with_decorators_slots_and_init_subclass():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def class_made_by_type():
     def fn(x, n):
         made = type("Made", (), {"scale": n, "run": lambda self, v: v * self.scale})
@@ -477,7 +477,7 @@ def class_made_by_type():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def decorators():
     def twice(f):
         @functools.wraps(f)
@@ -508,7 +508,7 @@ def decorators():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def partials():
     def base(a, b, c=0, **named):
         return a * b + c, named
@@ -530,7 +530,7 @@ def partials():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def methods_as_values():
     class Box:
         def __init__(self, v):
@@ -559,7 +559,7 @@ def methods_as_values():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def reduce_and_operator():
     def fn(x, n):
         total = functools.reduce(lambda a, b: a * 2 + b, [x, x + 1, x + n])
@@ -583,7 +583,7 @@ def reduce_and_operator():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def caches():
     calls = []
 
@@ -598,7 +598,7 @@ def caches():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def single_dispatch():
     @functools.singledispatch
     def show(v):
@@ -618,7 +618,7 @@ def single_dispatch():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def callable_objects():
     class Scale:
         def __init__(self, k):
@@ -635,7 +635,7 @@ def callable_objects():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def callable_object_compiled():
     class Scale:
         def __init__(self, k):
@@ -647,7 +647,7 @@ def callable_object_compiled():
     return Scale(3), numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def bound_method_compiled():
     class Scale:
         def __init__(self, k):
@@ -661,7 +661,7 @@ def bound_method_compiled():
     return Scale(3).run, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def keyword_order_is_kept():
     def inner(**named):
         return list(named)
@@ -672,7 +672,7 @@ def keyword_order_is_kept():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def kwargs_are_a_fresh_dict():
     def inner(*args, **named):
         named["added"] = 1
@@ -686,7 +686,7 @@ def kwargs_are_a_fresh_dict():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def functions_compared_and_hashed():
     def a():
         pass
@@ -701,7 +701,7 @@ def functions_compared_and_hashed():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def sys_of_the_frame_is_not_seen():
     def fn(x, n):
         def inner(a, b=1):
@@ -712,7 +712,7 @@ def sys_of_the_frame_is_not_seen():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def conditional_function_definition():
     def fn(x, n):
         if n:
@@ -727,7 +727,7 @@ def conditional_function_definition():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def default_evaluated_once():
     def fn(x, n):
         log = []
@@ -744,7 +744,7 @@ def default_evaluated_once():
     return fn, numbers()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def unbound_closure_variable():
     def fn(x, n):
         def use():
@@ -759,7 +759,7 @@ def unbound_closure_variable():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=2)
 def cells_read_and_written_by_name():
     def make(k):
         def inner(v):

@@ -17,7 +17,7 @@ def three_shapes():
     return [(tensor(3, 4), 2), (tensor(3, 4), 2), (tensor(2), 5)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def sums_a_generator():
     def fn(x, n):
         return sum(scaled(x, n), x)
@@ -25,7 +25,7 @@ def sums_a_generator():
     return fn, three_shapes()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def unpacks_a_generator():
     def fn(x, n):
         first, *rest = scaled(x, n)
@@ -34,7 +34,7 @@ def unpacks_a_generator():
     return fn, three_shapes()
 
 
-@program()
+@program(graphs=1, later=1)
 def returns_an_unstarted_generator():
     def fn(x, n):
         return scaled(x + 1, n), x + 1
@@ -42,7 +42,7 @@ def returns_an_unstarted_generator():
     return fn, three_shapes()
 
 
-@program()
+@program(graphs=1, later=1)
 def returns_a_half_consumed_generator():
     def fn(x, n):
         made = scaled(x, n)
@@ -52,7 +52,7 @@ def returns_a_half_consumed_generator():
     return fn, three_shapes()
 
 
-@program()
+@program(graphs=1, later=1)
 def stores_a_half_consumed_generator():
     kept = []
 
@@ -64,7 +64,7 @@ def stores_a_half_consumed_generator():
     return fn, three_shapes(), kept
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def returns_an_exhausted_generator():
     def fn(x, n):
         made = scaled(x, n)
@@ -74,7 +74,7 @@ def returns_an_exhausted_generator():
     return fn, three_shapes()
 
 
-@program()
+@program(graphs=2, later=2, breaks=["unsupported-object", "unsupported-object"])
 def advances_a_generator_from_outside():
     source = (i * 2 for i in itertools.count())
 
@@ -84,7 +84,18 @@ def advances_a_generator_from_outside():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program()
+@program(
+    graphs=2,
+    later=2,
+    breaks=[
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+)
 def takes_a_generator_as_argument():
     def fn(x, values):
         return [x * v for v in values]
@@ -96,7 +107,7 @@ def takes_a_generator_as_argument():
     ]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def sends_into_a_generator():
     def running(x):
         total = x
@@ -114,7 +125,7 @@ def sends_into_a_generator():
     return fn, [(tensor(3), (1, 2, 3)), (tensor(3), (1, 2, 3)), (tensor(3), (0.5,))]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def throws_into_a_generator():
     def patient(x):
         for i in range(4):
@@ -180,7 +191,7 @@ def closes_a_generator():
     return fn, [(tensor(3),)] * 3, log
 
 
-@program()
+@program(graphs=1)
 def close_is_ignored():
     def gen(x):
         while True:
@@ -222,7 +233,7 @@ def generator_returns_a_value():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def delegates_three_deep():
     def leaf(x, n):
         for i in range(n):
@@ -265,7 +276,7 @@ def delegates_to_plain_iterables():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def throws_through_a_delegation():
     def inner(x):
         try:
@@ -285,7 +296,7 @@ def throws_through_a_delegation():
     return fn, [(tensor(3), 2), (tensor(3), 2), (tensor(3), 3)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def recursive_generator():
     def walk(tree):
         if isinstance(tree, list):
@@ -303,7 +314,7 @@ def recursive_generator():
     return fn, [(tensor(3), 2), (tensor(3), 2), (tensor(3), 4)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def infinite_with_islice():
     def powers(x):
         while True:
@@ -316,7 +327,7 @@ def infinite_with_islice():
     return fn, [(tensor(3), 5), (tensor(3), 5), (tensor(3), 2)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def pipeline_of_generators():
     def numbers(n):
         yield from range(n)
@@ -375,7 +386,7 @@ def generator_on_an_object():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def generator_expressions():
     def fn(x, n):
         pairs = ((i, j) for i in range(n) for j in range(i) if (i + j) % 2)
@@ -411,7 +422,7 @@ def any_and_all_stop_early():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def loop_over_a_tensor():
     def fn(x):
         total = 0
@@ -422,7 +433,7 @@ def loop_over_a_tensor():
     return fn, [(tensor(3, 4),), (tensor(3, 4),), (tensor(5, 2),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def own_iterator():
     class Countdown:
         def __init__(self, n):
@@ -445,7 +456,7 @@ def own_iterator():
     return fn, [(tensor(3), 4), (tensor(3), 4), (tensor(3), 2)]
 
 
-@program()
+@program(graphs=1, later=1)
 def own_iterator_from_outside():
     class Source:
         def __init__(self):
@@ -482,7 +493,7 @@ def iter_of_getitem_only():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def iter_with_a_sentinel():
     def fn(x, stop):
         values = [x]
@@ -496,7 +507,7 @@ def iter_with_a_sentinel():
     return fn, [(tensor(3), 3), (tensor(3), 3), (tensor(3), 5)]
 
 
-@program()
+@program(graphs=1)
 def half_consumed_builtins_are_returned():
     def fn(x):
         z = zip([1, 2, 3], [x, x + 1, x * 2])
@@ -511,7 +522,7 @@ def half_consumed_builtins_are_returned():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def half_consumed_itertools_are_returned():
     def fn(x):
         made = [
@@ -527,7 +538,7 @@ def half_consumed_itertools_are_returned():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def itertools_inside():
     def fn(x, n):
         out = [x * a + b for a, b in itertools.product(range(n), (1, 2))]
@@ -542,7 +553,7 @@ def itertools_inside():
     return fn, [(tensor(3), 2), (tensor(3), 2), (tensor(2), 3)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def tee_of_a_generator():
     def fn(x, n):
         a, b = itertools.tee(scaled(x, n))
@@ -552,7 +563,7 @@ def tee_of_a_generator():
     return fn, three_shapes()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def zip_strict():
     def fn(x, xs):
         try:
@@ -607,7 +618,7 @@ def list_changed_while_iterated():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def comprehensions_nested():
     def fn(x, n):
         grid = [[x * i + j for j in range(n)] for i in range(n)]
@@ -618,7 +629,7 @@ def comprehensions_nested():
     return fn, three_shapes()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def comprehension_with_walrus():
     def fn(x, n):
         out = [y for i in range(n) if (y := x * i) is not x]
@@ -628,7 +639,7 @@ def comprehension_with_walrus():
     return fn, three_shapes()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def comprehension_closures():
     def fn(x, n):
         late = [lambda: x * i for i in range(n)]
@@ -638,7 +649,7 @@ def comprehension_closures():
     return fn, three_shapes()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def comprehension_in_a_class_body():
     def fn(x, n):
         class Table:
@@ -650,7 +661,7 @@ def comprehension_in_a_class_body():
     return fn, three_shapes()
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def generator_with_try_in_loop():
     def gen(values):
         for v in values:
@@ -684,7 +695,7 @@ def generator_raising_stop_iteration():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def generator_raises_out():
     def gen(x, n):
         for i in range(n):
@@ -730,7 +741,7 @@ def started_generator_refuses_a_value():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def generator_in_a_with_block():
     class Manager:
         def __enter__(self):
@@ -769,7 +780,7 @@ def generator_under_no_grad():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def deque_of_generators_round_robin():
     def fn(x, n):
         waiting = deque([scaled(x, n), scaled(x + 1, n + 1)])
@@ -797,7 +808,7 @@ def generator_attributes():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=0)
 def compiled_generator_function():
     def fn(x, n):
         for i in range(n):
@@ -806,7 +817,7 @@ def compiled_generator_function():
     return fn, three_shapes()
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-call"])
 def coroutine_function_returns_its_coroutine():
     async def child(x):
         return x * 2
@@ -820,7 +831,7 @@ def coroutine_function_returns_its_coroutine():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-call", "unsupported-call", "unsupported-call", "unsupported-call"])
 def coroutine_is_driven_by_hand():
     class Ready:
         def __init__(self, value):
@@ -847,7 +858,7 @@ def coroutine_is_driven_by_hand():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=0)
 def async_function_compiled():
     async def fn(x):
         return x + 1
@@ -855,7 +866,7 @@ def async_function_compiled():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-call"])
 def async_generator_is_made():
     async def gen(x):
         yield x
@@ -878,7 +889,7 @@ def async_generator_is_made():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def map_over_several():
     def fn(x, xs, ys):
         return list(map(lambda a, b: x * a + b, xs, ys)), list(filter(None, [0, 1, "", "a"]))
@@ -886,7 +897,7 @@ def map_over_several():
     return fn, [(tensor(3), [1, 2], (3, 4)), (tensor(3), [1, 2], (3, 4)), (tensor(3), [1], (3, 4))]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def sorted_and_extremes_with_keys():
     def fn(x, names):
         order = sorted(names, key=lambda n: (-len(n), n))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import smelt
 from tests.harness.catalogue import (
     BACKENDS,
+    Changing,
     computed,
     leaf,
     number_handles,
@@ -31,7 +32,7 @@ def test_product_of_leaves():
     return lambda x, w: (x @ w).relu(), [(leaf(3, 4), leaf(4, 2)) for _ in range(3)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_parameter_of_a_module():
     m = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
     return m, [(tensor(3, 4),), (tensor(3, 4),), (leaf(3, 4),)]
@@ -60,7 +61,7 @@ def test_enable_grad_inside_no_grad():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@on_both_backends(graphs=1, grad=False)
+@on_both_backends(graphs=1, later=1, grad=False)
 def test_enable_grad_when_called_without():
     def fn(x):
         with torch.enable_grad():
@@ -94,7 +95,7 @@ def test_decorated_with_no_grad():
     return fn, [(leaf(5),) for _ in range(3)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_inference_mode_inside():
     def fn(x):
         with torch.inference_mode():
@@ -156,7 +157,7 @@ def test_autocast_switched_off_inside():
     return fn, [(leaf(4, 4), leaf(4, 4)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_modes_are_restored_when_the_graph_raises():
     def fn(x, i):
         with torch.no_grad():
@@ -242,7 +243,7 @@ def test_in_place_on_a_view_of_an_input():
     return fn, [(computed(3, 2),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["user-exception"])
 def test_in_place_on_a_leaf_raises():
     def fn(x):
         x.mul_(2)
@@ -251,7 +252,7 @@ def test_in_place_on_a_leaf_raises():
     return fn, [(leaf(3),), (leaf(3),), (leaf(3),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_in_place_on_what_backward_needs_raises_in_backward():
     def fn(x):
         y = x.exp()
@@ -302,7 +303,7 @@ def test_index_put_and_masked_fill():
     return fn, [(leaf(4, 3), tensor(4, 3, dtype=torch.bool)) for _ in range(3)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_leaf_made_inside():
     def fn(x):
         w = torch.ones(3, requires_grad=True)
@@ -311,7 +312,7 @@ def test_leaf_made_inside():
     return fn, [(leaf(3),), (tensor(3),), (tensor(3),)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_requires_grad_of_an_intermediate():
     def fn(x):
         y = (x * 2).detach().requires_grad_()
@@ -321,7 +322,7 @@ def test_requires_grad_of_an_intermediate():
     return fn, [(tensor(3),), (leaf(3),), (tensor(3),)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_requires_grad_of_an_input():
     def fn(x):
         x.requires_grad_()
@@ -330,7 +331,7 @@ def test_requires_grad_of_an_input():
     return fn, [(tensor(3),), (tensor(3),), (leaf(3),)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=2)
 def test_requires_grad_is_assigned():
     def fn(x, flag):
         x.requires_grad = flag
@@ -350,7 +351,7 @@ def test_requires_grad_switched_off_and_on():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["user-exception"])
 def test_requires_grad_of_integers_raises():
     return lambda x: x.requires_grad_(), [(tensor(3, dtype=torch.int64),) for _ in range(3)]
 
@@ -374,7 +375,7 @@ def test_retain_grad_of_an_input():
     return fn, [(computed(3),), (leaf(3),), (computed(3),)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=2)
 def test_flags_read():
     def fn(x, w):
         y = x * w
@@ -432,13 +433,13 @@ def test_transformer_layer():
     return m, [(tensor(2, 3, 8),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_lstm():
     m = nn.LSTM(4, 6, num_layers=2, dropout=0.1, batch_first=True)
     return m, [(leaf(2, 3, 4),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_gru_cell_in_a_loop():
     class Net(nn.Module):
         def __init__(self):
@@ -454,7 +455,7 @@ def test_gru_cell_in_a_loop():
     return Net(), [(leaf(2, 3, 4),) for _ in range(3)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_frozen_half():
     m = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     m[0].requires_grad_(False)
@@ -476,7 +477,7 @@ def test_shared_parameters():
     return Tied(), [(torch.randint(0, 10, (2, 3)),) for _ in range(3)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_train_then_eval():
     m = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))
 
@@ -521,7 +522,7 @@ def test_weight_norm_parametrization():
     return m, [(tensor(2, 4),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_spectral_norm_in_train_mode():
     number_handles()
     m = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
@@ -692,7 +693,9 @@ APPLIED = {
 @pytest.mark.parametrize("name", APPLIED)
 def test_custom_function(name, backend):
     fn = APPLIED[name]
-    program(graphs=1, backend=backend)(lambda: (fn, [(leaf(3),), (leaf(3),), (tensor(3),), (computed(3),)]))()
+    program(graphs=1, later=1, backend=backend)(
+        lambda: (fn, [(leaf(3),), (leaf(3),), (tensor(3),), (computed(3),)])
+    )()
 
 
 @on_both_backends(graphs=1)
@@ -701,13 +704,13 @@ def test_custom_function_with_a_module():
     return lambda x: WithModule.apply(x, m), [(leaf(2, 3),) for _ in range(3)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1, breaks=["unsupported-effect"])
 def test_custom_function_with_effects():
     CALLS.clear()
     return lambda x: Counting.apply(x) + 1, [(leaf(3),), (leaf(3),), (tensor(3),)], CALLS
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["unsupported-effect"])
 def test_custom_function_raises():
     def fn(x):
         try:
@@ -718,7 +721,7 @@ def test_custom_function_raises():
     return fn, [(leaf(3),), (leaf(3),), (tensor(3),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, breaks=["unsupported-effect"])
 def test_custom_function_after_an_effect():
     seen = []
 
@@ -738,7 +741,7 @@ def test_custom_function_after_an_effect():
     return fn, [(leaf(3),), (leaf(3),), (leaf(3),)], seen
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=2, breaks=["unsupported-object"])
 def test_custom_function_made_inside():
     def fn(x, k):
         class Local(Function):
@@ -755,7 +758,7 @@ def test_custom_function_made_inside():
     return fn, [(leaf(3), 2), (leaf(3), 2), (leaf(3), 3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, breaks=["unsupported-effect"])
 def test_custom_function_is_redefined():
     class Changing(Function):
         @staticmethod
@@ -824,7 +827,7 @@ def test_checkpoint(style, reentrant, backend):
     program(graphs=1, backend=backend)(lambda: (Net(), [(leaf(3, 4),), (leaf(3, 4),), (computed(3, 4),)]))()
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=2)
 def test_checkpoint_with_several_arguments():
     m = nn.Bilinear(3, 3, 2)
 
@@ -849,7 +852,7 @@ def test_checkpoint_of_a_closure_over_a_tensor():
     return fn, [(leaf(2, 3), tensor(2, 3)) for _ in range(3)], m
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_checkpoint_of_partials_over_tensors():
     m = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
 
@@ -867,7 +870,7 @@ def test_checkpoint_of_partials_over_tensors():
     return fn, [(leaf(2, 3),), (leaf(2, 3),), (tensor(2, 3),)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, breaks=["unsupported-effect", "unsupported-object"])
 def test_checkpoint_whose_function_counts():
     def fn(x):
         count = 0
@@ -884,7 +887,7 @@ def test_checkpoint_whose_function_counts():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["unsupported-object"])
 def test_checkpoint_that_keeps_a_tensor():
     def fn(x):
         kept = []
@@ -898,7 +901,7 @@ def test_checkpoint_that_keeps_a_tensor():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, breaks=["unsupported-effect"])
 def test_checkpoint_with_effects():
     seen = []
 
@@ -939,7 +942,7 @@ def test_hook_on_an_input():
     return fn, [(leaf(3),), (computed(3),), (leaf(3),)], seen
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_hook_with_a_closure_over_computed_values():
     def fn(x, k):
         y = x * k
@@ -962,7 +965,7 @@ def test_hook_that_is_removed():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["unsupported-call"])
 def test_hook_whose_handle_comes_out():
     def fn(x):
         y = x * 2
@@ -971,7 +974,7 @@ def test_hook_whose_handle_comes_out():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["unsupported-effect"])
 def test_hook_before_an_in_place_operation():
     def fn(x):
         y = x * 2
@@ -982,7 +985,7 @@ def test_hook_before_an_in_place_operation():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["user-exception"])
 def test_hook_on_what_needs_no_gradient_raises():
     def fn(x):
         x.register_hook(print)
@@ -1002,7 +1005,7 @@ def test_hook_after_accumulation():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)], seen
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, breaks=["unsupported-call"])
 def test_full_backward_hook_of_a_submodule():
     number_handles()
 
@@ -1023,7 +1026,7 @@ def test_full_backward_hook_of_a_submodule():
     return Net(), [(leaf(2, 3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, breaks=["unsupported-call"])
 def test_backward_hook_of_the_module_itself():
     number_handles()
     m = nn.Linear(3, 3)
@@ -1050,7 +1053,7 @@ def test_forward_hooks():
     return Net(), [(leaf(2, 3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["unsupported-call"])
 def test_hook_on_a_node():
     def fn(x):
         y = x * 2
@@ -1060,7 +1063,7 @@ def test_hook_on_a_node():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, breaks=["unsupported-call", "unsupported-call"])
 def test_saved_tensor_hooks_inside():
     def fn(x):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: [t.clone()], lambda packed: packed[0]):
@@ -1097,7 +1100,7 @@ def test_saved_tensor_hooks_of_the_caller(backend):
 # --------------------------------------------------------------------------------- grad, backward inside the function
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_grad_inside():
     def fn(x):
         x = x.detach().requires_grad_()
@@ -1106,7 +1109,7 @@ def test_grad_inside():
     return fn, [(tensor(3),), (leaf(3),), (tensor(3),)]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_gradient_penalty():
     m = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
@@ -1128,7 +1131,7 @@ def test_grad_with_weights_and_unused():
     return fn, [(leaf(3), leaf(3)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_grad_through_another_function():
     w = leaf(3)
 
@@ -1142,7 +1145,7 @@ def test_grad_through_another_function():
     return Outer(), [(), (), ()], w
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, breaks=["unsupported-call"])
 def test_grad_of_a_computed_input():
     w = leaf(3)
 
@@ -1152,7 +1155,7 @@ def test_grad_of_a_computed_input():
     return fn, [(w.sin(),), (w.cos(),), (w.exp(),)], w
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_grad_through_a_custom_function():
     def fn(x):
         return torch.autograd.grad(Double.apply(x).sum(), x)[0], torch.autograd.grad(
@@ -1162,7 +1165,7 @@ def test_grad_through_a_custom_function():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_hessian_vector_product():
     def fn(x, v):
         (g,) = torch.autograd.grad((x**4).sum(), x, create_graph=True)
@@ -1171,7 +1174,7 @@ def test_hessian_vector_product():
     return fn, [(leaf(3), tensor(3)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, breaks=["unsupported-call"])
 def test_backward_inside():
     m = nn.Linear(3, 2)
 
@@ -1183,7 +1186,7 @@ def test_backward_inside():
     return fn, [(tensor(2, 3),) for _ in range(3)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, breaks=["unsupported-call"])
 def test_backward_then_more():
     def fn(x, w):
         y = (x * w).sum()
@@ -1193,7 +1196,7 @@ def test_backward_then_more():
     return fn, [(tensor(3), leaf(3)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, breaks=["unsupported-call"])
 def test_backward_of_two_losses():
     m = nn.Linear(3, 2)
 
@@ -1209,20 +1212,23 @@ def test_backward_of_two_losses():
 # ------------------------------------------------------------------------------------------------ state of tensors
 
 
-@on_both_backends(graphs=0)
+@on_both_backends(graphs=1, later=1)
 def test_grad_is_read():
     w = leaf(3)
 
     def fn(x):
-        return x if w.grad is None else x + w.grad
+        return x * 2 if w.grad is None else x + w.grad
 
     def step(x):
         return fn(x)
 
-    return step, [(tensor(3),), (tensor(3),), (tensor(3),)], w
+    def set_grad():
+        w.grad = tensor(3)
+
+    return step, Changing([(tensor(3),) for _ in range(4)], {2: set_grad}), w
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_grad_accumulates_between_calls():
     m = nn.Linear(3, 1)
 
@@ -1247,7 +1253,7 @@ def test_grad_is_set_to_none():
     return fn, [(leaf(3), tensor(3)), (with_grad(), tensor(3)), (with_grad(), tensor(3))]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_grad_is_set():
     def fn(w, x):
         w.grad = x * 2
@@ -1256,7 +1262,7 @@ def test_grad_is_set():
     return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_gradients_are_clipped_by_hand():
     m = nn.Linear(3, 2)
 
@@ -1275,7 +1281,7 @@ def test_gradients_are_clipped_by_hand():
     return fn, [(prepared(),), (0.1,), (0.2,)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_clip_grad_norm():
     m = nn.Linear(3, 2)
     for p in m.parameters():
@@ -1283,7 +1289,7 @@ def test_clip_grad_norm():
     return lambda limit: nn.utils.clip_grad_norm_(m.parameters(), limit), [(0.1,), (0.05,), (0.01,)], m
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_attributes_of_tensors():
     def fn(w, x):
         w.scale = 3
@@ -1293,7 +1299,7 @@ def test_attributes_of_tensors():
     return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_attribute_of_a_computed_tensor():
     def fn(x):
         y = x * 2
@@ -1303,7 +1309,7 @@ def test_attribute_of_a_computed_tensor():
     return fn, [(leaf(3),), (tensor(3),), (tensor(3),)], None
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, later=2, breaks=["unsupported-effect"])
 def test_data_is_set():
     def fn(w, x):
         w.data = x * 2
@@ -1312,7 +1318,7 @@ def test_data_is_set():
     return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_manual_descent():
     m = nn.Linear(3, 2)
     for p in m.parameters():
@@ -1363,7 +1369,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_step(name):
-    program()(_training(OPTIMIZERS[name]))()
+    later = 1 if name == "sgd" else 2  # without a state, the second step is as the first
+    program(graphs=2, later=later, breaks=["unsupported-call"])(_training(OPTIMIZERS[name]))()
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adam_fused"])
@@ -1380,7 +1387,7 @@ def test_optimizer_step_alone(name):
 
         return step, [(1.0,), (1.0,), (2.0,)], m
 
-    program()(factory)()
+    program(graphs=1, later=1 if name == "sgd" else 2)(factory)()
 
 
 @on_both_backends(graphs=1)
@@ -1396,7 +1403,7 @@ def test_zero_grad_is_captured():
     return step, [(tensor(2, 3),) for _ in range(3)], lambda: [p.grad for p in m.parameters()]
 
 
-@on_both_backends()
+@on_both_backends(graphs=3, later=6, breaks=["unsupported-call", "unsupported-effect"])
 def test_scheduler_in_the_step():
     m = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(m.parameters(), 0.1)
@@ -1413,7 +1420,7 @@ def test_scheduler_in_the_step():
     return step, [(tensor(2, 3),) for _ in range(4)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=5, breaks=["unsupported-call", "unsupported-call", "unsupported-object"])
 def test_accumulation_over_microbatches():
     m = nn.Linear(3, 2)
 
@@ -1435,7 +1442,7 @@ def test_accumulation_over_microbatches():
 # ------------------------------------------------------------------------------------- gradients across graph breaks
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, breaks=["data-dependent-condition"])
 def test_across_a_break():
     def fn(x, w):
         y = (x * w).relu()
@@ -1446,7 +1453,7 @@ def test_across_a_break():
     return fn, [(leaf(3), leaf(3)) for _ in range(4)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, later=1, breaks=["data-dependent-value"])
 def test_break_under_no_grad():
     def fn(x, w):
         with torch.no_grad():
@@ -1457,7 +1464,7 @@ def test_break_under_no_grad():
     return fn, [(leaf(3), leaf(3)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, later=1, breaks=["data-dependent-value"])
 def test_break_between_in_place_operations():
     def fn(x):
         y = x * 2
@@ -1469,7 +1476,9 @@ def test_break_between_in_place_operations():
     return fn, [(leaf(3),), (computed(3),), (leaf(3),)]
 
 
-@on_both_backends()
+@on_both_backends(
+    graphs=4, later=2, breaks=["data-dependent-value", "unsupported-object", "unsupported-object"]
+)
 def test_break_in_a_submodule_with_parameters():
     class Gate(nn.Module):
         def __init__(self):
@@ -1486,7 +1495,7 @@ def test_break_in_a_submodule_with_parameters():
     return m, [(tensor(3, 4),), (tensor(3, 4),), (leaf(3, 4),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_break_with_a_hook_before_it():
     def fn(x):
         y = x * 2
@@ -1497,7 +1506,7 @@ def test_break_with_a_hook_before_it():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, later=2, breaks=["data-dependent-value", "data-dependent-value"])
 def test_custom_function_whose_forward_breaks():
     class Reads(Function):
         @staticmethod
@@ -1512,7 +1521,7 @@ def test_custom_function_whose_forward_breaks():
     return lambda x: Reads.apply(x * 2) + 1, [(leaf(3),), (leaf(3),), (tensor(3),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_views_across_a_break():
     def fn(x):
         y = x * 2

@@ -20,7 +20,7 @@ from tests.harness.differentiable import Context, Saved
 hf = models.hf
 
 
-@on_both_backends(graphs=1)
+@on_both_backends(graphs=1, later=1)
 def test_parameter_made_inside():
     def fn(x):
         p = nn.Parameter(x * 2)
@@ -30,7 +30,7 @@ def test_parameter_made_inside():
     return fn, [(leaf(3),), (tensor(3),), (tensor(3),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_parameter_stored_in_a_module():
     m = nn.Linear(3, 3)
 
@@ -42,7 +42,7 @@ def test_parameter_stored_in_a_module():
     return fn, [(leaf(2, 3),), (tensor(2, 3),), (tensor(2, 3),)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_deepcopy_of_a_module():
     m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
 
@@ -53,7 +53,7 @@ def test_deepcopy_of_a_module():
     return fn, [(leaf(2, 3),), (tensor(2, 3),), (tensor(2, 3),)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_forward_mode():
     def fn(x, t):
         with fwAD.dual_level():
@@ -63,7 +63,7 @@ def test_forward_mode():
     return fn, [(leaf(3), tensor(3)), (tensor(3), tensor(3)), (leaf(3), tensor(3))]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_break_in_a_level_of_forward_mode():
     def fn(x, t):
         with fwAD.dual_level():
@@ -74,7 +74,7 @@ def test_break_in_a_level_of_forward_mode():
     return fn, [(tensor(3), tensor(3)), (leaf(3), tensor(3)), (tensor(3), tensor(3))]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_vmap_of_parameters():
     m = nn.Linear(3, 2)
 
@@ -84,7 +84,7 @@ def test_vmap_of_parameters():
     return fn, [(leaf(4, 3),), (tensor(4, 3),), (tensor(4, 3),)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_functional_call():
     m = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
 
@@ -95,7 +95,7 @@ def test_functional_call():
     return fn, [(leaf(4, 3), 2.0), (tensor(4, 3), 2.0), (tensor(4, 3), 2.0)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_func_grad_under_autograd():
     w = leaf(3)
 
@@ -105,7 +105,7 @@ def test_func_grad_under_autograd():
     return fn, [(leaf(3),), (tensor(3),), (tensor(3),)], w
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_maml():
     m = nn.Linear(3, 1)
 
@@ -119,7 +119,7 @@ def test_maml():
     return fn, [(tensor(4, 3), tensor(4, 1)) for _ in range(3)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, breaks=["unsupported-call"])
 def test_function_inside_vmap():
     class Square(Function):
         generate_vmap_rule = True
@@ -139,7 +139,7 @@ def test_function_inside_vmap():
     return lambda x: torch.vmap(Square.apply)(x), [(leaf(4, 3),), (tensor(4, 3),), (leaf(4, 3),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, breaks=["unsupported-call"])
 def test_function_inside_func_grad():
     return lambda x: torch.func.grad(lambda y: Context.apply(y, 3).sum())(x), [
         (leaf(3),),
@@ -148,7 +148,7 @@ def test_function_inside_func_grad():
     ]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_jacobian():
     return lambda x: torch.autograd.functional.jacobian(lambda y: y.sin() * y.sum(), x), [
         (leaf(3),),
@@ -157,14 +157,14 @@ def test_jacobian():
     ]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_hvp_functional():
     return lambda x, v: torch.autograd.functional.hvp(lambda y: (y**3).sum(), x, v)[1], [
         (tensor(3), tensor(3)) for _ in range(3)
     ]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_detach_in_place():
     def fn(x):
         y = x * 2
@@ -174,7 +174,7 @@ def test_detach_in_place():
     return fn, [(leaf(3),), (computed(3),), (tensor(3),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, breaks=["unsupported-effect"])
 def test_detach_in_place_of_an_input():
     def fn(x):
         x.detach_()
@@ -183,7 +183,7 @@ def test_detach_in_place_of_an_input():
     return fn, [(computed(3),), (leaf(3),), (computed(3),)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_straight_through_estimator():
     def fn(x):
         hard = (x > 0).float()
@@ -192,12 +192,12 @@ def test_straight_through_estimator():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_gumbel_softmax_hard():
     return lambda x: F.gumbel_softmax(x, tau=0.5, hard=True), [(leaf(2, 5),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_ema_update():
     m, ema = nn.Linear(3, 3), nn.Linear(3, 3)
 
@@ -213,7 +213,7 @@ def test_ema_update():
     return fn, [(tensor(2, 3), 0.9), (tensor(2, 3), 0.9), (tensor(2, 3), 0.8)], [m, ema]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_queue_update_of_a_buffer():
     class Moco(nn.Module):
         def __init__(self):
@@ -232,13 +232,13 @@ def test_queue_update_of_a_buffer():
     return Moco(), [(tensor(2, 3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_in_place_activation_and_residual():
     m = nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Conv1d(4, 2, 1))
     return lambda x: m(x).add_(x), [(leaf(2, 2, 5),) for _ in range(3)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["user-exception"])
 def test_split_chunk_unbind_then_in_place_raises():
     def fn(x):
         a, b = (x * 2).chunk(2)
@@ -248,8 +248,8 @@ def test_split_chunk_unbind_then_in_place_raises():
     return fn, [(leaf(4),) for _ in range(3)]
 
 
-@on_both_backends()
-def test_no_grad_view_written_later():
+@on_both_backends(graphs=0, eager=["user-exception"])
+def test_no_grad_view_written_later_raises():
     def fn(x):
         y = x * 2
         with torch.no_grad():
@@ -260,7 +260,7 @@ def test_no_grad_view_written_later():
     return fn, [(leaf(3, 2),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_result_is_shared_with_a_stored_tensor():
     class Cache(nn.Module):
         def __init__(self):
@@ -276,7 +276,7 @@ def test_result_is_shared_with_a_stored_tensor():
     return Cache(), [(tensor(2, 3),) for _ in range(4)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_recurrent_state_that_needs_gradients():
     class Cache(nn.Module):
         def __init__(self):
@@ -312,10 +312,11 @@ def gradient_checkpointing(reentrant):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(reentrant):
-    program()(gradient_checkpointing(reentrant))()
+    breaks = ["unsupported-effect", "unsupported-object", "unsupported-object"]
+    program(graphs=2, breaks=breaks)(gradient_checkpointing(reentrant))()
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_custom_amp_function():
     class Mul(Function):
         @staticmethod
@@ -337,7 +338,7 @@ def test_custom_amp_function():
     return fn, [(leaf(3, 3), leaf(3, 3)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=2, breaks=["unsupported-call"])
 def test_amp_scaler_like():
     m = nn.Linear(3, 2)
     opt = torch.optim.SGD(m.parameters(), 0.1)
@@ -355,7 +356,7 @@ def test_amp_scaler_like():
     return step, [(tensor(2, 3), 8.0) for _ in range(3)], m
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["unsupported-object"])
 def test_custom_function_keeps_a_tensor():
     class Keep(Function):
         @staticmethod
@@ -375,7 +376,7 @@ def test_custom_function_keeps_a_tensor():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_hook_registered_twice_in_a_loop():
     def fn(x):
         for i in range(3):
@@ -386,7 +387,7 @@ def test_hook_registered_twice_in_a_loop():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_hook_that_prints():
     def fn(x):
         y = x * 2
@@ -396,7 +397,7 @@ def test_hook_that_prints():
     return fn, [(leaf(2),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_requires_grad_toggled_for_generators():
     g, d = nn.Linear(3, 3), nn.Linear(3, 1)
 
@@ -409,7 +410,7 @@ def test_requires_grad_toggled_for_generators():
     return fn, [(tensor(2, 3),) for _ in range(3)], [g, d]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_weights_tied_by_assignment_inside():
     a, b = nn.Linear(3, 3), nn.Linear(3, 3)
 
@@ -420,13 +421,13 @@ def test_weights_tied_by_assignment_inside():
     return fn, [(tensor(2, 3),) for _ in range(3)], [a, b]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_sparse_embedding():
     m = nn.Embedding(10, 4, sparse=True)
     return m, [(torch.randint(0, 10, (2, 5)),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_nan_checks_and_where():
     def fn(x):
         y = torch.where(x > 0, x.clamp(min=1e-3).log(), torch.zeros_like(x))
@@ -435,7 +436,7 @@ def test_nan_checks_and_where():
     return fn, [(leaf(5),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_einsum_and_scaled_dot_product():
     def fn(q, k, v):
         s = torch.einsum("bqd,bkd->bqk", q, k)
@@ -444,7 +445,7 @@ def test_einsum_and_scaled_dot_product():
     return fn, [(leaf(2, 3, 4), leaf(2, 3, 4), leaf(2, 3, 4)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1)
 def test_numbers_that_change():
     def fn(x, k, n):
         y = (x * k).sin() + n
@@ -453,12 +454,12 @@ def test_numbers_that_change():
     return fn, [(leaf(3), 1.5, 1), (leaf(3), 2.5, 2), (leaf(3), 3.5, 3), (leaf(3), 4.5, 4)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1, breaks=["unsupported-object"])
 def test_custom_function_with_numbers_that_change():
     return lambda x, k: Saved.apply(x * k, x, k), [(leaf(3), 1.5 * i) for i in range(1, 6)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, breaks=["unsupported-object"])
 def test_checkpoint_with_numbers_that_change():
     m = nn.Linear(3, 3)
 
@@ -472,7 +473,7 @@ def test_checkpoint_with_numbers_that_change():
     )
 
 
-@on_both_backends()
+@on_both_backends(graphs=1, later=1, breaks=["unsupported-effect"])
 def test_counter_in_a_trained_module():
     class Net(nn.Module):
         def __init__(self):
@@ -540,7 +541,7 @@ def test_gradcheck(backend):
     assert torch.autograd.gradgradcheck(compiled, (x,))
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_break_under_modes_that_are_set_and_entered():
     def fn(x, w):
         torch.set_grad_enabled(False)
@@ -555,7 +556,7 @@ def test_break_under_modes_that_are_set_and_entered():
     return fn, [(leaf(3), leaf(3)) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_break_in_nested_modes():
     def fn(x):
         with torch.no_grad(), torch.enable_grad(), torch.no_grad():
@@ -570,7 +571,9 @@ def test_break_in_nested_modes():
     return fn, [(leaf(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(
+    graphs=2, later=1, breaks=["data-dependent-condition", "unsupported-call", "unsupported-call"]
+)
 def test_break_in_inference_mode():
     def fn(x, w):
         with torch.inference_mode():
@@ -582,7 +585,7 @@ def test_break_in_inference_mode():
     return fn, [(leaf(3), leaf(3)) for _ in range(4)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=1)
 def test_condition_on_a_known_value_in_inference_mode():
     def fn(x):
         with torch.inference_mode():
@@ -593,7 +596,7 @@ def test_condition_on_a_known_value_in_inference_mode():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@on_both_backends()
+@on_both_backends(graphs=0, eager=["unsupported-effect"])
 def test_inference_tensors_are_not_written_outside():
     def fn(x):
         with torch.inference_mode():

@@ -1,4 +1,7 @@
-"""Programs with graph breaks: at any instruction, at any depth, with anything alive."""
+"""Programs with graph breaks: at any instruction, at any depth, with anything alive.
+
+PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import program
+from tests.harness.catalogue import INLINED, program
 
 
 def calls(*shapes):
@@ -19,7 +22,7 @@ def calls(*shapes):
 THREE = ((3, 4), (3, 4), (3, 4))
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-condition"])
 def tensor_condition():
     def fn(x):
         y = x + 1
@@ -30,7 +33,7 @@ def tensor_condition():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program()
+@program(graphs=3, breaks=["data-dependent-condition", "data-dependent-condition"])
 def condition_in_a_loop():
     def fn(x):
         steps = 0
@@ -42,7 +45,15 @@ def condition_in_a_loop():
     return fn, [(torch.ones(3),), (torch.zeros(3),), (torch.ones(3) * 50,)]
 
 
-@program()
+@program(
+    graphs=3,
+    breaks=[
+        "data-dependent-condition",
+        "data-dependent-condition",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+)
 def break_and_continue():
     def fn(x):
         out = []
@@ -60,7 +71,17 @@ def break_and_continue():
     return fn, [(torch.ones(3),), (torch.ones(3) * -100,), (torch.ones(3),)]
 
 
-@program()
+@program(
+    graphs=8,
+    breaks=[
+        "data-dependent-condition",
+        "data-dependent-condition",
+        "data-dependent-condition",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+)
 def nested_loops():
     def fn(x):
         for i in range(3):
@@ -74,7 +95,7 @@ def nested_loops():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=3, later=2, breaks=["data-dependent-value", "data-dependent-value"])
 def item_and_arithmetic():
     def fn(x):
         a = x.sum().item()
@@ -84,7 +105,7 @@ def item_and_arithmetic():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=1, later=1, breaks=["data-dependent-value"])
 def tolist():
     def fn(x):
         values = x.tolist()
@@ -102,7 +123,7 @@ def deep(depth, x):
     return r * y
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def five_calls_deep():
     def fn(x):
         return deep(5, x) + 1
@@ -110,7 +131,7 @@ def five_calls_deep():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=4, later=3, breaks=["data-dependent-value", "data-dependent-value", "data-dependent-value"])
 def values_on_the_stack():
     def fn(x):
         return x.sin() + (x * x.sum().item()) * (x - x.max().item()) - [x, x.min().item()][1]
@@ -118,7 +139,7 @@ def values_on_the_stack():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=3, breaks=["graph-break-requested", "graph-break-requested"])
 def keyword_arguments():
     def scale(x, *, by, and_then=0.0):
         smelt.graph_break()
@@ -130,7 +151,7 @@ def keyword_arguments():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-condition"])
 def break_inside_try():
     def fn(x):
         try:
@@ -146,7 +167,7 @@ def break_inside_try():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def the_break_raises():
     def fn(x, d):
         try:
@@ -160,7 +181,7 @@ def the_break_raises():
     return fn, [(torch.zeros(1), 0), (torch.ones(1) * 7, 0), (torch.zeros(1), 0)]
 
 
-@program()
+@program(graphs=2, later=2, breaks=["disabled-function"])
 def the_break_raises_in_a_callee():
     @smelt.disable
     def fails(n):
@@ -182,7 +203,9 @@ def the_break_raises_in_a_callee():
     return fn, [(torch.ones(3), 1), (torch.ones(3), 2), (torch.ones(3), 1)]
 
 
-@program()
+@program(
+    graphs=2, later=1, breaks=["data-dependent-condition", "data-dependent-value"], eager=["user-exception"]
+)
 def an_exception_leaves_after_a_break():
     log = []
 
@@ -197,7 +220,7 @@ def an_exception_leaves_after_a_break():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)], log
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-condition"])
 def inside_a_handler():
     def fn(x):
         try:
@@ -214,7 +237,7 @@ def inside_a_handler():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def raise_again_after_a_break():
     def fn(x):
         try:
@@ -228,7 +251,7 @@ def raise_again_after_a_break():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def inside_no_grad():
     def fn(x):
         with torch.no_grad():
@@ -241,7 +264,7 @@ def inside_no_grad():
     return fn, [(torch.ones(3, requires_grad=True),) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def grad_mode_left_switched_off_by_a_break():
     def fn(x):
         torch.set_grad_enabled(False)
@@ -253,7 +276,7 @@ def grad_mode_left_switched_off_by_a_break():
     return fn, [(torch.ones(3, requires_grad=True),) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def inside_autocast():
     def fn(x, w):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -274,7 +297,7 @@ def managed(log, x):
         log.append("exit")
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value", "unsupported-object"])
 def inside_a_generator_manager():
     log = []
 
@@ -300,7 +323,7 @@ class Manager:
         return kind is ValueError
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-condition"])
 def inside_a_manager_that_suppresses():
     manager = Manager()
 
@@ -315,7 +338,7 @@ def inside_a_manager_that_suppresses():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)], manager
 
 
-@program()
+@program(graphs=2, later=2, breaks=["data-dependent-value"])
 def closures_and_cells():
     def fn(x):
         count = 0
@@ -337,7 +360,7 @@ def closures_and_cells():
     return whole, calls(*THREE)
 
 
-@program()
+@program(graphs=2, later=2, breaks=["data-dependent-value"])
 def outer_cells():
     total = 0.0
 
@@ -354,7 +377,7 @@ def outer_cells():
     return fn, calls(*THREE), state
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value", "unsupported-call", "unsupported-call"])
 def generator_across_a_break():
     def steps(x):
         got = 0
@@ -374,7 +397,7 @@ def generator_across_a_break():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=0, eager=["data-dependent-value"])
 def generator_with_try_across_a_break():
     def numbers(log):
         try:
@@ -399,7 +422,7 @@ def generator_with_try_across_a_break():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-condition", "unsupported-object"])
 def break_in_a_generator():
     def numbers(x):
         for i in range(3):
@@ -413,7 +436,19 @@ def break_in_a_generator():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program()
+@program(
+    graphs=8,
+    later=2,
+    breaks=[
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+    unlike={"3.12": INLINED},
+)
 def comprehensions():
     def fn(x):
         a = [x + i * (x.sum().item() > 0) for i in range(3)]
@@ -424,7 +459,11 @@ def comprehensions():
     return fn, calls(*THREE)
 
 
-@program()
+@program(
+    graphs=2,
+    later=1,
+    breaks=["data-dependent-value", "unsupported-object", "unsupported-object", "unsupported-object"],
+)
 def half_consumed_iterators():
     def fn(x):
         pairs = zip(enumerate([x, x + 1, x + 2]), "abc")
@@ -439,7 +478,7 @@ def half_consumed_iterators():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=0, eager=["data-dependent-value"])
 def class_made_inside():
     def fn(x):
         class Box:
@@ -461,7 +500,7 @@ class Pair:
         self.a, self.b = a, b
 
 
-@program()
+@program(graphs=1, breaks=["data-dependent-value"])
 def objects_with_aliases_and_cycles():
     def fn(x):
         p = Pair(x, [x])
@@ -474,7 +513,7 @@ def objects_with_aliases_and_cycles():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=2, later=3, breaks=["data-dependent-condition"])
 def effects_before_and_after():
     state = {"n": 0, "log": []}
 
@@ -489,7 +528,7 @@ def effects_before_and_after():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)], state
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def argument_mutated_around_a_break():
     def fn(x, box):
         x.add_(1)
@@ -527,19 +566,28 @@ class Outer(nn.Module):
         return x
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-condition"])
 def module_with_a_break():
     net = Net()
     return net, calls(*THREE), net
 
 
-@program()
+@program(
+    graphs=5,
+    later=1,
+    breaks=[
+        "data-dependent-condition",
+        "data-dependent-condition",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+)
 def modules_with_breaks_in_a_loop():
     net = Outer()
     return net, calls(*THREE), net
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def gradients_across_a_break():
     def fn(x):
         y = x * 2
@@ -549,7 +597,7 @@ def gradients_across_a_break():
     return fn, [(torch.ones(3, requires_grad=True),) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def super_after_a_break():
     class Base:
         def f(self, x):
@@ -569,7 +617,7 @@ def super_after_a_break():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=2, breaks=["disabled-function"])
 def disabled_function():
     seen = []
 
@@ -584,7 +632,7 @@ def disabled_function():
     return fn, calls(*THREE), seen
 
 
-@program()
+@program(graphs=1, breaks=["data-dependent-value"])
 def callback_with_a_break():
     def fn(x):
         return sorted([x, x * -1, x + 1], key=lambda t: t.sum().item())
@@ -592,7 +640,7 @@ def callback_with_a_break():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def property_with_a_break():
     class Box:
         def __init__(self, v):
@@ -608,7 +656,7 @@ def property_with_a_break():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=1, later=1, breaks=["data-dependent-value"])
 def operators_with_breaks():
     class Meter:
         def __init__(self, v):
@@ -627,7 +675,7 @@ def operators_with_breaks():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program()
+@program(graphs=2, later=2, breaks=["data-dependent-shape", "data-dependent-shape"])
 def data_dependent_shape():
     def fn(x):
         y = x[x > 0]
@@ -637,7 +685,7 @@ def data_dependent_shape():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=1, later=1, breaks=["data-dependent-value"])
 def tensor_in_control_of_a_range():
     def fn(x, n):
         for i in range(int(n)):
@@ -647,7 +695,7 @@ def tensor_in_control_of_a_range():
     return fn, [(torch.ones(3), torch.tensor(k)) for k in (2, 3, 2)]
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-condition"], eager=["user-exception"])
 def assertion_on_values():
     def fn(x):
         assert (x > -100).all(), "too small"
@@ -656,7 +704,7 @@ def assertion_on_values():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 400,), (torch.ones(3),)]
 
 
-@program()
+@program(graphs=1, later=2, breaks=["data-dependent-value", "data-dependent-value"])
 def star_expressions():
     def fn(x):
         head, *rest = x.tolist()
@@ -665,7 +713,11 @@ def star_expressions():
     return fn, calls((4,), (4,), (4,))
 
 
-@program()
+@program(
+    graphs=5,
+    later=5,
+    breaks=["data-dependent-value", "data-dependent-value", "data-dependent-value", "data-dependent-value"],
+)
 def subscripts_and_attributes():
     class Box:
         pass
@@ -681,7 +733,9 @@ def subscripts_and_attributes():
     return fn, calls(*THREE)
 
 
-@program()
+@program(
+    graphs=2, later=4, breaks=["data-dependent-condition", "data-dependent-condition", "data-dependent-value"]
+)
 def walrus_and_chained_comparison():
     def fn(x):
         if (n := x.sum().item()) > 0 and -100 < x.max() < 100:
@@ -691,7 +745,7 @@ def walrus_and_chained_comparison():
     return fn, calls(*THREE)
 
 
-@program()
+@program(graphs=1, later=4, breaks=["data-dependent-value"])
 def match_on_a_value():
     def fn(x):
         match int(x.sum().item()) % 3:
@@ -705,7 +759,7 @@ def match_on_a_value():
     return fn, [(torch.ones(k),) for k in (3, 4, 5)]
 
 
-@program()
+@program(graphs=3, breaks=["data-dependent-condition", "data-dependent-condition", "unsupported-object"])
 def bounded_graphs_for_a_thousand_iterations():
     def fn(x):
         for i in range(1000):

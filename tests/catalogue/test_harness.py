@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smelt
-from tests.harness.catalogue import program, tensor
+from tests.harness.catalogue import PYTHON, Compilation, Unlike, program, tensor
 
 
 def wrong(fn, kind):
@@ -53,7 +53,7 @@ KINDS = "value identity storage copy argument closure rng raises stride type pri
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reports_a_difference(kind, monkeypatch):
-    @program()
+    @program(graphs=1)
     def world():
         log = []
 
@@ -74,25 +74,65 @@ def test_reports_a_difference(kind, monkeypatch):
     torch.set_grad_enabled(before)
 
 
-def test_counts_graphs():
-    @program(graphs=0)
+def adding(**said):
+    """A row whose function is one graph."""
+
+    @program(**said)
     def world():
-        def fn(x):
-            return x + 1
+        return lambda x: x + 1, [(tensor(3),)] * 3
 
-        return fn, [(tensor(3),)] * 3
+    return world
 
-    with pytest.raises(AssertionError, match="1 graphs"):
+
+@pytest.mark.parametrize(
+    "said", [dict(graphs=0), dict(graphs=2), dict(graphs=1, later=1), dict(graphs=1, breaks=["output"])]
+)
+def test_a_row_says_what_is_compiled(said):
+    adding(graphs=1)()
+    with pytest.raises(AssertionError, match=r"@program\(graphs=1\) is what happened"):
+        adding(**said)()
+
+
+def test_graphs_of_later_calls_are_counted():
+    @program(graphs=1)
+    def world():
+        return lambda x: x + 1, [(tensor(3),), (tensor(3),), (tensor(4, 2),)]
+
+    with pytest.raises(AssertionError, match=r"@program\(graphs=1, later=1\) is what happened"):
         world()
 
 
-def test_notices_what_is_not_captured():
-    @program(graphs=1)
-    def world():
+def test_a_program_that_runs_eagerly_says_so():
+    def factory():
         def fn(x):
             return x + len(open("/dev/null").read())
 
         return fn, [(tensor(3),)] * 3
 
-    with pytest.raises(AssertionError, match="not captured"):
-        world()
+    with pytest.raises(
+        AssertionError, match=r"@program\(graphs=1, breaks=\('input-output', 'unsupported-call'"
+    ):
+        program(graphs=1)(factory)()
+
+
+def test_a_failure_of_the_backend_cannot_be_said():
+    def fails(graph, config):
+        raise ZeroDivisionError("oh")
+
+    with pytest.raises(AssertionError, match="backend-failed"):
+        adding(graphs=0, eager=["backend-failed"], backend=fails)()
+
+
+def test_a_row_without_its_numbers_is_an_error():
+    with pytest.raises(TypeError, match="graphs"):
+        adding()
+    with pytest.raises(AssertionError, match="no reason of smelt/reasons.py"):
+        adding(graphs=1, breaks=["tired"])
+
+
+def test_another_version_of_python_may_differ_with_a_reason():
+    adding(graphs=7, unlike={PYTHON: Unlike("bytecode", Compilation(1))})()
+    adding(graphs=7, unlike={PYTHON: Unlike("bytecode")})()
+    adding(graphs=1, unlike={"2.7": Unlike("bytecode", Compilation(7))})()
+    with pytest.raises(AssertionError, match=r"the row says @program\(graphs=2\)"):
+        adding(graphs=1, unlike={PYTHON: Unlike("bytecode", Compilation(2))})()

@@ -8,7 +8,7 @@ import re
 import sys
 
 import smelt
-from tests.harness.catalogue import program, tensor
+from tests.harness.catalogue import INLINED, program, tensor
 
 
 def numbers():
@@ -38,7 +38,7 @@ def succeeds(n):
     return n + 1
 
 
-@program()
+@program(graphs=1, later=3, breaks=["disabled-function"])
 def error_of_a_break_is_caught():
     def fn(x, n):
         try:
@@ -49,7 +49,7 @@ def error_of_a_break_is_caught():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=3, breaks=["graph-break-requested"])
 def break_in_an_except_block():
     def fn(x, n):
         log = []
@@ -68,7 +68,7 @@ def break_in_an_except_block():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=3, breaks=["disabled-function"])
 def break_that_raises_in_an_except_block():
     def fn(x, n):
         try:
@@ -82,7 +82,7 @@ def break_that_raises_in_an_except_block():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=3, breaks=["disabled-function"])
 def bare_raise_after_a_break():
     def fn(x, n):
         log = []
@@ -99,7 +99,7 @@ def bare_raise_after_a_break():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=3, breaks=["graph-break-requested"])
 def break_in_what_an_except_block_calls():
     def check(n):
         smelt.graph_break()
@@ -117,7 +117,7 @@ def break_in_what_an_except_block_calls():
     return fn, numbers()
 
 
-@program()
+@program(graphs=2, later=2, breaks=["disabled-function", "graph-break-requested", "graph-break-requested"])
 def break_in_finally():
     def fn(x, n):
         log = []
@@ -135,7 +135,7 @@ def break_in_finally():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=2, breaks=["disabled-function", "disabled-function"])
 def finally_in_every_frame_of_a_broken_call():
     log = []
 
@@ -164,7 +164,11 @@ def finally_in_every_frame_of_a_broken_call():
     return fn, numbers(), log
 
 
-@program()
+@program(
+    graphs=1,
+    later=3,
+    breaks=["disabled-function", "disabled-function", "graph-break-requested", "graph-break-requested"],
+)
 def handlers_one_after_the_other_in_a_broken_call():
     def inner(n):
         try:
@@ -188,7 +192,7 @@ def handlers_one_after_the_other_in_a_broken_call():
     return fn, numbers()
 
 
-@program()
+@program(graphs=2, later=2, breaks=["disabled-function", "disabled-function", "graph-break-requested"])
 def break_in_a_with_block():
     class Manager:
         def __enter__(self):
@@ -213,7 +217,11 @@ def break_in_a_with_block():
     return fn, numbers(), log
 
 
-@program()
+@program(
+    graphs=2,
+    later=2,
+    breaks=["disabled-function", "graph-break-requested", "unsupported-call", "unsupported-object"],
+)
 def break_in_a_contextmanager_block():
     log = []
 
@@ -238,7 +246,7 @@ def break_in_a_contextmanager_block():
     return fn, numbers(), log
 
 
-@program()
+@program(graphs=1, later=4, breaks=["disabled-function"])
 def break_in_an_exit_stack():
     log = []
 
@@ -252,7 +260,7 @@ def break_in_an_exit_stack():
     return fn, numbers(), log
 
 
-@program()
+@program(graphs=2, later=5, breaks=["graph-break-requested", "unsupported-object", "unsupported-object"])
 def break_in_a_loop_over_a_generator():
     def values(x, n):
         for i in range(n + 2):
@@ -269,7 +277,10 @@ def break_in_a_loop_over_a_generator():
     return fn, numbers()
 
 
-@program()
+@program(
+    graphs=1,
+    breaks=["graph-break-requested", "unsupported-object", "unsupported-object", "unsupported-object"],
+)
 def break_inside_a_generator():
     def values(x, n):
         for i in range(3):
@@ -284,7 +295,7 @@ def break_inside_a_generator():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, eager=["graph-break-requested"])
 def break_between_send_and_throw():
     def running(x):
         total = x
@@ -306,7 +317,7 @@ def break_between_send_and_throw():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, eager=["graph-break-requested"])
 def break_while_a_generator_has_a_finally():
     log = []
 
@@ -327,7 +338,7 @@ def break_while_a_generator_has_a_finally():
     return fn, numbers(), log
 
 
-@program()
+@program(graphs=1, later=3, breaks=["graph-break-requested", "unsupported-object", "unsupported-object"])
 def break_with_half_consumed_iterators():
     def fn(x, n):
         pairs = zip([1, 2, 3], (x, x + 1, x + 2), strict=True)
@@ -339,7 +350,11 @@ def break_with_half_consumed_iterators():
     return fn, numbers()
 
 
-@program()
+@program(
+    graphs=2,
+    later=1,
+    breaks=["graph-break-requested", "unsupported-object", "unsupported-object", "unsupported-object"],
+)
 def break_with_views_of_a_dictionary():
     def fn(x, n):
         d = {"a": x, "b": x + 1}
@@ -351,7 +366,20 @@ def break_with_views_of_a_dictionary():
     return fn, numbers()
 
 
-@program()
+@program(
+    graphs=1,
+    later=2,
+    breaks=[
+        "disabled-function",
+        "disabled-function",
+        "disabled-function",
+        "disabled-function",
+        "disabled-function",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+    unlike={"3.12": INLINED},
+)
 def break_in_a_comprehension():
     def fn(x, n):
         squares = [x * succeeds(i) for i in range(n)]
@@ -361,7 +389,7 @@ def break_in_a_comprehension():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=4, breaks=["disabled-function", "disabled-function", "graph-break-requested"])
 def break_with_closures_alive():
     def fn(x, n):
         count = 0
@@ -379,7 +407,16 @@ def break_with_closures_alive():
     return fn, numbers()
 
 
-@program()
+@program(
+    graphs=0,
+    later=6,
+    breaks=[
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+    ],
+)
 def break_in_recursion():
     def down(x, n):
         if n == 0:
@@ -393,7 +430,7 @@ def break_in_recursion():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=1, breaks=["graph-break-requested"])
 def break_beside_globals_and_locals():
     def fn(x, n):
         y = x * 2
@@ -405,7 +442,9 @@ def break_beside_globals_and_locals():
     return fn, numbers()
 
 
-@program()
+@program(
+    graphs=2, later=2, breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested"]
+)
 def break_in_a_class_body_and_super():
     class Base:
         def run(self, x):
@@ -424,7 +463,7 @@ def break_in_a_class_body_and_super():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=1, breaks=["disabled-function", "disabled-function"])
 def break_in_match():
     def fn(x, n):
         match succeeds(n), {"k": [n, x]}:
@@ -438,7 +477,7 @@ def break_in_match():
     return fn, numbers()
 
 
-@program()
+@program(graphs=2, later=3, breaks=["disabled-function", "disabled-function"])
 def break_that_leaves_an_error():
     def fn(x, n):
         y = x * 2
@@ -449,7 +488,7 @@ def break_that_leaves_an_error():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=4, breaks=["disabled-function"])
 def partials_and_getters_made_by_a_break():
     @smelt.disable
     def make(n):
@@ -472,7 +511,7 @@ def partials_and_getters_made_by_a_break():
     return fn, numbers()
 
 
-@program()
+@program(graphs=0, eager=["graph-break-requested"])
 def context_variables_around_a_break():
     variable = contextvars.ContextVar("variable", default=0)
 
@@ -486,7 +525,7 @@ def context_variables_around_a_break():
     return fn, numbers(), lambda: variable.get()
 
 
-@program()
+@program(graphs=0, breaks=["graph-break-requested"])
 def nested_results_across_a_break():
     def fn(x, n):
         nested = x
@@ -498,7 +537,7 @@ def nested_results_across_a_break():
     return fn, numbers()
 
 
-@program()
+@program(graphs=1, later=3, breaks=["graph-break-requested", "graph-break-requested"])
 def group_is_split_after_a_break():
     def fn(x, n):
         log = []

@@ -1,11 +1,14 @@
-"""What models of transformers do that stood in the way of one graph, or breaks it, in small."""
+"""What models of transformers do that stood in the way of one graph, or breaks it, in small.
+
+PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
+"""
 
 import torch
 
 from tests.harness.catalogue import program, tensor
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def operator_of_plain_numbers_gives_a_size():
     """Longformer, LED: the number of chunks is a tensor of no dimensions."""
 
@@ -16,7 +19,7 @@ def operator_of_plain_numbers_gives_a_size():
     return fn, [(tensor(3), 256), (tensor(1), 256), (tensor(3), 256)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def operator_of_plain_numbers_is_computed_with():
     def fn(x):
         return x * torch.div(5, 2), torch.add(700, 3), torch.mul(2.5, 300)
@@ -24,7 +27,7 @@ def operator_of_plain_numbers_is_computed_with():
     return fn, [(tensor(3),), (tensor(3),), (tensor(2, 2),)]
 
 
-@program()
+@program(graphs=2, later=2, breaks=["data-dependent-value"], eager=["user-exception"])
 def lengths_are_checked():
     """Flaubert: an assertion on the largest length."""
 
@@ -37,14 +40,14 @@ def lengths_are_checked():
     return fn, [(torch.tensor([2, 4]), True), (torch.tensor([1, 3]), False), (torch.tensor([5, 3]), False)]
 
 
-@program()
+@program(graphs=2, later=2, breaks=["data-dependent-value"])
 def rows_are_split_by_expert():
     """JetMoE: the number of rows of each expert decides the split."""
 
     def fn(x, scores, weights):
         best = scores.topk(1, dim=1).indices
         counts = torch.zeros_like(scores).scatter(1, best, 1).long().sum(0).tolist()
-        order = best.flatten().sort(0, stable=True).indices
+        order = best.flatten().sort(dim=0, stable=True).indices
         parts = x[order].split(counts, dim=0)
         rows = torch.cat([part @ weights[i] for i, part in enumerate(parts)])
         return torch.zeros_like(rows).index_add(0, order, rows)
@@ -53,7 +56,11 @@ def rows_are_split_by_expert():
     return fn, [(tensor(5, 4), tensor(5, 3), weights) for _ in range(3)]
 
 
-@program()
+@program(
+    graphs=5,
+    later=3,
+    breaks=["data-dependent-shape", "data-dependent-shape", "data-dependent-shape", "unsupported-object"],
+)
 def masked_rows_go_another_way():
     """Higgs Audio: rows of one kind are taken out, transformed and put back, layer after layer."""
 

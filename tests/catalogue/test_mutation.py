@@ -32,7 +32,7 @@ class Box:
 # ------------------------------------------------------------------------------------- through functions of modules
 
 
-@program()
+@program(graphs=1, later=2)
 def changed_by_functions_of_c():
     heap, ordered, table, numbers = [5, 7, 9], [1, 5], {"a": 1}, [3, 1]
 
@@ -51,7 +51,7 @@ def changed_by_functions_of_c():
     return fn, [(tensor(3),)] * 3, (heap, ordered, table, numbers)
 
 
-@program()
+@program(graphs=1, later=1)
 def heapified():
     heap = [5, 1, 4]
 
@@ -63,7 +63,7 @@ def heapified():
     return fn, [(tensor(3),)] * 3, heap
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-object", "unsupported-object"])
 def packed_into_buffer():
     raw = bytearray(8)
 
@@ -74,7 +74,7 @@ def packed_into_buffer():
     return fn, [(tensor(3),)] * 3, raw
 
 
-@program()
+@program(graphs=0, later=2)
 def queues_of_deque_and_heap_of_objects():
     class Job:
         def __init__(self, k, t):
@@ -94,7 +94,7 @@ def queues_of_deque_and_heap_of_objects():
     return fn, [(tensor(3), 3), (tensor(3), 1), (tensor(3), 2), (tensor(3), 5)], lambda: [j.k for j in jobs]
 
 
-@program()
+@program(graphs=1)
 def attributes_by_operator_and_partial():
     b = Box()
     part = functools.partial(operator.mul, 3)
@@ -110,7 +110,7 @@ def attributes_by_operator_and_partial():
     return fn, [(tensor(3),)] * 3, b
 
 
-@program()
+@program(graphs=1, later=2)
 def update_through_map_and_comprehension():
     seen = []
 
@@ -128,7 +128,7 @@ def update_through_map_and_comprehension():
 # ------------------------------------------------------------------------------------------------- while iterating
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def list_grows_while_iterated():
     held = [torch.ones(3)]
 
@@ -143,7 +143,7 @@ def list_grows_while_iterated():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def list_shrinks_while_iterated():
     held = [1, 2, 3, 4]
 
@@ -156,7 +156,7 @@ def list_shrinks_while_iterated():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def iterator_sees_later_changes():
     held = [torch.ones(3), torch.zeros(3)]
 
@@ -172,7 +172,7 @@ def iterator_sees_later_changes():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def lazy_iterators_see_later_changes():
     held = [torch.ones(3)]
     numbers = [1, 2]
@@ -188,7 +188,7 @@ def lazy_iterators_see_later_changes():
     return fn, [(tensor(3),)] * 3, (held, numbers)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def dictionary_changes_while_iterated():
     held = {"a": 1, "b": 2}
 
@@ -207,7 +207,7 @@ def dictionary_changes_while_iterated():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def views_see_later_changes():
     held = {"a": torch.ones(3)}
 
@@ -220,7 +220,7 @@ def views_see_later_changes():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def generator_over_outside_list():
     held = [1, 2]
 
@@ -257,7 +257,7 @@ def list_of_tensors_by_every_method():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dictionary_of_tensors_by_every_method():
     held = {"a": torch.ones(3), "b": torch.zeros(3)}
 
@@ -275,7 +275,7 @@ def dictionary_of_tensors_by_every_method():
     return fn, [(tensor(3),)] * 3, lambda: held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def memory_bank():
     bank = collections.deque(maxlen=3)
 
@@ -288,7 +288,7 @@ def memory_bank():
     return fn, [(tensor(3),)] * 4, bank
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def kv_cache():
     class Cache:
         def __init__(self):
@@ -315,7 +315,7 @@ def kv_cache():
     return fn, [(tensor(1, 3),)] * 3, cache
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def tensors_shared_between_containers():
     shared = torch.ones(3)
     a, b = {"t": shared}, [shared]
@@ -345,7 +345,7 @@ def two_ways_to_one_object():
     return fn, [(tensor(3),)] * 3, (one, two)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def aliases_come_apart_between_calls():
     shared = Box(1)
     held = {"a": shared, "b": shared}
@@ -370,7 +370,7 @@ def outside_cycle():
     return fn, [(tensor(3),)] * 3, a
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def objects_exchanged():
     a, b = Box([1]), Box([2])
 
@@ -396,7 +396,7 @@ def moved_between_containers():
     return fn, [(tensor(3),)] * 3, (todo, done)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def new_object_in_many_places():
     a, b = [], {}
 
@@ -411,7 +411,7 @@ def new_object_in_many_places():
     return fn, [(tensor(3),)] * 3, (a, b)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def linked_list_grows():
     @dataclasses.dataclass
     class Link:
@@ -476,7 +476,7 @@ class Bag(collections.Counter):
     pass
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def own_containers_from_outside():
     ring, tracked, bag = Ring(2), Tracked(a=1), Bag("ab")
     ring.append(0)
@@ -506,7 +506,7 @@ def own_containers_made_inside():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def sequence_of_the_user_from_outside():
     class Rows(collections.abc.MutableSequence):
         def __init__(self):
@@ -536,6 +536,7 @@ def sequence_of_the_user_from_outside():
         last = rows.pop()
         rows.reverse()
         operator.iadd(rows, [1])
+        rows.reverse()
         rows.remove(1)
         return rows[0] * last + len(rows)
 
@@ -562,7 +563,7 @@ def globals_written_and_read_everywhere():
     return fn, [(tensor(3),)] * 3, lambda: (LEVEL, SETTINGS)
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-effect", "unsupported-effect"])
 def globals_by_their_dictionary():
     def fn(x):
         globals()["LEVEL"] = 4
@@ -573,7 +574,7 @@ def globals_by_their_dictionary():
     return fn, [(tensor(3),)] * 3, lambda: LEVEL
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def settings_change_between_calls():
     scope = dict(globals())
 
@@ -643,7 +644,7 @@ def module_reads_of_everything():
     return M(), [(tensor(2, 3),)] * 3
 
 
-@program()
+@program(graphs=1)
 def module_state_loaded_inside():
     class M(Net):
         def forward(self, x):
@@ -655,7 +656,7 @@ def module_state_loaded_inside():
     return m, [(tensor(2, 3),)] * 3, lambda: m.state_dict()
 
 
-@program()
+@program(graphs=1, later=2)
 def module_grows_between_calls():
     m = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).requires_grad_(False)
 
@@ -671,7 +672,7 @@ def module_grows_between_calls():
     return m, Changing([(tensor(2, 3),)] * 5, {1: add, 2: replace, 3: thaw})
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def module_patched_between_calls():
     m = Net()
     m.forward = lambda x: m.lin(x) * 2
@@ -698,7 +699,7 @@ def apply_and_train_inside():
 # --------------------------------------------------------------------------------------------------- other objects
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-object"], eager=["unsupported-object", "unsupported-object"])
 def weak_containers():
     class Key:
         pass
@@ -717,7 +718,7 @@ def weak_containers():
     return fn, [(tensor(3),)] * 3, lambda: (len(by_key), len(members))
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def weak_proxy_and_finalize():
     class Thing:
         v = 3
@@ -731,7 +732,7 @@ def weak_proxy_and_finalize():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def weak_reference_dies_between_calls():
     class Thing:
         v = 3
@@ -746,7 +747,7 @@ def weak_reference_dies_between_calls():
     return fn, Changing([(tensor(3),)] * 4, {2: lambda: held.clear()})
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def frozen_dataclass_by_force():
     @dataclasses.dataclass(frozen=True)
     class F:
@@ -763,7 +764,7 @@ def frozen_dataclass_by_force():
     return fn, [(tensor(3),)] * 3, f
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def list_inside_named_tuple():
     P = collections.namedtuple("P", "log t")
     p = P([], torch.ones(3))
@@ -775,7 +776,7 @@ def list_inside_named_tuple():
     return fn, [(tensor(3),)] * 3, p
 
 
-@program()
+@program(graphs=0, eager=["unsupported-effect"])
 def exceptions_from_outside():
     error = ValueError("kept")
 
@@ -790,7 +791,7 @@ def exceptions_from_outside():
     return fn, [(tensor(3),)] * 3, lambda: (error.args, error.seen)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def bound_method_from_outside():
     b = Box(3)
 
@@ -810,7 +811,7 @@ def bound_method_from_outside():
     return fn, [(tensor(3),)] * 3, lambda: add.__self__.total
 
 
-@program()
+@program(graphs=2, later=2, breaks=["unsupported-call", "unsupported-object"])
 def generator_from_outside():
     def numbers():
         total = 0
@@ -827,7 +828,7 @@ def generator_from_outside():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-object"])
 def random_generator_and_tensor_state():
     g = torch.Generator().manual_seed(3)
 
@@ -837,7 +838,7 @@ def random_generator_and_tensor_state():
     return fn, [(tensor(3),)] * 3, lambda: g.get_state()
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def copied_before_changed():
     held = {"a": [1, torch.ones(3)]}
 
@@ -868,7 +869,7 @@ def unpacking_and_star_arguments_share():
     return fn, [(tensor(3),)] * 3, (held, options)
 
 
-@program()
+@program(graphs=1, later=3)
 def class_counter_of_instances():
     class Thing:
         made = 0
@@ -885,7 +886,7 @@ def class_counter_of_instances():
     return fn, [(tensor(3),)] * 4, lambda: (Thing.made, len(Thing.registry))
 
 
-@program()
+@program(graphs=1, later=3)
 def class_attribute_shared_through_instance():
     class Thing:
         items = []
@@ -902,7 +903,7 @@ def class_attribute_shared_through_instance():
     return fn, [(tensor(3),)] * 4, lambda: (Thing.items, Thing.mode, vars(t))
 
 
-@program()
+@program(graphs=0, eager=["unsupported-effect"])
 def a_write_to_what_a_later_call_also_passes_as_another_argument():
     def fn(out, a, b):
         out += a

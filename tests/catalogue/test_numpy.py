@@ -44,7 +44,7 @@ def reductions_of_arrays():
     return fn, three(3, 4)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dtype_rules():
     def fn(a, i):
         return (
@@ -93,7 +93,7 @@ def indexing_of_arrays():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-call"])
 def indexing_by_a_mask():
     def fn(a):
         return a[a > 0].sum() + a.size
@@ -201,7 +201,7 @@ def there_and_back():
     return fn, [(tensor(3, 4),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def a_tensor_that_requires_grad():
     def fn(x):
         try:
@@ -212,7 +212,7 @@ def a_tensor_that_requires_grad():
     return fn, [(tensor(3, requires_grad=True),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
 def an_array_is_written():
     def fn(a):
         a[0] = 1.0
@@ -222,7 +222,7 @@ def an_array_is_written():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value", "unsupported-effect"])
 def an_array_made_inside_is_written():
     def fn(a):
         out = np.zeros(3, dtype=np.float32)
@@ -241,7 +241,7 @@ def an_argument_comes_back():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-call"])
 def random_numbers_of_numpy():
     def fn(a):
         return a + np.random.rand(4)
@@ -249,7 +249,7 @@ def random_numbers_of_numpy():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-call"])
 def a_generator_of_numpy():
     def fn(a):
         return a + np.random.default_rng(3).standard_normal(4)
@@ -257,7 +257,7 @@ def a_generator_of_numpy():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def branches_on_values():
     def fn(a):
         if a.sum() > 0:
@@ -267,7 +267,17 @@ def branches_on_values():
     return fn, [(np.ones(3),), (-np.ones(3),), (np.ones(3),)]
 
 
-@program()
+@program(
+    graphs=3,
+    later=2,
+    breaks=[
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+    ],
+)
 def conversions_to_python():
     def fn(a):
         return a.tolist(), float(a[0]), int(a[1]), a.item(0), list(a), bool((a > 0).any())
@@ -287,7 +297,7 @@ def iteration_over_an_array():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def constants_of_numpy():
     table = np.arange(4, dtype=np.float32)
 
@@ -309,7 +319,7 @@ def array_attributes_of_an_object():
     return Holder(), three(3, 4)
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def shapes_of_arrays_change():
     def fn(a):
         return np.tanh(a).mean(axis=-1)
@@ -317,7 +327,7 @@ def shapes_of_arrays_change():
     return fn, [(array(3, 4),), (array(3, 4).astype(np.float64),), (array(2, 5),), (array(4, 3).T,)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def integers_of_every_width():
     def fn(a):
         return a + a, a * 2, a % 3, a & 1, a << 1, ~a, a.astype(np.float32) / 2, np.bitwise_xor(a, 1)
@@ -341,7 +351,7 @@ def clipping_and_rounding():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=3, breaks=["unsupported-call", "unsupported-call"])
 def sorting_arrays():
     def fn(a):
         return (
@@ -357,7 +367,7 @@ def sorting_arrays():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-call", "unsupported-call", "unsupported-call", "unsupported-call"])
 def what_torch_has_not():
     def fn(a):
         return np.unique(a), np.interp(a[0], np.arange(4.0), a[1]), np.percentile(a, 50), a[::-1]
@@ -365,7 +375,7 @@ def what_torch_has_not():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-object", "unsupported-object", "unsupported-object"])
 def strings_and_structures():
     names = np.array(["a", "b"])
 
@@ -384,7 +394,7 @@ def a_constant_array_becomes_a_tensor():
     return fn, [(tensor(3, 2),) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, eager=["unsupported-effect"])
 def a_constant_array_is_written_beside_its_tensor():
     def fn(x):
         a = np.zeros(2, dtype=np.float32)
@@ -397,7 +407,7 @@ def a_constant_array_is_written_beside_its_tensor():
     return fn, [(tensor(3, 2),) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def an_array_and_its_tensor_are_returned():
     def fn(x):
         a = np.zeros(2, dtype=np.float32)

@@ -40,7 +40,7 @@ def prints_constants():
     return fn, three(integers(2, 3))
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def prints_tensors():
     def fn(x):
         print("x =", x)
@@ -51,7 +51,7 @@ def prints_tensors():
     return fn, [(integers(2, 3),), (integers(2, 3) + 5,), (integers(4),), (integers(2, 3) * 3,)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def separators_and_ends():
     def fn(x, n):
         print("a", x, n, sep=", ", end=".\n")
@@ -65,7 +65,7 @@ def separators_and_ends():
     return fn, [(integers(2), 3), (integers(2), 3), (integers(2), 4)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def formatted_strings():
     def fn(x, name, width):
         total = x.sum()
@@ -75,7 +75,7 @@ def formatted_strings():
     return fn, [(integers(3), "loss", 8), (integers(3) + 1, "loss", 8), (integers(3), "accuracy", 12)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def old_formats():
     def fn(x, n):
         total = x.sum()
@@ -163,7 +163,7 @@ def a_list_that_contains_itself():
     return fn, three(integers(2))
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def text_of_a_list_at_the_time():
     seen = []
 
@@ -195,7 +195,7 @@ class Named(Point):
         return f"[{spec}:{self.x}]"
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def objects_with_their_own_text():
     point = Named(1, "one")
 
@@ -215,7 +215,7 @@ class Config:
     weight: object = None
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def data_classes():
     config = Config(3, 0.5, ["a", "b"])
 
@@ -228,7 +228,7 @@ def data_classes():
     return fn, three(integers(2)), config
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def numbers_and_containers_of_numbers():
     def fn(x, n):
         print(
@@ -250,7 +250,7 @@ def numbers_and_containers_of_numbers():
     return fn, [(integers(2), 3), (integers(2), 3), (integers(2), 4)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def in_loops_and_branches():
     def fn(x, n):
         for i in range(n):
@@ -285,7 +285,7 @@ def in_called_functions_and_generators():
     return fn, three(integers(2))
 
 
-@program()
+@program(graphs=1, later=1)
 def before_an_exception_that_is_caught():
     def fn(x, n):
         try:
@@ -302,7 +302,7 @@ def before_an_exception_that_is_caught():
     return fn, [(integers(2), 1), (integers(2), 2), (integers(2), 1)]
 
 
-@program()
+@program(graphs=1, eager=["user-exception"])
 def before_an_exception_that_is_raised():
     def fn(x, n):
         print("about to", x)
@@ -314,7 +314,7 @@ def before_an_exception_that_is_raised():
     return fn, [(integers(2), 1), (integers(2), 2), (integers(2), 1), (integers(2), 2)]
 
 
-@program()
+@program(graphs=1, eager=["data-dependent-value"])
 def an_exception_that_shows_a_tensor():
     def fn(x, n):
         if n > 1:
@@ -324,7 +324,7 @@ def an_exception_that_shows_a_tensor():
     return fn, [(integers(2), 1), (integers(2), 2), (integers(2), 3)]
 
 
-@program()
+@program(graphs=2, later=2, breaks=["data-dependent-value"])
 def tests_of_a_tensors_text():
     def fn(x):
         text = str(x.sum())
@@ -335,7 +335,7 @@ def tests_of_a_tensors_text():
     return fn, [(integers(2),), (integers(2) * 2,), (integers(2) * 1000000,), (integers(2),)]
 
 
-@program()
+@program(graphs=0)
 def formats_that_raise():
     def fn(x, spec):
         try:
@@ -382,7 +382,7 @@ class Tee:
         self.lines.append(text)
 
 
-@program()
+@program(graphs=2, later=2, breaks=["output"])
 def to_a_stream_that_the_function_reads():
     tee = Tee()
 
@@ -393,7 +393,7 @@ def to_a_stream_that_the_function_reads():
     return fn, three(integers(2)), tee
 
 
-@program()
+@program(graphs=0, eager=["unsupported-call"])
 def standard_output_is_replaced():
     from contextlib import redirect_stdout
 
@@ -440,7 +440,7 @@ class Layer(nn.Module):
         return x * self.weight
 
 
-@program(grad=False)
+@program(graphs=1, later=1, grad=False)
 def modules():
     model = nn.Sequential(Layer(), nn.ReLU(), Layer())
 
@@ -487,7 +487,7 @@ def print_passed_as_a_function():
     return fn, three(integers(2), print)
 
 
-@program()
+@program(graphs=0, breaks=["output"])
 def a_print_that_is_an_error():
     def fn(x, sep):
         print("first")
@@ -566,7 +566,7 @@ def logs_from_functions_and_with_stack_levels():
     return fn, three(integers(2)), written
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def logs_of_objects():
     written = logger_with()
     point, items = Point(1, 2), [1, 2]
@@ -593,7 +593,7 @@ def levels(following, written):
     return state
 
 
-@program()
+@program(graphs=0, later=1)
 def logs_whose_level_changes():
     written = logger_with()
 
@@ -611,7 +611,7 @@ def logs_whose_level_changes():
     )
 
 
-@program()
+@program(graphs=1, eager=["output"])
 def logs_an_exception():
     written = logger_with()
 
@@ -658,7 +658,7 @@ class Collecting(logging.Handler):
         self.records.append(record.getMessage())
 
 
-@program()
+@program(graphs=2, later=2, breaks=["output"])
 def a_handler_that_the_function_reads():
     collecting = Collecting()
     loggers.own = logging.Logger("collecting", logging.INFO)
@@ -671,7 +671,7 @@ def a_handler_that_the_function_reads():
     return fn, three(integers(2)), lambda: collecting.records
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def cached_warnings():
     written = logger_with()
 

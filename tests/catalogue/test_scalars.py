@@ -1,4 +1,7 @@
-"""Numbers that change from call to call: counters, learning rates, schedules, steps."""
+"""Numbers that change from call to call: counters, learning rates, schedules, steps.
+
+PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +25,22 @@ def calls(*values: Any) -> list[Any]:
 # -------------------------------------------------------------------------------------------- arguments
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def an_int_argument():
     return (lambda x, n: x * n + n), calls(*STEPS)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_float_argument():
     return (lambda x, lr: x - lr * x), calls(0.1, 0.05, 0.025, 1.0, -0.0, 0.0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def infinities_and_nan():
     return (lambda x, v: (x * v, v * 0, v == v, v)), calls(1.0, math.inf, -math.inf, math.nan, 0.0, -0.0, 2.0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def the_sign_of_zero_survives():
     def fn(x, v):
         return x.copysign(torch.full_like(x, v)), -v, v * 1.0
@@ -45,31 +48,31 @@ def the_sign_of_zero_survives():
     return fn, calls(1.0, -0.0, 0.0, -0.0, 0.0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=4)
 def an_int_then_a_float():
     return (lambda x, v: (x * v, v + 1, v / 2)), calls(1, 2, 3, 2.0, 3.5, 4, 0.5, True, False, 7)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def bools_stay_bools():
     return (lambda x, flag: (x + 1, flag, not flag) if flag else (x - 1, flag, flag is False)), calls(
         True, False, True, False
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=4)
 def ints_beyond_64_bits():
     return (lambda x, n: (x + 1, n + 1, n * n, n // 3)), calls(
         1, 2, 3, 1 << 70, -(1 << 80), 5, (1 << 63) - 1, 1 << 63
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def overflow_of_the_product():
     return (lambda x, n: (x + 1, n * n * n)), calls(2, 3, 1 << 40, 1 << 62, 7)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_keyword_and_a_default():
     def fn(x, *, lr=0.5):
         return x * lr
@@ -83,7 +86,7 @@ def a_keyword_and_a_default():
     ]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def in_args_and_kwargs():
     def fn(*args, **kwargs):
         x, n = args
@@ -92,12 +95,12 @@ def in_args_and_kwargs():
     return fn, [call(tensor(2), n, bias=n / 2) for n in STEPS]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def an_unused_number():
     return (lambda x, epoch: x + 1), calls(*STEPS)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def values_that_go_back():
     return (lambda x, n: x * n), calls(1, 2, 1, 3, 1, 2, 2, 1)
 
@@ -105,7 +108,7 @@ def values_that_go_back():
 # ------------------------------------------------------------------------------------------ where they live
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_counter_of_a_module():
     class Counts(nn.Module):
         def __init__(self):
@@ -120,7 +123,7 @@ def a_counter_of_a_module():
     return Counts().eval().requires_grad_(False), [(tensor(2, 4),)] * 6
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_counter_that_is_only_stored():
     state = types.SimpleNamespace(calls=0)
 
@@ -131,7 +134,7 @@ def a_counter_that_is_only_stored():
     return fn, [(tensor(3),)] * 6, state
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def several_numbers_at_once():
     state = types.SimpleNamespace(step=0, lr=0.5, total=0.0)
 
@@ -144,7 +147,7 @@ def several_numbers_at_once():
     return fn, [(tensor(3),)] * 7, state
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_number_in_slots():
     class Slots:
         __slots__ = ("n",)
@@ -161,7 +164,7 @@ def a_number_in_slots():
     return fn, [(tensor(3),)] * 6, lambda: s.n
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def items_of_a_dictionary():
     group = {"lr": 0.1, "step": 0}
 
@@ -173,7 +176,7 @@ def items_of_a_dictionary():
     return fn, [(tensor(3),)] * 6, group
 
 
-@program(graphs=1)
+@program(graphs=1, later=6)
 def items_of_a_list():
     history = [1, 1]
 
@@ -184,7 +187,7 @@ def items_of_a_list():
     return fn, [(tensor(3),)] * 7, history
 
 
-@program(graphs=1)
+@program(graphs=1, later=4)
 def items_of_a_list_that_is_iterated():
     rates = [0.1, 0.2]
 
@@ -197,7 +200,7 @@ def items_of_a_list_that_is_iterated():
     return fn, [(tensor(3),)] * 5, rates
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def appended_to_a_list():
     seen = []
 
@@ -208,7 +211,7 @@ def appended_to_a_list():
     return fn, calls(0.5, 1.5, 2.5, 3.5, 4.5), seen
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_closure_cell():
     count = 0
 
@@ -223,7 +226,7 @@ def a_closure_cell():
 _steps = 0
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_global():
     global _steps
     _steps = 0
@@ -236,7 +239,7 @@ def a_global():
     return fn, [(tensor(3),)] * 6, lambda: _steps
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_dataclass():
     @dataclass
     class Schedule:
@@ -259,7 +262,7 @@ def a_dataclass():
     return fn, [(tensor(3),)] * 6, schedule
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def two_ways_to_one_object():
     inner = types.SimpleNamespace(n=0)
     a, b = types.SimpleNamespace(inner=inner), types.SimpleNamespace(inner=inner)
@@ -271,7 +274,7 @@ def two_ways_to_one_object():
     return fn, [(tensor(3),)] * 6, inner
 
 
-@program(graphs=1)
+@program(graphs=1, later=5)
 def a_cache_keyed_by_steps():
     cache = {}
 
@@ -286,7 +289,7 @@ def a_cache_keyed_by_steps():
 # --------------------------------------------------------------------------------------------- arithmetic
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def integer_arithmetic():
     def fn(x, n):
         return (
@@ -306,7 +309,7 @@ def integer_arithmetic():
     return fn, calls(*STEPS, -3, 0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def float_arithmetic():
     def fn(x, v):
         return x * (v / 3 + 0.5), v // 0.3, v % 0.7, -v, abs(v), v**2, v**0.5, 1 - v, 1 / (v + 1), 0.9**v
@@ -314,7 +317,7 @@ def float_arithmetic():
     return fn, calls(0.5, 1.5, 2.25, 3.0, 10.0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def conversions():
     def fn(x, v):
         return x * int(v), float(int(v)), round(v), round(v, 1), int(v * 10) / 10, bool(v)
@@ -322,7 +325,7 @@ def conversions():
     return fn, calls(0.55, 1.25, 2.5, 3.5, -1.5)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def functions_of_math():
     def fn(x, v):
         warm = 0.5 * (1 + math.cos(math.pi * v / 10))
@@ -340,12 +343,12 @@ def functions_of_math():
     return fn, calls(0.5, 1.5, 2.25, 3.0, 10.0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=5)
 def extremes():
     return (lambda x, n: (x * max(n, 3), min(n, 3), max(n, 2.5), min([n, 4, 2]), max(1, n, 5))), calls(*STEPS)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def in_place_arithmetic():
     def fn(x, n):
         n += 1
@@ -357,17 +360,17 @@ def in_place_arithmetic():
     return fn, calls(*STEPS)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def a_power_that_changes_its_type():
     return (lambda x, n: (x + 1, 2**n, type(2**n))), calls(1, 2, 3, -1, -2, 0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def a_square_root_that_becomes_complex():
     return (lambda x, v: (x + 1, v**0.5)), calls(1.0, 4.0, 9.0, -4.0, 2.0)
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def a_division_by_zero():
     def fn(x, n):
         return x * (10 / n)
@@ -375,7 +378,7 @@ def a_division_by_zero():
     return fn, calls(1, 2, 4, 0, 5, 0)
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def an_effect_before_a_division_by_zero():
     state = types.SimpleNamespace(calls=0)
 
@@ -386,17 +389,17 @@ def an_effect_before_a_division_by_zero():
     return fn, calls(1, 2, 4, 0, 5, 0), state
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def a_domain_error():
     return (lambda x, v: x * math.sqrt(v)), calls(1.0, 2.0, 4.0, -1.0, 9.0)
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def an_overflow_error():
     return (lambda x, v: x * math.exp(v)), calls(1.0, 2.0, 4.0, 1e4, 0.5)
 
 
-@program(graphs=1)
+@program(graphs=1, later=5)
 def large_expressions():
     def fn(x, n):
         for i in range(100):
@@ -406,7 +409,7 @@ def large_expressions():
     return fn, calls(*STEPS)
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def repeated_squaring():
     def fn(x, v):
         for _ in range(6):
@@ -419,7 +422,7 @@ def repeated_squaring():
 # ------------------------------------------------------------------------------------ comparisons and branches
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def warm_up():
     def fn(x, step):
         rate = step / 4 if step < 4 else 1.0
@@ -428,7 +431,7 @@ def warm_up():
     return fn, calls(*range(8))
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def every_third_call():
     state = types.SimpleNamespace(calls=0)
 
@@ -441,24 +444,24 @@ def every_third_call():
     return fn, [(tensor(3),)] * 10, state
 
 
-@program(graphs=1)
+@program(graphs=1, later=5)
 def comparisons_as_values():
     return (lambda x, n: (x + 1, n > 3, n <= 3, n == 5, n != 5, 2 < n < 6, n is None, n == "a")), calls(
         *STEPS
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_number_as_condition():
     return (lambda x, n: x * 2 if n else x + 1), calls(0, 1, 2, 0, 3, -1)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def a_float_as_condition():
     return (lambda x, v: x * 2 if v else x + 1), calls(0.0, 1.0, 0.5, -0.0, math.nan)
 
 
-@program(graphs=1)
+@program(graphs=1, later=5)
 def milestones():
     def fn(x, step):
         rate = 1.0
@@ -470,7 +473,7 @@ def milestones():
     return fn, calls(*range(7))
 
 
-@program(graphs=0)
+@program(graphs=0, later=4)
 def match_on_a_number():
     def fn(x, n):
         match n:
@@ -486,7 +489,7 @@ def match_on_a_number():
     return fn, calls(0, 1, 2, 3, 6, 7, 4)
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def a_while_loop():
     def fn(x, n):
         i = 0
@@ -498,12 +501,12 @@ def a_while_loop():
     return fn, calls(1, 2, 3, 2, 4)
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def clipped_between():
     return (lambda x, v: x * (0.1 if v < 0.1 else 0.9 if v > 0.9 else v)), calls(0.5, 0.6, 0.05, 0.95, 0.7)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1, eager=["user-exception"])
 def assertions():
     def fn(x, n):
         assert n > 0, f"bad step {n}"
@@ -515,7 +518,7 @@ def assertions():
 # ------------------------------------------------------------------------------- what needs the number itself
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def shapes_and_indices():
     def fn(x, n):
         return x[:n], x[n % 3], torch.zeros(n, 2), x.repeat(n, 1), list(range(n)), [0] * n
@@ -523,7 +526,7 @@ def shapes_and_indices():
     return fn, calls(1, 2, 3, 1)
 
 
-@program(graphs=1)
+@program(graphs=1, later=5)
 def keys_and_hashes():
     def fn(x, n):
         table = {n: "a", 2: "b"}
@@ -532,19 +535,19 @@ def keys_and_hashes():
     return fn, calls(*STEPS)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def text():
     return (lambda x, v: (x + 1, f"{v}", str(v), repr(v), "%s" % v, f"{v:.3f}", "{}".format(v))), calls(  # noqa: UP031, UP032
         0.5, 1.0, 1.5
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def bitwise_operators():
     return (lambda x, n: (x + 1, n & 1, n | 8, n ^ 3, n << 2, n >> 1, ~n)), calls(1, 2, 3, 4)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def types_of_numbers():
     def fn(x, v):
         return (
@@ -560,7 +563,7 @@ def types_of_numbers():
     return fn, calls(1, 2, 3, 0.5, 1.5)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def methods_of_numbers():
     def fn(x, v):
         return x + 1, v.is_integer(), v.real, v.hex(), v.as_integer_ratio(), v.conjugate()
@@ -568,7 +571,7 @@ def methods_of_numbers():
     return fn, calls(0.5, 1.0, 1.5)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def containers_of_numbers():
     def fn(x, n):
         pair = (n, n + 1)
@@ -588,7 +591,7 @@ def containers_of_numbers():
     return fn, calls(*STEPS)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def objects_of_numbers():
     @dataclass
     class Result:
@@ -598,7 +601,7 @@ def objects_of_numbers():
     return (lambda x, n: (x * n, Result(n, n / 2))), calls(*STEPS), None
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def functions_with_numbers():
     def scaled(v, by=2):
         return v * by
@@ -617,7 +620,7 @@ def a_closure_that_is_returned():
     return fn, [(tensor(3), n) for n in STEPS[:1]] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_generator_over_numbers():
     def fn(x, n):
         def rates():
@@ -634,7 +637,7 @@ def a_generator_over_numbers():
 # ------------------------------------------------------------------------------------------------- operators
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def arithmetic_with_tensors():
     def fn(x, v):
         return x + v, v + x, x - v, v - x, x * v, v * x, x / v, v / (x.abs() + 1), x // v, x % v
@@ -642,7 +645,7 @@ def arithmetic_with_tensors():
     return fn, calls(0.5, 1.5, 2.0, -3.0)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def integer_tensors():
     def fn(x, n):
         return x + n, x * n, n - x, x / n, x // n, x % n, x == n, x > n, x.clamp(max=n), x**2 + n
@@ -650,7 +653,7 @@ def integer_tensors():
     return fn, [(tensor(5, dtype=torch.int64), n) for n in (1, 2, 3, -2, 7)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def narrow_integer_tensors():
     def fn(x, n):
         return x + n, x * n, x > n, x.clamp(max=n), torch.where(x > 2, x, n)
@@ -658,7 +661,7 @@ def narrow_integer_tensors():
     return fn, [(tensor(5, dtype=torch.int32), n) for n in (1, 2, 3, 7)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def type_promotion():
     def fn(x, i, v, n):
         return x * n, i * v, i * n, i.bool() * n, x.sum() * v, i.sum() * v, x.double() * v, x.half() + v
@@ -666,19 +669,19 @@ def type_promotion():
     return fn, [(tensor(3), tensor(3, dtype=torch.int64), k / 3, k) for k in STEPS]
 
 
-@program(graphs=1, rtol=1e-2, atol=1e-2)
+@program(graphs=1, later=1, rtol=1e-2, atol=1e-2)
 def bfloat16_tensors():
     return (lambda x, v: (x * v, x + v, x / v)), [
         (tensor(8, dtype=torch.bfloat16), v) for v in (0.3, 0.7, 1.1, 3.3)
     ]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def zero_dimensional_tensors():
     return (lambda x, v: (x.sum() * v, x.sum() + v, torch.tensor(2.0) * v)), calls(0.3, 0.7, 1.1)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def alpha_value_and_weight():
     def fn(x, y, v):
         a = torch.add(x, y, alpha=v)
@@ -690,7 +693,7 @@ def alpha_value_and_weight():
     return fn, [(tensor(3, 4), tensor(3, 4), v) for v in (0.3, 0.7, 1.1, -0.2)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def clamps_and_comparisons():
     def fn(x, v):
         return x.clamp(-v, v), x.clamp(min=v), x.clamp_max(v), x > v, v >= x, x == v, x.ne(v)
@@ -698,7 +701,7 @@ def clamps_and_comparisons():
     return fn, calls(0.3, 0.7, 1.1)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def fills():
     def fn(x, v):
         made = (
@@ -719,7 +722,7 @@ def fills():
     return fn, calls(0.3, 0.7, 1.1)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def fills_of_integers():
     def fn(x, n):
         return (
@@ -732,14 +735,14 @@ def fills_of_integers():
     return fn, calls(1, 2, 3)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def powers():
     return (lambda x, v: (x.abs() ** v, v**x, torch.pow(2.0, x) * v)), calls(
         0.5, 2.0, 3.0, -1.0, 0.0, 1.0, 1.7
     )
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def activations():
     F = nn.functional
 
@@ -756,7 +759,7 @@ def activations():
     return fn, calls(0.5, 0.7, 0.9)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def products():
     return (
         lambda x, v: (
@@ -767,7 +770,7 @@ def products():
     ), [(tensor(3, 3), v) for v in (0.5, 0.7, 0.9)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def writes_of_numbers():
     def fn(x, v):
         y = x.clone()
@@ -780,7 +783,7 @@ def writes_of_numbers():
     return fn, calls(0.5, 0.7, 0.9)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def in_place_on_an_argument():
     def fn(x, v):
         x.mul_(v).add_(x, alpha=v).sub_(v)
@@ -789,7 +792,7 @@ def in_place_on_an_argument():
     return fn, calls(0.5, 0.7, 0.9)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def lists_of_tensors():
     def fn(x, v):
         ys = [x.clone(), x + 1]
@@ -800,7 +803,7 @@ def lists_of_tensors():
     return fn, calls(0.5, 0.7, 0.9)
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def dropout_and_eps():
     def fn(x, v):
         y = nn.functional.dropout(x, v, training=True)
@@ -809,12 +812,12 @@ def dropout_and_eps():
     return fn, calls(0.25, 0.5, 0.75)
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def a_type_error():
     return (lambda x, v: torch.maximum(x, v)), calls(0.25, 0.5, 0.75)
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def an_error_of_an_operator():
     return (lambda x, v: nn.functional.dropout(x, v)), calls(0.25, 0.5, 1.5, -1.0)
 
@@ -827,7 +830,7 @@ def a_result_that_is_a_number_of_a_tensor():
 # -------------------------------------------------------------------------------------------------- training
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def gradient_descent():
     weight, state = tensor(4, 4), types.SimpleNamespace(step=0, lr=0.1)
 
@@ -839,7 +842,7 @@ def gradient_descent():
     return fn, [(tensor(4, 4),) for _ in range(6)], (weight, state)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def momentum_and_decay():
     weight, velocity, group = tensor(4, 4), torch.zeros(4, 4), {"lr": 0.1, "momentum": 0.9, "decay": 1e-2}
 
@@ -853,7 +856,7 @@ def momentum_and_decay():
     return fn, [(tensor(4, 4),) for _ in range(6)], (weight, velocity, group)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def adam():
     weight, first, second = tensor(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
     state = {"step": 0, "lr": 1e-2}
@@ -869,7 +872,7 @@ def adam():
     return fn, [(tensor(4, 4),) for _ in range(6)], (weight, first, second, state)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def exponential_moving_average():
     model, average = tensor(4), torch.zeros(4)
     updates = {"n": 0}
@@ -884,7 +887,7 @@ def exponential_moving_average():
     return fn, [(tensor(4),) for _ in range(6)], (average, updates)
 
 
-@program()
+@program(graphs=1, later=1)
 def a_gradient_through_a_rate():
     def fn(x, w, lr):
         return ((x @ w) * lr + w.pow(2).sum() * (lr / 2)).sum()
@@ -892,7 +895,7 @@ def a_gradient_through_a_rate():
     return fn, [(tensor(3, 4), tensor(4, 2, requires_grad=True), lr) for lr in (0.1, 0.2, 0.3, 0.4)]
 
 
-@program()
+@program(graphs=1, later=3)
 def a_gradient_through_alpha():
     def fn(x, w, v):
         return torch.add(w, x, alpha=v).mul(v).lerp(w, v).sub(w * v, alpha=v)
@@ -900,7 +903,7 @@ def a_gradient_through_alpha():
     return fn, [(tensor(4), tensor(4, requires_grad=True), v) for v in (0.1, 0.2, 0.3, 1.0)]
 
 
-@program()
+@program(graphs=1, later=2)
 def cosine_schedule_with_warm_up():
     class Scheduled(nn.Module):
         def __init__(self):
@@ -924,7 +927,7 @@ def cosine_schedule_with_warm_up():
 # --------------------------------------------------------------------------------------------- across breaks
 
 
-@program()
+@program(graphs=1, later=3, breaks=["data-dependent-condition"])
 def a_counter_across_a_break():
     state = types.SimpleNamespace(calls=0)
 
@@ -939,7 +942,9 @@ def a_counter_across_a_break():
     return fn, [(tensor(3),) for _ in range(6)], state
 
 
-@program()
+@program(
+    graphs=3, later=2, breaks=["data-dependent-condition", "data-dependent-condition", "unsupported-object"]
+)
 def a_loop_with_a_break_inside():
     def fn(x, n):
         for i in range(n):
@@ -951,7 +956,7 @@ def a_loop_with_a_break_inside():
     return fn, [(tensor(3), 6), (tensor(3), 6), (tensor(3), 12), (tensor(3), 4)]
 
 
-@program()
+@program(graphs=1, later=1)
 def printing_a_counter():
     state = types.SimpleNamespace(step=0)
 
@@ -966,7 +971,7 @@ def printing_a_counter():
 # ----------------------------------------------------------------------------------- other ways into operators
 
 
-@program()
+@program(graphs=1, later=3)
 def a_transform_over_a_closure():
     def fn(x, n):
         return torch.func.vmap(lambda row: row * n + n)(x), torch.func.grad(lambda a: (a * n).sum())(x)
@@ -974,12 +979,12 @@ def a_transform_over_a_closure():
     return fn, calls(1, 2, 3, 4)
 
 
-@program()
+@program(graphs=1, later=2)
 def a_transform_that_is_given_a_number():
     return (lambda x, v: torch.func.vmap(torch.mul, in_dims=(0, None))(x, v)), calls(0.5, 0.25, 2.0)
 
 
-@program()
+@program(graphs=1, later=1, breaks=["unsupported-object"])
 def an_autograd_function():
     class Scale(torch.autograd.Function):
         @staticmethod
@@ -996,7 +1001,7 @@ def an_autograd_function():
     ]
 
 
-@program()
+@program(graphs=1, later=1)
 def a_custom_module_with_a_temperature():
     class Attention(nn.Module):
         def __init__(self):
@@ -1012,7 +1017,7 @@ def a_custom_module_with_a_temperature():
     return Attention(), [(tensor(3, 4),) for _ in range(5)]
 
 
-@program()
+@program(graphs=1, later=2)
 def attention_with_a_scale():
     def fn(q, v):
         return nn.functional.scaled_dot_product_attention(q, q, q, scale=v)
@@ -1020,7 +1025,7 @@ def attention_with_a_scale():
     return fn, [(tensor(1, 2, 3, 4), v) for v in (0.5, 0.25, 2.0)]
 
 
-@program()
+@program(graphs=1, later=1)
 def settings_and_numbers():
     def fn(x, w, v):
         with torch.no_grad():
@@ -1032,7 +1037,7 @@ def settings_and_numbers():
     return fn, [(tensor(3, 4), tensor(4, 4, requires_grad=True), v) for v in (0.5, 0.25, 2.0)]
 
 
-@program()
+@program(graphs=1, later=2)
 def random_numbers_and_a_rate():
     def fn(x, v):
         return x + torch.randn_like(x) * v + torch.rand(4).mul_(v), torch.normal(0.0, v, (3,))
@@ -1040,7 +1045,7 @@ def random_numbers_and_a_rate():
     return fn, calls(0.5, 0.25, 2.0)
 
 
-@program()
+@program(graphs=1, later=2)
 def scatters_and_fills():
     def fn(x, v):
         index = torch.tensor([[0, 1, 2, 0]])
@@ -1052,7 +1057,7 @@ def scatters_and_fills():
     return fn, calls(1.0, 2.0, 3.0)
 
 
-@program()
+@program(graphs=1, later=2)
 def losses():
     F = nn.functional
 
@@ -1066,7 +1071,7 @@ def losses():
     return fn, calls(0.5, 0.25, 2.0)
 
 
-@program()
+@program(graphs=1, later=3)
 def an_exception_that_shows_a_number():
     def fn(x, n):
         try:
@@ -1077,7 +1082,7 @@ def an_exception_that_shows_a_number():
     return fn, calls(1, 2, 3, 4)
 
 
-@program()
+@program(graphs=1, later=1, eager=["user-exception"])
 def a_number_that_is_raised():
     def fn(x, n):
         if n > 2:
@@ -1087,7 +1092,7 @@ def a_number_that_is_raised():
     return fn, calls(1, 2, 3, 4, 1)
 
 
-@program()
+@program(graphs=1, later=3)
 def a_key_function_over_numbers():
     def fn(x, n):
         order = sorted([3, 1, 2], key=lambda k: abs(k - n))
@@ -1100,7 +1105,7 @@ def a_key_function_over_numbers():
     return fn, calls(1, 2, 3, 4)
 
 
-@program()
+@program(graphs=1, later=2)
 def recursion_on_a_number():
     def fn(x, n):
         def go(k):
@@ -1111,7 +1116,7 @@ def recursion_on_a_number():
     return fn, calls(1, 2, 3, 2)
 
 
-@program()
+@program(graphs=1, later=4)
 def a_default_dictionary_of_counts():
     from collections import Counter, defaultdict
 
@@ -1126,7 +1131,7 @@ def a_default_dictionary_of_counts():
     return fn, calls(0.5, 0.25, 2.0, 1.0, 3.0), (counts, totals)
 
 
-@program()
+@program(graphs=1, later=1)
 def a_property_that_counts():
     class Meter:
         def __init__(self):

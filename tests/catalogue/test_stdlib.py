@@ -64,7 +64,7 @@ def partials():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def partial_changes_between_calls():
     held = {"f": functools.partial(operator.mul, 3)}
 
@@ -91,7 +91,7 @@ def partial_methods():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def lru_cache_of_constants():
     calls = []
 
@@ -125,7 +125,7 @@ def lru_cache_made_inside():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-call", "unsupported-call"])
 def lru_cache_with_tensor():
     @functools.lru_cache
     def f(t, k):
@@ -137,7 +137,7 @@ def lru_cache_with_tensor():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def cached_properties():
     class C:
         def __init__(self, v):
@@ -231,7 +231,7 @@ def single_dispatch():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dispatch_registered_between_calls():
     @functools.singledispatch
     def f(v, x):
@@ -469,7 +469,7 @@ def copies_of_tensors():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1)
 def copy_of_module():
     m = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).requires_grad_(False)
 
@@ -576,7 +576,7 @@ def typing_helpers():
 # ------------------------------------------------------------------------------------------------------- numbers
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def mathematics():
     def fn(x, n):
         values = [
@@ -622,7 +622,7 @@ def exact_numbers():
 # ----------------------------------------------------------------------------------------------------------- text
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def regular_expressions():
     layer = re.compile(r"layer(\d+)\.(?P<kind>\w+)")
 
@@ -646,7 +646,7 @@ def regular_expressions():
     return fn, [(tensor(3), "layer3.weight"), (tensor(3), "layer3.weight"), (tensor(3), "none_of")]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def strings_and_json():
     def fn(x, name):
         values = [
@@ -711,7 +711,7 @@ def operator_functions():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def bisection_and_heaps():
     edges = [1, 3, 5]
     outside_heap = [5, 7, 9]
@@ -770,7 +770,7 @@ def types_module():
     return fn, [(tensor(3),)] * 3, ns
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-object", "unsupported-object"])
 def mapping_proxy_from_outside():
     proxy = types.MappingProxyType({"k": 3})
 
@@ -783,7 +783,7 @@ def mapping_proxy_from_outside():
 # --------------------------------------------------------------------------------------------------- context and IO
 
 
-@program()
+@program(graphs=4, later=4, breaks=["random-state", "random-state", "random-state", "random-state"])
 def pseudo_random_numbers():
     rng = random.Random(5)
 
@@ -793,7 +793,7 @@ def pseudo_random_numbers():
     return fn, [(tensor(3),)] * 3, lambda: rng.getstate()[1][:5]
 
 
-@program()
+@program(graphs=2, later=2, breaks=["random-state", "random-state", "random-state"])
 def random_shuffle_and_sample():
     held = [1, 2, 3, 4]
 
@@ -805,7 +805,7 @@ def random_shuffle_and_sample():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program()
+@program(graphs=2, breaks=["random-state", "random-state", "random-state"])
 def random_seeded_inside():
     def fn(x):
         rng = random.Random(3)
@@ -814,7 +814,11 @@ def random_seeded_inside():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(
+    graphs=1,
+    breaks=["input-output", "input-output", "input-output", "unsupported-call"],
+    eager=["unsupported-call"],
+)
 def queues():
     q = queue.Queue()
 
@@ -827,7 +831,9 @@ def queues():
     return fn, [(tensor(3),)] * 3, lambda: q.qsize()
 
 
-@program()
+@program(
+    graphs=1, later=2, breaks=["input-output", "input-output", "input-output", "input-output", "input-output"]
+)
 def clocks_and_identifiers():
     def fn(x):
         a = time.perf_counter()
@@ -856,7 +862,7 @@ def dates():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def environment():
     os.environ["SMELT_CATALOGUE"] = "2"
 
@@ -898,7 +904,7 @@ def paths():
     return fn, [(tensor(3),)] * 3
 
 
-@program()
+@program(graphs=1, breaks=["input-output", "input-output", "input-output", "input-output"])
 def files():
     def fn(x):
         return (
@@ -991,13 +997,13 @@ def abstract_numbers_and_abcs():
             self.items.remove(v)
 
     def fn(x):
-        s = Seq(x, 1, 2)
+        s = Seq(5, 1, 2)
         b = Bag([1, 2])
         b.add(3)
         b |= Bag([4])
         u = b & Bag([1, 9])
         return (
-            s[0] + s.index(2) + s.count(1) + len(b),
+            x * s[0] + s.index(2) + s.count(1) + len(b),
             list(reversed(s))[0],
             1 in s,
             list(u),

@@ -189,7 +189,7 @@ def through_vars():
     return fn, [(tensor(3),)] * 3, spoil
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_number_that_is_overwritten_by_an_equal_one():
     state = types.SimpleNamespace(n=3)
     values = iter((5, 7, 5, 2, 9))
@@ -206,7 +206,7 @@ def a_number_that_is_overwritten_by_an_equal_one():
     return fn, [(tensor(3),)] * 5, change
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def an_entry_that_is_overwritten_by_an_equal_one():
     table = {"n": 3}
     values = iter((5, 7, 5, 2, 9))
@@ -223,7 +223,7 @@ def an_entry_that_is_overwritten_by_an_equal_one():
     return fn, [(tensor(3),)] * 5, change
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def overwritten_through_vars():
     state = types.SimpleNamespace(n=3)
     values = iter((5, 7, 5, 2, 9))
@@ -240,7 +240,7 @@ def overwritten_through_vars():
     return fn, [(tensor(3),)] * 5, change
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_cell_that_is_overwritten_by_an_equal_number():
     n = 3
     values = iter((5, 7, 5, 2, 9))
@@ -259,7 +259,7 @@ def a_cell_that_is_overwritten_by_an_equal_number():
     return fn, [(tensor(3),)] * 5, change
 
 
-@program(graphs=1)
+@program(graphs=1, later=3)
 def an_item_of_a_list_that_is_overwritten():
     numbers = [3, 4]
     values = iter((5, 7, 5, 2, 9))
@@ -276,7 +276,7 @@ def an_item_of_a_list_that_is_overwritten():
     return fn, [(tensor(3),)] * 5, change
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_number_of_a_module_that_is_overwritten():
     module = types.ModuleType("settings")
     module.n = 3
@@ -294,7 +294,7 @@ def a_number_of_a_module_that_is_overwritten():
     return fn, [(tensor(3),)] * 5, change
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_number_in_a_slot_that_is_overwritten():
     class Slots:
         __slots__ = ("n",)
@@ -318,7 +318,7 @@ def a_number_in_a_slot_that_is_overwritten():
 _number = 3
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_global_number_that_is_overwritten():
     global _number
     _number = 3
@@ -338,7 +338,7 @@ def a_global_number_that_is_overwritten():
     return fn, [(tensor(3),)] * 5, change
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def deleted_and_set_again():
     state = types.SimpleNamespace(n=3)
     values = iter((5, 7, 5, 2, 9))

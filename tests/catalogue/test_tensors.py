@@ -99,7 +99,7 @@ def detached_and_data():
     return fn, three(3)
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-effect"])
 def data_is_assigned():
     x = tensor(3)
 
@@ -110,7 +110,7 @@ def data_is_assigned():
     return fn, three(3), x
 
 
-@program()
+@program(graphs=1)
 def attributes_on_a_result():
     def fn(x):
         y = x * 2
@@ -130,7 +130,7 @@ def attributes_on_a_temporary():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def an_attribute_of_an_argument():
     x = tensor(3)
     x.factor = 3.0
@@ -227,7 +227,11 @@ def type_as_and_promotion():
     return fn, [(tensor(3), tensor(3, dtype=torch.int64)) for _ in range(3)]
 
 
-@program()
+@program(
+    graphs=3,
+    later=2,
+    breaks=["data-dependent-value", "data-dependent-value", "data-dependent-value", "data-dependent-value"],
+)
 def item_and_tolist():
     def fn(x):
         return x.sum().item(), x.tolist(), float(x[0]), int(x[1])
@@ -235,7 +239,7 @@ def item_and_tolist():
     return fn, three(3)
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-condition"])
 def a_branch_on_a_value():
     def fn(x):
         if x.sum() > 0:
@@ -265,7 +269,7 @@ def known_values_after_another_tensor_was_written():
     return fn, three(3)
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def a_known_value_that_was_written():
     def fn(x):
         n = torch.tensor([1, 2, 3])
@@ -275,7 +279,7 @@ def a_known_value_that_was_written():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def formatting_a_tensor():
     def fn(x):
         return x + 1, f"{x.shape} {x.dtype}", str(x)
@@ -315,7 +319,7 @@ def zipped_and_reversed():
     return fn, [(tensor(3, 4), tensor(3, 4)) for _ in range(3)]
 
 
-@program()
+@program(graphs=1, breaks=["data-dependent-condition"])
 def membership_in_a_tensor():
     def fn(x):
         return x * 2, 1.0 in x
@@ -323,7 +327,7 @@ def membership_in_a_tensor():
     return fn, [(torch.ones(3),), (torch.zeros(3),), (torch.ones(3),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def identity_in_containers():
     def fn(x, y):
         table = {id(x): 1, id(y): 2}
@@ -358,7 +362,7 @@ def indexing_forms():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=2, later=2, breaks=["data-dependent-shape"])
 def indexing_by_a_mask():
     def fn(x):
         return x[x > 0].sum() + x.masked_fill(x > 0, 0.0)
@@ -405,7 +409,7 @@ def assignment_through_a_mask_of_values():
     return fn, [(tensor(3, 4), tensor(3, 4)) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value", "data-dependent-value"])
 def an_index_that_is_computed():
     def fn(x):
         y = x.clone()
@@ -415,7 +419,7 @@ def an_index_that_is_computed():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def an_index_out_of_range():
     def fn(x):
         try:
@@ -465,7 +469,7 @@ def a_row_of_a_table_that_was_written_before():
     return fn, rows(2, 0, 3)
 
 
-@program()
+@program(graphs=1)
 def a_row_out_of_range_whose_number_is_in_a_tensor():
     def fn(table, step):
         try:
@@ -476,7 +480,7 @@ def a_row_out_of_range_whose_number_is_in_a_tensor():
     return fn, rows(1, 4, -9)
 
 
-@program()
+@program(graphs=1, breaks=["data-dependent-value"])
 def a_row_that_is_returned():
     def fn(table, step):
         row = table[step]
@@ -485,7 +489,7 @@ def a_row_that_is_returned():
     return fn, rows(2, 0, 3)
 
 
-@program()
+@program(graphs=1, breaks=["data-dependent-value"])
 def a_row_that_is_written():
     def fn(table, step):
         row = table[step]
@@ -495,7 +499,7 @@ def a_row_that_is_written():
     return fn, rows(2, 0, 3)
 
 
-@program()
+@program(graphs=1, breaks=["data-dependent-value"], eager=["unsupported-effect"])
 def a_row_of_a_table_that_is_written_afterwards():
     def fn(table, step):
         table = table * 1
@@ -506,7 +510,7 @@ def a_row_of_a_table_that_is_written_afterwards():
     return fn, rows(2, 0, 3)
 
 
-@program()
+@program(graphs=1, breaks=["data-dependent-condition", "data-dependent-value"], eager=["unsupported-effect"])
 def a_row_that_lives_on_behind_a_break():
     def fn(table, step):
         row = table[step]
@@ -518,7 +522,11 @@ def a_row_that_lives_on_behind_a_break():
     return fn, rows(2, 0, 3)
 
 
-@program()
+@program(
+    graphs=1,
+    later=1,
+    breaks=["data-dependent-value", "unsupported-call", "unsupported-call", "unsupported-call"],
+)
 def a_row_that_is_asked_where_it_is():
     def fn(table, step):
         row = table[step]
@@ -527,7 +535,7 @@ def a_row_that_is_asked_where_it_is():
     return fn, rows(2, 0, 3)
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def a_row_that_is_laid_out_as_no_copy_is():
     def fn(table, step):
         row = table.transpose(0, 2)[step]
@@ -550,7 +558,7 @@ def where_in_every_form():
     return fn, [(tensor(3), tensor(3)) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, later=1, breaks=["data-dependent-shape"])
 def where_without_values():
     def fn(x):
         rows, columns = torch.where(x > 0)
@@ -610,7 +618,7 @@ def tensors_of_tensors():
     return fn, three(3)
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-value"])
 def a_tensor_of_zero_dimensional_tensors():
     def fn(x):
         return torch.tensor([x[0], x[1]]), torch.tensor(x.sum())
@@ -753,7 +761,7 @@ def unbound_methods():
     return fn, three(3, 2)
 
 
-@program()
+@program(graphs=1)
 def complex_numbers():
     def fn(x):
         z = torch.complex(x, x * 2)
@@ -762,7 +770,7 @@ def complex_numbers():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def a_spectrum():
     def fn(x):
         return torch.fft.irfft(torch.fft.rfft(x) * 2, n=8), torch.fft.fft(x).abs()
@@ -770,7 +778,7 @@ def a_spectrum():
     return fn, three(8)
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-object"])
 def sparse_tensors():
     def fn(x):
         return (x.to_sparse() @ x).relu()
@@ -778,7 +786,7 @@ def sparse_tensors():
     return fn, three(3, 3)
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-call"])
 def quantized_tensors():
     def fn(x):
         return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize() + 1
@@ -786,7 +794,7 @@ def quantized_tensors():
     return fn, three(3)
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def a_sparse_argument():
     def fn(x, y):
         return x @ y
@@ -794,7 +802,7 @@ def a_sparse_argument():
     return fn, [(tensor(3, 3).to_sparse(), tensor(3, 2)) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-object"])
 def nested_tensors():
     def fn(x, y):
         return torch.nested.to_padded_tensor(torch.nested.nested_tensor([x, y]), 0.0) * 2
@@ -828,7 +836,10 @@ def channels_last():
     return fn, three(1, 2, 3, 4)
 
 
-@program()
+@program(
+    graphs=0,
+    breaks=["data-dependent-shape", "data-dependent-shape", "data-dependent-shape", "data-dependent-shape"],
+)
 def unique_and_nonzero():
     def fn(x):
         return torch.unique(x), x.nonzero(), torch.bincount(x), torch.unique_consecutive(x)
@@ -858,7 +869,7 @@ def a_deque_of_tensors():
     return fn, three(4, 2)
 
 
-@program()
+@program(graphs=1)
 def copies_of_tensors():
     import copy
 
@@ -868,7 +879,7 @@ def copies_of_tensors():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def requires_grad_is_set():
     def fn(x):
         y = x.clone().requires_grad_()

@@ -52,7 +52,7 @@ def no_grad_around_the_compiled_function():
     return fn, three(3)
 
 
-@program(graphs=2)
+@program(graphs=2, breaks=["graph-break-requested"])
 def grad_mode_put_back_after_a_break_inside_of_its_opposite():
     """What leaving the context puts back is not what was there when the rest of the function began."""
 
@@ -70,7 +70,7 @@ def grad_mode_put_back_after_a_break_inside_of_its_opposite():
     return fn, three(3)
 
 
-@program(graphs=2)
+@program(graphs=2, breaks=["graph-break-requested"])
 def autocast_put_back_after_a_break_inside_of_its_opposite():
     def fn(x):
         torch.set_autocast_enabled("cpu", False)
@@ -95,7 +95,7 @@ def inference_mode_as_a_decorator():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def inference_mode_as_a_context():
     def fn(x):
         with torch.inference_mode():
@@ -117,7 +117,7 @@ def enable_grad_inside_no_grad():
     return fn, three(3)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def set_grad_enabled_as_a_context():
     def fn(x, on):
         with torch.set_grad_enabled(on):
@@ -126,7 +126,7 @@ def set_grad_enabled_as_a_context():
     return fn, [(tensor(3), True), (tensor(3), False), (tensor(3), True)]
 
 
-@program()
+@program(graphs=1)
 def set_grad_enabled_as_a_function():
     def fn(x):
         before = torch.is_grad_enabled()
@@ -138,7 +138,7 @@ def set_grad_enabled_as_a_function():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def grad_mode_is_left_changed():
     def fn(x):
         torch.set_grad_enabled(False)
@@ -185,7 +185,7 @@ def an_exit_stack_of_torch_contexts():
     return fn, three(3, 3)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-call", "unsupported-call"])
 def saved_tensors_hooks_without_gradients():
     def fn(x):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
@@ -264,7 +264,7 @@ def autocast_entered_by_hand():
     return fn, three(3, 3)
 
 
-@program(graphs=1, rtol=1e-2, atol=1e-2)
+@program(graphs=1, later=1, rtol=1e-2, atol=1e-2)
 def autocast_given_as_an_argument():
     def fn(x, context):
         with context:
@@ -277,7 +277,7 @@ def autocast_given_as_an_argument():
 # ---------------------------------------------------------------------------------------------------- defaults
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
 def set_default_dtype():
     def fn(x):
         before = torch.get_default_dtype()
@@ -290,7 +290,7 @@ def set_default_dtype():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1, later=1)
 def the_default_dtype_is_another():
     def fn(x):
         return torch.ones(3) * x, torch.tensor([1.0]), torch.arange(3.0)
@@ -322,7 +322,7 @@ def a_device_as_a_context():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def the_meta_device_as_a_context():
     def fn(x):
         with torch.device("meta"):
@@ -332,7 +332,7 @@ def the_meta_device_as_a_context():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
 def set_default_device():
     def fn(x):
         torch.set_default_device("cpu")
@@ -344,7 +344,7 @@ def set_default_device():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
 def deterministic_algorithms():
     def fn(x):
         torch.use_deterministic_algorithms(True)
@@ -378,7 +378,7 @@ def a_record_function_as_a_decorator():
     return fn, three(3)
 
 
-@program(graphs=3)
+@program(graphs=3, breaks=["data-dependent-condition", "graph-break-requested"])
 def breaks_inside_of_record_functions():
     def inner(x):
         with torch.profiler.record_function("inner"), torch.no_grad():
@@ -396,7 +396,7 @@ def breaks_inside_of_record_functions():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1)
 def sdpa_kernel_as_a_context():
     def fn(q):
         with sdpa_kernel(SDPBackend.MATH):
@@ -405,7 +405,7 @@ def sdpa_kernel_as_a_context():
     return fn, three(1, 2, 3, 4)
 
 
-@program()
+@program(graphs=1)
 def sdpa_kernel_of_several():
     def fn(q):
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
@@ -414,7 +414,7 @@ def sdpa_kernel_of_several():
     return fn, three(1, 2, 3, 4)
 
 
-@program()
+@program(graphs=1)
 def flags_of_a_backend():
     def fn(x):
         with torch.backends.mkldnn.flags(enabled=False):
@@ -431,7 +431,7 @@ def flags_of_a_backend_are_read():
     return fn, three(3, 3)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-effect", "unsupported-effect"])
 def anomaly_mode():
     def fn(x):
         with torch.autograd.set_detect_anomaly(True):
@@ -440,7 +440,7 @@ def anomaly_mode():
     return fn, three(3)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def nullcontext_or_no_grad():
     def fn(x, quiet):
         with torch.no_grad() if quiet else contextlib.nullcontext():
@@ -449,7 +449,7 @@ def nullcontext_or_no_grad():
     return fn, [(tensor(3), True), (tensor(3), False), (tensor(3), True)]
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-call"])
 def a_torch_function_mode():
     class Doubling(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -506,7 +506,7 @@ def dropout_of_every_kind():
     return fn, three(2, 2)
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def dropout_modules_follow_their_mode():
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).requires_grad_(False)
 
@@ -537,7 +537,7 @@ def draws_are_in_program_order():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1, breaks=["disabled-function"])
 def seeding_inside():
     def fn(x):
         torch.manual_seed(7)
@@ -546,7 +546,7 @@ def seeding_inside():
     return fn, three(3)
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-object"])
 def a_generator_as_an_argument():
     generator = torch.Generator().manual_seed(3)
 
@@ -556,7 +556,7 @@ def a_generator_as_an_argument():
     return fn, three(3), lambda: generator.get_state()
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def a_generator_made_inside():
     def fn(x):
         generator = torch.Generator()
@@ -566,7 +566,7 @@ def a_generator_made_inside():
     return fn, three(3)
 
 
-@program()
+@program(graphs=2, breaks=["disabled-function", "random-state", "unsupported-object", "unsupported-object"])
 def fork_rng():
     def fn(x):
         with torch.random.fork_rng(devices=[]):
@@ -577,7 +577,7 @@ def fork_rng():
     return fn, three(3)
 
 
-@program()
+@program(graphs=2, breaks=["random-state", "random-state"])
 def the_state_of_the_generator():
     def fn(x):
         state = torch.get_rng_state()
@@ -609,7 +609,7 @@ def distributions():
     return fn, [(tensor(3), tensor(3)) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, breaks=["data-dependent-condition", "data-dependent-condition"])
 def distributions_that_validate():
     def fn(logits):
         categorical = torch.distributions.Categorical(logits=logits)
@@ -619,7 +619,7 @@ def distributions_that_validate():
     return fn, three(3, 4)
 
 
-@program()
+@program(graphs=1)
 def gumbel_softmax():
     def fn(logits):
         return F.gumbel_softmax(logits, hard=True)
@@ -641,7 +641,7 @@ def under_vmap(rows, columns):
         return torch.vmap(inner, in_dims=(0, None))(torch.arange(len(rows)), torch.arange(len(columns)))
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_mode_of_torch_that_makes_indices_of_tensors():
     def fn(rows, columns):
         return under_vmap(rows, columns) + 1
@@ -649,7 +649,7 @@ def a_mode_of_torch_that_makes_indices_of_tensors():
     return fn, [(tensor(2), tensor(3)), (tensor(2), tensor(3)), (tensor(4), tensor(1))]
 
 
-@program()
+@program(graphs=0, eager=["unsupported-call"])
 def gradients_through_a_mode_of_torch_that_makes_indices_of_tensors():
     def fn(rows, columns):
         return under_vmap(rows, columns) * 2

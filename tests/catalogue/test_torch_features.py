@@ -24,21 +24,21 @@ def frozen(module: nn.Module) -> nn.Module:
 # ------------------------------------------------------------------------------------------------------ hooks
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def forward_hook_changes_the_output():
     layer = frozen(nn.Linear(4, 4))
     layer.register_forward_hook(lambda module, args, out: out * 2)
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def forward_pre_hook_changes_the_arguments():
     layer = frozen(nn.Linear(4, 4))
     layer.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def hooks_with_keyword_arguments():
     class Scale(nn.Module):
         def forward(self, x, *, by):
@@ -54,7 +54,7 @@ def hooks_with_keyword_arguments():
     return fn, [(tensor(3), 2), (tensor(3), 2), (tensor(3), 5)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def hooks_record_what_they_see():
     net = frozen(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
     seen = {}
@@ -63,7 +63,7 @@ def hooks_record_what_they_see():
     return net, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)], seen
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def hooks_append_to_a_list():
     layer = frozen(nn.Linear(4, 4))
     seen = []
@@ -75,7 +75,7 @@ def hooks_append_to_a_list():
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)], seen
 
 
-@program()
+@program(graphs=1, later=1)
 def a_hook_is_added_between_calls():
     layer = frozen(nn.Linear(4, 4))
 
@@ -93,7 +93,7 @@ def a_hook_is_added_between_calls():
     return fn, Lazily(inputs, 4)
 
 
-@program()
+@program(graphs=1, later=2)
 def a_hook_is_replaced_between_calls():
     layer = frozen(nn.Linear(4, 4))
     handles = [layer.register_forward_hook(lambda m, a, out: out + 1)]
@@ -109,7 +109,7 @@ def a_hook_is_replaced_between_calls():
     return layer, Lazily(inputs, 3)
 
 
-@program()
+@program(graphs=1, later=2)
 def a_global_hook_comes_and_goes():
     layer = frozen(nn.Linear(4, 4))
 
@@ -129,7 +129,7 @@ def a_global_hook_comes_and_goes():
     return fn, Lazily(inputs, 4)
 
 
-@program()
+@program(graphs=0)
 def an_always_called_hook_sees_a_failure():
     class Fails(nn.Module):
         def forward(self, x):
@@ -147,7 +147,7 @@ def an_always_called_hook_sees_a_failure():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)], seen
 
 
-@program()
+@program(graphs=1, later=2)
 def a_hook_is_registered_inside():
     layer = frozen(nn.Linear(4, 4))
 
@@ -160,7 +160,7 @@ def a_hook_is_registered_inside():
     return fn, [(tensor(3, 4),), (tensor(3, 4),), (tensor(3, 4),)], layer
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_hook_that_reads_its_own_state():
     class Recorder:
         def __init__(self):
@@ -203,14 +203,14 @@ class Doubled(nn.Module):
         return x / 2
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_parametrized_weight():
     layer = nn.Linear(4, 4)
     parametrize.register_parametrization(layer, "weight", Symmetric())
     return frozen(layer), [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_chain_of_parametrizations():
     layer = nn.Linear(4, 4)
     parametrize.register_parametrization(layer, "weight", Symmetric())
@@ -219,7 +219,7 @@ def a_chain_of_parametrizations():
     return frozen(layer), [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program()
+@program(graphs=1, later=1)
 def cached_parametrizations():
     layer = nn.Linear(4, 4)
     parametrize.register_parametrization(layer, "weight", Symmetric())
@@ -232,37 +232,37 @@ def cached_parametrizations():
     return fn, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def weight_norm():
     layer = frozen(parametrizations.weight_norm(nn.Linear(4, 4)))
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program()
+@program(graphs=1, later=1)
 def old_weight_norm():
     layer = frozen(torch.nn.utils.weight_norm(nn.Linear(4, 4)))
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def spectral_norm_in_eval():
     layer = frozen(parametrizations.spectral_norm(nn.Linear(4, 4))).eval()
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def spectral_norm_in_training_writes_its_buffers():
     layer = frozen(parametrizations.spectral_norm(nn.Linear(4, 4)))
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)], layer
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def orthogonal_weight():
     layer = frozen(parametrizations.orthogonal(nn.Linear(4, 4)))
     return layer, [(tensor(3, 4),), (tensor(3, 4),), (tensor(2, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def a_convolution_with_weight_norm_in_a_network():
     net = nn.Sequential(parametrizations.weight_norm(nn.Conv1d(2, 3, 3)), nn.ReLU(), nn.Flatten())
     return frozen(net), [(tensor(2, 2, 8),), (tensor(2, 2, 8),), (tensor(1, 2, 8),)]
@@ -271,7 +271,7 @@ def a_convolution_with_weight_norm_in_a_network():
 # ---------------------------------------------------------------------------------------------------- sequences
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def lstm():
     net = frozen(nn.LSTM(4, 5, num_layers=2))
     return net, [(tensor(3, 2, 4),), (tensor(3, 2, 4),), (tensor(5, 2, 4),)]
@@ -325,7 +325,7 @@ def unbatched_lstm():
     return net, [(tensor(3, 4),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def packed_lstm():
     net = frozen(nn.LSTM(4, 5, batch_first=True))
 
@@ -338,7 +338,16 @@ def packed_lstm():
     return fn, [(tensor(3, 4, 4), [4, 2, 3]) for _ in range(3)]
 
 
-@program()
+@program(
+    graphs=2,
+    breaks=[
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
+    ],
+)
 def packed_gru_with_lengths_in_a_tensor():
     net = frozen(nn.GRU(4, 5))
 
@@ -379,7 +388,7 @@ def parameters_to_vector():
     return fn, [(tensor(8),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-effect"])
 def vector_to_parameters():
     net = frozen(nn.Linear(3, 2))
 
@@ -390,7 +399,7 @@ def vector_to_parameters():
     return fn, [(tensor(8),) for _ in range(3)], net
 
 
-@program()
+@program(graphs=1, later=1)
 def clip_grad_norm():
     net = nn.Linear(3, 2)
     for p in net.parameters():
@@ -415,7 +424,7 @@ def total_norm_of_gradients():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, eager=["unsupported-object"])
 def a_skipped_initialization():
     def fn(x):
         layer = torch.nn.utils.skip_init(nn.Linear, 3, 2)
@@ -424,7 +433,7 @@ def a_skipped_initialization():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def a_module_made_inside():
     def fn(x):
         layer = nn.Linear(3, 2)
@@ -433,7 +442,7 @@ def a_module_made_inside():
     return fn, [(tensor(2, 3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def a_buffer_registered_inside():
     class Counts(nn.Module):
         def __init__(self):
@@ -471,7 +480,21 @@ def a_buffer_made_inside():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(
+    graphs=2,
+    later=1,
+    breaks=[
+        "tensor-subclass",
+        "tensor-subclass",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+    eager=["tensor-subclass", "tensor-subclass", "tensor-subclass"],
+)
 def a_lazy_layer():
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
 
@@ -502,7 +525,7 @@ class Logged(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@program()
+@program(graphs=0, eager=["tensor-subclass"])
 def a_plain_subclass_as_an_argument():
     def fn(x):
         y = x * 2
@@ -511,7 +534,7 @@ def a_plain_subclass_as_an_argument():
     return fn, [(tensor(3).as_subclass(Plain),) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, breaks=["tensor-subclass"], eager=["tensor-subclass"])
 def a_subclass_is_made_inside():
     def fn(x):
         y = x.as_subclass(Plain)
@@ -520,7 +543,7 @@ def a_subclass_is_made_inside():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, breaks=["tensor-subclass"], eager=["tensor-subclass"])
 def a_subclass_of_parameter():
     class Net(nn.Module):
         def __init__(self):
@@ -533,7 +556,7 @@ def a_subclass_of_parameter():
     return Net(), [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, breaks=["tensor-subclass"], eager=["tensor-subclass"])
 def a_subclass_with_a_torch_function():
     def fn(x):
         del Logged.calls[:]
@@ -544,7 +567,7 @@ def a_subclass_with_a_torch_function():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-call"])
 def an_object_with_a_torch_function():
     class Scaled:
         def __init__(self, factor):
@@ -642,7 +665,7 @@ def a_custom_operator_writes_a_view():
     return fn, [(tensor(3), tensor(2, 3)) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, breaks=["unsupported-call"])
 def a_custom_operator_without_a_fake():
     def fn(x):
         return positive(x * 2) + 1
@@ -667,7 +690,7 @@ def a_composite_operator_of_a_library():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-call"])
 def an_operator_of_a_library_for_the_cpu_only():
     def fn(x):
         return torch.ops.catalogue.next(x) * 2
@@ -675,7 +698,7 @@ def an_operator_of_a_library_for_the_cpu_only():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1, breaks=["unsupported-call"])
 def an_operator_without_a_kernel():
     def fn(x):
         try:
@@ -708,7 +731,7 @@ def operators_by_their_overloads():
 # ------------------------------------------------------------------------------- code that asks whether it is compiled
 
 
-@program(graphs=1)
+@program(graphs=1, later=2)
 def a_default_that_is_only_made_where_nothing_compiles():
     def fn(x, mask=None):
         if mask is None and not torch.compiler.is_compiling():
@@ -718,7 +741,7 @@ def a_default_that_is_only_made_where_nothing_compiles():
     return fn, [(tensor(2, 3),), (tensor(2, 3), tensor(2)), (tensor(4, 3),)]
 
 
-@program(graphs=2)
+@program(graphs=2, later=3, breaks=["data-dependent-condition"])
 def a_default_that_is_only_made_where_nothing_compiles_before_a_break():
     def fn(x, mask=None):
         if mask is None and not smelt.is_compiling():
@@ -729,7 +752,7 @@ def a_default_that_is_only_made_where_nothing_compiles_before_a_break():
     return fn, [(tensor(2, 3),), (tensor(2, 3), tensor(2)), (tensor(4, 3),)]
 
 
-@program(graphs=2)
+@program(graphs=2, later=4, breaks=["data-dependent-value"])
 def a_default_that_is_only_made_where_nothing_compiles_after_a_break():
     def fn(x, mask=None):
         y = x + x.sum().item()
@@ -740,7 +763,7 @@ def a_default_that_is_only_made_where_nothing_compiles_after_a_break():
     return fn, [(tensor(2, 3),), (tensor(2, 3), tensor(2)), (tensor(4, 3),)]
 
 
-@program()
+@program(graphs=0, later=1, eager=["user-exception"])
 def an_error_of_code_that_asks_whether_it_is_compiled():
     def fn(x, weight):
         if torch.compiler.is_compiling():

@@ -1,4 +1,7 @@
-"""Programs that use `torch.func` and `torch.vmap`."""
+"""Programs that use `torch.func` and `torch.vmap`.
+
+PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is tested.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def vmap_of_a_lambda():
     return fn, [(rand(3, 4),), (rand(3, 4),), (rand(3, 4),)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def vmap_with_in_dims_and_out_dims():
     def fn(x, w):
         return torch.vmap(lambda a, b: a @ b, in_dims=(1, None), out_dims=1)(x, w)
@@ -42,7 +45,7 @@ def nested_vmap():
     return fn, [(rand(3, 4), rand(5, 4)), (rand(3, 4), rand(5, 4)), (rand(3, 4), rand(5, 4))]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def vmap_as_a_decorator_of_a_nested_function():
     def fn(x):
         @torch.vmap
@@ -87,7 +90,7 @@ def vmap_with_same_randomness():
     return fn, [(rand(3, 4),), (rand(3, 4),), (rand(3, 4),)]
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def vmap_with_randomness_error():
     def fn(x):
         return torch.vmap(lambda row: row + torch.rand(4))(x)
@@ -169,7 +172,7 @@ def vmap_of_closed_over_tensor():
     return fn, [(rand(3, 4), rand(5, 4)), (rand(3, 4), rand(5, 4)), (rand(3, 4), rand(5, 4))]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def vmap_of_a_module():
     layer = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5)).requires_grad_(False)
 
@@ -179,7 +182,7 @@ def vmap_of_a_module():
     return fn, [(rand(3, 4),), (rand(3, 4),), (rand(2, 4),)]
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def vmap_with_mismatched_sizes_raises():
     def fn(x, y):
         return torch.vmap(torch.add)(x, y)
@@ -187,7 +190,7 @@ def vmap_with_mismatched_sizes_raises():
     return fn, [(rand(3, 4), rand(2, 4)), (rand(3, 4), rand(2, 4)), (rand(3, 4), rand(2, 4))]
 
 
-@program()
+@program(graphs=0, eager=["user-exception"])
 def vmap_with_an_item_raises():
     def fn(x):
         return torch.vmap(lambda row: row * row.sum().item())(x)
@@ -195,7 +198,7 @@ def vmap_with_an_item_raises():
     return fn, [(rand(3, 4),), (rand(3, 4),), (rand(3, 4),)]
 
 
-@program()
+@program(graphs=1)
 def an_error_inside_vmap_is_caught():
     def fn(x):
         try:
@@ -318,7 +321,7 @@ def jvp_with_aux():
     return fn, [(rand(3), rand(3)) for _ in range(3)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def jacobian_by_rows():
     def fn(x):
         return torch.func.jacrev(lambda y: y.sin() * y.sum())(x)
@@ -367,7 +370,7 @@ def batched_jacobian():
     return fn, [(rand(2, 3), rand(4, 3)) for _ in range(3)]
 
 
-@program()
+@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-object"])
 def linearize():
     def fn(x, v):
         out, jvp_of = torch.func.linearize(lambda y: y.sin() * 3, x)
@@ -439,7 +442,7 @@ def an_ensemble_of_stacked_modules():
     return fn, [(rand(5, 4),) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def stack_module_state_inside():
     nets = [nn.Linear(4, 2).requires_grad_(False) for _ in range(3)]
 
@@ -510,7 +513,7 @@ def gradient_steps_in_a_loop():
     return fn, [(rand(5, 3), rand(3)) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, breaks=["input-output"])
 def a_break_inside_vmap():
     def fn(x):
         def inner(row):
@@ -523,7 +526,7 @@ def a_break_inside_vmap():
     return fn, [(rand(3, 4),) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, breaks=["input-output"])
 def a_break_inside_grad():
     def fn(x):
         def loss(y):
@@ -535,7 +538,7 @@ def a_break_inside_grad():
     return fn, [(rand(3),) for _ in range(3)]
 
 
-@program()
+@program(graphs=2, later=2, breaks=["input-output", "input-output"])
 def a_break_inside_a_forward_derivative():
     def fn(x):
         def inner(y):
@@ -567,7 +570,7 @@ def gradients_by_the_transform_and_by_the_caller():
     return fn, [(rand(3), rand(3)) for _ in range(3)]
 
 
-@program()
+@program(graphs=1)
 def a_transform_of_a_parameter():
     layer = nn.Linear(3, 2)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 import smelt
-from tests.harness.catalogue import program, tensor
+from tests.harness.catalogue import INLINED, program, tensor
 
 
-@program()
+@program(graphs=1, breaks=["graph-break-requested"])
 def one_list_under_two_names_across_a_break():
     def fn(x):
         values = [x + 1, x]
@@ -20,7 +20,7 @@ def one_list_under_two_names_across_a_break():
     return fn, [(tensor(2),)] * 3
 
 
-@program()
+@program(graphs=2, breaks=["graph-break-requested", "unsupported-object"], unlike={"3.12": INLINED})
 def a_list_named_like_its_class_is_extended_after_a_break():
     def fn(x):
         return [v + 1 for v in (smelt.graph_break() or y for y in (x, x * 2))]
@@ -42,7 +42,9 @@ def parameters_named_like_builtins():
     return fn, [([5, 6], {}, torch.ones(2), "s") for _ in range(3)]
 
 
-@program(grad=True)
+@program(
+    graphs=2, breaks=["graph-break-requested", "unsupported-object"], eager=["unsupported-object"], grad=True
+)
 def a_view_that_autograd_has_given_up_on():
     def fn(x):
         x = x * 1
@@ -54,7 +56,7 @@ def a_view_that_autograd_has_given_up_on():
     return fn, [(tensor(2, 3, requires_grad=True),)] * 3
 
 
-@program(grad=True)
+@program(graphs=2, breaks=["graph-break-requested"], grad=True)
 def text_of_a_tensor_whose_history_is_before_a_break():
     def fn(x):
         y = torch.ones_like(x) + x * 0
@@ -77,7 +79,7 @@ def builtins_that_write_are_called_by_native_code():
     return fn, [(1,), (1,), (2,)], seen
 
 
-@program()
+@program(graphs=0)
 def the_context_of_an_operators_error():
     def fn(x, log):
         x = x * 1
