@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from smelt.capture.base.values import MISSING
-from smelt.capture.outside import undo_log as fx
+from smelt.capture.outside import effects as fx
 from smelt.capture.outside.undo_log import restore_contents
 from smelt.errors import Unsupported
 from smelt.graph.run import run

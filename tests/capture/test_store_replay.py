@@ -11,7 +11,7 @@ from torch import nn
 
 from smelt.capture.base.values import MISSING
 from smelt.capture.emit.replay import stores_of
-from smelt.capture.outside import undo_log as fx
+from smelt.capture.outside import effects as fx
 from smelt.guards.origin import Origin
 from tests.harness.emitted import HandMadeFrame, fake_of_two
 

@@ -26,8 +26,9 @@ from smelt.capture.driver.errors import UserException
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
 from smelt.capture.library import function_transforms, gradients
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, wrapping
+from smelt.capture.outside.effects import Effect
 from smelt.capture.outside.registry import Outside
-from smelt.capture.outside.undo_log import Effect
 from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes
 from smelt.errors import Unsupported
@@ -117,8 +118,8 @@ def _prepared(attempt: Attempt) -> VM:
     vm.trace.copies.allowed = attempt.copies
     vm.frames.depth_limit -= _stack_depth()
     vm.stopping.path = attempt.stop.path if attempt.stop else ()
-    vm.outside.dynamic = attempt.symbolic
-    vm.outside.follows_counts = attempt.counts_symbolic
+    vm.outside.numbers.dynamic = attempt.symbolic
+    vm.outside.numbers.follows_counts = attempt.counts_symbolic
     vm.disclosed.compiling = attempt.says_compiling
     return vm
 
@@ -128,7 +129,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         error,
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
-        counts=frozenset(origin.path for origin in vm.outside.readings),
+        counts=frozenset(origin.path for origin in vm.outside.numbers.readings),
     )
 
 
@@ -139,15 +140,15 @@ def _capture(
     vm.contexts.under_modes = context_managers.check_modes()
     function_transforms.check_start(vm.contexts.transforms)
     snapshot = state.snapshot()
-    outside.guard("global_state", None, snapshot)
-    outside.const(fn)
-    outside.made_function(fn)  # entries belong to its code object
+    outside.facts.guard("global_state", None, snapshot)
+    outside.origins.const(fn)
+    outside.facts.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
     hashed.clear()
     with trace:
         frame = Frame(code, fn, [NULL] * code.nlocals)
         for i, value in enumerate(slots):
-            frame.locals[i] = outside.wrap(value, Origin("arg", code.local_names[i], None, i))
+            frame.locals[i] = wrapping.wrap(outside, value, Origin("arg", code.local_names[i], None, i))
         try:
             ending = _run_root(vm, frame, stop)
             _check_left(vm, ending)
@@ -158,8 +159,8 @@ def _capture(
             function_transforms.restore(vm.contexts.transforms)
         effects = (*outside.log.effects(), *settings)
         gradients.record_backward(vm, _left_behind(ending, effects))
-        outside.guard_distinct()
-        outside.guard_changed_classes()
+        changes.guard_distinct(outside)
+        changes.guard_changed_classes(outside)
         _guard_hashed(vm)
         _guard_offsets(vm)
         gradients.check_end(vm)
@@ -176,9 +177,9 @@ def _capture(
     return CapturedFrame(
         traced=traced,
         input_origins=tuple(outside.origins[id(f)] for f in traced.inputs),
-        guards=(*outside.guards, *_overlap_guards(vm, traced)),
+        guards=(*outside.facts.guards, *_overlap_guards(vm, traced)),
         ending=ending,
-        origin_of=outside.origin_of,
+        origin_of=outside.origins.of,
         effects=effects,
         code=fn.__code__,
         name=name,
@@ -252,7 +253,7 @@ def _check_left(vm: VM, ending: Ending) -> None:
 
 def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's end and stores need."""
-    return collect_fakes(_left_behind(ending, effects), vm.outside.origin_of)
+    return collect_fakes(_left_behind(ending, effects), vm.outside.origins.of)
 
 
 def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[object]:
@@ -265,7 +266,7 @@ def _guard_hashed(vm: VM) -> None:
     origins = tuple(vm.outside.origins[id(f)] for f in hashed.values() if vm.trace.is_input(f))
     hashed.clear()
     if len(origins) > 1:
-        vm.outside.guard("distinct", origins[0], origins, key="hashed")
+        vm.outside.facts.guard("distinct", origins[0], origins, key="hashed")
 
 
 def _guard_offsets(vm: VM) -> None:
@@ -274,7 +275,7 @@ def _guard_offsets(vm: VM) -> None:
     for fake in vm.trace.inputs if storages else ():
         if fake.storage_key in storages:
             origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
-            vm.outside.guard("eq", origin, fake.elem.storage_offset())
+            vm.outside.facts.guard("eq", origin, fake.elem.storage_offset())
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:

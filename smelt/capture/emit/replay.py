@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.capture.base.values import MISSING
-from smelt.capture.outside import undo_log as fx
+from smelt.capture.outside import effects as fx
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 

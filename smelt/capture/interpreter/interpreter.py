@@ -35,6 +35,7 @@ from smelt.capture.library import (
 )
 from smelt.capture.machine.state import Contexts, Exceptions
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
 from smelt.capture.outside.registry import Outside
 from smelt.capture.protocol import (
     arity,
@@ -145,7 +146,7 @@ class Interpreter(VM):
             raise Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another")
             )
-        self.outside.guard("eq", self.outside.const(sys.exception).child("call", None), None)
+        self.outside.facts.guard("eq", self.outside.origins.const(sys.exception).child("call", None), None)
         return None
 
     # ---- the loop
@@ -270,7 +271,7 @@ class Interpreter(VM):
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
             )
-        return self.outside.wrap(real, origin)
+        return wrapping.wrap(self.outside, real, origin)
 
 
 _STDLIB = types.__file__.rsplit("/", 1)[0] + "/"

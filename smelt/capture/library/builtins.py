@@ -25,6 +25,7 @@ from smelt.capture.base.values import (
     instance_dict,
 )
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, contents
 from smelt.capture.protocol import attributes, callbacks, formatting, library_reads, scopes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.standins.arrays import Array
@@ -97,7 +98,7 @@ def _callable(vm: VM, args: Any, kwargs: Any) -> bool:
 
 @builtin(id)
 def _id(vm: VM, args: Any, kwargs: Any) -> int:
-    vm.outside.use_identity(args[0])
+    vm.outside.facts.use_identity(args[0])
     return id(
         vm.trace.real(args[0]) if type(args[0]) is FakeTensor and vm.trace.is_input(args[0]) else args[0]
     )
@@ -158,7 +159,7 @@ def _made_by(vm: VM, meta: Any, name: str, bases: Any, namespace: Any, kwds: Any
             return _new_class(vm, meta, (name, bases, namespace), kwds)
     made = vm.call(meta, (name, bases, namespace), kwds)
     if isinstance(made, type):
-        vm.outside.forget_class(made)
+        vm.outside.origins.made_class(made)
     return made
 
 
@@ -169,7 +170,7 @@ def _new_class(vm: VM, make: Any, args: Any, kwargs: Any) -> Any:
         made = callbacks.in_window(vm, make, args, kwargs)
     finally:
         vm.classes.being_made.pop()
-    vm.outside.forget_class(made)
+    vm.outside.origins.made_class(made)
     return made
 
 
@@ -237,8 +238,8 @@ def _object_delattr(vm: VM, args: Any, kwargs: Any) -> None:
     obj, name = args
     if type(obj) is FakeTensor:
         return attributes.delete_attr(vm, obj, name)
-    vm.outside.touch(obj)
-    vm.outside.attributes.pop(id(obj), None)
+    changes.touch(vm.outside, obj)
+    vm.outside.memo.by_id.pop(id(obj), None)
     object.__delattr__(obj, name)
 
 
@@ -295,8 +296,8 @@ def _unary_protocol(fn: Any, name: str, fallbacks: tuple[str, ...] = ()) -> None
             if found is not None:
                 return vm.call_function(found, tuple(args), kwargs)
         if args and _tells_identity(fn, args[0]):
-            vm.outside.use_identity(args[0])
-        return vm.native(fn, [vm.native_argument(vm.outside.view(a)) for a in args], kwargs)
+            vm.outside.facts.use_identity(args[0])
+        return vm.native(fn, [vm.native_argument(contents.view(vm.outside, a)) for a in args], kwargs)
 
     BUILTINS[fn] = handler
 

@@ -15,6 +15,7 @@ from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, MISSING, instance_dict, is_identity
 from smelt.capture.library import gradients
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.containers import mapping
@@ -112,7 +113,7 @@ def _copy_native(vm: VM, obj: Any, memo: dict[int, Any] | None, part: _Part) -> 
         _copy_attributes(vm, obj, made, part)
         return made
     if kind in PURE_TYPES or kind is bytearray:
-        vm.outside.check_readable(obj)
+        vm.outside.facts.check_readable(obj)
         return (copy.copy if memo is None else copy.deepcopy)(obj)
     raise unsupported(f"copying a {kind.__qualname__}")
 
@@ -174,7 +175,9 @@ def _copy_attributes(vm: VM, obj: Any, made: Any, part: _Part) -> None:
         if attributes.read_slot(obj, name) is not MISSING:
             object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
     if own is not None and id(obj) in vm.outside.origins and obj not in vm.outside.log:
-        vm.outside.guard("len", vm.outside.origins[id(vm.outside.own_dict(obj, own))], len(own))
+        vm.outside.facts.guard(
+            "len", vm.outside.origins[id(changes.own_dict(vm.outside, obj, own))], len(own)
+        )
 
 
 def _slots(cls: type) -> Iterable[str]:

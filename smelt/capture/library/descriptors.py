@@ -15,6 +15,7 @@ from smelt.capture.base.handlers import CODES, Handler, builtin, function, metho
 from smelt.capture.base.native_functions import nested_codes
 from smelt.capture.base.values import FunctionType, MethodType
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes
 
 # --------------------------------------------------------------------------------------------- called by name
@@ -77,9 +78,9 @@ def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> Any:
     registry = _cell(dispatch, "registry")
     if id(dispatch) in vm.outside.origins:
         at = dispatch.__code__.co_freevars.index("registry")
-        vm.outside.wrap(registry, vm.outside.const(dispatch).child("cell", at))
-        vm.outside.open(registry)
-    vm.outside.use_class(cls)
+        wrapping.wrap(vm.outside, registry, vm.outside.origins.const(dispatch).child("cell", at))
+        contents.open(vm.outside, registry)
+    vm.outside.facts.use_class(cls)
     return dispatch(cls)
 
 
@@ -92,7 +93,7 @@ def _wrapper(vm: VM, fn: FunctionType, args: Any, kwargs: Any) -> Any:
         return fn(*args, **kwargs)  # raises
     dispatch = _cell(fn, "dispatch")
     if id(fn) in vm.outside.origins:
-        vm.outside.const(dispatch)
+        vm.outside.origins.const(dispatch)
     chosen = _implementation(vm, dispatch, attributes.load_attr(vm, args[0], "__class__"))
     return vm.call(chosen, args, kwargs)
 

@@ -63,7 +63,7 @@ def _evaluated(vm: VM, mode: str, args: Any, kwargs: Any) -> Any:
     if type(source) is not types.CodeType or source.co_freevars:
         raise unsupported(f"{mode}() of a {type(source).__qualname__}")
     made = FunctionType(source, scope)
-    vm.outside.made_function(made)
+    vm.outside.facts.made_function(made)
     code = vm.decode(source)
     frame = Frame(code, made, [NULL] * code.nlocals)
     frame.namespace = names

@@ -35,7 +35,8 @@ from smelt.capture.base.values import (
     items_of,
 )
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside.undo_log import Call
+from smelt.capture.outside import contents, wrapping
+from smelt.capture.outside.effects import Call
 from smelt.capture.protocol import attributes, callbacks, calls, cells
 from smelt.capture.rebuilding.kinds import KINDS, Kind, is_constant
 from smelt.capture.rebuilding.kinds import unsupported as cannot_rebuild
@@ -96,9 +97,9 @@ def _hold(vm: VM, value: Any, depth: int = 0) -> None:
     if kind is FunctionType and _is_fresh(vm, value):
         _hold_function(vm, value, depth)
     elif id(value) in vm.outside.origins and kind not in (list, tuple, dict):
-        vm.outside.use_identity(value)
+        vm.outside.facts.use_identity(value)
     elif is_identity(value):
-        if isinstance(value, type) and vm.outside.is_fresh_class(value):
+        if isinstance(value, type) and vm.outside.origins.is_made_class(value):
             raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
     elif kind in _PARTS:
         for part in _PARTS[kind](value):
@@ -157,7 +158,7 @@ def _contents(cell: types.CellType) -> Any:
 def _apply(vm: VM, args: Any, kwargs: Any) -> Any:
     """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
     cls, *rest = args
-    vm.outside.use_class(cls)
+    vm.outside.facts.use_class(cls)
     if torch._C._are_functorch_transforms_active():
         raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
     if torch.autograd.function._is_setup_context_defined(cls.setup_context):
@@ -167,7 +168,7 @@ def _apply(vm: VM, args: Any, kwargs: Any) -> Any:
         rest, kwargs = list(bound.args), bound.kwargs
     if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
         return _run_apply(vm, cls, rest, kwargs)
-    if vm.outside.is_fresh_class(cls):
+    if vm.outside.origins.is_made_class(cls):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
     if vm.trace.autograd.custom is None:
         vm.trace.autograd.custom = CustomFunctions(lambda run: callbacks.in_window(vm, run, ()))
@@ -180,9 +181,10 @@ def _requires_grad(value: Any) -> bool:
 
 def _run_apply(vm: VM, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     apply = super(_Function, cls).apply
-    args = [vm.outside.view(a) for a in args]
-    return vm.outside.fake(
-        callbacks.in_window(vm, apply, args, {k: vm.outside.view(v) for k, v in kwargs.items()})
+    args = [contents.view(vm.outside, a) for a in args]
+    return wrapping.fake(
+        vm.outside,
+        callbacks.in_window(vm, apply, args, {k: contents.view(vm.outside, v) for k, v in kwargs.items()}),
     )
 
 
@@ -206,7 +208,7 @@ def record_backward(vm: VM, roots: Sequence[Any]) -> None:
     log.closed = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
-        trace.record_backward(collect_fakes(roots, vm.outside.origin_of))
+        trace.record_backward(collect_fakes(roots, vm.outside.origins.of))
     finally:
         vm.running, log.closed = False, ""
     if state.read() != settings or vm.contexts.entered:
@@ -217,7 +219,7 @@ def record_backward(vm: VM, roots: Sequence[Any]) -> None:
 
 def _held(vm: VM, roots: Sequence[Any]) -> list[Any]:
     """What the objects hold that the program has made and leaves behind."""
-    found = reach(roots, vm.outside.origin_of)
+    found = reach(roots, vm.outside.origins.of)
     made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
     return [[p if is_constant(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
 
@@ -357,8 +359,8 @@ def _grad(vm: VM, args: Any, kwargs: Any) -> Any:
     for fake in list(vm.trace.inputs):
         if fake.requires_grad:
             _check_leaf(vm, fake)
-    args = [vm.outside.view(a) for a in args]
-    kwargs = {k: vm.outside.view(v) for k, v in kwargs.items()}
+    args = [contents.view(vm.outside, a) for a in args]
+    kwargs = {k: contents.view(vm.outside, v) for k, v in kwargs.items()}
     with _natively(vm, torch.autograd.grad):
         return callbacks.in_window(vm, torch.autograd.grad, args, kwargs)
 

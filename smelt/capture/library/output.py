@@ -27,7 +27,8 @@ from smelt.capture.base.values import LEAF_TYPES, instance_dict, is_constant
 from smelt.capture.breaks import chains
 from smelt.capture.breaks.chains import CHAIN_MODULE
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside.undo_log import Call
+from smelt.capture.outside import contents
+from smelt.capture.outside.effects import Call
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.formatting import convert
 from smelt.capture.standins.texts import Text
@@ -58,7 +59,7 @@ def _is_known(value: Any) -> bool:
 
 def defer(vm: VM, fn: Any, *args: Any, **kwargs: Any) -> None:
     """`fn(*args, **kwargs)` is to be called by the compiled frame."""
-    vm.outside.const(fn)
+    vm.outside.origins.const(fn)
     vm.outside.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))
 
 
@@ -239,7 +240,7 @@ def _warn(vm: VM, args: Any, kwargs: Any) -> None:
     if isinstance(place, int):
         defer(vm, warn_caller, message, category, place)
     else:
-        vm.outside.const(place.globals)
+        vm.outside.origins.const(place.globals)
         defer(vm, warn, message, category, place.filename, place.line, place.globals)
 
 
@@ -256,10 +257,10 @@ def _warn_signature(
 def _warning_action(vm: VM, message: Any, category: type, place: Place | int) -> str:
     """What the filters, which are guarded, say; they must not depend on text or a place that is known only later."""
     filters = attributes.load_attr(vm, warnings, "filters")
-    origin = vm.outside.origin(filters)
-    vm.outside.guard("len", origin, len(filters))
+    origin = vm.outside.origins.known(filters)
+    vm.outside.facts.guard("len", origin, len(filters))
     for i, entry in enumerate(filters):
-        vm.outside.guard("id", origin.child("item", i), entry)
+        vm.outside.facts.guard("id", origin.child("item", i), entry)
     text = message if type(message) in (str, Text) else convert(vm, str, message)
     for action, pattern, kind, module, line in filters:
         if not issubclass(category, kind):
@@ -349,7 +350,7 @@ def _is_logging_file(filename: str) -> bool:
 def _check_logger(vm: VM, logger: Any) -> None:
     """Guards whom a record reaches. Raises Unsupported where that is code of the user's."""
     if id(logger) not in vm.outside.origins:
-        vm.outside.const(logger)
+        vm.outside.origins.const(logger)
     cls = type(logger)
     if any(vm.type_info(cls).find(n)[2] not in (logging.Logger, logging.Filterer) for n in _OWN):
         raise unsupported(f"logging with a {cls.__qualname__}, which has methods of its own", OUTPUT)
@@ -386,7 +387,7 @@ def _message(vm: VM, message: Any, values: tuple[Any, ...]) -> tuple[Any, tuple[
 def _extra(vm: VM, extra: Any) -> Any:
     if extra is None:
         return None
-    found = dict(vm.outside.view(extra, deep=False))
+    found = dict(contents.view(vm.outside, extra, deep=False))
     if not all(map(is_constant, found.values())):
         raise unsupported("logging with objects as extra", OUTPUT)
     return found
@@ -418,7 +419,7 @@ def _log_to_root(level: int | None, exception: bool = False) -> Handler:
 
 
 def _state(vm: VM, obj: Any, name: str) -> Any:
-    vm.outside.origin(obj)
+    vm.outside.origins.known(obj)
     return attributes.load_attr(vm, obj, name)
 
 

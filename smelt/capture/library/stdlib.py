@@ -27,6 +27,7 @@ from smelt.capture.base.handlers import (
 from smelt.capture.base.values import MISSING
 from smelt.capture.library import gradients
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes, calls, library_reads
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
@@ -75,17 +76,17 @@ def _context_get(vm: VM, args: Any, kwargs: Any) -> Any:
 def context_get(vm: VM, variable: Any, *default: Any) -> Any:
     if id(variable) in vm.contexts.variables:
         return vm.contexts.variables[id(variable)]
-    outside, memo = vm.outside, vm.outside.memo(variable)
-    outside.use_identity(variable)
+    outside, memo = vm.outside, vm.outside.memo.of(variable)
+    outside.facts.use_identity(variable)
     reader = memo.setdefault("reader", functools.partial(variable.get, MISSING))
-    value, origin = reader(), outside.const(reader).child("call", "get")
+    value, origin = reader(), outside.origins.const(reader).child("call", "get")
     if value is not MISSING:
-        return outside.wrap(value, origin)
-    outside.guard("id", origin, MISSING)  # it is not set
+        return wrapping.wrap(outside, value, origin)
+    outside.facts.guard("id", origin, MISSING)  # it is not set
     if default:
         return default[0]
     reader = memo.setdefault("default reader", variable.get)
-    return outside.wrap(reader(), outside.const(reader).child("call", "get"))
+    return wrapping.wrap(outside, reader(), outside.origins.const(reader).child("call", "get"))
 
 
 @method(contextvars.ContextVar, "set")
@@ -204,7 +205,7 @@ def _check_own(vm: VM, tensor: FakeTensor, name: str) -> None:
 def _own_only(name: str) -> Handler:
     def handler(vm: VM, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
         _check_own(vm, tensor, name)
-        return vm.outside.fake(getattr(tensor, name)(*args, **kwargs))
+        return wrapping.fake(vm.outside, getattr(tensor, name)(*args, **kwargs))
 
     return handler
 

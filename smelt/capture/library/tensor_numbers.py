@@ -64,7 +64,7 @@ class _Unknown(Exception):
 
 def number(vm: VM, tensor: FakeTensor) -> Any:
     """The number that `tensor` holds now; None if nothing tells."""
-    if not vm.outside.follows_counts or not _is_one_float(tensor.spec):
+    if not vm.outside.numbers.follows_counts or not _is_one_float(tensor.spec):
         return None
     with vm.trace.paused():
         try:
@@ -86,9 +86,9 @@ class _Reading:
     def __init__(self, vm: VM) -> None:
         self._vm = vm
         self._trace: Trace = vm.trace
-        if vm.outside.writes is None:
-            vm.outside.writes = _Writes(self._trace)
-        self._writes: _Writes = vm.outside.writes
+        if vm.outside.numbers.writes is None:
+            vm.outside.numbers.writes = _Writes(self._trace)
+        self._writes: _Writes = vm.outside.numbers.writes
 
     def of(self, tensor: FakeTensor) -> Any:
         if tensor.storage_key not in self._trace.writes.storages:
@@ -142,8 +142,8 @@ class _Reading:
         origin = self._vm.outside.origins[id(tensor)].child("member", "item").child("call", None)
         with torch._C._DisableTorchDispatch():
             value = real.item()
-        self._vm.outside.readings.add(origin)
-        return self._vm.outside.number_at(origin, value)
+        self._vm.outside.numbers.readings.add(origin)
+        return self._vm.outside.numbers.at(origin, value)
 
     def _given(self, node: Node | None) -> Any:
         """What the operator gave."""

@@ -64,7 +64,7 @@ class VM(ABC):
         self.scopes = Scopes()
         self.cells = Cells()
         self.contexts = contexts
-        self.classes = Classes(outside.use_class)
+        self.classes = Classes(outside.facts.use_class)
         self.disclosed = Disclosed()
         self.held = HeldByGraph()
 

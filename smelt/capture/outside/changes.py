@@ -5,28 +5,26 @@ A store gives a class a new version, so a class whose attributes the trace store
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smelt.capture.base.values import MISSING, instance_dict, is_identity, is_lookup_key
+from smelt.capture.outside.registry import Outside
 from smelt.errors import Unsupported
 from smelt.guards.origin import OriginKind
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
-if TYPE_CHECKING:
-    from smelt.capture.outside.registry import Outside
-
 
 def check_changeable(outside: Outside, obj: Any) -> None:
-    if id(obj) in outside.fixed:
+    if id(obj) in outside.changed.fixed:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
 
 
 def touch(outside: Outside, obj: Any) -> None:
     """Before an outside object changes."""
-    outside.check_changeable(obj)
-    if outside.copies:
-        outside.stale.add(id(obj))
-    owner = outside.owners.get(id(obj))
+    check_changeable(outside, obj)
+    if outside.opened.copies:
+        outside.opened.stale.add(id(obj))
+    owner = outside.changed.owners.get(id(obj))
     if owner is not None:
         _touch_one(outside, owner)
     if id(obj) in outside.origins:
@@ -39,13 +37,13 @@ def note_store(outside: Outside, obj: Any, kind: OriginKind, key: Any, value: An
     if origin is None or not is_lookup_key(key):
         return
     if outside.origins.get(id(value)) is not origin.child(kind, key) or is_identity(value):
-        outside.log.store(outside.owners.get(id(obj), obj), key)
+        outside.log.store(outside.changed.owners.get(id(obj), obj), key)
 
 
 def _touch_one(outside: Outside, obj: Any) -> None:
     if outside.log.touch(obj):
-        outside.attributes.pop(id(obj), None)
-        outside.keep.append(obj)
+        outside.memo.by_id.pop(id(obj), None)
+        outside.origins.keep(obj)
         own = instance_dict(obj)
         if own is not None and id(own) in outside.origins:
             _touch_one(outside, own)
@@ -72,53 +70,53 @@ class ClassState:
 
 def touch_class(outside: Outside, cls: type, name: str, *, was_read: bool) -> None:
     """Before an attribute of an outside class changes."""
-    outside.use_class(cls)
-    names = outside.changed_classes.setdefault(cls, set())
+    outside.facts.use_class(cls)
+    names = outside.changed.classes.setdefault(cls, set())
     if not was_read and not outside.log.touches(cls, name):
         names.add(name)
 
 
 def guard_changed_classes(outside: Outside) -> None:
     """A store gives a class a new version: what is compared instead are its attributes, but for those stored."""
-    changed = outside.changed_classes
-    for key, guard in list(outside.guards_by_key.items()) if changed else ():
+    changed = outside.changed.classes
+    for key, guard in list(outside.facts.by_key.items()) if changed else ():
         if guard.kind != "type_version" or guard.origin is None:
             continue
         if not changed.keys().isdisjoint(guard.origin.value.__mro__):
-            del outside.guards_by_key[key]
+            del outside.facts.by_key[key]
             for base in guard.origin.value.__mro__:
                 if changed.keys().isdisjoint(base.__mro__):
-                    outside.use_class(base)
+                    outside.facts.use_class(base)
                 else:
                     _guard_class_attributes(outside, base, changed.get(base, set()))
 
 
 def _guard_class_attributes(outside: Outside, cls: type, besides: set[str]) -> None:
     before = {k: v for k, v in vars(cls).items() if k not in besides}
-    for (key, name), (_, _, old, *_) in outside.log._named.items():
-        if key == id(cls) and name not in besides:
+    for name, old in outside.log.names_before(cls):
+        if name not in besides:
             before.pop(name, None)
             before |= {} if old is MISSING else {name: old}
     unchanged = ClassState(cls, before, frozenset(besides))
-    outside.guard(
-        "id", outside.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True
+    outside.facts.guard(
+        "id", outside.origins.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True
     )
 
 
 def guard_distinct(outside: Outside) -> None:
     """An object that the trace changed must not be another object that the trace used."""
-    changed = {type(obj) for obj in outside.objects.values() if obj in outside.log}
+    changed = {type(obj) for obj in outside.seen.objects.values() if obj in outside.log}
     for cls in changed:
-        origins = tuple(outside.origins[k] for k, obj in outside.objects.items() if type(obj) is cls)
+        origins = tuple(outside.origins[k] for k, obj in outside.seen.objects.items() if type(obj) is cls)
         if len(origins) > 1:
-            outside.guard("distinct", origins[0], origins, key=cls)
+            outside.facts.guard("distinct", origins[0], origins, key=cls)
 
 
 def own_dict(outside: Outside, obj: Any, own: dict[str, Any]) -> dict[str, Any]:
     """`obj.__dict__` read by the user's code."""
     if id(obj) in outside.origins:
-        outside.owners[id(own)] = obj
+        outside.changed.owners[id(own)] = obj
         if id(own) not in outside.origins:
-            outside.register(own, outside.origins[id(obj)].child("dict", None))
+            outside.origins.register(own, outside.origins[id(obj)].child("dict", None))
             outside.log.touch_own(obj, own)
     return own

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,37 +16,35 @@ from smelt.capture.base.values import (
     LEAF_TYPES,
     MISSING,
     exception_fields,
-    is_constant,
     is_lookup_key,
     is_plain_key,
 )
+from smelt.capture.outside import wrapping
+from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.wrapping import guard_elements
 from smelt.errors import Unsupported
-from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain, plain_parts
-
-if TYPE_CHECKING:
-    from smelt.capture.outside.registry import Outside
 
 
 def open(outside: Outside, container: Any) -> Any:
     """Native code is going to look inside: guards all that was in an outside container before the trace, and gives
     what native code may see: the container itself, or a copy with fakes where it holds tensors."""
     key = id(container)
-    if key not in outside.opened:
-        outside.opened[key] = _guard_contents(outside, container)
-        outside.keep.append(container)
-    return _copy_with_fakes(outside, container) if outside.opened[key] else container
+    if key not in outside.opened.by_id:
+        outside.opened.by_id[key] = _guard_contents(outside, container)
+        outside.origins.keep(container)
+    return _copy_with_fakes(outside, container) if outside.opened.by_id[key] else container
 
 
 def _copy_with_fakes(outside: Outside, container: Any) -> Any:
     """Always the same copy, so that iterators and views of it see what is changed later."""
-    made = outside.copies.get(id(container))
+    made = outside.opened.copies.get(id(container))
     if made is None:
         made = _with_fakes(outside, container)
-        outside.copies[id(container)] = container, made
-        outside.copied[id(made)] = outside.origins[id(container)]
+        outside.opened.copies[id(container)] = container, made
+        outside.origins.copied[id(made)] = outside.origins[id(container)]
         return made
     _follow(made[1], _with_fakes(outside, container))
     return made[1]
@@ -54,11 +52,11 @@ def _copy_with_fakes(outside: Outside, container: Any) -> Any:
 
 def update_copies(outside: Outside) -> None:
     """After changes: the copies with fakes follow."""
-    for key in outside.stale:
-        if key in outside.copies:
-            container, made = outside.copies[key]
+    for key in outside.opened.stale:
+        if key in outside.opened.copies:
+            container, made = outside.opened.copies[key]
             _follow(made, _with_fakes(outside, container))
-    outside.stale.clear()
+    outside.opened.stale.clear()
 
 
 def _guard_contents(outside: Outside, container: Any) -> bool:
@@ -67,27 +65,15 @@ def _guard_contents(outside: Outside, container: Any) -> bool:
     if isinstance(container, dict):
         for key, _ in before:
             _check_key(outside, key)
-        outside.guard("keys", origin, tuple(k for k, _ in before))
-        wrapped = [plain(outside.item(container, k, v)) for k, v in before]
+        outside.facts.guard("keys", origin, tuple(k for k, _ in before))
+        wrapped = [plain(item(outside, container, k, v)) for k, v in before]
         return any(w is not v for w, (_, v) in zip(wrapped, before))
     if isinstance(container, set):
         guard_elements(outside, origin, before)
         return False
-    outside.guard("len", origin, len(before))
-    wrapped = [plain(outside.wrap(v, origin.child("item", i))) for i, v in enumerate(before)]
+    outside.facts.guard("len", origin, len(before))
+    wrapped = [plain(wrapping.wrap(outside, v, origin.child("item", i))) for i, v in enumerate(before)]
     return any(w is not v for w, v in zip(wrapped, before))
-
-
-def guard_elements(outside: Outside, origin: Origin, elements: Sequence[Any]) -> None:
-    """The elements of a set and their order: two equal sets may be iterated in different orders."""
-    for value in elements:
-        if not is_plain_key(value):
-            raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
-            )
-        if not is_constant(value):
-            outside.wrap(value, outside.const(value), decided=True)
-    outside.guard("keys", origin, tuple(elements))
 
 
 def _check_key(outside: Outside, key: Any) -> None:
@@ -102,19 +88,19 @@ def item(outside: Outside, container: Any, key: Any, value: Any) -> Any:
     origin = outside.origins[id(container)]
     if not is_lookup_key(key):
         _check_key(outside, key)
-    return outside.wrap(value, origin.child("item", key))
+    return wrapping.wrap(outside, value, origin.child("item", key))
 
 
 def _with_fakes(outside: Outside, container: Any) -> Any:
     if isinstance(container, dict):
         made = container.copy() if type(container) in CONTAINER_TYPES else dict(container)
         for key, value in dict.items(container):
-            dict.__setitem__(made, key, outside.view(value))
+            dict.__setitem__(made, key, view(outside, value))
         return made
     return (
-        type(container)(outside.view(v) for v in container)
+        type(container)(view(outside, v) for v in container)
         if type(container) in CONTAINER_TYPES
-        else [outside.view(v) for v in container]
+        else [view(outside, v) for v in container]
     )
 
 
@@ -127,7 +113,7 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
         return _view_items(outside, value, tuple) if deep else value
     if isinstance(value, CONTAINER_BASES):
         if id(value) in outside.origins:
-            value = outside.open(value)
+            value = open(outside, value)
         if deep and kind in (list, collections.deque):
             return _view_items(outside, value, kind)
         if deep and kind in (dict, collections.OrderedDict):
@@ -136,31 +122,31 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
     if isinstance(value, tuple):
         return _view_items(outside, value, functools.partial(tuple.__new__, kind)) if deep else value
     if isinstance(value, torch.Tensor):
-        return outside.fake(value)
+        return wrapping.fake(outside, value)
     if isinstance(value, BaseException):
-        outside.open_exception(value)
-    return outside.arrays.get(id(value), value) if kind is np.ndarray else value
+        open_exception(outside, value)
+    return outside.seen.arrays.get(id(value), value) if kind is np.ndarray else value
 
 
 def open_exception(outside: Outside, error: BaseException) -> None:
     """Native code is going to look at an exception: guards what an outside one says."""
     origin = outside.origins.get(id(error))
-    if origin is None or id(error) in outside.opened:
+    if origin is None or id(error) in outside.opened.by_id:
         return
-    outside.opened[id(error)] = False
+    outside.opened.by_id[id(error)] = False
     for name in exception_fields(type(error)):  # type: ignore[arg-type]
-        found = plain_parts(outside.wrap(getattr(error, name), origin.child("member", name)))
+        found = plain_parts(wrapping.wrap(outside, getattr(error, name), origin.child("member", name)))
         for part in found if type(found) is tuple else ():
-            outside.view(part)
+            view(outside, part)
 
 
 def _view_items(outside: Outside, value: Any, make: Callable[..., Any]) -> Any:
-    items = [outside.view(v) for v in value]
+    items = [view(outside, v) for v in value]
     return value if all(a is b for a, b in zip(items, value)) else make(items)
 
 
 def _view_dict(outside: Outside, value: Any) -> Any:
-    pairs = [(k, outside.view(v)) for k, v in dict.items(value)]
+    pairs = [(k, view(outside, v)) for k, v in dict.items(value)]
     if all(v is w for (_, v), w in zip(pairs, dict.values(value))):
         return value
     return type(value)(pairs)

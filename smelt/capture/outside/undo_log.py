@@ -22,80 +22,19 @@ from smelt.capture.base.values import (
     is_same_key,
     items_of,
 )
+from smelt.capture.outside.effects import (
+    Call,
+    DelAttr,
+    DelItem,
+    Effect,
+    Extend,
+    ReplaceContents,
+    SetAttr,
+    SetCell,
+    SetItem,
+)
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
-
-
-@dataclass(frozen=True, eq=False)
-class Effect:
-    """One store to replay. `target` is the outside object itself (find its name with `CapturedFrame.origin_of`)."""
-
-    target: Any
-
-
-@dataclass(frozen=True, eq=False)
-class SetAttr(Effect):
-    """`object.__setattr__(target, name, value)`; `type.__setattr__` for classes. No user code runs."""
-
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True, eq=False)
-class DelAttr(Effect):
-    name: str
-
-
-@dataclass(frozen=True, eq=False)
-class SetItem(Effect):
-    """`dict.__setitem__(target, key, value)`: a new or changed entry of a dictionary (also a module's globals)."""
-
-    key: Any
-    value: Any
-
-
-@dataclass(frozen=True, eq=False)
-class DelItem(Effect):
-    key: Any
-
-
-@dataclass(frozen=True, eq=False)
-class ReplaceContents(Effect):
-    """The list, set, deque or dictionary `target` holds exactly `items` (pairs for a dictionary) afterwards."""
-
-    items: tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Extend(Effect):
-    """`list.extend(target, items)`: whatever else the list holds."""
-
-    items: tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class SetCell(Effect):
-    """`target.cell_contents = value`; MISSING empties it."""
-
-    value: Any
-
-
-@dataclass(frozen=True, eq=False)
-class Call(Effect):
-    """`target(*args)`, for what it writes to the outside world; the last arguments are given by these `names`."""
-
-    args: tuple[Any, ...]
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Enter(Effect):
-    """`target.__enter__()`: a context manager that a graph break finds entered."""
-
-
-@dataclass(frozen=True, eq=False)
-class Leave(Effect):
-    """`target.__exit__(None, None, None)`: a context manager from outside, entered before a graph break."""
 
 
 @dataclass
@@ -258,6 +197,14 @@ class UndoLog:
     def touches(self, owner: Any, name: str) -> bool:
         """Whether the attribute `name` of a class, module or function has changed."""
         return (id(owner), name) in self._named
+
+    def touches_cell(self, cell: CellType) -> bool:
+        """Whether the trace has written the cell."""
+        return id(cell) in self._cells
+
+    def names_before(self, owner: object) -> Iterator[tuple[str, Any]]:
+        """The attributes of `owner` that changed, each with its value before; MISSING where there was none."""
+        return ((name, old) for (key, name), (_, _, old, *_) in self._named.items() if key == id(owner))
 
     def touches_any(self, owner: Any) -> bool:
         """Whether a name of `owner` was changed."""

@@ -7,7 +7,8 @@ import decimal
 import functools
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from smelt.capture.base.values import (
     instance_dict,
     is_constant,
     is_identity,
+    is_plain_key,
 )
-from smelt.capture.outside.contents import guard_elements
+from smelt.capture.outside.registry import Outside
 from smelt.capture.rebuilding.kinds import is_bound
 from smelt.capture.standins import arrays
 from smelt.errors import Unsupported
@@ -29,9 +31,6 @@ from smelt.guards.origin import Origin, key_name
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
-
-if TYPE_CHECKING:
-    from smelt.capture.outside.registry import Outside
 
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _VALUE_BASES = (int, float, complex, str, bytes, np.generic)
@@ -47,11 +46,13 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
     if kind in LEAF_TYPES:
         if decided:
             return value
-        if outside.dynamic and (kind is int or kind is float):
-            return outside.number(value, origin)
-        outside.guard("eq", origin, value)
+        if outside.numbers.dynamic and (kind is int or kind is float):
+            return outside.numbers.read(value, origin)
+        outside.facts.guard("eq", origin, value)
         if kind is torch.Size:
-            outside.register(value, origin)  # equal ones are made everywhere, and `is` tells them apart
+            outside.origins.register(
+                value, origin
+            )  # equal ones are made everywhere, and `is` tells them apart
         return value
     if kind is FakeTensor or kind in NUMBERS:
         return value
@@ -63,14 +64,16 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         return _wrap_bound_builtin(outside, value, origin)
     if is_identity(value):
         if not decided:
-            outside.guard("id", origin, value)
-        outside.register(value, outside.const(value) if isinstance(value, (type, FunctionType)) else origin)
+            outside.facts.guard("id", origin, value)
+        outside.origins.register(
+            value, outside.origins.const(value) if isinstance(value, (type, FunctionType)) else origin
+        )
         return value
     if isinstance(value, tuple):
         return _wrap_tuple(outside, value, origin, decided)
     if kind is frozenset and is_constant(value):
         if not decided:
-            outside.guard("eq", origin, value)
+            outside.facts.guard("eq", origin, value)
         return value
     if isinstance(value, frozenset):
         if id(value) not in outside.origins:
@@ -78,12 +81,24 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
     return _wrap_object(outside, value, origin)
 
 
+def guard_elements(outside: Outside, origin: Origin, elements: Sequence[Any]) -> None:
+    """The elements of a set and their order: two equal sets may be iterated in different orders."""
+    for value in elements:
+        if not is_plain_key(value):
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
+            )
+        if not is_constant(value):
+            wrap(outside, value, outside.origins.const(value), decided=True)
+    outside.facts.guard("keys", origin, tuple(elements))
+
+
 def _wrap_bound_builtin(outside: Outside, value: Any, origin: Origin) -> Any:
     """`values.append`: a new object at each access, known by its name and by what it is bound to."""
-    outside.guard("type", origin, BuiltinType)
-    outside.guard("eq", origin.child("member", "__name__"), value.__name__)
-    outside.wrap(value.__self__, origin.child("member", "__self__"))
-    outside.register(value, origin)
+    outside.facts.guard("type", origin, BuiltinType)
+    outside.facts.guard("eq", origin.child("member", "__name__"), value.__name__)
+    wrap(outside, value.__self__, origin.child("member", "__self__"))
+    outside.origins.register(value, origin)
     return value
 
 
@@ -94,10 +109,10 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> Any:
     if known is None:
         fake = outside.trace.fake(value, _input_name(origin))
         outside.origins[id(fake)] = outside.origins[id(value)] = origin
-        outside.keep.append(value)
+        outside.origins.keep(value)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             facts = tensor_facts(value)
-        outside.guard("tensor", origin, facts)
+        outside.facts.guard("tensor", origin, facts)
         return fake
     _alias(outside, origin, outside.origins[id(known)])
     return known
@@ -105,56 +120,57 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> Any:
 
 def _wrap_array(outside: Outside, value: Any, origin: Origin) -> Any:
     """A NumPy array: its tensor is a graph input that the compiled frame makes of it."""
-    known = outside.arrays.get(id(value))
+    known = outside.seen.arrays.get(id(value))
     if known is not None:
         _alias(outside, origin, outside.origins[id(known)])
         return known
-    outside.guard("type", origin, np.ndarray)
-    outside.guard("id", origin.child("member", "dtype"), value.dtype)
+    outside.facts.guard("type", origin, np.ndarray)
+    outside.facts.guard("id", origin.child("member", "dtype"), value.dtype)
     for name in ("shape", "strides"):
-        outside.guard("eq", origin.child("member", name), getattr(value, name))
-    outside.guard("eq", origin.child("member", "flags").child("member", "writeable"), True)
+        outside.facts.guard("eq", origin.child("member", name), getattr(value, name))
+    outside.facts.guard("eq", origin.child("member", "flags").child("member", "writeable"), True)
     with outside.trace.paused():
         real = torch.from_numpy(value)
     fake = outside.trace.fake(real, _input_name(origin))
-    made = outside.arrays[id(value)] = arrays.Array(fake, outside=True)
+    made = outside.seen.arrays[id(value)] = arrays.Array(fake, outside=True)
     outside.origins[id(fake)] = origin.child("array", None)
     outside.origins[id(made)] = outside.origins[id(value)] = origin
-    outside.keep += (value, made)
+    outside.origins.keep(value, made)
     return made
 
 
 def _alias(outside: Outside, origin: Origin, first: Origin) -> None:
     if origin is not first and origin.kind != "const":
-        outside.guard("alias", origin, first)
+        outside.facts.guard("alias", origin, first)
 
 
 def _holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
-    if not outside.dynamic:
+    if not outside.numbers.dynamic:
         return False
     path = origin.path
-    return any(p[: len(path)] == path for p in outside.dynamic)
+    return any(p[: len(path)] == path for p in outside.numbers.dynamic)
 
 
 def _wrap_tuple(outside: Outside, value: tuple[Any, ...], origin: Origin, decided: bool) -> Any:
     kind = type(value)
     if kind is tuple and is_constant(value) and not _holds_changing_numbers(outside, origin):
         if not decided:
-            outside.guard("eq", origin, value)
+            outside.facts.guard("eq", origin, value)
         return value
-    known = outside.tuples.get(id(value))
+    known = outside.seen.tuples.get(id(value))
     if known is not None:
         _alias(outside, origin, outside.origins[id(value)])
         return known
     if not decided:
-        outside.guard("type", origin, kind)
-        outside.guard("len", origin, len(value))
+        outside.facts.guard("type", origin, kind)
+        outside.facts.guard("len", origin, len(value))
     items = [
-        outside.wrap(v, origin.child("item", i), decided=decided) for i, v in enumerate(tuple.__iter__(value))
+        wrap(outside, v, origin.child("item", i), decided=decided)
+        for i, v in enumerate(tuple.__iter__(value))
     ]
-    outside.register(value, origin)
+    outside.origins.register(value, origin)
     if all(a is b for a, b in zip(items, tuple.__iter__(value))):
-        outside.tuples[id(value)] = value
+        outside.seen.tuples[id(value)] = value
         return value
     if hasattr(kind, "n_sequence_fields"):  # of C: torch.return_types.topk
         made = kind(items)
@@ -163,8 +179,8 @@ def _wrap_tuple(outside: Outside, value: tuple[Any, ...], origin: Origin, decide
     own = instance_dict(value)
     if own:
         made.__dict__.update(own)
-    outside.tuples[id(value)] = made
-    outside.register(made, origin)
+    outside.seen.tuples[id(value)] = made
+    outside.origins.register(made, origin)
     return made
 
 
@@ -173,10 +189,10 @@ def _wrap_object(outside: Outside, value: Any, origin: Origin) -> Any:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
     first = outside.origins.get(id(value))
     if first is None:
-        outside.guard("type", origin, type(value))
+        outside.facts.guard("type", origin, type(value))
         _guard_value(outside, value, origin)
-        outside.register(value, origin)
-        outside.objects[id(value)] = value
+        outside.origins.register(value, origin)
+        outside.seen.objects[id(value)] = value
     elif first is not origin and first.kind != "const":
         _alias(outside, origin, first)
     return value
@@ -188,11 +204,13 @@ def _guard_value(outside: Outside, value: Any, origin: Origin) -> None:
         kind: Any = type(value)
         reader = _plain_reader(kind)
         if reader:
-            outside.guard("eq", origin.child("member", reader).child("call", None), getattr(value, reader)())
+            outside.facts.guard(
+                "eq", origin.child("member", reader).child("call", None), getattr(value, reader)()
+            )
         else:
-            outside.guard("id", origin, value)
+            outside.facts.guard("id", origin, value)
     elif type(value) in _VALUES:
-        outside.guard("id", origin, value)
+        outside.facts.guard("id", origin, value)
 
 
 def fake(outside: Outside, value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from smelt.capture.base.values import LEAF_TYPES, NULL, FunctionType
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
 
 VARARGS, VARKEYWORDS = 4, 8
 
@@ -72,7 +73,7 @@ def _default(vm: VM, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
     decided = kind == "default"  # by the guard on the function; keyword defaults are a dictionary
     if id(fn) not in vm.outside.origins or (decided and type(value) in LEAF_TYPES):
         return value
-    return vm.outside.wrap(value, vm.outside.const(fn).child(kind, key), decided=decided)
+    return wrapping.wrap(vm.outside, value, vm.outside.origins.const(fn).child(kind, key), decided=decided)
 
 
 # ----------------------------------------------------------------------------------------------------- messages

@@ -8,6 +8,7 @@ nearly all, are made directly.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from smelt.capture.base.native_functions import REFUSED, runs_natively
 from smelt.capture.base.values import MISSING, FunctionType
 from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import symbolic_numbers
 from smelt.capture.standins.arrays import hidden_refusal
 from smelt.capture.standins.texts import Text, Unreadable
@@ -38,8 +40,8 @@ def native(vm: VM, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
         if result is not NotImplemented:
             return result
         args, kwargs = symbolic_numbers.native_arguments(fn, args, kwargs)
-    if vm.outside.stale:
-        vm.outside.update_copies()
+    if vm.outside.opened.stale:
+        contents.update_copies(vm.outside)
     kinds = vm.classes.native_reach
     for value in args:
         if kinds.get(type(value)) is not False and calls_back(kinds, value):
@@ -70,7 +72,7 @@ _UNBOUND = (FunctionType, type)
 def in_window(vm: VM, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
     """The call, in a window."""
     for value in args:
-        vm.outside.use_class(value if isinstance(value, type) else type(value))
+        vm.outside.facts.use_class(value if isinstance(value, type) else type(value))
         if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
     if _has_torch_function(vm, args):
@@ -141,12 +143,12 @@ def _note_new_class(vm: VM, slots: Sequence[Any]) -> None:
     for value in slots:
         if isinstance(value, type) and id(value) not in vm.outside.origins:
             if (value.__name__, value.__bases__) == vm.classes.being_made[-1]:
-                vm.outside.forget_class(value)
+                vm.outside.origins.made_class(value)
 
 
 def _arguments(vm: VM, fn: FunctionType, slots: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """The call that gave a frame these slots. Defaults are left to be bound again, where they are guarded."""
-    code, fake = fn.__code__, vm.outside.fake
+    code, fake = fn.__code__, functools.partial(wrapping.fake, vm.outside)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
     args = [fake(v) for v in slots[:count]]

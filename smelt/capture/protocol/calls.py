@@ -47,7 +47,8 @@ from smelt.capture.base.values import (
     is_identity,
 )
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside.undo_log import Call
+from smelt.capture.outside import changes, contents, wrapping
+from smelt.capture.outside.effects import Call
 from smelt.capture.protocol import (
     attributes,
     callbacks,
@@ -151,7 +152,7 @@ def _check_marks(fn: FunctionType) -> None:
 
 def interpret(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """Runs a Python function in the VM."""
-    vm.outside.use_function(fn)
+    vm.outside.facts.use_function(fn)
     code = vm.decode(fn.__code__)
     if code.flags & (COROUTINE | ASYNC_GENERATOR):
         raise unsupported_call(f"{fn.__qualname__} is asynchronous")
@@ -192,16 +193,18 @@ def _introspect(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
             library_reads.use_signature(vm.outside, value)
 
     def given(value: Any) -> Any:
-        return value if type(value) in _SHOWN else vm.native_argument(vm.outside.view(value))
+        return value if type(value) in _SHOWN else vm.native_argument(contents.view(vm.outside, value))
 
-    return vm.outside.fake(vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()}))
+    return wrapping.fake(
+        vm.outside, vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
+    )
 
 
 _SHOWN = (FunctionType, MethodType, types.BuiltinFunctionType)
 
 
 def run_native(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
-    view = vm.outside.view
+    view = functools.partial(contents.view, vm.outside)
     args = [
         a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args
     ]
@@ -210,7 +213,7 @@ def run_native(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     result = vm.native(fn, args, kwargs)
     if type(result) is VMCallable:
         return result.function
-    return result if type(result) is FakeTensor else vm.outside.fake(result)
+    return result if type(result) is FakeTensor else wrapping.fake(vm.outside, result)
 
 
 def call_builtin(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -227,7 +230,7 @@ def call_builtin(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
         return run_native(vm, fn, args, kwargs)
     if id(fn) in vm.outside.origins:  # stored by itself
         origin = vm.outside.origins[id(fn)]
-        owner = vm.outside.wrap(owner, origin.child("member", "__self__"))
+        owner = wrapping.wrap(vm.outside, owner, origin.child("member", "__self__"))
         fn = getattr(owner, fn.__name__)
         if not _is_known(owner):
             _check_native_object(vm, fn.__name__, owner)
@@ -287,7 +290,7 @@ def call_bound(vm: VM, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwa
         return handler(vm, owner, *args, **kwargs)
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported_call(f"{name} of a node of autograd")
-    vm.outside.check_readable(owner)
+    vm.outside.facts.check_readable(owner)
     if name == "__exit__":
         context_managers.left(vm, owner)
     if isinstance(owner, io.IOBase):
@@ -300,8 +303,8 @@ def call_bound(vm: VM, name: str, fn: Any, owner: Any, args: _Args, kwargs: _Kwa
         _check_native_object(vm, name, owner)
     if isinstance(owner, torch.Tensor):
         return run_native(vm, fn, args, kwargs)
-    args = [vm.native_argument(vm.outside.view(a)) for a in args]
-    return vm.outside.fake(vm.native(fn, args, kwargs))
+    args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
+    return wrapping.fake(vm.outside, vm.native(fn, args, kwargs))
 
 
 _NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))
@@ -334,11 +337,11 @@ def _base_type(kind: type) -> type:
 
 def _check_native_object(vm: VM, name: str, owner: Any) -> None:
     kind = type(owner)
-    vm.outside.use_content(owner)
+    vm.outside.facts.use_content(owner)
     if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *_IMMUTABLE)):
         return
     if isinstance(owner, BaseException):
-        vm.outside.open_exception(owner)
+        contents.open_exception(vm.outside, owner)
         if name in ("split", "subgroup", "derive"):
             return
     if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):
@@ -366,22 +369,24 @@ def _call_container(vm: VM, name: str, fn: Any, owner: Any, args: _Args, kwargs:
     if name == "update" and isinstance(owner, dict):
         args = [mapping_or_pairs(vm, a) for a in args]
     elif name in ("extend", "update", "union", "intersection", "difference", "fromkeys", "extendleft"):
-        args = [vm.iterable(a) if not isinstance(a, dict) else outside.view(a, deep=False) for a in args]
+        args = [
+            vm.iterable(a) if not isinstance(a, dict) else contents.view(outside, a, deep=False) for a in args
+        ]
     run = _directly if name in _BLIND_METHODS else vm.native
     if name == "sort":
         kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
     if id(owner) not in outside.origins:
-        return outside.fake(run(fn, args, kwargs))
-    seen = outside.open(owner)
+        return wrapping.fake(outside, run(fn, args, kwargs))
+    seen = contents.open(outside, owner)
     if name in PURE_METHODS:
-        return outside.fake(run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
+        return wrapping.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     if name == "remove" and seen is not owner and isinstance(owner, list):
         at = vm.native(seen.index, args)
         assert isinstance(at, int)
-        outside.touch(owner)
+        changes.touch(outside, owner)
         return list.__delitem__(owner, at)
-    outside.touch(owner)
-    return outside.fake(run(fn, args, kwargs))
+    changes.touch(outside, owner)
+    return wrapping.fake(outside, run(fn, args, kwargs))
 
 
 def call_descriptor(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
@@ -412,7 +417,7 @@ def call_lru_cached(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     origin = vm.outside.origins.get(id(fn))
     if origin is None:  # made by the trace, and so is what it holds
         return vm.native(fn, args, kwargs)
-    vm.outside.wrap(fn.__wrapped__, origin.child("attr", "__wrapped__"))
+    wrapping.wrap(vm.outside, fn.__wrapped__, origin.child("attr", "__wrapped__"))
     if all(_is_key(a) for a in (*args, *kwargs.values())) and not _makes_tensors(fn.__wrapped__):
         if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
             return _cached_output(vm, fn, args, kwargs)
@@ -446,7 +451,7 @@ def _cached_output(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if log.changed != changed or not is_constant(result):
         raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
     del log.calls[calls:]
-    vm.outside.const(fn)
+    vm.outside.origins.const(fn)
     log.call(Call(fn, (*args, *kwargs.values()), tuple(kwargs)))
     return result
 
@@ -469,7 +474,11 @@ def call_partial(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     bound = attributes.load_partial_attr(vm, fn, "args")
     keywords = attributes.load_partial_attr(vm, fn, "keywords")
     if keywords:
-        keywords = vm.outside.view(keywords, deep=False) if id(keywords) in vm.outside.origins else keywords
+        keywords = (
+            contents.view(vm.outside, keywords, deep=False)
+            if id(keywords) in vm.outside.origins
+            else keywords
+        )
         kwargs = {**keywords, **kwargs}
     return call(vm, target, (*bound, *args), kwargs)
 
@@ -489,7 +498,7 @@ def call_torch_operator(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 def call_getter(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """operator.attrgetter and itemgetter."""
     vm.frames.tail = None
-    vm.outside.use_content(fn)
+    vm.outside.facts.use_content(fn)
     parts = fn.__reduce__()[1]
     (obj,) = args
     if isinstance(fn, operator.attrgetter):
@@ -508,7 +517,7 @@ def call_getter(vm: VM, fn: Any, args: _Args, kwargs: _Kwargs) -> Any:
 def call_object(vm: VM, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """An instance with `__call__`."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
-    vm.outside.use_class(type(obj))
+    vm.outside.facts.use_class(type(obj))
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.api"):
         return call_module(vm, obj, args, kwargs)  # a compiled module inside another: one graph
     original = getattr(obj, "_smelt_original", None) if type(obj).__module__ == "smelt._native" else None
@@ -521,7 +530,7 @@ def call_object(vm: VM, obj: Any, args: _Args, kwargs: _Kwargs) -> Any:
     if how is not NON_DATA:
         return call(vm, attributes.load_attr(vm, obj, "__call__"), args, kwargs)
     if type(obj) is weakref.ref and id(obj) in vm.outside.origins:
-        return vm.outside.wrap(obj(), vm.outside.origins[id(obj)].child("call", None))
+        return wrapping.wrap(vm.outside, obj(), vm.outside.origins[id(obj)].child("call", None))
     kind = (type(obj).__module__, type(obj).__name__)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
         return run_native(vm, obj, args, kwargs)
@@ -539,7 +548,7 @@ def call_module(vm: VM, module: nn.Module, args: _Args, kwargs: _Kwargs) -> Any:
         return interpret(vm, nn.Module._call_impl, (module, *args), kwargs)
     origin = vm.outside.origins.get(id(module))
     if origin is not None:
-        vm.outside.guard("no_hooks", origin)
+        vm.outside.facts.guard("no_hooks", origin)
     function, owner = attributes.load_method(vm, module, "forward")
     vm.frames.module_callers.append(vm.frame)
     try:
@@ -566,7 +575,7 @@ def _has_hooks(vm: VM, module: nn.Module) -> bool:
     if any(_module_globals[n] for n in _GLOBAL_HOOKS):
         return True
     for name in _GLOBAL_HOOKS:
-        vm.outside.guard("len", vm.outside.const(_module_globals).child("item", name), 0)
+        vm.outside.facts.guard("len", vm.outside.origins.const(_module_globals).child("item", name), 0)
     return False
 
 
@@ -592,7 +601,7 @@ def instantiate(vm: VM, cls: type, args: _Args, kwargs: _Kwargs) -> Any:
     if refused is not None:
         raise Unsupported(Reason(*refused))
     info = vm.type_info(cls)
-    vm.outside.use_class(cls)
+    vm.outside.facts.use_class(cls)
     if info.find("__del__")[0] is not ABSENT:
         error = unsupported_call(f"{cls.__qualname__}, which has a finalizer, is instantiated")
         error.breaks = False  # a resume function would keep it alive
@@ -691,7 +700,7 @@ def native_argument(vm: VM, value: Any) -> Any:
         return VMCallable(vm, value) if _is_python(vm, value) else value
     if kind is functools.partial or (kind is BuiltinType and has_effects(value)):
         return VMCallable(vm, value)
-    vm.outside.use_content(value)
+    vm.outside.facts.use_content(value)
     if id(value) in vm.outside.origins and is_opaque(value):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
     return value
@@ -705,7 +714,7 @@ def _is_python(vm: VM, fn: Any) -> bool:
         return _is_python(vm, fn.__func__)
     if kind is functools.partial:
         return True
-    vm.outside.use_content(fn)
+    vm.outside.facts.use_content(fn)
     if isinstance(fn, type):
         return type(fn) is type and vm.type_info(fn).find("__init__")[0] is FUNCTION and fn not in BUILTINS
     return vm.type_info(kind).find("__call__")[0] is FUNCTION

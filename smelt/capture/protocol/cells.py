@@ -7,7 +7,7 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, FunctionType
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import undo_log
+from smelt.capture.outside import undo_log, wrapping
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
@@ -15,8 +15,8 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 def read_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> Any:
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
-        origin = vm.outside.const(function).child("cell", at)
-        value = vm.cells.values[id(cell)] = vm.outside.wrap(cell.cell_contents, origin)
+        origin = vm.outside.origins.const(function).child("cell", at)
+        value = vm.cells.values[id(cell)] = wrapping.wrap(vm.outside, cell.cell_contents, origin)
     return value
 
 
@@ -33,12 +33,12 @@ def read_held_cell(vm: VM, cell: Any) -> Any:
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
         origin = vm.outside.origins[id(cell)].child("member", "cell_contents")
-        value = vm.cells.values[id(cell)] = vm.outside.wrap(cell.cell_contents, origin)
+        value = vm.cells.values[id(cell)] = wrapping.wrap(vm.outside, cell.cell_contents, origin)
     return value
 
 
 def cell_written(vm: VM, cell: Any) -> bool:
-    return id(cell) in vm.outside.log._cells
+    return vm.outside.log.touches_cell(cell)
 
 
 def touch_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> None:
@@ -48,7 +48,9 @@ def touch_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> None:
 
 
 def _register_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> None:
-    vm.outside.register(cell, vm.outside.const(function).child("member", "__closure__").child("item", at))
+    vm.outside.origins.register(
+        cell, vm.outside.origins.const(function).child("member", "__closure__").child("item", at)
+    )
 
 
 def register_cells(vm: VM, frame: Frame) -> None:
@@ -60,7 +62,7 @@ def register_cells(vm: VM, frame: Frame) -> None:
 
 def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
     """A function made by the trace. Its closure may hold cells from outside, which it reads and writes as such."""
-    vm.outside.made_function(made)
+    vm.outside.facts.made_function(made)
     own = {id(c) for c in made.__closure__ or ()}
     if not own or id(frame.function) not in vm.outside.origins:
         return

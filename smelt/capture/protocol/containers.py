@@ -18,6 +18,7 @@ from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, METHODS, Handler, builtin, method, unsupported
 from smelt.capture.base.values import CONTAINER_BASES, MISSING, is_constant, is_identity, is_lookup_key
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, contents
 from smelt.capture.protocol import attributes, polyfills
 from smelt.capture.protocol.attributes import python_method
 from smelt.reasons import UNSUPPORTED_OBJECT
@@ -49,11 +50,11 @@ def checked_len(found: Any) -> int:
 
 def container_len(vm: VM, obj: Any) -> int:
     outside = vm.outside
-    outside.check_readable(obj)
-    if outside.stale:
-        outside.update_copies()
+    outside.facts.check_readable(obj)
+    if outside.opened.stale:
+        contents.update_copies(outside)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
-        outside.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
+        outside.facts.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
     return len(obj)
 
 
@@ -243,7 +244,7 @@ def _pair(vm: VM, number: int, pair: Any) -> Any:
 def mapping(vm: VM, obj: Any) -> Any:
     """What `**obj` or `dict.update(obj)` reads, as a dictionary."""
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
-        return vm.outside.view(obj, deep=False)
+        return contents.view(vm.outside, obj, deep=False)
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
     return vm.native(dict, ([(k, vm.subscript(obj, k)) for k in keys],))
 
@@ -272,7 +273,7 @@ def _known_key(vm: VM, obj: Any, key: Any) -> bool:
     if id(obj) not in outside.origins:
         return False
     if not (is_constant(key) or is_identity(key)):
-        outside.use_identity(key)
+        outside.facts.use_identity(key)
     if not is_lookup_key(key):
         raise unsupported(
             f"a {type(key).__qualname__} is looked up in an outside dictionary", UNSUPPORTED_OBJECT
@@ -287,8 +288,10 @@ def _known_key(vm: VM, obj: Any, key: Any) -> bool:
 def _dict_get(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
     if _known_key(vm, obj, key):
         present = bool(vm.keyed(dict.__contains__, obj, key))
-        vm.outside.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
-        return vm.outside.item(obj, key, vm.keyed(dict.__getitem__, obj, key)) if present else default
+        vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
+        return (
+            contents.item(vm.outside, obj, key, vm.keyed(dict.__getitem__, obj, key)) if present else default
+        )
     found = vm.keyed(dict.get, obj, key, MISSING)
     if found is MISSING:
         return default
@@ -303,7 +306,7 @@ def _dict_contains(vm: VM, obj: Any, key: Any) -> bool:
 def contains_key(vm: VM, obj: Any, key: Any) -> bool:
     present = bool(vm.keyed(dict.__contains__, obj, key))
     if _known_key(vm, obj, key):
-        vm.outside.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
+        vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
     return present
 
 
@@ -311,7 +314,7 @@ def contains_key(vm: VM, obj: Any, key: Any) -> bool:
 def _dict_setdefault(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
-    vm.outside.touch(obj)
+    changes.touch(vm.outside, obj)
     return vm.keyed(dict.setdefault, obj, key, default)
 
 
@@ -322,7 +325,7 @@ def _dict_pop(vm: VM, obj: Any, key: Any, *default: Any) -> Any:
             return default[0]
         raise KeyError(key)
     value = vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
-    vm.outside.touch(obj)
+    changes.touch(vm.outside, obj)
     vm.keyed(type(obj).pop, obj, key)
     return value
 
@@ -334,8 +337,8 @@ def _dict_getitem(vm: VM, obj: Any, key: Any) -> Any:
 
 @method(dict, "__setitem__")
 def _dict_setitem(vm: VM, obj: Any, key: Any, value: Any) -> None:
-    vm.outside.touch(obj)
-    vm.outside.note_store(obj, "item", key, value)
+    changes.touch(vm.outside, obj)
+    changes.note_store(vm.outside, obj, "item", key, value)
     if isinstance(obj, collections.OrderedDict):
         vm.keyed(collections.OrderedDict.__setitem__, obj, key, value)
     else:
@@ -345,7 +348,7 @@ def _dict_setitem(vm: VM, obj: Any, key: Any, value: Any) -> None:
 @method(list, "__getitem__")
 def _list_getitem(vm: VM, obj: Any, key: Any) -> Any:
     if isinstance(key, slice) and id(obj) in vm.outside.origins:
-        return list.__getitem__(vm.outside.open(obj), key)
+        return list.__getitem__(contents.open(vm.outside, obj), key)
     return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
 
 
@@ -359,7 +362,7 @@ METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
 
 @method(list, "append")
 def _list_append(vm: VM, obj: Any, value: Any) -> None:
-    vm.outside.touch(obj)
+    changes.touch(vm.outside, obj)
     list.append(obj, value)
 
 

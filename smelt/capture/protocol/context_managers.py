@@ -21,7 +21,8 @@ from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import LEAF_TYPES, instance_dict
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside.undo_log import Call, Effect, Enter, Leave
+from smelt.capture.outside import changes, wrapping
+from smelt.capture.outside.effects import Call, Effect, Enter, Leave
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
 from smelt.graph import state as trace_state
@@ -50,11 +51,13 @@ def use_state(vm: VM, manager: Any) -> None:
         return
     for name in list(instance_dict(manager) or ()):
         attributes.load_generic(vm, manager, name)
-    vm.outside.touch(manager)
+    changes.touch(vm.outside, manager)
 
 
 def _check_profiler(vm: VM) -> None:
-    if vm.outside.wrap(_profiler_enabled(), vm.outside.const(_profiler_enabled).child("call", None)):
+    if wrapping.wrap(
+        vm.outside, _profiler_enabled(), vm.outside.origins.const(_profiler_enabled).child("call", None)
+    ):
         raise unsupported("record_function under a profiler")
 
 
@@ -84,7 +87,7 @@ def enter(vm: VM, manager: Any) -> Any:
     """`manager.__enter__()`."""
     how, found, _ = vm.type_info(type(manager)).find("__enter__")
     native = how is not FUNCTION or runs_natively(found)
-    vm.outside.check_readable(manager)
+    vm.outside.facts.check_readable(manager)
     before = dict(instance_dict(manager) or {})
     entered = vm.call(attributes.load_special(vm, manager, "__enter__"), (), {})
     if native:
@@ -110,7 +113,7 @@ def _leave_outside(vm: VM, manager: Any) -> None:
     origin = vm.outside.origins[id(manager)]
     for name, value in vars(manager).items():
         if type(value) in LEAF_TYPES:
-            vm.outside.wrap(value, origin.child("attr", name))
+            wrapping.wrap(vm.outside, value, origin.child("attr", name))
     vm.contexts.left.append((manager, dict(vars(manager))))
 
 

@@ -19,6 +19,7 @@ import torch
 from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, method
 from smelt.capture.base.values import LEAF_TYPES, is_constant
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
 from smelt.trace.fake import FakeTensor
@@ -69,7 +70,7 @@ class _Structure:
 
     def dict(self, value: Any, made: Any) -> Any:
         self._memo[id(value)] = made
-        for key, item in dict.items(self.vm.outside.view(value, deep=False)):
+        for key, item in dict.items(contents.view(self.vm.outside, value, deep=False)):
             made[key if is_constant(key) else self._key(key)] = self.copy(item)
         return made
 
@@ -158,7 +159,7 @@ def percent(vm: VM, pattern: str, values: Any) -> Any:
     if "%(" in pattern or "*" in pattern or len(conversions) != len(several):
         if _holds_text(several):
             raise unreadable("a tensor is formatted by %")
-        return vm.native(operator.mod, (pattern, vm.outside.view(values)))
+        return vm.native(operator.mod, (pattern, contents.view(vm.outside, values)))
     made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
     if not _holds_text(made):
         return vm.native(operator.mod, (pattern, made))
@@ -181,7 +182,7 @@ def _percent_argument(vm: VM, conversion: str, value: Any) -> Any:
         if conversion in "dioxX" and value.numel() == 1 and not value.dtype.is_floating_point:
             return _show(vm, value, bare=True)
         raise unreadable(f"a tensor is formatted by %{conversion}")
-    return vm.native_argument(vm.outside.view(value))
+    return vm.native_argument(contents.view(vm.outside, value))
 
 
 def _holds_text(values: Iterable[Any]) -> bool:
@@ -204,7 +205,7 @@ def _join(vm: VM, separator: Any, values: Any) -> Any:
 @method(str, "format")
 def _format(vm: VM, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     if not _holds_text((*args, *kwargs.values())):
-        view = vm.outside.view
+        view = functools.partial(contents.view, vm.outside)
         args = tuple(vm.native_argument(view(a)) for a in args)
         return vm.native(pattern.format, args, {k: vm.native_argument(view(v)) for k, v in kwargs.items()})
     parts, automatic = [], itertools.count()

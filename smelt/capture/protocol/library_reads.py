@@ -28,6 +28,7 @@ from smelt.capture.base.values import (
     is_identity,
 )
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
 from smelt.capture.outside.undo_log import slot_names
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
@@ -67,20 +68,20 @@ def _read_chains(code: types.CodeType) -> Iterator[Chain]:
 
 def use_native(outside: Any, fn: FunctionType) -> None:
     """The trace depends on what the native Python function `fn` is and reads."""
-    if id(fn) in outside.natives:
+    if id(fn) in outside.memo.natives:
         return
-    outside.natives.add(id(fn))
-    outside.use_function(fn)
+    outside.memo.natives.add(id(fn))
+    outside.facts.use_function(fn)
     if not (fn.__module__ or "").startswith("torch"):
         return
     for chain in chains_of(fn.__code__):
         if chain[0] in fn.__globals__:
-            origin = outside.const(fn.__globals__).child("item", chain[0])
+            origin = outside.origins.const(fn.__globals__).child("item", chain[0])
             _use_chain(outside, fn, origin, fn.__globals__[chain[0]], chain[1:])
     for at, cell in enumerate(fn.__closure__ or ()):
         value = getattr(cell, "cell_contents", None)
         if isinstance(value, FunctionType):
-            outside.guard("id", outside.const(fn).child("cell", at), value)
+            outside.facts.guard("id", outside.origins.const(fn).child("cell", at), value)
             use_native(outside, value)
 
 
@@ -103,9 +104,9 @@ def _is_library_class(cls: type) -> bool:
 def _use_chain(outside: Any, fn: FunctionType, origin: Any, value: Any, rest: Chain) -> None:
     while True:
         if type(value) in LEAF_TYPES:
-            outside.guard("eq", origin, value)
+            outside.facts.guard("eq", origin, value)
         elif is_identity(value):
-            outside.guard("id", origin, value)
+            outside.facts.guard("id", origin, value)
         if not rest or not isinstance(value, types.ModuleType) or rest[0] not in vars(value):
             break
         origin, value, rest = origin.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
@@ -121,7 +122,7 @@ def use_signature(outside: Any, target: Any) -> None:
         return use_signature(outside, target.func)
     if not isinstance(target, FunctionType):
         owner = target if isinstance(target, type) else type(target)
-        outside.use_class(owner)
+        outside.facts.use_class(owner)
         for name in ("__new__", "__init__") if isinstance(target, type) else ("__call__",):
             found = getattr(owner, name, None)
             if isinstance(found, FunctionType):
@@ -129,12 +130,14 @@ def use_signature(outside: Any, target: Any) -> None:
         return None
     if id(target) not in outside.origins:
         return None
-    outside.use_function(target)
+    outside.facts.use_function(target)
     for name in ("__signature__", "__wrapped__"):
         if name not in target.__dict__:
-            outside.guard("not_in_dict", outside.const(target), name, key=name)
+            outside.facts.guard("not_in_dict", outside.origins.const(target), name, key=name)
         else:
-            outside.guard("id", outside.const(target).child("attr", name), target.__dict__[name])
+            outside.facts.guard(
+                "id", outside.origins.const(target).child("attr", name), target.__dict__[name]
+            )
             use_signature(outside, target.__dict__[name]) if name == "__wrapped__" else None
     return None
 
@@ -145,11 +148,11 @@ def use_signature(outside: Any, target: Any) -> None:
 def use_registrations(vm: VM, obj: Any, classes: Any) -> None:
     """`isinstance(obj, classes)` or `issubclass(obj, classes)` is about to be asked of abstract classes or protocols."""
     for cls in _flat(classes):
-        vm.outside.use_class(cls)
+        vm.outside.facts.use_class(cls)
         if not isinstance(cls, abc.ABCMeta):
             continue
-        origin = vm.outside.const(abc.get_cache_token).child("call", None)
-        vm.outside.guard("eq", origin, abc.get_cache_token())
+        origin = vm.outside.origins.const(abc.get_cache_token).child("call", None)
+        vm.outside.facts.guard("eq", origin, abc.get_cache_token())
         if cls.__dict__.get("_is_protocol") and not isinstance(obj, type):
             _use_members(vm, obj, cls)
 
@@ -198,9 +201,11 @@ def cached_call(vm: VM, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     if key not in cache:  # of size 0
         return MISSING
     for value in values:
-        vm.outside.use_identity(value)
+        vm.outside.facts.use_identity(value)
     _guard_entry(vm, fn, cache, key)
-    return vm.outside.wrap(result, vm.outside.const(result, f"{_name(fn)}(...)"), decided=True)
+    return wrapping.wrap(
+        vm.outside, result, vm.outside.origins.const(result, f"{_name(fn)}(...)"), decided=True
+    )
 
 
 def _name(fn: Any) -> str:
@@ -215,11 +220,13 @@ def _is_key(vm: VM, value: Any) -> bool:
 
 
 def _guard_entry(vm: VM, fn: Any, cache: dict[Any, Any], key: Any) -> None:
-    used = vm.outside.memo(fn)
+    used = vm.outside.memo.of(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
-    vm.outside.guard("id", vm.outside.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key])
+    vm.outside.facts.guard(
+        "id", vm.outside.origins.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key]
+    )
 
 
 def _cache_of(fn: Any) -> dict[Any, Any]:

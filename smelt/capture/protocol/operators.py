@@ -26,6 +26,7 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.machine.native_reach import PLAIN_ITERATORS
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import formatting, polyfills, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.containers import checked_len, container_len, contains_key
@@ -80,10 +81,12 @@ def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     outside = vm.outside
     if fn in _IN_PLACE and isinstance(left, CONTAINER_BASES):
         return _in_place(vm, fn, left, right)
-    outside.check_readable(left)
-    outside.check_readable(right)
+    outside.facts.check_readable(left)
+    outside.facts.check_readable(right)
     deep = fn in (operator.eq, operator.ne)
-    return outside.fake(vm.native(fn, (outside.view(left, deep), outside.view(right, deep))))
+    return wrapping.fake(
+        outside, vm.native(fn, (contents.view(outside, left, deep), contents.view(outside, right, deep)))
+    )
 
 
 def _equal_items(vm: VM, left: Any, right: Any) -> bool:
@@ -97,10 +100,10 @@ def _in_place(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     if isinstance(left, list) and fn is operator.iadd:
         right = elements(vm, right)
     else:
-        right = vm.outside.view(right, deep=False)
+        right = contents.view(vm.outside, right, deep=False)
     if id(left) in vm.outside.origins:
-        vm.outside.open(left)
-        vm.outside.touch(left)
+        contents.open(vm.outside, left)
+        changes.touch(vm.outside, left)
     return vm.native(fn, (left, right))
 
 
@@ -203,7 +206,7 @@ def truth(vm: VM, value: Any) -> bool:
         return bool(value)
     if kind in (Generator, VMCallable):
         return True
-    vm.outside.use_class(kind)
+    vm.outside.facts.use_class(kind)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
@@ -212,7 +215,7 @@ def truth(vm: VM, value: Any) -> bool:
             break
     if isinstance(value, CONTAINER_BASES):
         return container_len(vm, value) != 0
-    vm.outside.check_readable(value)
+    vm.outside.facts.check_readable(value)
     return bool(vm.native(bool, (value,)))
 
 
@@ -235,14 +238,14 @@ def same(vm: VM, left: Any, right: Any) -> bool:
     a, b = vm.outside.origins.get(id(left)), vm.outside.origins.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         if type(left) is type(right) and not is_identity(left) and not is_constant(left):
-            vm.outside.guard("distinct", a, (a, b), key=b)
+            vm.outside.facts.guard("distinct", a, (a, b), key=b)
     return False
 
 
 def contains(vm: VM, value: Any, container: Any) -> bool:
     """`value in container`."""
-    if vm.outside.stale:
-        vm.outside.update_copies()
+    if vm.outside.opened.stale:
+        contents.update_copies(vm.outside)
     kind = type(container)
     if _is_object(kind):
         found = python_method(vm, container, "__contains__")
@@ -261,11 +264,11 @@ def contains(vm: VM, value: Any, container: Any) -> bool:
         return any(
             value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in elements(vm, container)
         )
-    vm.outside.check_readable(container)
+    vm.outside.facts.check_readable(container)
     if isinstance(container, (set, frozenset)) and not is_constant(value):
-        vm.outside.use_identity(value)
+        vm.outside.facts.use_identity(value)
     if isinstance(container, (set, list)) and id(container) in vm.outside.origins:
-        container = vm.outside.open(container)
+        container = contents.open(vm.outside, container)
     return bool(vm.native(operator.contains, (container, value)))
 
 
@@ -278,7 +281,7 @@ def subscript(vm: VM, obj: Any, key: Any) -> Any:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if kind is FakeTensor:
-        return obj[vm.outside.view(key)]
+        return obj[contents.view(vm.outside, key)]
     if kind in _SIMPLE and kind is not type:
         return vm.keyed(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
@@ -292,8 +295,8 @@ def subscript(vm: VM, obj: Any, key: Any) -> Any:
         return _container_item(vm, obj, key)
     if isinstance(obj, tuple):
         return vm.keyed(tuple.__getitem__, obj, key)
-    vm.outside.check_readable(obj)
-    return vm.outside.fake(vm.native(operator.getitem, (obj, vm.outside.view(key))))
+    vm.outside.facts.check_readable(obj)
+    return wrapping.fake(vm.outside, vm.native(operator.getitem, (obj, contents.view(vm.outside, key))))
 
 
 def found_by(vm: VM, obj: Any, key: Any) -> Any:
@@ -322,7 +325,7 @@ def _container_item(vm: VM, obj: Any, key: Any) -> Any:
     key = found_by(vm, obj, key)
     if id(obj) in outside.origins:
         if isinstance(key, slice):
-            return outside.open(obj)[key]
+            return contents.open(outside, obj)[key]
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key)
     elif isinstance(obj, dict) and not vm.keyed(dict.__contains__, obj, key):
@@ -342,8 +345,8 @@ def _missing_item(vm: VM, obj: Any, key: Any) -> Any:
         factory = obj.default_factory
         if id(obj) in vm.outside.origins:
             origin = vm.outside.origins[id(obj)].child("member", "default_factory")
-            factory = vm.outside.wrap(factory, origin)
-        vm.outside.touch(obj)
+            factory = wrapping.wrap(vm.outside, factory, origin)
+        changes.touch(vm.outside, obj)
         value = vm.call(factory, (), {})
         dict.__setitem__(obj, key, value)
         return value
@@ -354,19 +357,19 @@ def item_value(vm: VM, obj: Any, key: Any, value: Any) -> Any:
     """What was read at `obj[key]`, guarded unless the trace wrote it."""
     outside = vm.outside
     if id(obj) not in outside.origins:
-        return outside.fake(value)
+        return wrapping.fake(outside, value)
     if type(key) is int and key < 0 and not isinstance(obj, dict):
         container_len(vm, obj)
         key += len(obj)
     if not outside.log.is_original(obj, key, value):
         return value
     if not (is_constant(key) or is_identity(key)):
-        outside.use_identity(key)
-        return outside.item(obj, key, value)
-    memo = outside.memo(obj)
+        outside.facts.use_identity(key)
+        return contents.item(outside, obj, key, value)
+    memo = outside.memo.of(obj)
     found = memo.get(("[]", key, type(key)), MISSING)
     if found is MISSING:
-        found = outside.item(obj, key, value)
+        found = contents.item(outside, obj, key, value)
         if obj not in outside.log:
             memo["[]", key, type(key)] = found
     return found
@@ -378,7 +381,7 @@ def store_item(vm: VM, obj: Any, key: Any, value: Any) -> None:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if kind is FakeTensor:
-        obj[vm.outside.view(key)] = vm.outside.view(value)
+        obj[contents.view(vm.outside, key)] = contents.view(vm.outside, value)
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:
@@ -387,13 +390,13 @@ def store_item(vm: VM, obj: Any, key: Any, value: Any) -> None:
     if isinstance(obj, CONTAINER_BASES):
         key = found_by(vm, obj, key)
         if isinstance(key, slice):
-            vm.outside.open(obj) if id(obj) in vm.outside.origins else None
+            contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else None
             value = elements(vm, value)
         if id(obj) in vm.outside.origins and not isinstance(obj, dict):
-            vm.outside.open(obj)  # replayed as a whole
-        vm.outside.touch(obj)
+            contents.open(vm.outside, obj)  # replayed as a whole
+        changes.touch(vm.outside, obj)
         if isinstance(obj, dict):
-            vm.outside.note_store(obj, "item", key, value)
+            changes.note_store(vm.outside, obj, "item", key, value)
         vm.keyed(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.outside.origins:
@@ -415,8 +418,8 @@ def delete_item(vm: VM, obj: Any, key: Any) -> None:
                 Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
             )
         key = found_by(vm, obj, key)
-        contains_key(vm, obj, key) if isinstance(obj, dict) else vm.outside.open(obj)
-        vm.outside.touch(obj)
+        contains_key(vm, obj, key) if isinstance(obj, dict) else contents.open(vm.outside, obj)
+        changes.touch(vm.outside, obj)
     vm.keyed(operator.delitem, obj, key)
 
 
@@ -425,8 +428,8 @@ def delete_item(vm: VM, obj: Any, key: Any) -> None:
 
 def get_iter(vm: VM, obj: Any) -> Any:
     """`iter(obj)`."""
-    if vm.outside.stale:
-        vm.outside.update_copies()
+    if vm.outside.opened.stale:
+        contents.update_copies(vm.outside)
     kind = type(obj)
     if kind is Generator:
         return obj
@@ -463,13 +466,13 @@ def _python_iterator(vm: VM, obj: Any) -> Any:
 
 def iterable(vm: VM, obj: Any) -> Any:
     """Something that native code may iterate to the same effect as `obj`."""
-    if vm.outside.stale:
-        vm.outside.update_copies()
+    if vm.outside.opened.stale:
+        contents.update_copies(vm.outside)
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return obj
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
-        return vm.outside.open(obj) if id(obj) in vm.outside.origins else obj
+        return contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else obj
     if kind is FakeTensor:
         return _rows(obj)
     if _is_object(kind):
@@ -478,7 +481,7 @@ def iterable(vm: VM, obj: Any) -> Any:
             return _iterate(vm, found) if python_method(vm, found, "__next__") is not None else found
     if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
-    vm.outside.check_readable(obj)
+    vm.outside.facts.check_readable(obj)
     return obj
 
 
@@ -493,8 +496,8 @@ def _iterate(vm: VM, iterator: Any) -> Any:
 
 def next_item(vm: VM, iterator: Any) -> Any:
     """`next(iterator)`. Raises StopIteration."""
-    if vm.outside.stale:
-        vm.outside.update_copies()
+    if vm.outside.opened.stale:
+        contents.update_copies(vm.outside)
     kind = type(iterator)
     if kind is Generator:
         return iterator.send(None)
@@ -505,14 +508,14 @@ def next_item(vm: VM, iterator: Any) -> Any:
     if id(iterator) in vm.outside.origins:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
     value = next(iterator) if kind in PLAIN_ITERATORS else vm.native(next, (iterator,))
-    return vm.outside.fake(value) if type(value) is not FakeTensor else value
+    return wrapping.fake(vm.outside, value) if type(value) is not FakeTensor else value
 
 
 def elements(vm: VM, obj: Any, limit: int | None = None, hinted: bool = False) -> Any:
     """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM. `hinted`: its length is
     asked first, as `list` does."""
-    if vm.outside.stale:
-        vm.outside.update_copies()
+    if vm.outside.opened.stale:
+        contents.update_copies(vm.outside)
     kind = type(obj)
     if kind is tuple:
         return obj
@@ -525,5 +528,4 @@ def elements(vm: VM, obj: Any, limit: int | None = None, hinted: bool = False) -
         values = itertools.islice(values, limit)
     if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:
         values = vm.native(list, (values,))
-    fake = vm.outside.fake
-    return [v if type(v) is FakeTensor else fake(v) for v in values]
+    return [v if type(v) is FakeTensor else wrapping.fake(vm.outside, v) for v in values]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
@@ -117,7 +118,7 @@ def split(vm: VM, error: BaseException | None, classes: Any) -> tuple[Any, Any]:
         return whole, None
     if not isinstance(error, BaseExceptionGroup):
         return None, error
-    vm.outside.open_exception(error)
+    contents.open_exception(vm.outside, error)
     pair = vm.native(error.split, (classes,))
     if not isinstance(pair, tuple) or len(pair) < 2:
         raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
@@ -145,7 +146,7 @@ def _is_part(error: BaseException, original: BaseException) -> bool:
 
 def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> Any:
     """`original` with only the exceptions that are in `parts`."""
-    vm.outside.open_exception(original)
+    contents.open_exception(vm.outside, original)
     kept = {id(leaf) for part in parts for leaf in _leaves(part)}
 
     def keep(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import cells
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
@@ -31,7 +32,7 @@ def own_scope(vm: VM, scope: dict[str, Any]) -> None:
     """`scope`, made by the trace, is to hold the globals of code that runs."""
     vm.scopes.made[id(scope)] = scope
     if "__builtins__" not in scope:
-        vm.outside.const(_BUILTINS)
+        vm.outside.origins.const(_BUILTINS)
         scope["__builtins__"] = _BUILTINS
 
 
@@ -39,8 +40,8 @@ def expose(vm: VM, namespace: dict[str, Any]) -> dict[str, Any]:
     """`globals()`: from now on it is an object like any other, which stays as it is."""
     if vm.outside.log.touches_any(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
-    vm.outside.const(namespace)
-    vm.outside.fixed.add(id(namespace))
+    vm.outside.origins.const(namespace)
+    vm.outside.changed.fixed.add(id(namespace))
     return namespace
 
 
@@ -49,22 +50,22 @@ def _read_global(vm: VM, namespace: dict[str, Any], name: str) -> Any:
     if id(namespace) in vm.scopes.made and name in namespace:
         return namespace[name]
     if name in namespace:
-        return outside.wrap(namespace[name], outside.const(namespace).child("item", name))
+        return wrapping.wrap(outside, namespace[name], outside.origins.const(namespace).child("item", name))
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
-    outside.guard("contains", outside.const(namespace), (name, False), key=name)
+    outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
     if name not in found:
-        outside.guard("contains", outside.const(found), (name, False), key=name)
+        outside.facts.guard("contains", outside.origins.const(found), (name, False), key=name)
         raise NameError(f"name {name!r} is not defined", name=name)
-    return outside.wrap(found[name], outside.const(found).child("item", name))
+    return wrapping.wrap(outside, found[name], outside.origins.const(found).child("item", name))
 
 
 def store_global(vm: VM, namespace: dict[str, Any], name: str, value: Any) -> None:
     if id(namespace) in vm.scopes.made:
         namespace[name] = value
         return
-    vm.outside.const(namespace)
-    vm.outside.check_changeable(namespace)
+    vm.outside.origins.const(namespace)
+    changes.check_changeable(vm.outside, namespace)
     vm.outside.log.touch_global(namespace, name)
     namespace[name] = value
     vm.scopes.globals[id(namespace), name] = value
@@ -72,7 +73,7 @@ def store_global(vm: VM, namespace: dict[str, Any], name: str, value: Any) -> No
 
 def delete_global(vm: VM, namespace: dict[str, Any], name: str) -> None:
     if id(namespace) not in vm.scopes.made:
-        vm.outside.check_changeable(namespace)
+        changes.check_changeable(vm.outside, namespace)
         vm.outside.log.touch_global(namespace, name)
     del namespace[name]
     vm.scopes.globals.pop((id(namespace), name), None)

@@ -9,6 +9,7 @@ from smelt.capture.base.values import MISSING
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, contents
 from smelt.capture.protocol import attributes, formatting
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.containers import mapping
@@ -76,14 +77,14 @@ def _list_to_tuple(vm: VM, frame: Frame, arg: Any) -> None:
 def _opened(vm: VM, target: Any) -> Any:
     """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
     if id(target) in vm.outside.origins:
-        vm.outside.open(target)
-        vm.outside.touch(target)
+        contents.open(vm.outside, target)
+        changes.touch(vm.outside, target)
     return target
 
 
 @opcode("LIST_APPEND")
 def _list_append(vm: VM, frame: Frame, arg: Any) -> None:
-    vm.outside.touch(frame.stack[-1 - arg])  # after a graph break it comes from outside
+    changes.touch(vm.outside, frame.stack[-1 - arg])  # after a graph break it comes from outside
     value = frame.stack.pop()
     frame.stack[-arg].append(value)
 
@@ -107,7 +108,7 @@ def _list_extend(vm: VM, frame: Frame, arg: Any) -> None:
     if not is_iterable(frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1], hinted=True)
-    vm.outside.touch(frame.stack[-1 - arg])
+    changes.touch(vm.outside, frame.stack[-1 - arg])
     frame.stack.pop()
     frame.stack[-arg].extend(values)
 

@@ -9,6 +9,7 @@ from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes, scopes
 from smelt.errors import Unsupported
 from smelt.reasons import IMPORT, Reason
@@ -72,8 +73,8 @@ def _import_name(vm: VM, frame: Frame, arg: Any) -> None:
     del stack[-2:]
     loaded = sys.modules.get(arg)
     if loaded is module:  # whatever is there at the next call
-        vm.outside.wrap(module, vm.outside.const(sys.modules).child("item", arg))
-    vm.outside.origin(module)
+        wrapping.wrap(vm.outside, module, vm.outside.origins.const(sys.modules).child("item", arg))
+    vm.outside.origins.known(module)
     stack.append(module)
 
 
@@ -85,7 +86,7 @@ def _import_from(vm: VM, frame: Frame, arg: Any) -> None:
         found = sys.modules.get(f"{module.__name__}.{arg}", MISSING)
         if found is MISSING:
             raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}", name=module.__name__)
-        vm.outside.origin(found)
+        vm.outside.origins.known(found)
     frame.stack.append(found)
 
 

@@ -22,6 +22,7 @@ from smelt.capture.base.type_info import (
 )
 from smelt.capture.base.values import MISSING, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
 from smelt.capture.protocol.attributes.instances import (
     bind_class_method,
     from_class,
@@ -39,8 +40,8 @@ _self_class = super.__dict__["__self_class__"].__get__
 
 def load_class_attr(vm: VM, cls: type, name: str) -> Any:
     outside = vm.outside
-    outside.use_class(cls)
-    outside.use_class(type(cls))
+    outside.facts.use_class(cls)
+    outside.facts.use_class(type(cls))
     meta = vm.type_info(type(cls))
     how, found, _ = meta.find(name)
     if how is PROPERTY:
@@ -51,10 +52,12 @@ def load_class_attr(vm: VM, cls: type, name: str) -> Any:
         return _class_dict(vm, cls)
     if how is NATIVE_DATA:
         value = getattr(cls, name)
-        if outside.is_fresh_class(cls):
+        if outside.origins.is_made_class(cls):
             return value
         named = name in ("__name__", "__qualname__")  # changes them without a new version of the class
-        return outside.wrap(value, outside.const(cls).child("member", name), decided=not named)
+        return wrapping.wrap(
+            outside, value, outside.origins.const(cls).child("member", name), decided=not named
+        )
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:
         return _bind_to_class(vm, cls, name, own)
@@ -71,12 +74,14 @@ def load_class_attr(vm: VM, cls: type, name: str) -> Any:
 
 def _class_dict(vm: VM, cls: type) -> Any:
     """`cls.__dict__` as it is now: the version of the class says that it stays so."""
-    if vm.outside.is_fresh_class(cls):
+    if vm.outside.origins.is_made_class(cls):
         return cls.__dict__
-    origin = vm.outside.const(cls)
-    wrap = vm.outside.wrap
+    origin = vm.outside.origins.const(cls)
     return types.MappingProxyType(
-        {k: wrap(v, origin.child("attr", k), decided=True) for k, v in cls.__dict__.items()}
+        {
+            k: wrapping.wrap(vm.outside, v, origin.child("attr", k), decided=True)
+            for k, v in cls.__dict__.items()
+        }
     )
 
 
@@ -107,7 +112,7 @@ def load_super_attr(vm: VM, proxy: super, name: str) -> Any:
 def find_super(vm: VM, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
     """`super(cls, obj).name`."""
     mro = obj_cls.__mro__
-    vm.outside.use_class(obj_cls)
+    vm.outside.facts.use_class(obj_cls)
     for base in mro[mro.index(cls) + 1 :]:
         found = base.__dict__.get(name, MISSING)
         if found is not MISSING:

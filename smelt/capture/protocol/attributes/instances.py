@@ -26,6 +26,7 @@ from smelt.capture.base.type_info import (
 )
 from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentinel, instance_dict
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import cells
 from smelt.capture.protocol.attributes.lookup import descriptor_method
 
@@ -44,14 +45,14 @@ _module_getattr = nn.Module.__getattr__
 
 def load_generic(vm: VM, obj: Any, name: str, use_getattr: bool = True) -> Any:
     """`object.__getattribute__`, then the class's `__getattr__`."""
-    memo = vm.outside.attributes.get(id(obj))
+    memo = vm.outside.memo.by_id.get(id(obj))
     if memo is not None:
         value = memo.get(name, MISSING)
         if value is not MISSING:
             return value
     cls = type(obj)
     info = vm.type_info(cls)
-    vm.outside.use_class(cls)
+    vm.outside.facts.use_class(cls)
     how, found, owner = info.find(name)
     data = DATA_LOADERS.get(how)
     if data is not None:
@@ -62,7 +63,7 @@ def load_generic(vm: VM, obj: Any, name: str, use_getattr: bool = True) -> Any:
             return instance_value(vm, obj, name, own[name])
         origin = vm.outside.origins.get(id(obj))
         if how in _SHADOWED and origin is not None and vm.outside.log.was_absent(obj, name):
-            vm.outside.guard("not_in_dict", origin, name, key=name)
+            vm.outside.facts.guard("not_in_dict", origin, name, key=name)
     if how is not ABSENT:
         return CLASS_LOADERS[how](vm, obj, name, found, owner)
     if use_getattr and info.getattr is not MISSING:
@@ -74,11 +75,11 @@ def instance_value(vm: VM, obj: Any, name: str, value: Any) -> Any:
     outside = vm.outside
     origin = outside.origins.get(id(obj))
     if origin is None:
-        return outside.fake(value)
+        return wrapping.fake(outside, value)
     if not outside.log.is_original_attribute(obj, name, value):
         return value
-    result = outside.wrap(value, origin.child("attr", name))
-    outside.memo(obj)[name] = result
+    result = wrapping.wrap(outside, value, origin.child("attr", name))
+    outside.memo.of(obj)[name] = result
     return result
 
 
@@ -87,7 +88,7 @@ def _through_getattr(vm: VM, obj: Any, name: str, info: TypeInfo, own: dict[str,
         return module_entry(vm, obj, name, own)
     if type(info.getattr) is FunctionType:
         if own is not None and id(obj) in vm.outside.origins and vm.outside.log.was_absent(obj, name):
-            vm.outside.guard("not_in_dict", vm.outside.origins[id(obj)], name, key=name)
+            vm.outside.facts.guard("not_in_dict", vm.outside.origins[id(obj)], name, key=name)
         return vm.call_function(info.getattr, (obj, name))
     return vm.call(info.getattr, (obj, name), {})
 
@@ -101,11 +102,11 @@ def module_entry(vm: VM, obj: Any, name: str, own: dict[str, Any]) -> Any:
             value = entries[name]
             origin = outside.origins.get(id(obj))
             if origin is None:
-                return outside.fake(value)
+                return wrapping.fake(outside, value)
             if not outside.log.is_original(entries, name, value):
                 return value
-            result = outside.wrap(value, origin.child("param", name))
-            outside.memo(obj)[name] = result
+            result = wrapping.wrap(outside, value, origin.child("param", name))
+            outside.memo.of(obj)[name] = result
             return result
     return _no_attribute(vm, obj, name, own)
 
@@ -115,7 +116,7 @@ def _no_attribute(vm: VM, obj: Any, name: str, own: dict[str, Any] | None) -> An
     if own is not None and origin is not None and vm.outside.log.was_absent(obj, name):
         parts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
         if all(k != name for part in parts for k, _ in vm.outside.log.contents(part)):
-            vm.outside.guard("no_attr", origin, name, key=name)
+            vm.outside.facts.guard("no_attr", origin, name, key=name)
     error = AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
     raise error
 
@@ -124,9 +125,9 @@ def set_instance(vm: VM, obj: Any, name: str, value: Any) -> None:
     """Stores in the instance itself, for real; the undo log remembers."""
     if type(obj) is types.CellType and id(obj) in vm.outside.origins:
         vm.outside.log.touch_cell(obj)
-    vm.outside.touch(obj)
-    vm.outside.note_store(obj, "attr", name, value)
-    memo = vm.outside.attributes.get(id(obj))
+    changes.touch(vm.outside, obj)
+    changes.note_store(vm.outside, obj, "attr", name, value)
+    memo = vm.outside.memo.by_id.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)
     object.__setattr__(obj, name, value)
@@ -166,7 +167,7 @@ def _load_native_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
     """Slots, and what C types compute."""
     outside = vm.outside
     if name == "__dict__":
-        return outside.own_dict(obj, found.__get__(obj, type(obj)))
+        return changes.own_dict(outside, obj, found.__get__(obj, type(obj)))
     value = found.__get__(obj, type(obj))
     if name == "__class__":
         return vm.class_of(obj)
@@ -175,19 +176,21 @@ def _load_native_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
     origin = outside.origins.get(id(obj))
     computed = type(found) is not types.MemberDescriptorType
     if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
-        return outside.wrap(value, origin.child("member", name))
+        return wrapping.wrap(outside, value, origin.child("member", name))
     return value
 
 
 def from_class(vm: VM, found: Any, owner: type, name: str, part: str | None = None) -> Any:
     """An object of the user's that a class holds (a descriptor, what a staticmethod holds): from outside like any other."""
     value = found if part is None else getattr(found, part)
-    if type(value) is FunctionType or owner is None or vm.outside.is_fresh_class(owner):
+    if type(value) is FunctionType or owner is None or vm.outside.origins.is_made_class(owner):
         return value
     if vm.outside.log.touches(owner, name):
         return value
-    origin = vm.outside.const(owner).child("attr", name)
-    return vm.outside.wrap(value, origin if part is None else origin.child("member", part), decided=True)
+    origin = vm.outside.origins.const(owner).child("attr", name)
+    return wrapping.wrap(
+        vm.outside, value, origin if part is None else origin.child("member", part), decided=True
+    )
 
 
 def load_python_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
@@ -206,9 +209,9 @@ DATA_LOADERS: dict[Sentinel, Callable[..., Any]] = {
 
 
 def load_value(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
-    if vm.outside.is_fresh_class(owner) or vm.outside.log.touches(owner, name):
+    if vm.outside.origins.is_made_class(owner) or vm.outside.log.touches(owner, name):
         return found
-    return vm.outside.wrap(found, vm.outside.const(owner).child("attr", name), decided=True)
+    return wrapping.wrap(vm.outside, found, vm.outside.origins.const(owner).child("attr", name), decided=True)
 
 
 def load_non_data(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
@@ -221,7 +224,7 @@ def load_non_data(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
 def _load_cached_property(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
     origin = vm.outside.origins.get(id(obj))
     if origin is not None and vm.outside.log.was_absent(obj, name):
-        vm.outside.guard("not_in_dict", origin, name, key=name)
+        vm.outside.facts.guard("not_in_dict", origin, name, key=name)
     value = vm.call(found.func, (obj,), {})
     set_instance(vm, obj, found.attrname or name, value)
     return value

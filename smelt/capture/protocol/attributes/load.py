@@ -51,7 +51,7 @@ def load_attr(vm: VM, obj: Any, name: str) -> Any:
         return getattr(obj, name)
     info = vm.type_info(cls)
     if info.getattribute is not None:
-        vm.outside.use_class(cls)
+        vm.outside.facts.use_class(cls)
         try:
             return vm.call_function(info.getattribute, (obj, name))
         except AttributeError:
@@ -76,14 +76,14 @@ def load_method(vm: VM, obj: Any, name: str) -> tuple[Any, Any]:
 def in_instance(vm: VM, obj: Any, name: str) -> bool:
     """Whether `name` is in the instance's dictionary, guarded."""
     outside, cls = vm.outside, type(obj)
-    outside.use_class(cls)
+    outside.facts.use_class(cls)
     own = instance_dict(obj)
     if own is None:
         return False
     present = name in own
     origin = outside.origins.get(id(obj))
     if not present and origin is not None and outside.log.was_absent(obj, name):
-        outside.guard("not_in_dict", origin, name, key=name)
+        outside.facts.guard("not_in_dict", origin, name, key=name)
     return present
 
 
@@ -92,7 +92,7 @@ def load_special(vm: VM, obj: Any, name: str) -> Any:
     cls = type(obj)
     if isinstance(obj, torch.Tensor) or cls in LOADERS:
         return load_default(vm, obj, name, MISSING) if hasattr(cls, name) else MISSING
-    vm.outside.use_class(cls)
+    vm.outside.facts.use_class(cls)
     how, found, owner = vm.type_info(cls).find(name)
     if how is ABSENT:
         return MISSING

@@ -19,11 +19,11 @@ def python_method(vm: VM, obj: Any, name: str) -> Any:
     cls = type(obj)
     if cls in LEAF_TYPES or cls in _VM_TYPES or cls in CONTAINER_TYPES:
         return None
-    vm.outside.use_class(cls)
+    vm.outside.facts.use_class(cls)
     how, found, _ = vm.type_info(cls).find(name)
     return found if how is FUNCTION else None
 
 
 def descriptor_method(vm: VM, descriptor: Any, name: str) -> Any:
-    vm.outside.use_class(type(descriptor))
+    vm.outside.facts.use_class(type(descriptor))
     return type_find(type(descriptor), name)

@@ -10,6 +10,7 @@ from smelt.capture.base.frames import Generator
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.values import MISSING, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import scopes
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
@@ -21,15 +22,15 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> Any:
         return scopes.expose(vm, own)
     if outside.log.touches(own, name):
         return getattr(module, name)
-    memo = outside.memo(module)
+    memo = outside.memo.of(module)
     value = memo.get(name, MISSING)
     if value is MISSING:
         if name in own:
-            value = outside.wrap(own[name], outside.origin(module).child("attr", name))
+            value = wrapping.wrap(outside, own[name], outside.origins.known(module).child("attr", name))
         else:
             value = _missing_in_module(vm, module, name)
             if name in own:  # a lazily loaded submodule
-                value = outside.wrap(value, outside.origin(module).child("attr", name))
+                value = wrapping.wrap(outside, value, outside.origins.known(module).child("attr", name))
         memo[name] = value
     return value
 
@@ -44,19 +45,19 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> Any:
         return getattr(module, name)
     finally:
         if name not in own:
-            outside.guard("not_in_dict", outside.origin(module), name, key=name)
+            outside.facts.guard("not_in_dict", outside.origins.known(module), name, key=name)
 
 
 def load_function_attr(vm: VM, function: FunctionType, name: str) -> Any:
     outside = vm.outside
     origin = outside.origins.get(id(function))
     if origin is not None and not hasattr(function, name) and not outside.log.touches(function, name):
-        outside.guard("not_in_dict", outside.const(function), name, key=name)
+        outside.facts.guard("not_in_dict", outside.origins.const(function), name, key=name)
     value = getattr(function, name)
     if origin is None or outside.log.touches(function, name):
         return value
     if name == "__dict__":
-        return outside.own_dict(function, value)
+        return changes.own_dict(outside, function, value)
     if name in (
         "__kwdefaults__",
         "__annotations__",
@@ -66,15 +67,18 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> Any:
         "__module__",
         "__doc__",
     ):
-        return outside.wrap(value, outside.const(function).child("member", name))
+        return wrapping.wrap(outside, value, outside.origins.const(function).child("member", name))
     if name in function.__dict__:
-        return outside.wrap(value, outside.const(function).child("attr", name))
-    outside.use_function(function)
+        return wrapping.wrap(outside, value, outside.origins.const(function).child("attr", name))
+    outside.facts.use_function(function)
     if name in _FUNCTION_PARTS:
-        return outside.wrap(
-            value, outside.const(function).child("member", name), decided=name != "__annotations__"
+        return wrapping.wrap(
+            outside,
+            value,
+            outside.origins.const(function).child("member", name),
+            decided=name != "__annotations__",
         )
-    return outside.fake(value)
+    return wrapping.fake(outside, value)
 
 
 _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
@@ -83,7 +87,7 @@ _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
 def bound_part(vm: VM, method: MethodType, name: str) -> Any:
     origin = vm.outside.origins.get(id(method))
     value = getattr(method, name)
-    return value if origin is None else vm.outside.wrap(value, origin.child("member", name))
+    return value if origin is None else wrapping.wrap(vm.outside, value, origin.child("member", name))
 
 
 def load_partial_attr(vm: VM, partial: functools.partial[Any], name: str) -> Any:
@@ -91,7 +95,7 @@ def load_partial_attr(vm: VM, partial: functools.partial[Any], name: str) -> Any
     value = getattr(partial, name)
     if origin is None or name not in ("func", "args", "keywords"):
         return value
-    return vm.outside.wrap(value, origin.child("member", name))
+    return wrapping.wrap(vm.outside, value, origin.child("member", name))
 
 
 def load_generator(vm: VM, obj: Generator, name: str) -> Any:

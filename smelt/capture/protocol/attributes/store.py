@@ -12,6 +12,7 @@ from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import FUNCTION, PROPERTY, PYTHON_DATA, type_find
 from smelt.capture.base.values import MISSING, FunctionType, instance_dict
 from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import scopes
 from smelt.capture.protocol.attributes.instances import (
     DATA_LOADERS,
@@ -39,7 +40,7 @@ def store_attr(vm: VM, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
-    vm.outside.use_class(cls)
+    vm.outside.facts.use_class(cls)
     if type(info.setattr) is types.WrapperDescriptorType:
         _store_natively(vm, obj, name, value, info.setattr)
     elif info.setattr is not None and info.setattr is not _module_setattr:
@@ -56,9 +57,9 @@ def _store_natively(vm: VM, obj: Any, name: str, value: Any, store: Any) -> None
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set")
         )
-    vm.outside.touch(obj)
-    vm.outside.note_store(obj, "attr", name, value)
-    vm.outside.attributes.pop(id(obj), None)
+    changes.touch(vm.outside, obj)
+    changes.note_store(vm.outside, obj, "attr", name, value)
+    vm.outside.memo.by_id.pop(id(obj), None)
     store(obj, name, value)
 
 
@@ -84,9 +85,11 @@ def store_in_module(vm: VM, obj: nn.Module, name: str, value: Any) -> None:
     if not special:
         return set_instance(vm, obj, name, value)
     for entries in held:
-        vm.outside.touch(entries) if id(entries) in vm.outside.origins else _touch_part(vm, obj, entries)
-    vm.outside.touch(obj)
-    vm.outside.attributes.pop(id(obj), None)
+        changes.touch(vm.outside, entries) if id(entries) in vm.outside.origins else _touch_part(
+            vm, obj, entries
+        )
+    changes.touch(vm.outside, obj)
+    vm.outside.memo.by_id.pop(id(obj), None)
     with torch._C.DisableTorchFunction():
         _module_setattr(obj, name, value)
 
@@ -96,8 +99,8 @@ def _touch_part(vm: VM, obj: nn.Module, entries: dict[str, Any]) -> None:
     origin = vm.outside.origins.get(id(obj))
     if origin is not None:
         key = next(k for k in MODULE_DICTS if obj.__dict__.get(k) is entries)
-        vm.outside.wrap(entries, origin.child("attr", key))
-        vm.outside.touch(entries)
+        wrapping.wrap(vm.outside, entries, origin.child("attr", key))
+        changes.touch(vm.outside, entries)
 
 
 def _store_named(vm: VM, owner: Any, name: str, value: Any) -> None:
@@ -130,12 +133,12 @@ def _touch_named(vm: VM, owner: Any, name: str) -> None:
     if isinstance(owner, type):
         if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
             raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
-        outside.touch_class(owner, name, was_read=vm.classes.has_looked_up(owner, name))
-        outside.attributes.clear()
+        changes.touch_class(outside, owner, name, was_read=vm.classes.has_looked_up(owner, name))
+        outside.memo.by_id.clear()
     elif name.startswith("__") and name.endswith("__"):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
     outside.log.touch_attribute(owner, name)
-    outside.memo(owner).pop(name, None)
+    outside.memo.of(owner).pop(name, None)
 
 
 def delete_attr(vm: VM, obj: Any, name: str) -> None:
@@ -162,8 +165,8 @@ def delete_attr(vm: VM, obj: Any, name: str) -> None:
         for key in MODULE_DICTS:
             if key in own:
                 _touch_part(vm, obj, own[key])
-    vm.outside.touch(obj)
-    vm.outside.attributes.pop(id(obj), None)
+    changes.touch(vm.outside, obj)
+    vm.outside.memo.by_id.pop(id(obj), None)
     vm.native(delattr, (obj, name))
 
 

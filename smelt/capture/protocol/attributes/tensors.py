@@ -11,7 +11,8 @@ from torch import nn
 
 from smelt.capture.base.handlers import TENSOR_SETTERS
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside.undo_log import Call
+from smelt.capture.outside import wrapping
+from smelt.capture.outside.effects import Call
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
@@ -24,16 +25,18 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> Any:
     own = tensor.__dict__
     if name in own and name != "_is_param":
         return own[name]
-    vm.outside.use_class(torch.Tensor)
+    vm.outside.facts.use_class(torch.Tensor)
     real = vm.trace.real(tensor)
     if name in TENSOR_STATE:
         vm.trace.copies.note_asked(tensor)
     if real is not None and name in TENSOR_STATE:
         return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:
-        return vm.outside.wrap(real.__dict__[name], vm.outside.origin(tensor).child("attr", name))
+        return wrapping.wrap(
+            vm.outside, real.__dict__[name], vm.outside.origins.known(tensor).child("attr", name)
+        )
     if real is not None and not hasattr(torch.Tensor, name):
-        vm.outside.guard("not_in_dict", vm.outside.origin(tensor), name, key=name)
+        vm.outside.facts.guard("not_in_dict", vm.outside.origins.known(tensor), name, key=name)
     try:
         return getattr(tensor, name)
     except AttributeError as e:
@@ -46,7 +49,7 @@ def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> 
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `.grad` of a tensor that is no leaf warns, once, in eager
         value = getattr(real, name)
-    return vm.outside.wrap(value, vm.outside.origin(tensor).child("member", name))
+    return wrapping.wrap(vm.outside, value, vm.outside.origins.known(tensor).child("member", name))
 
 
 def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:

@@ -1,0 +1,62 @@
+"""Numbers from outside that change from call to call: they are symbolic, all others are part of the trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.capture.outside.facts import Facts
+from smelt.graph.numbers import Expression, leaves
+from smelt.guards.origin import Origin
+from smelt.reasons import DATA_DEPENDENT, Reason
+from smelt.trace.symbols import PlainNumbersOnly, Symbols
+from smelt.trace.trace import Trace
+
+
+class ChangingNumbers:
+    """Which numbers are symbolic, and what stands for them."""
+
+    def __init__(self, trace: Trace, facts: Facts) -> None:
+        self._trace = trace
+        self._facts = facts
+        self.dynamic: frozenset[tuple[Any, ...]] = (
+            frozenset()
+        )  # paths of origins whose numbers change between calls
+        self.follows_counts = False  # numbers in tensors of one element are symbolic from the first call on
+        self.readings: set[Origin] = set()  # where tensors of one element were read
+        self.writes: Any = None  # what `tensor_numbers.py` knows of the memory that operators wrote
+        self._at: dict[Origin, Any] = {}  # the symbolic number at each of them
+
+    def read(self, value: Any, origin: Origin) -> Any:
+        """The number read at `origin`: one that changed between calls is symbolic, any other is part of the trace."""
+        found = self._at.get(origin)
+        if found is None:
+            if origin.path not in self.dynamic or (type(value) is int and value.bit_length() > 63):
+                self._facts.guard("eq", origin, value)
+                return value
+            found = self.at(origin, value)
+        return found
+
+    def at(self, origin: Origin, value: Any) -> Any:
+        """The symbolic number at `origin`, now `value`."""
+        found = self._at.get(origin)
+        if found is None:
+            self._facts.guard("number", origin, type(value))
+            found = self._at[origin] = self._symbols().leaf(origin, value)
+        return found
+
+    def _symbols(self) -> Symbols:
+        """The symbolic numbers of this capture, made when the first is met."""
+        numbers = self._trace.numbers
+        if numbers.symbols is None:
+            numbers.symbols = Symbols(self._pin, self._require)
+        return numbers.symbols
+
+    def _pin(self, origin: Origin, value: Any) -> None:
+        if origin in self.readings:
+            raise PlainNumbersOnly(Reason(DATA_DEPENDENT, "a number that a tensor holds"))
+        self._facts.guard("eq", origin, value)
+
+    def _require(self, expression: Expression, expected: object) -> None:
+        self._facts.guard(
+            "expression", leaves(expression)[0], (expression, expected), key=(expression, expected)
+        )

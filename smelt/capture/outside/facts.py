@@ -1,0 +1,118 @@
+"""The facts that a capture rests on, as guards.
+
+What always holds: every fact that was learnt from an outside object is guarded, unless the trace itself wrote it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import array
+import copyreg
+import operator
+import re
+import types
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, FunctionType, is_constant, is_identity
+from smelt.capture.outside.origins import Origins
+from smelt.errors import Unsupported
+from smelt.graph.ir import Line
+from smelt.guards import state
+from smelt.guards.guard import Guard, GuardKind
+from smelt.guards.origin import Origin
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+
+UNGUARDABLE: frozenset[type] = frozenset(
+    {
+        type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, np.ndarray, memoryview, bytearray,
+        array.array, _thread.LockType, type(_thread.RLock()),
+    }
+)  # fmt: skip
+# Objects of C that never change but hold what no guard can read.
+IMMUTABLE_HOLDERS = frozenset(
+    {operator.itemgetter, operator.attrgetter, operator.methodcaller, re.Pattern, re.Match}
+)
+
+
+def _note_slots(cls: type) -> None:
+    """`copy` and `pickle` keep the names of a class's slots in the class: asked for now, that is no change of it later."""
+    for base in cls.__mro__:
+        if not base.__flags__ & IMMUTABLE_TYPE_FLAG and type(base).__setattr__ is type.__setattr__:
+            copyreg._slotnames(base)  # type: ignore[attr-defined]
+
+
+class Facts:
+    """The guards of one capture. `real` gives the tensor from outside that a fake stands for."""
+
+    def __init__(
+        self,
+        origins: Origins,
+        where: Callable[[], Line | None],
+        real: Callable[[FakeTensor], torch.Tensor | None],
+    ) -> None:
+        self._origins = origins
+        self._where = where
+        self._real = real
+        self.by_key: dict[tuple[object, ...], Guard] = {}
+        self._functions: set[int] = set()  # guarded already, or made by the trace
+        self._classes: set[type] = set()
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        return tuple(self.by_key.values())
+
+    def guard(self, kind: GuardKind, origin: Origin | None, value: object = None, key: object = None) -> None:
+        """Adds a guard; `key` tells apart guards of one kind at one origin."""
+        k = (kind, origin, key)
+        if k not in self.by_key:
+            self.by_key[k] = Guard(kind, origin, value, self._where())
+
+    def use_class(self, cls: type) -> None:
+        """The trace depends on what the class's attributes are now."""
+        if cls in self._classes:
+            return
+        self._classes.add(cls)
+        if (
+            not cls.__flags__ & IMMUTABLE_TYPE_FLAG
+            and not self._origins.is_made_class(cls)
+            and cls is not FakeTensor
+        ):
+            _note_slots(cls)
+            self.guard("type_version", self._origins.const(cls), state.type_version(cls))
+
+    def use_identity(self, value: object) -> None:
+        """The trace depends on which object `value` is: its hash, its address."""
+        if isinstance(value, tuple):
+            for part in value:
+                self.use_identity(part)
+            return
+        origin = self._origins.get(id(value))
+        if origin is None or origin.kind == "const" or is_constant(value) or is_identity(value):
+            return
+        self.guard("id", origin, self._real(value) if type(value) is FakeTensor else value)
+
+    def use_content(self, value: object) -> None:
+        """The trace depends on what an immutable object of C holds."""
+        if type(value) in IMMUTABLE_HOLDERS:
+            self.use_identity(value)
+
+    def use_function(self, function: FunctionType) -> None:
+        """The trace depends on the function's code and defaults."""
+        if id(function) not in self._functions:
+            self._functions.add(id(function))
+            value = (function.__code__, function.__defaults__, function.__kwdefaults__)
+            self.guard("function", self._origins.const(function), value)
+
+    def made_function(self, function: FunctionType) -> None:
+        """`function` was made by the trace: nothing about it needs a guard."""
+        self._functions.add(id(function))
+        self._origins.made_function(function)
+
+    def check_readable(self, value: object) -> None:
+        """Raises Unsupported for an outside object of C that shows the contents of others, which nothing guards."""
+        if type(value) in UNGUARDABLE and id(value) in self._origins:
+            raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(value).__qualname__} is read"))
