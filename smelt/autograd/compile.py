@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from smelt import _native, events
-from smelt.autograd.join import joined
+from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import Partition, partition
-from smelt.autograd.results import take_results
-from smelt.autograd.twice import Again, differentiate_again
-from smelt.autograd.zeros import without_tangents
+from smelt.autograd.second_derivatives import DoubleBackward, double_backward
+from smelt.autograd.take_outputs import take_outputs
+from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import Config
+from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, argument_nodes
-from smelt.graph.run import Compiled
 from smelt.runtime.collector import collector_off
 from smelt.runtime.forks import BACKWARD, hold_at_fork
 from smelt.trace.joint import Joint
@@ -45,8 +45,8 @@ def compile_joint(
     events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
     forward = compile_graph(parts.forward)
     if joint.tangents:
-        forward = _node(joint, parts, forward, compile_graph, differentiate_again(traced, joint))
-    return take_results(forward, joint, torch.is_grad_enabled())
+        forward = _node(joint, parts, forward, compile_graph, double_backward(traced, joint))
+    return take_outputs(forward, joint, torch.is_grad_enabled())
 
 
 def _node(
@@ -54,7 +54,7 @@ def _node(
     parts: Partition,
     forward: Compiled,
     compile_graph: Callable[[Graph], Compiled],
-    again: Again | None,
+    with_history: DoubleBackward | None,
 ) -> Compiled:
     def compile_backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
@@ -78,7 +78,7 @@ def _node(
             "backward": compile_backward,
             "name": "SmeltBackward",
             "lock": _lock,
-            "again": again,
+            "again": with_history,
         }
     )
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.autograd.cut import Cut, Needs, within_budget
+from smelt.autograd.cut import Cut, within_budget
+from smelt.autograd.cut_problem import CutProblem
 from smelt.autograd.memory import Keep, Kind
-from smelt.autograd.rewrites import Maker
+from smelt.autograd.rewrites import NodeMaker
 from smelt.config import Config
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.passes import has_effect
@@ -70,15 +71,15 @@ class Partition:
 
 def partition(joint: Joint, config: Config) -> Partition:
     """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again."""
-    needs = Needs(joint, draws_again=config.activation_memory_budget < 1)
-    cut, bans = within_budget(needs, config.activation_memory_budget)
-    return _Builder(needs, cut, bans).build()
+    problem = CutProblem(joint, draws_again=config.activation_memory_budget < 1)
+    cut, bans = within_budget(problem, config.activation_memory_budget)
+    return _Builder(problem, cut, bans).build()
 
 
 class _Builder:
-    def __init__(self, needs: Needs, cut: Cut, bans: dict[Node, str]) -> None:
-        self.needs = needs
-        self.joint = needs.joint
+    def __init__(self, problem: CutProblem, cut: Cut, bans: dict[Node, str]) -> None:
+        self.problem = problem
+        self.joint = problem.joint
         self.cut = cut
         self.bans = bans
         self.tangents = self.joint.graph.placeholders[self.joint.n_primals :]
@@ -110,7 +111,7 @@ class _Builder:
 
     def _copy(self, node: Node, keep: Keep) -> Node:
         """A copy that the forward makes as soon as there is the value."""
-        make = Maker(self.needs.names).begin(node)
+        make = NodeMaker(self.problem.names).begin(node)
         if keep.dtype is None:
             kept = make(aten.clone.default, node)
         else:
@@ -123,33 +124,34 @@ class _Builder:
     def _seen_through(self, node: Node, view: Node) -> None:
         """The backward is given a view of all of `node` and sees `node` through it."""
         spec = node.spec
-        make = Maker(self.needs.names).begin(node)
+        make = NodeMaker(self.problem.names).begin(node)
         layout = list(spec.shape), list(spec.stride), spec.offset
         self._comes_back(node, make(aten.as_strided.default, view, *layout))
 
-    def _comes_back(self, node: Node, again: Node) -> None:
-        again.name = node.name
-        self.instead[node] = again
-        self.needs.position[again] = self.needs.position[node]
+    def _comes_back(self, node: Node, restored: Node) -> None:
+        """The backward reads `restored`, made of what is kept, for `node`."""
+        restored.name = node.name
+        self.instead[node] = restored
+        self.problem.position[restored] = self.problem.position[node]
 
     def _choose(self) -> None:
-        """Formulas and forms where the cut counts on them."""
-        kept, again = self.cut.kept, self.cut.again
-        for value, formula in self.needs.formulas.items():
-            if value in again:
+        """Formulas and replacements where the cut counts on them."""
+        kept, recomputed = self.cut.kept, self.cut.recomputed
+        for value, formula in self.problem.formulas.items():
+            if value in recomputed:
                 self.instead[value] = formula.nodes[-1]
-        for node, form in self.needs.forms.items():
-            there = any(n in kept or n in again for n in form.spared)
-            if form.masks[-1] in kept if form.masks else form.always or not there:
-                self.instead[node] = form.node
+        for node, made in self.problem.replacements.items():
+            there = any(n in kept or n in recomputed for n in made.spared)
+            if made.masks[-1] in kept if made.masks else made.always or not there:
+                self.instead[node] = made.node
 
     def _why(self, node: Node, keep: Keep) -> str:
         if keep.kind != "temporary":
             return f"held by the caller ({keep.kind})"
-        if node in self.needs.memory.primals:
+        if node in self.problem.memory.primals:
             return (
                 "the forward overwrites it"
-                if node in self.needs.memory.written
+                if node in self.problem.memory.written
                 else "the caller may overwrite it"
             )
         maker = (
@@ -173,9 +175,9 @@ class _Builder:
         followers = self._followers()
         order: list[Node] = []
         for node in nodes[:-1]:
-            if node in self.needs.redraws and self.needs.redraws[node].state in self.cut.kept:
-                order.append(self.needs.redraws[node].state)
-            if node not in self.needs.backward and node not in self.tangents:
+            if node in self.problem.redraws and self.problem.redraws[node].state in self.cut.kept:
+                order.append(self.problem.redraws[node].state)
+            if node not in self.problem.backward and node not in self.tangents:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)
                     order += self.copies.get(done, ())
@@ -183,11 +185,11 @@ class _Builder:
 
     def _followers(self) -> dict[Node, list[Node]]:
         """Forward node -> the early nodes that run right after it."""
-        position = self.needs.position
+        position = self.problem.position
         after: dict[Node, Node] = {}
         followers: dict[Node, list[Node]] = {}
         for node in sorted(self.cut.early, key=position.__getitem__):
-            reads = [after.get(a, a) for a in self.needs.arguments(node)]
+            reads = [after.get(a, a) for a in self.problem.arguments(node)]
             after[node] = max(reads, key=position.__getitem__, default=self.joint.graph.nodes[0])
             followers.setdefault(after[node], []).append(node)
         return followers
@@ -203,13 +205,13 @@ class _Builder:
         ]
         made = {*self.given, *self.tangents}
         order: list[Node] = []
-        for node in self.needs.late:
+        for node in self.problem.late:
             order += self._missing([self.instead.get(node, node)], made)
         order += self._missing((n for n in gradients if n is not None), made)
         return _graph(graph, [*self.given, *self.tangents], order, gradients, self._read)
 
     def _read(self, argument: Node, user: Node) -> Node:
-        now = self.needs.current(argument, user)
+        now = self.problem.current(argument, user)
         return self.instead.get(now, now)
 
     def _missing(self, wanted: Iterable[Node], made: set[Node]) -> list[Node]:
@@ -222,7 +224,7 @@ class _Builder:
                 made.add(node)
                 found.append(node)
                 stack += [self._read(a, node) for a in argument_nodes(node)]
-        return sorted(found, key=self.needs.position.__getitem__)
+        return sorted(found, key=self.problem.position.__getitem__)
 
 
 def _alive(order: list[Node], returned: Iterable[Node | None]) -> list[Node]:

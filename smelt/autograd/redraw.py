@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.autograd.rewrites import Formula, Maker
+from smelt.autograd.rewrites import Formula, NodeMaker
 from smelt.graph.ir import Node
 from smelt.graph.specs import make_spec
 
@@ -42,7 +42,7 @@ class Redraw:
     formula: Formula
 
 
-def redraw(node: Node, make: Maker) -> Redraw | None:
+def redraw(node: Node, make: NodeMaker) -> Redraw | None:
     """How what `node` draws, with torch's generator, is drawn again. None for operators that this is not known of."""
     op = node.target
     if op not in (*_FILLS, *_READS) or node.spec.device.type != "cpu":
@@ -60,12 +60,12 @@ def redraw(node: Node, make: Maker) -> Redraw | None:
         options = {"dtype": spec.dtype, "device": spec.device}
         like = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
     args = (state, like, *rest)
-    drawn = Node("call_function", _again(op), args, {}, node.name, node.spec, node.line, node.source)
+    drawn = Node("call_function", _redrawing(op), args, {}, node.name, node.spec, node.line, node.source)
     return Redraw(state, Formula((*make.nodes, drawn)))
 
 
 @cache
-def _again(op: OpOverload) -> OpOverload:
+def _redrawing(op: OpOverload) -> OpOverload:
     """The operator that does what `op` does with a generator in the state that is its first argument."""
     schema = str(op._schema)
     arguments = schema[schema.index("(") + 1 : schema.rindex(") ->")]

@@ -2,8 +2,8 @@
 
 * A *formula* gives a value of the forward from other values: the result of a normalization from its input and the saved
   statistics. The normalization itself need not run again, and its result need not be kept.
-* A *form* is another way to write an operator of the backward that reads less: a mask of one byte an element instead of
-  the input of an activation, or nothing where only the shape of an argument matters.
+* A *replacement* is another way to write an operator of the backward that reads less: a mask of one byte an element
+  instead of the input of an activation, or nothing where only the shape of an argument matters.
 
 Nodes made here refer to nodes of the joint graph and are no part of it.
 """
@@ -31,7 +31,7 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class Form:
+class Replacement:
     """`node` takes the place of an operator of the backward and does not read the values `spared`.
 
     `masks`: in order; the last one is what `node` reads instead, and the place is taken if that one is kept. Without masks,
@@ -45,7 +45,7 @@ class Form:
     always: bool = False
 
 
-class Maker:
+class NodeMaker:
     """Makes nodes one after the other; `names` are those that are taken."""
 
     def __init__(self, names: set[str]) -> None:
@@ -53,7 +53,7 @@ class Maker:
         self.nodes: list[Node] = []
         self.like: Node | None = None
 
-    def begin(self, like: Node) -> Maker:
+    def begin(self, like: Node) -> NodeMaker:
         """From now on, nodes belong to the line of `like`."""
         self.nodes, self.like = [], like
         return self
@@ -82,7 +82,7 @@ class Maker:
 _Items = dict[int, Node]  # which result of the operator -> the node that takes it
 
 
-def formula(value: Node, items: _Items, make: Maker) -> Formula | None:
+def formula(value: Node, items: _Items, make: NodeMaker) -> Formula | None:
     """How `value`, the first of the results `items` of an operator, follows from the others. None if no way is known, or
     if it would not have the same layout and precision."""
     call: Node = value.args[0]
@@ -119,31 +119,31 @@ def _precise(spec: TensorSpec, items: _Items) -> bool:
     return spec.dtype.is_floating_point and all(d in wide for d in statistics)
 
 
-def _scaled(make: Maker, value: Node, weight: Node | None, bias: Node | None) -> Node:
+def _scaled(make: NodeMaker, value: Node, weight: Node | None, bias: Node | None) -> Node:
     if weight is not None:
         value = make(aten.mul.Tensor, value, weight)
     return value if bias is None else make(aten.add.Tensor, value, bias)
 
 
-def _layer_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+def _layer_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
     if not items.keys() >= {1, 2}:
         return None
     value = make(aten.mul.Tensor, make(aten.sub.Tensor, given["input"], items[1]), items[2])
     return _scaled(make, value, given["weight"], given["bias"])
 
 
-def _rms_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+def _rms_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
     if 1 not in items:
         return None
     return _scaled(make, make(aten.mul.Tensor, given["input"], items[1]), given["weight"], None)
 
 
-def _by_channel(make: Maker, value: Node | None, rank: int) -> Node | None:
+def _by_channel(make: NodeMaker, value: Node | None, rank: int) -> Node | None:
     """A vector of the channels, seen so that it lines up with dimension 1 of `rank`."""
     return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
 
 
-def _batch_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+def _batch_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
     x, rank = given["input"], len(given["input"].spec.shape)
     if given.get("training"):
         if not items.keys() >= {1, 2}:
@@ -159,7 +159,7 @@ def _batch_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | Non
     )
 
 
-def _group_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | None:
+def _group_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
     if not items.keys() >= {1, 2}:
         return None
     x, channels, groups = given["input"], given["C"], given["group"]
@@ -180,7 +180,7 @@ def _group_norm(make: Maker, given: dict[str, Any], items: _Items) -> Node | Non
     )
 
 
-FORMULAS: dict[Any, Callable[[Maker, dict[str, Any], _Items], Node | None]] = {
+FORMULAS: dict[Any, Callable[[NodeMaker, dict[str, Any], _Items], Node | None]] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
     aten._fused_rms_norm.default: _rms_norm,
@@ -190,10 +190,10 @@ FORMULAS: dict[Any, Callable[[Maker, dict[str, Any], _Items], Node | None]] = {
 }
 
 
-# ---- forms
+# ---- replacements
 
 
-def form(node: Node, make: Maker) -> Form | None:
+def replacement(node: Node, make: NodeMaker) -> Replacement | None:
     """The other way to write an operator of the backward, or None."""
     make.begin(node)
     if node.target is aten.native_batch_norm_backward.default and node.args[7]:
@@ -205,13 +205,13 @@ def form(node: Node, make: Maker) -> Form | None:
     return None
 
 
-def _without_running_statistics(node: Node) -> Form:
+def _without_running_statistics(node: Node) -> Replacement:
     """In training they are not read; and the next forward may write them before this one's backward runs."""
     spared = tuple(a for a in node.args[3:5] if isinstance(a, Node))
-    return Form(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
+    return Replacement(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
 
 
-def _without_values(node: Node, index: int, make: Maker) -> Form | None:
+def _without_values(node: Node, index: int, make: NodeMaker) -> Replacement | None:
     argument = node.args[index]
     if node.args.count(argument) != 1 or not isinstance(argument, Node):
         return None
@@ -219,10 +219,10 @@ def _without_values(node: Node, index: int, make: Maker) -> Form | None:
     options = {"dtype": spec.dtype, "device": spec.device}
     empty = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
     args = (*node.args[:index], empty, *node.args[index + 1 :])
-    return Form(_twin(node, args), (argument,), extras=(empty,))
+    return Replacement(_twin(node, args), (argument,), extras=(empty,))
 
 
-def _masked(node: Node, rule: Callable[..., Node], make: Maker) -> Form | None:
+def _masked(node: Node, rule: Callable[..., Node], make: NodeMaker) -> Replacement | None:
     gradient, value, *rest = node.args
     if not isinstance(value, Node) or value is gradient:
         return None
@@ -233,7 +233,7 @@ def _masked(node: Node, rule: Callable[..., Node], make: Maker) -> Form | None:
     if _layout(new.spec) != _layout(node.spec):
         return None
     new.name = node.name
-    return Form(new, (value,), masks)
+    return Replacement(new, (value,), masks)
 
 
 def _layout(spec: TensorSpec) -> Any:

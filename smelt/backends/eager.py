@@ -9,9 +9,8 @@ import torch
 from smelt import _native
 from smelt.autograd.compile import compile_joint
 from smelt.config import Config
+from smelt.graph.graph_function import Compiled, GraphFunction
 from smelt.graph.ir import Graph
-from smelt.graph.module import GraphFunction
-from smelt.graph.run import Compiled
 from smelt.trace.traced import Traced
 
 

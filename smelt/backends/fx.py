@@ -10,8 +10,8 @@ import torch.fx
 
 from smelt.config import Config
 from smelt.errors import BackendError
+from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, Node, map_nodes
-from smelt.graph.run import Compiled
 from smelt.trace.traced import Traced
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]

@@ -14,7 +14,7 @@ from typing import Any
 from smelt.backends import eager, fx, smelt
 from smelt.config import Config
 from smelt.errors import BackendError, OptionError
-from smelt.graph.run import Compiled
+from smelt.graph.graph_function import Compiled
 from smelt.trace.traced import Traced
 
 Backend = Callable[[Traced, Config], Compiled]

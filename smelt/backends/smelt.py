@@ -14,8 +14,8 @@ from smelt.autograd.compile import compile_joint
 from smelt.backends.eager import eager
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
+from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
-from smelt.graph.run import Compiled
 from smelt.ops import decompositions
 from smelt.ops.lower import lower
 from smelt.ops.registry import lowered

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.graph import state
+from smelt.graph import torch_settings
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 
@@ -21,7 +21,7 @@ def has_effect(node: Node) -> bool:
 
 def changes_state(node: Node) -> bool:
     """Whether a torch-level node changes torch's settings, or autograd's, without an operator."""
-    return node.target in state.CHANGES or (
+    return node.target in torch_settings.CHANGES or (
         node.op == "call_method" and node.target in ("requires_grad_", "retain_grad", "detach_")
     )
 

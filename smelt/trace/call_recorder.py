@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.forward_ad import enter_dual_level
 
-from smelt.graph import state
+from smelt.graph import torch_settings
 from smelt.graph.ir import Node
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.arguments import LEAF_TYPES, Unnameable, other_argument
@@ -39,7 +39,7 @@ class CallRecorder:
         self._numbers = numbers
         self._open_levels = 0  # of forward-mode differentiation
         self._left_autocast = False  # since the latest node
-        self._state = self.first_state = state.read()
+        self._state = self.first_state = torch_settings.read()
 
     # ---- calls
 
@@ -71,7 +71,7 @@ class CallRecorder:
 
     def record(self, node: Node, func: Any, out: Any) -> None:
         """Appends `node`, which `self.node` made: the call of `func` that gave `out`."""
-        self.record_settings(state.read())
+        self.record_settings(torch_settings.read())
         node.op, node.target, extra = target_of(func)
         node.args += extra
         node.name = self._tape.torch.name(name_of(func))
@@ -128,15 +128,15 @@ class CallRecorder:
 
     def begin(self) -> None:
         """The trace is entered: the graph starts under the settings of now."""
-        self._state = self.first_state = state.read()
+        self._state = self.first_state = torch_settings.read()
 
-    def record_settings(self, now: state.State) -> None:
+    def record_settings(self, now: torch_settings.TorchSettings) -> None:
         """Records grad mode and autocast where they differ from what the graph so far implies."""
         if self._left_autocast:
             self._left_autocast = False
             self._add_call(torch.clear_autocast_cache, (), "clear_cache")
         if now != self._state:
-            for function, args in state.difference(self._state, now):
+            for function, args in torch_settings.difference(self._state, now):
                 self._add_call(function, args, name_of(function))
             self._state = now
 
@@ -145,7 +145,7 @@ class CallRecorder:
 
     def leave_autocast(self) -> None:
         """The user's code is about to leave an autocast context. With the outermost one eager drops its casts."""
-        self._left_autocast |= state.autocast_depth() == 1
+        self._left_autocast |= torch_settings.autocast_depth() == 1
 
     def switch_level(self, function: Callable[[], object]) -> None:
         """A level of forward-mode differentiation is entered or left by `function`."""

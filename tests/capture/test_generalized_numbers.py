@@ -14,8 +14,8 @@ import torch.fx
 import smelt
 from smelt import events
 from smelt.graph import verify
+from smelt.graph.interpreter import run
 from smelt.graph.ir import NumberSpec
-from smelt.graph.run import run
 from smelt.report import inspect
 from smelt.trace.symbols import Float, Int, Symbols
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from smelt.errors import VerificationError
+from smelt.graph.graph_function import GraphFunction
+from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph, Line, Node
-from smelt.graph.module import GraphFunction
 from smelt.graph.passes import eliminate_common, eliminate_dead
-from smelt.graph.run import run
 from smelt.graph.verify import verify
 from tests.harness.traced import trace
 

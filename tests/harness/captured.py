@@ -13,8 +13,8 @@ import torch
 
 from smelt.capture.driver.attempts import Attempt, FailedAttempt
 from smelt.capture.driver.run import CapturedFrame, capture_frame
+from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
-from smelt.graph.run import run
 from smelt.guards.evaluate import Reader, first_failing, format_guard
 from smelt.trace.fake import FakeTensor
 from tests.harness.agreement import same

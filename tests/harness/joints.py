@@ -4,14 +4,14 @@ import torch
 
 from smelt.autograd import redraw
 from smelt.autograd.classes import class_of
-from smelt.autograd.join import joined
 from smelt.autograd.memory import Memory
+from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import partition
-from smelt.autograd.results import take_results
-from smelt.autograd.zeros import without_tangents
+from smelt.autograd.take_outputs import take_outputs
+from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import DEFAULT
+from smelt.graph.graph_function import GraphFunction
 from smelt.graph.ir import TensorSpec
-from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
 from smelt.ops.recompute import Class
 from smelt.trace.trace import Trace
@@ -126,7 +126,7 @@ def check(function, *inputs, config=DEFAULT, through=None, **tolerance):
     wanted = _everything(lambda given: flatten(function(*given)), inputs, through, None)
     order = [next(i for i, t in enumerate(inputs) if t is p) for p in primals]
     for in_one_piece in (False, True):
-        compiled = take_results(node_of(joint, parts, in_one_piece), joint, True)
+        compiled = take_outputs(node_of(joint, parts, in_one_piece), joint, True)
         torch.set_rng_state(seed)
         got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, through, wanted[-1])
         _compare(got, wanted, joint, parts, through, tolerance)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
-from smelt.graph.run import run
 from smelt.trace.trace import Trace
 from smelt.trace.traced import Traced
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.graph.run import run
+from smelt.graph.interpreter import run
 from smelt.graph.verify import verify
 from smelt.ops.decompositions import table
 from smelt.trace.decompose import decompose

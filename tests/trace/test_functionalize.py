@@ -229,7 +229,7 @@ def test_inputs_that_share_memory():
 
 def test_returned_constant_is_a_copy():
     _, traced = trace(lambda x: torch.tensor([1.0, 2.0]), [t(2)])
-    from smelt.graph.run import run
+    from smelt.graph.interpreter import run
 
     first = run(traced.aten_graph, [])[0]
     first.add_(1)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from smelt.errors import SmeltError, Unsupported
+from smelt.graph.interpreter import run
 from smelt.graph.ir import Line
-from smelt.graph.run import run
 from smelt.graph.verify import verify
 from smelt.trace.trace import Trace
 from tests.harness.traced import check, flatten, trace

@@ -42,7 +42,7 @@ from smelt.capture.rebuilding.kinds import KINDS, Kind, is_constant
 from smelt.capture.rebuilding.kinds import unsupported as cannot_rebuild
 from smelt.capture.rebuilding.reach import collect_fakes, reach
 from smelt.errors import Unsupported
-from smelt.graph import state
+from smelt.graph import torch_settings
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.custom_functions import CustomFunctions
 from smelt.trace.fake import FakeTensor
@@ -204,14 +204,14 @@ def record_backward(vm: VM, roots: Sequence[Any]) -> None:
     trace, log = vm.trace, vm.outside.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
-    before, settings = _held(vm, roots), state.read()
+    before, settings = _held(vm, roots), torch_settings.read()
     log.closed = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
         trace.record_backward(collect_fakes(roots, vm.outside.origins.of))
     finally:
         vm.running, log.closed = False, ""
-    if state.read() != settings or vm.contexts.entered:
+    if torch_settings.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
     if _held(vm, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")

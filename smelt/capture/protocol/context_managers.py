@@ -25,7 +25,7 @@ from smelt.capture.outside import changes, wrapping
 from smelt.capture.outside.effects import Call, Effect, Enter, Leave
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
-from smelt.graph import state as trace_state
+from smelt.graph import torch_settings
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 _record_function = torch.autograd.profiler.record_function
@@ -135,7 +135,7 @@ def leave_contexts(vm: VM) -> None:
         if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made
             _restore_attributes(manager, before)
     with vm.trace.paused():
-        for function, args in trace_state.difference(trace_state.read(), vm.trace.calls.first_state):
+        for function, args in torch_settings.difference(torch_settings.read(), vm.trace.calls.first_state):
             function(*args)
 
 
@@ -143,7 +143,7 @@ def settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
     found: list[Effect] = [Leave(manager) for manager, _ in vm.contexts.left]
     replayed: list[Any] = list(vm.trace.calls.first_state)
-    now = trace_state.read()
+    now = torch_settings.read()
     for manager, attributes_then in vm.contexts.left:
         _put_back(type(manager), attributes_then, replayed)
     for manager, _ in vm.contexts.entered:
@@ -162,7 +162,7 @@ def settings(vm: VM) -> list[Effect]:
             replayed[0] = inside(manager)
     if found:
         now = (now[0], replayed[1], *now[2:])  # inference mode is left to its manager
-    found += [Call(function, args) for function, args in trace_state.difference(tuple(replayed), now)]
+    found += [Call(function, args) for function, args in torch_settings.difference(tuple(replayed), now)]
     return found
 
 

@@ -1,16 +1,19 @@
-"""A graph as something to call."""
+"""Graphs as something to call: the type that backends give, and one graph as straight Python code."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from smelt.graph import state
+from smelt.graph import torch_settings
 from smelt.graph.ir import Graph
 from smelt.graph.printer import python_source
-from smelt.graph.run import beneath_autograd
+
+# A graph made callable: from the tuple of its inputs to its outputs.
+Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 class GraphFunction:
@@ -24,17 +27,19 @@ class GraphFunction:
         self.recompile()
 
     def recompile(self) -> None:
+        """Makes what runs from the graph as it is now."""
         written = python_source(self.graph)
         self.code = written.source
         self._function = written.function()
-        self._switches = any(node.target in state.CHANGES for node in self.graph)
+        self._switches = any(node.target in torch_settings.CHANGES for node in self.graph)
 
     def print_tabular(self) -> None:
+        """Prints one row a node."""
         self.graph.print_tabular()
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         if self.graph.level == "torch":
-            with state.restored() if self._switches else nullcontext():
+            with torch_settings.restored() if self._switches else nullcontext():
                 return self._function(*inputs)
-        with beneath_autograd():
+        with torch_settings.beneath_autograd():
             return self._function(*inputs)

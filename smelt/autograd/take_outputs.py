@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import map_nodes
-from smelt.graph.run import Compiled
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import OutputSource
 
 
-def take_results(values: Compiled, joint: Joint, grad: bool) -> Compiled:
+def take_outputs(values: Compiled, joint: Joint, grad: bool) -> Compiled:
     """`values` gives the joint graph's; the callable returned writes inputs and gives the outputs of the trace.
 
     `grad`: whether the caller's grad mode is on (it is guarded); a function may turn it on inside.

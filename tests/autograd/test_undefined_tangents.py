@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.autograd import zeros
+from smelt.autograd import undefined_tangents
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
 from smelt.graph.effects import effects
+from smelt.graph.graph_function import GraphFunction
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.module import GraphFunction
 from smelt.graph.verify import verify
 from smelt.ops import linear
 from smelt.ops.registry import REGISTRY
@@ -179,7 +179,7 @@ def test_all_sets_of_undefined_tangents(program):
     returned = GraphFunction(parts.forward)(*given)
     saved = saved_values(parts, given, returned, joint.n_outputs)
     for undefined in itertools.chain.from_iterable(itertools.combinations(range(4), n) for n in range(5)):
-        graph = zeros.without_tangents(parts.backward, frozenset(undefined))
+        graph = undefined_tangents.without_tangents(parts.backward, frozenset(undefined))
         verify(graph, functional=True)
         assert len(graph.placeholders) == len(saved) + 4 - len(undefined)
         got = GraphFunction(graph)(*saved, *(t for k, t in enumerate(tangents) if k not in undefined))
@@ -200,7 +200,7 @@ def test_what_stays_zero_is_none_and_costs_nothing():
     joint, primals = joint_of(
         lambda x, y: (x.sin(), y.cos()), torch.randn(3).requires_grad_(), torch.randn(3).requires_grad_()
     )
-    graph = zeros.without_tangents(partition(joint, DEFAULT).backward, frozenset({1}))
+    graph = undefined_tangents.without_tangents(partition(joint, DEFAULT).backward, frozenset({1}))
     assert graph.output.args[0][1] is None and graph.output.args[0][0] is not None
     assert [str(n.target) for n in graph if n.op == "call_function"] == [
         "aten.cos.default",
@@ -216,7 +216,7 @@ def test_zeros_that_are_needed_have_the_strides_that_were_recorded(stride):
     exp = Node("call_function", aten.exp.default, (tangent,), {}, "exp", spec)
     graph = Graph("aten")
     graph.nodes = [tangent, seen, exp, Node("output", "output", ((exp, seen),), {}, "output")]
-    without = zeros.without_tangents(graph, frozenset({0}))
+    without = undefined_tangents.without_tangents(graph, frozenset({0}))
     verify(without)
     (made,) = (n for n in without if n.op == "call_function" and n.spec.stride == stride and n.name != "exp")
     assert made.spec == spec

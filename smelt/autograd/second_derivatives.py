@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from smelt.graph import state
-from smelt.graph.module import GraphFunction
+from smelt.graph import torch_settings
+from smelt.graph.graph_function import GraphFunction
 from smelt.graph.passes import has_effect
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
 
 Gradients = Sequence[torch.Tensor | None]
-Again = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Gradients]
+DoubleBackward = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Gradients]
 
 
-def differentiate_again(traced: Traced, joint: Joint) -> Again | None:
+def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
     """From the graph's inputs and the tangents (None where undefined) to the gradients, with a history. None for graphs
     that cannot be run a second time: they write, draw random numbers, take numbers that change, or ran under autocast;
     nor for those whose gradients flow through several nodes, or that take gradients of inputs away."""
     values = [r.index for r in joint.results if r.kind == "value" and not r.steps]
     is_plain = values == list(range(joint.n_outputs)) and len(joint.results) == joint.n_outputs
     repeatable = not any(has_effect(node) for node in traced.aten_graph)
-    autocast = any(state.read()[2::2])
+    autocast = any(torch_settings.read()[2::2])
     if (
         not is_plain
         or not repeatable
@@ -43,7 +43,7 @@ def differentiate_again(traced: Traced, joint: Joint) -> Again | None:
     def forward() -> GraphFunction:
         return GraphFunction(traced.torch_graph)
 
-    def again(primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor | None, ...]) -> Gradients:
+    def gradients(primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor | None, ...]) -> Gradients:
         with torch.enable_grad():
             results = forward()(*primals)
             defined = [(results[i], t) for i, t in zip(joint.tangents, tangents) if t is not None]
@@ -55,4 +55,4 @@ def differentiate_again(traced: Traced, joint: Joint) -> Again | None:
                 allow_unused=True,
             )
 
-    return again
+    return gradients

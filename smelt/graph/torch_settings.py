@@ -2,20 +2,20 @@
 
 They are not recorded when they change (context managers do it in many ways) but when a recorded call runs under settings
 other than the graph's so far: the nodes that `difference` gives are put before it. A graph ends under the settings that it
-began under; `restored` sees to that when it raises.
+began under; `restored` sees to that when it raises. Aten graphs run `beneath_autograd`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-State = tuple[bool, bool, bool, torch.dtype, bool, torch.dtype]
+TorchSettings = tuple[bool, bool, bool, torch.dtype, bool, torch.dtype]
 
 _grad, _inference, _autocast, _autocast_dtype = (
     torch.is_grad_enabled,
@@ -35,15 +35,15 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def read() -> State:
+def read() -> TorchSettings:
     """(grad mode, inference mode, then for cpu and cuda: autocast enabled, autocast dtype)."""
     return (
         _grad(), _inference(), _autocast("cpu"), _autocast_dtype("cpu"), _autocast("cuda"), _autocast_dtype("cuda"),
     )  # fmt: skip
 
 
-def difference(old: Any, new: State) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """The calls that lead from `old` to `new`."""
+def difference(old: TorchSettings, new: TorchSettings) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The calls, each as (function, arguments), that lead from `old` to `new`."""
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
     for device, i in (("cpu", 2), ("cuda", 4)):
         if old[i] != new[i]:
@@ -104,3 +104,12 @@ def restored() -> Iterator[None]:
         for function, args in difference(read(), before):
             function(*args)
         raise
+
+
+@contextmanager
+def beneath_autograd() -> Iterator[None]:
+    """No gradients, no autocast, as where aten nodes were recorded."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C._DisableAutocast())
+        yield

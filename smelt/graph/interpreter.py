@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from smelt.graph import state
+from smelt.graph import torch_settings
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
-
-# A graph made callable: from the tuple of its inputs to its outputs.
-Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -26,7 +22,7 @@ def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         raise ValueError(f"the graph takes {len(placeholders)} tensors, got {len(inputs)}")
     values: dict[Node, Any] = dict(zip(placeholders, inputs))
     last = _last_uses(graph)
-    with beneath_autograd() if graph.level == "aten" else state.restored():
+    with torch_settings.beneath_autograd() if graph.level == "aten" else torch_settings.restored():
         for node in graph.nodes[len(placeholders) :]:
             if node.op == "output":
                 return tuple(map_nodes(node.args[0], values.__getitem__))
@@ -34,15 +30,6 @@ def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
             for done in last.get(node, ()):
                 del values[done]
     raise ValueError("the graph has no output node")
-
-
-@contextmanager
-def beneath_autograd() -> Iterator[None]:
-    """No gradients, no autocast, as where aten nodes were recorded."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch._C._DisableAutocast())
-        yield
 
 
 def _step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:

@@ -1,0 +1,166 @@
+"""What a minimum cut is taken of: the values that a backward could start from, and how each follows from others.
+
+A value of the forward may be computed again from its arguments, or from other values by a formula; an operator of the
+backward may be replaced by one that reads less (`rewrites.py`). Some values must not be computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from smelt.autograd.classes import class_of
+from smelt.autograd.memory import Keep, Memory
+from smelt.autograd.redraw import Redraw, redraw
+from smelt.autograd.rewrites import Formula, NodeMaker, formula, items_of, replacement
+from smelt.graph.ir import Node, argument_nodes
+from smelt.graph.passes import has_effect
+from smelt.ops.recompute import Class
+from smelt.trace.joint import Joint
+
+LONGEST_CHAIN = 4
+_CHAIN = f"the end of a chain of {LONGEST_CHAIN + 1} values that the backward reads"
+
+
+class CutProblem:
+    """What the backward reads, and the ways there are to compute it.
+
+    `late`: nodes that can only run there; `read`: the other values that these read; `backward`: all that the forward need
+    not run. Formulas and replacements (see `rewrites.py`) are other ways to compute values of the forward and late nodes;
+    `redraws`, where `draws_again`, are those of random numbers. `position` orders all nodes, also those that
+    are not in the joint graph.
+    """
+
+    def __init__(self, joint: Joint, draws_again: bool = False) -> None:
+        self.joint = joint
+        self.memory = Memory(joint)
+        graph = joint.graph
+        gradients = [n for n in graph.output.args[0][joint.n_outputs :] if n is not None]
+        late = self._late(gradients)
+        self.names = {n.name for n in graph}
+        maker = NodeMaker(self.names)
+        self.replacements = {
+            n: f for n in late if n.op == "call_function" and (f := replacement(n, maker)) is not None
+        }
+        self.backward = joint.backward.union(*(f.masks for f in self.replacements.values()))
+        self.redraws = self._find_redraws(maker) if draws_again else {}
+        self.formulas = self._find_formulas(maker)
+        self.virtual = {n for f in self.formulas.values() for n in f.nodes}
+        self.position = self._order()
+        self.late = [n for n in graph if n in late and n.op != "placeholder"]
+        self.read = {a for n in self.late for a in self.arguments(n) if a not in late}
+        self.read.update(n for n in gradients if n not in late)
+
+    def _late(self, gradients: list[Node]) -> set[Node]:
+        """What depends on tangents, or has an effect, and is needed; and the tangents."""
+        graph = self.joint.graph
+        tangents = set(graph.placeholders[self.joint.n_primals :])
+        late = set(tangents)
+        for node in graph:
+            if node in self.joint.backward:
+                if has_effect(node) or any(a in late for a in argument_nodes(node)):
+                    late.add(node)
+        alive = set(gradients)
+        for node in reversed(graph.nodes):
+            if node in late and (node in alive or has_effect(node)):
+                alive.add(node)
+                alive.update(argument_nodes(node))
+        return (late & alive) | tangents
+
+    def _find_redraws(self, maker: NodeMaker) -> dict[Node, Redraw]:
+        drawn = (n for n in self.joint.graph if n not in self.joint.backward and class_of(n) is Class.RANDOM)
+        return {n: made for n in drawn if (made := redraw(n, maker)) is not None}
+
+    def _find_formulas(self, maker: NodeMaker) -> dict[Node, Formula]:
+        found = {value: made.formula for value, made in self.redraws.items()}
+        for items in items_of(n for n in self.joint.graph if n not in self.joint.backward).values():
+            value = items.get(0)
+            if value is not None and (made := formula(value, items, maker)) is not None:
+                found[value] = made
+        return found
+
+    def _order(self) -> dict[Node, int]:
+        """Formulas stand after all results of the operator whose result they give; replacements before what they replace,
+        states of generators before what they draw."""
+        last = {**{n: n for n in self.redraws}, **{items[0]: n for n, items in self._last_items()}}
+        after = {last[value]: f.nodes for value, f in self.formulas.items()}
+        order: list[Node] = []
+        for node in self.joint.graph:
+            made = self.replacements.get(node)
+            if made is not None:
+                order += (*made.masks, *made.extras, made.node)
+            if node in self.redraws:
+                order.append(self.redraws[node].state)
+            order += (node, *after.get(node, ()))
+        return {n: i for i, n in enumerate(order)}
+
+    def _last_items(self) -> Iterator[tuple[Node, dict[int, Node]]]:
+        for items in items_of(self.joint.graph).values():
+            if items.get(0) in self.formulas:
+                yield list(items.values())[-1], items
+
+    def arguments(self, node: Node) -> Iterator[Node]:
+        """What the backward must have to compute a node, in the cheapest of the ways there are."""
+        value = self.formulas.get(node)
+        if value is not None:
+            yield value.nodes[-1]
+            return
+        made = self.replacements.get(node)
+        if made is not None and made.masks:
+            yield made.masks[-1]
+        for argument in argument_nodes(node):
+            if made is None or argument not in made.spared:
+                yield self.current(argument, node)
+
+    def current(self, argument: Node, user: Node) -> Node:
+        """What a node reads for an argument: for a primal that was overwritten before, the node that wrote it."""
+        write = self.memory.written.get(argument)
+        if write is None or self.position[write] >= self.position[user]:
+            return argument
+        return write
+
+    def keep(self, node: Node) -> Keep | None:
+        """The cheapest way to keep a value, or None where it cannot be kept."""
+        return None if node in self.virtual else self.memory.keep(node)
+
+    def cone(self, banned: Container[Node]) -> list[Node]:
+        """All values that the backward could be computed from, back to what cannot be computed again; in order."""
+        seen = set(self.read)
+        stack = list(seen)
+        while stack:
+            node = stack.pop()
+            if node not in banned:
+                new = [a for a in self.arguments(node) if a not in seen]
+                seen.update(new)
+                stack += new
+        return sorted(seen, key=self.position.__getitem__)
+
+    def bans(self) -> dict[Node, str]:
+        """Forward nodes that must not run again, with the reason."""
+        found: dict[Node, str] = {}
+        for node in self.joint.graph:
+            if node.op != "get_attr" and node not in self.backward:
+                kind = class_of(node)
+                if kind.recompute != "always":
+                    found[node] = f"{kind.name}: {kind.reason}"
+        for made in self.redraws.values():
+            found[made.state] = "random: its numbers are drawn again"
+        return found
+
+    def chain_bans(self, bans: dict[Node, str]) -> dict[Node, str]:
+        """Where chains of values that would be computed again, and held, become too long."""
+        bases = self.memory.bases
+        cone = self.cone(bans)
+        reads = self.read.union(*(self.arguments(n) for n in cone if n in self.backward))
+        held = {bases.get(n, n) for n in reads}
+        length: dict[Node, int] = {}
+        found: dict[Node, str] = {}
+        for node in cone:
+            if node in bans or node.op == "get_attr":
+                continue
+            length[node] = max(
+                (length[a] + (a in held) for a in self.arguments(node) if a in length), default=0
+            )
+            if length[node] >= LONGEST_CHAIN and node not in self.backward and self.keep(node) is not None:
+                found[node] = _CHAIN
+                del length[node]
+        return found
