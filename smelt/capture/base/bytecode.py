@@ -30,11 +30,11 @@ BINARY_OPERATORS = (
 )  # fmt: skip
 
 
-def _name(code: types.CodeType, arg: int) -> Any:
+def _name(code: types.CodeType, arg: int) -> object:
     return code.co_names[arg]
 
 
-def _const(code: types.CodeType, arg: int) -> Any:
+def _const(code: types.CodeType, arg: int) -> object:
     return code.co_consts[arg]
 
 
@@ -143,7 +143,7 @@ def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[s
     names = [dis.opname[op] for op, *_ in raw]
     instructions = []
     for name, (op, arg, _, after) in zip(names, raw):
-        value: Any = arg
+        value: object = arg
         if op in _JUMPS:
             value = index[after - 2 * arg if "BACKWARD" in name else after + 2 * arg]
         elif name in ARGUMENTS:

@@ -34,26 +34,34 @@ class LastInstruction:
 
 
 class Frame:
+    """One call of a Python function. What `stack`, `locals` and the namespaces hold is the user's."""
+
     __slots__ = (
         "code", "direct", "function", "globals", "handled", "instructions", "kwnames", "locals",
         "names", "namespace", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
     )  # fmt: skip
 
-    def __init__(self, code: Code, function: FunctionType, slots: list[Any]) -> None:
+    stack: list[Any]
+    locals: list[Any]
+    result: Any
+    namespace: Any  # the mapping of names of a class body
+    names: dict[str, Any] | None  # what locals() gave
+
+    def __init__(self, code: Code, function: FunctionType, slots: list[object]) -> None:
         self.code = code
         self.function = function
         self.globals = function.__globals__
         self.instructions = code.instructions
         self.pc = 0
-        self.stack: list[Any] = []
+        self.stack = []
         self.locals = slots
         self.kwnames: tuple[str, ...] = ()
         self.parent: Frame | None = None
         self.handled: BaseException | None = None  # what a bare `raise` raises again
-        self.result: Any = None
+        self.result = None
         self.yielded = False
-        self.namespace: Any = None  # the mapping of names of a class body
-        self.names: dict[str, Any] | None = None  # what locals() gave
+        self.namespace = None
+        self.names = None
         self.direct = False  # its result is the result of its caller's CALL
         self.ticks = 0  # instructions begun
         self.stop = 0  # at which of them capture is to stop: 0 is at none
@@ -114,10 +122,10 @@ class Generator:
     def __iter__(self) -> Generator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return self.send(None)
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> object:
         if self.state is FINISHED:
             raise StopIteration
         if self.state is CREATED and value is not None:
@@ -125,7 +133,9 @@ class Generator:
         self.frame.stack.append(value)
         return self._resume(None)
 
-    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+    def throw(
+        self, kind: type[BaseException] | BaseException, value: object = None, traceback: object = None
+    ) -> object:
         error = (
             kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
         )
@@ -162,17 +172,17 @@ class Generator:
         return self.state is not FINISHED and any(name != "CALL_INTRINSIC_1" for name in targets)
 
     @property
-    def yieldfrom(self) -> Any:
+    def yieldfrom(self) -> object:
         """What it delegates to, or None."""
         return self._delegate()
 
-    def _delegate(self) -> Any:
+    def _delegate(self) -> object:
         """The iterator of the `yield from` at which the generator is suspended, or None."""
         frame = self.frame
         resumes_delegation = frame.code.names[frame.pc] == "RESUME" and frame.instructions[frame.pc][1] >= 2
         return frame.stack[-1] if self.state is SUSPENDED and resumes_delegation else None
 
-    def _throw_into(self, inner: Any, error: BaseException) -> Any:
+    def _throw_into(self, inner: object, error: BaseException) -> object:
         """What `inner` yields in answer. Raises what it raises; `error` itself if it cannot be told."""
         closing = isinstance(error, GeneratorExit)
         method = getattr(inner, "close" if closing else "throw", None)
@@ -187,7 +197,7 @@ class Generator:
                 return told
         raise error
 
-    def _end_delegation(self, value: Any) -> Any:
+    def _end_delegation(self, value: object) -> object:
         """Goes on after the `yield from`, whose value is `value`."""
         frame = self.frame
         target = frame.instructions[frame.pc - 2][1]  # SEND, YIELD_VALUE, RESUME
@@ -212,7 +222,7 @@ class Generator:
             raise RuntimeError("generator ignored GeneratorExit")
         self.state = FINISHED
 
-    def _resume(self, error: BaseException | None) -> Any:
+    def _resume(self, error: BaseException | None) -> object:
         if self.state is RUNNING:
             raise ValueError("generator already executing")
         self.state = RUNNING
@@ -238,11 +248,13 @@ class VMCallable:
 
     __slots__ = ("function", "vm")
 
-    def __init__(self, vm: Machine, fn: Any) -> None:
+    function: Any
+
+    def __init__(self, vm: Machine, fn: object) -> None:
         self.vm = vm
         self.function = fn
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if self.vm.released:  # native code kept it for longer than the capture
             return self.function(*args, **kwargs)
         return self.vm.call(self.function, args, kwargs)

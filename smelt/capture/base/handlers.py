@@ -7,13 +7,16 @@ guarded when it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_CALL, Reason
+from smelt.reasons import UNSUPPORTED_CALL, Reason, ReasonKind
 
 Handler = Callable[..., Any]
+Args = Sequence[object]
+Kwargs = dict[str, object]
+K = TypeVar("K")
 BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
@@ -23,7 +26,7 @@ TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 
 
-def _in(table: dict[Any, Handler], *keys: Any) -> Callable[[Handler], Handler]:
+def _in(table: dict[K, Handler], *keys: K) -> Callable[[Handler], Handler]:
     def add(handler: Handler) -> Handler:
         for key in keys:
             table[key] = handler
@@ -32,11 +35,11 @@ def _in(table: dict[Any, Handler], *keys: Any) -> Callable[[Handler], Handler]:
     return add
 
 
-def builtin(*callables: Any) -> Callable[[Handler], Handler]:
+def builtin(*callables: object) -> Callable[[Handler], Handler]:
     return _in(BUILTINS, *callables)
 
 
-def function(*functions: Any) -> Callable[[Handler], Handler]:
+def function(*functions: object) -> Callable[[Handler], Handler]:
     return _in(FUNCTIONS, *functions)
 
 
@@ -44,5 +47,5 @@ def method(base: type, *names: str) -> Callable[[Handler], Handler]:
     return _in(METHODS, *((base, n) for n in names))
 
 
-def unsupported(detail: str, kind: Any = UNSUPPORTED_CALL) -> Unsupported:
+def unsupported(detail: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:
     return Unsupported(Reason(kind, detail))

@@ -341,7 +341,7 @@ def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
     return None
 
 
-def setting(function: Any) -> tuple[ReasonKind, str] | None:
+def setting(function: object) -> tuple[ReasonKind, str] | None:
     """Why a function or class of a native module must not be called: it changes or reads a setting of the process."""
     return _setting(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", ""))
 
@@ -356,12 +356,12 @@ def _defining_class(cls: type, name: str) -> type:
     return next((k for k in candidates if type(vars(k)[name]) in _C_DESCRIPTORS), cls)
 
 
-def refusal(function: Any) -> tuple[ReasonKind, str] | None:
+def refusal(function: object) -> tuple[ReasonKind, str] | None:
     """Why a C function must not be called, or None."""
     owner = getattr(function, "__self__", None)
     module = owner.__name__ if isinstance(owner, types.ModuleType) else getattr(function, "__module__", None)
     if isinstance(owner, type):
-        module = _defining_class(owner, function.__name__).__module__
+        module = _defining_class(owner, getattr(function, "__name__", "")).__module__
     if module is None:
         owner_class = getattr(function, "__objclass__", None) or type(owner)
         module = owner_class.__module__

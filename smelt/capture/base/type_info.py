@@ -52,7 +52,7 @@ class TypeInfo:
             self.setattr = None
         self.getattr = type_find(cls, "__getattr__")
 
-    def _python(self, name: str) -> Any:
+    def _python(self, name: str) -> FunctionType | None:
         found = type_find(self.cls, name)
         return found if type(found) is FunctionType else None
 
@@ -70,7 +70,7 @@ class TypeInfo:
         return ABSENT, None, None
 
 
-def classify(found: Any, owner: type) -> Found:
+def classify(found: object, owner: type) -> Found:
     kind = type(found)
     how = _BY_TYPE.get(kind)
     if how is None:

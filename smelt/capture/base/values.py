@@ -94,33 +94,33 @@ CONTAINER_BASES = (list, dict, set, collections.deque)  # what a container may b
 IMMUTABLE_TYPE_FLAG = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
-def is_identity(value: Any) -> bool:
+def is_identity(value: object) -> bool:
     """Whether `value` is known by identity: functions, classes, modules, enum members."""
     return type(value) in IDENTITY_TYPES or isinstance(value, (type, enum.Enum, types.ModuleType))
 
 
-def has_identity_hash(value: Any) -> bool:
+def has_identity_hash(value: object) -> bool:
     """Whether dictionaries and sets find `value` by its identity."""
-    kind: Any = type(value)
-    return kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    kind = type(value)
+    hashed = kind.__hash__ is object.__hash__  # type: ignore[comparison-overlap]
+    return hashed and kind.__eq__ is object.__eq__  # type: ignore[comparison-overlap]
 
 
-def is_plain_key(key: Any) -> bool:
+def is_plain_key(key: object) -> bool:
     """Whether guards may look `key` up: it is a constant or known by identity, and comparing it runs no Python code."""
     if is_constant(key):
         return True
-    kind = type(key)
-    if kind is tuple or kind is frozenset:
+    if type(key) is tuple or type(key) is frozenset:
         return all(map(is_plain_key, key))
-    return has_identity_hash(key) or (is_identity(key) and type(kind.__eq__) is not FunctionType)
+    return has_identity_hash(key) or (is_identity(key) and type(type(key).__eq__) is not FunctionType)
 
 
-def is_lookup_key(key: Any) -> bool:
+def is_lookup_key(key: object) -> bool:
     """Whether guards may look `key` up alone: a plain key, or a tensor, which dictionaries find by its identity."""
     return type(key) in _TENSORS or is_plain_key(key)
 
 
-def is_same_key(a: Any, b: Any) -> bool:
+def is_same_key(a: object, b: object) -> bool:
     """Whether a dictionary takes one for the other; tensors are compared by identity, as they are found."""
     return a is b or (type(a) not in _TENSORS and type(b) not in _TENSORS and bool(a == b))
 
@@ -128,12 +128,11 @@ def is_same_key(a: Any, b: Any) -> bool:
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: object) -> bool:
     """A leaf, or a tuple or frozenset of constants."""
-    kind = type(value)
-    if kind in LEAF_TYPES:
+    if type(value) in LEAF_TYPES:
         return True
-    return (kind is tuple or kind is frozenset) and all(map(is_constant, value))
+    return (type(value) is tuple or type(value) is frozenset) and all(map(is_constant, value))
 
 
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -143,13 +142,13 @@ _NO_FIELDS = frozenset(
 
 
 @functools.cache
-def exception_fields(cls: Any) -> tuple[str, ...]:
+def exception_fields(cls: type) -> tuple[str, ...]:
     """The fields of C that the text of such an exception is made of."""
     own = [k for k in cls.__mro__ if issubclass(k, BaseException)]
     return tuple(n for k in own for n, v in k.__dict__.items() if type(v) in _FIELDS and n not in _NO_FIELDS)
 
 
-def items_of(container: Any) -> list[Any]:
+def items_of(container: object) -> list[Any]:
     """Contents of a container without running user code: pairs of a dictionary, elements of the others."""
     if isinstance(container, collections.OrderedDict):
         return list(collections.OrderedDict.items(container))
@@ -161,7 +160,7 @@ def items_of(container: Any) -> list[Any]:
     return list(kind.__iter__(container))  # type: ignore[arg-type]
 
 
-def instance_dict(obj: Any) -> dict[str, Any] | None:
+def instance_dict(obj: object) -> dict[str, Any] | None:
     """`obj.__dict__` of an instance, read below any `__getattribute__`; None when it has none."""
     if type(obj).__dictoffset__ == 0:
         return None

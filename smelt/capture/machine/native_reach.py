@@ -77,7 +77,7 @@ PLAIN_ITERATORS: frozenset[type] = frozenset(
 )
 
 
-def _function_calls_back(function: Any) -> bool:
+def _function_calls_back(function: FunctionType) -> bool:
     return not runs_natively(function)
 
 
@@ -89,13 +89,13 @@ class NativeReach(dict[type, Any]):
         super().__init__(_PLAIN)
         self.use_class = use_class
 
-    def __missing__(self, kind: type) -> Any:
+    def __missing__(self, kind: type) -> object:
         self.use_class(kind)
         how = self[kind] = _classify(kind)
         return how
 
 
-def calls_back(reach: NativeReach, value: Any, depth: int = _DEPTH) -> bool:
+def calls_back(reach: NativeReach, value: object, depth: int = _DEPTH) -> bool:
     """Whether native code that is given `value` may start Python code of the user through it."""
     kind = type(value)
     how = reach[kind]
@@ -107,7 +107,7 @@ def calls_back(reach: NativeReach, value: Any, depth: int = _DEPTH) -> bool:
     return depth > 0 and any([calls_back(reach, part, depth - 1) for part in how(value)])  # noqa: C419
 
 
-def _classify(kind: type) -> Any:
+def _classify(kind: type) -> object:
     if issubclass(kind, _NEVER):
         return False
     if kind is FunctionType:
@@ -126,9 +126,9 @@ def _is_python_class(cls: type) -> bool:
     return any(_is_python_member(v) for v in cls.__dict__.values())
 
 
-def _is_python_member(value: Any) -> bool:
+def _is_python_member(value: object) -> bool:
     kind = type(value)
-    if kind is FunctionType:
+    if isinstance(value, FunctionType):
         return not runs_natively(value)
     if kind in (property, classmethod, staticmethod, functools.cached_property):
         return True
