@@ -16,6 +16,7 @@ from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
+from smelt.graph.verify import verify as verify_graph
 from smelt.ops import decompositions
 from smelt.ops.lower import lower
 from smelt.ops.registry import lowered
@@ -57,6 +58,8 @@ def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
     numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
     with _stage("decompose"):
         graph = decompose(graph, decompositions.table(excluded=lowered()))
+        if config.verify:
+            verify_graph(graph, functional=True)
     with _stage("lower"):
         program = lower(graph, target.costs)
     with _stage("fuse"):

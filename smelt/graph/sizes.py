@@ -160,8 +160,9 @@ _ZERO: Size = 0
 
 
 def static(e: Size) -> int:
-    """A size that is known not to depend on symbols."""
-    assert isinstance(e, int), f"{e} is not static"
+    """A size that does not depend on symbols, as a number. Raises ValueError for one that does."""
+    if not isinstance(e, int):
+        raise ValueError(f"a fixed size is needed, not {e}")
     return e
 
 

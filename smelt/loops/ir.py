@@ -206,13 +206,6 @@ class Kernel:
     stages: tuple[Stage, ...]
 
 
-def fixed(size: Size) -> int:
-    """A size as a number. Raises ValueError for a symbolic one: kernels are compiled for fixed sizes."""
-    if not isinstance(size, int):
-        raise ValueError(f"kernels need fixed sizes, not {size}")
-    return size
-
-
 def stage_loops(stage: Stage) -> tuple[Loop, ...]:
     return (stage.loop,) if isinstance(stage, ScanStage) else stage.loops
 

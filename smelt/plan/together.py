@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from smelt.costs import Costs
-from smelt.loops.ir import fixed
+from smelt.graph.sizes import static
 from smelt.plan.steps import WORK, Alloc, BumpVersion, Launch, Step, Together
 
 
@@ -46,8 +46,8 @@ class _Run:
 
     def steps(self) -> list[Step]:
         pieces = self.costs.together_pieces * self.costs.threads
-        few = any(fixed(l.extent) < pieces * l.grain for l in self.launches)
-        work = [max(1, WORK * fixed(l.extent) // l.grain) for l in self.launches]
+        few = any(static(l.extent) < pieces * l.grain for l in self.launches)
+        work = [max(1, WORK * static(l.extent) // l.grain) for l in self.launches]
         if len(self.launches) < 2 or not few or sum(work) < 2 * WORK:
             return [*self.given, *self.pending]
         grain = max(WORK, -(-sum(work) // self.costs.threads))

@@ -1,4 +1,4 @@
-"""Groups of units that will be one kernel.
+"""Fusion: which units will be one kernel. A unit may join a group if it has a place there, and does if that pays.
 
 A group has `outer` loops, and a place for each of its units: what the unit's own loop symbols are, in terms of the outer
 symbols and of `inner` loops of the unit's stage. A *flat* group (elementwise) has everything in its outer loops. A *row*

@@ -1,4 +1,4 @@
-"""Which tensors are computed on their own, and which inside the expressions that read them.
+"""Units: which tensors get loops of their own, and which are computed inside the expressions that read them.
 
 A *unit* is a tensor that gets loops: what must be in memory (arguments of ATen calls, graph outputs), reductions, scans,
 and those elementwise tensors that are too expensive to recompute everywhere they are read.

@@ -1,4 +1,4 @@
-"""Loops as the machine likes them: split where an index divides, ordered by memory, merged where contiguous.
+"""Tidies a loop nest: loops are split where an index divides, ordered by memory, and merged where contiguous.
 
 Works on the index expressions alone; the result is a new list of loops and what the old symbols are in terms of the new.
 """

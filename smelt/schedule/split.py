@@ -1,4 +1,4 @@
-"""Long reductions over few rows, cut into parts that workers (a CPU's threads) can share.
+"""Splits long reductions over few rows into parts that workers (a CPU's threads) can share.
 
 `sum(x)` of a large x becomes `sum(parts)` with `parts[p] = sum(x[p-th part])`: two reductions, of which the first has an
 outer loop over the parts. How many there are depends on shapes, layouts and the number of workers (which is guarded), so

@@ -13,7 +13,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
         "Triton compiles for the GPU here (tests/gpu); needs TRITON_INTERPRET=1", allow_module_level=True
     )
 
-from smelt.codegen.triton import load_kernel, print_kernel
+from smelt.codegen.triton import load_kernel, triton_source
 from smelt.loops.ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store
 from tests.harness.kernels import (
     REDUCE,
@@ -196,5 +196,5 @@ def test_infinite_constants() -> None:
 
 
 def test_what_a_persistent_row_loaded_is_loaded_once() -> None:
-    source = print_kernel(softmax(8, 64)).split("def kernel")[1]
+    source = triton_source(softmax(8, 64)).split("def kernel")[1]
     assert source.count("tl.load") == 1 and source.count("tl.exp") == 1

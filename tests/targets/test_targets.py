@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from smelt import targets
 from smelt.codegen.generate import generate
 from smelt.codegen.load import load
-from smelt.codegen.triton import print_kernel
+from smelt.codegen.triton import triton_source
 from smelt.config import DEFAULT, Config
 from smelt.errors import Unsupported
 from smelt.ops.lower import lower
@@ -86,7 +86,7 @@ def test_on_hosts_that_were_measured_they_are_not(name, host):
 def printed(kernels):
     """Kernels as text, in place of machine code."""
     processor = Processor("second", "device", "")
-    code = [Library(processor, (print_kernel(k).encode(),), (k.name,)) for k in kernels]
+    code = [Library(processor, (triton_source(k).encode(),), (k.name,)) for k in kernels]
     return [CompiledKernel(k.name, Function(c, k.name), 1, 1) for k, c in zip(kernels, code)]
 
 

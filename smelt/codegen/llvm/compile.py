@@ -16,7 +16,8 @@ from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
-from smelt.loops.ir import Kernel, fixed
+from smelt.graph.sizes import static
+from smelt.loops.ir import Kernel
 from smelt.plan.code import CompiledKernel, Function
 from smelt.runtime.forks import KERNELS, hold_at_fork
 
@@ -49,7 +50,7 @@ def _sizeless(kernel: Kernel, target: Target) -> Kernel:
 
 def _compiled(kernel: Kernel, code: _KernelCode) -> CompiledKernel:
     text = code.text
-    extent = fixed(kernel.outer[0].size) // text.points if text.points else text.extent
+    extent = static(kernel.outer[0].size) // text.points if text.points else text.extent
     return CompiledKernel(kernel.name, code, extent, text.grain)
 
 

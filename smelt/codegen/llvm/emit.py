@@ -27,11 +27,10 @@ from smelt.codegen.llvm.vectorize import (
     local_bytes,
 )
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym
+from smelt.graph.sizes import Size, Sym, static
 from smelt.loops.ir import (
     Kernel,
     Loop,
-    fixed,
     stage_loops,
     stage_stores,
     stage_values,
@@ -85,9 +84,9 @@ class _Emitter:
     # ---- frame
 
     def function(self, name: str) -> Function:
-        if any(fixed(l.size) == 0 for l in self.kernel.outer):
+        if any(static(l.size) == 0 for l in self.kernel.outer):
             return Function(_frame(name, [], [], []), 0, 1)
-        if any(fixed(l.size) >= ANY for l in self.kernel.outer):
+        if any(static(l.size) >= ANY for l in self.kernel.outer):
             points, cycles = self._flat_items()
             text = _frame(name, self.entry, [self.b.lines()], self.exit)
             return Function(text, 0, ceil(PIECE_CYCLES / cycles), points)
@@ -109,7 +108,7 @@ class _Emitter:
         on_stack = local_bytes(self.kernel, b.lanes) <= LOCAL_BYTES
         for i, buffer in enumerate(self.kernel.buffers):
             if buffer.role == "local":
-                pointers.append(self._local(i, fixed(buffer.size), TYPES[buffer.dtype], on_stack))
+                pointers.append(self._local(i, static(buffer.size), TYPES[buffer.dtype], on_stack))
                 continue
             slot = b.pure(f"getelementptr ptr, ptr %buffers, i64 {argument}", "ptr", 1, 0)
             pointers.append(b.pure(f"load ptr, {slot}", "ptr", 1, 0))
@@ -133,9 +132,9 @@ class _Emitter:
 
     def _inner_items(self) -> tuple[int, float]:
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
-            indices = self.loops.decode(item.index, [fixed(l.size) for l in self.kernel.outer])
+            indices = self.loops.decode(item.index, [static(l.size) for l in self.kernel.outer])
             self.stages.run(Point({l.sym: r for l, r in zip(self.kernel.outer, indices, strict=True)}))
-        return prod(fixed(l.size) for l in self.kernel.outer), self.choice.point_cost
+        return prod(static(l.size) for l in self.kernel.outer), self.choice.point_cost
 
     def _flat_items(self) -> tuple[int, float]:
         """Items of a kernel of any size: vectors, or points of which the last ones are fewer than a vector."""
@@ -161,9 +160,9 @@ class _Emitter:
     def _outer_items(self, sym: Sym) -> tuple[int, float]:
         items = self._divide(sym)
         size = self._size(sym)
-        counts = [fixed(l.size) for l in items.loops]
+        counts = [static(l.size) for l in items.loops]
         if items.tile:
-            counts.append(ceil(fixed(items.tile.size) / TILE))
+            counts.append(ceil(static(items.tile.size) / TILE))
         counts.append(ceil(size / items.chunk))
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
             indices = self.loops.decode(item.index, counts)
@@ -172,7 +171,7 @@ class _Emitter:
             point = Point(syms, sym, None, True)
 
             def blocks(p: Point) -> None:
-                tile = self.loops.piece(indices[-2], TILE, fixed(items.tile.size)) if items.tile else None
+                tile = self.loops.piece(indices[-2], TILE, static(items.tile.size)) if items.tile else None
                 self.loops.lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
 
             self.loops.nest(point, items.serial, blocks)
@@ -185,7 +184,7 @@ class _Emitter:
             self.stages.run(p.at(loop.sym, tile.index))
 
     def _size(self, sym: Sym) -> int:
-        return next(fixed(l.size) for l in self.kernel.outer if l.sym is sym)
+        return next(static(l.size) for l in self.kernel.outer if l.sym is sym)
 
     def _divide(self, sym: Sym) -> _Items:
         """Chooses items of about ITEM_CYCLES: part of the vector loop, or all of it and more loops."""
@@ -195,14 +194,14 @@ class _Emitter:
         tile = self._shared_lines(sym, others)
         if tile is not None:
             others.remove(tile)
-            block *= min(TILE, fixed(tile.size))
+            block *= min(TILE, static(tile.size))
         chunks = max(1, round(ceil(size / lanes) * block / ITEM_CYCLES))
         chunk = ceil(ceil(size / chunks) / lanes) * lanes
         cycles = chunk / lanes * block
         serial: list[Loop] = []
-        while chunks == 1 and tile is None and others and cycles * fixed(others[-1].size) <= ITEM_CYCLES:
+        while chunks == 1 and tile is None and others and cycles * static(others[-1].size) <= ITEM_CYCLES:
             serial.insert(0, others.pop())
-            cycles *= fixed(serial[0].size)
+            cycles *= static(serial[0].size)
         return _Items(tuple(others), tuple(serial), tile, chunk, cycles)
 
     def _shared_lines(self, sym: Sym, others: Sequence[Loop]) -> Loop | None:
@@ -212,7 +211,7 @@ class _Emitter:
             if lane_stride(index, sym, self.b.lanes) in (0, 1):
                 continue
             for loop in others:
-                if fixed(loop.size) >= 4 and lane_stride(index, loop.sym, 4) == 1:
+                if static(loop.size) >= 4 and lane_stride(index, loop.sym, 4) == 1:
                     return loop
         return None
 
@@ -221,7 +220,7 @@ def _short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
     """Several stages go over the same few vectors: without loops, what one stage loaded or computed the next ones
     find in registers, as a common subexpression."""
     vector = [s for s, sym in zip(kernel.stages, choice.inner) if sym is not None]
-    sizes = {tuple(fixed(l.size) for l in stage_loops(s)) for s in vector}
+    sizes = {tuple(static(l.size) for l in stage_loops(s)) for s in vector}
     if len(vector) < 2 or len(sizes) != 1 or len(next(iter(sizes))) != 1:
         return False
     vectors = ceil(next(iter(sizes))[0] / lanes)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
-from smelt.loops.ir import Kernel, Loop, MapStage, Store, Value, fixed, walk
+from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
+from smelt.loops.ir import Kernel, Loop, MapStage, Store, Value, walk
 
 ANY = 1 << 40  # stands for every size that is a multiple of a vector; ANY + 1 for every other one
 
@@ -20,7 +20,7 @@ def is_flat(kernel: Kernel) -> bool:
     if len(kernel.outer) != 1 or len(kernel.stages) != 1:
         return False
     (loop,), (stage,) = kernel.outer, kernel.stages
-    if not isinstance(stage, MapStage) or stage.loops or fixed(loop.size) >= ANY:
+    if not isinstance(stage, MapStage) or stage.loops or static(loop.size) >= ANY:
         return False
     indices = [s.index for s in stage.stores]
     for v in walk([s.value for s in stage.stores]):
@@ -40,7 +40,7 @@ def of_any_size(kernel: Kernel, lanes: int) -> Kernel:
     """The kernel to compile for a flat one."""
     (loop,), (stage,) = kernel.outer, kernel.stages
     assert isinstance(stage, MapStage)
-    size = ANY if fixed(loop.size) % lanes == 0 else ANY + 1
+    size = ANY if static(loop.size) % lanes == 0 else ANY + 1
     sym = Sym("o0", 0, size - 1)
     done: dict[Value, Value] = {}
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from smelt.codegen.llvm.body import Point, iota
 from smelt.codegen.llvm.builder import Builder, Ref
-from smelt.graph.sizes import Sym
-from smelt.loops.ir import Loop, fixed
+from smelt.graph.sizes import Sym, static
+from smelt.loops.ir import Loop
 
 
 class Loops:
@@ -52,9 +52,9 @@ class Loops:
         if not loops:
             return inside(p)
         loop, rest = loops[0], loops[1:]
-        if fixed(loop.size) == 1:
+        if static(loop.size) == 1:
             return self.nest(p.at(loop.sym, self.b.const("i64", 0)), rest, inside)
-        with self.b.loop(self.b.const("i64", 0), self.b.const("i64", fixed(loop.size)), 1) as it:
+        with self.b.loop(self.b.const("i64", 0), self.b.const("i64", static(loop.size)), 1) as it:
             self.nest(p.at(loop.sym, it.index), rest, inside)
 
     def lanes(

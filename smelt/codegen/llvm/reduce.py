@@ -12,8 +12,8 @@ from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Builder, Ref
 from smelt.codegen.llvm.pointwise import emit
 from smelt.codegen.llvm.types import TYPES, Type, rounded, truth
-from smelt.graph.sizes import Size
-from smelt.loops.ir import ReduceStage, Reduction, fixed
+from smelt.graph.sizes import Size, static
+from smelt.loops.ir import ReduceStage, Reduction
 
 State = list[Ref]
 _BINARY = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
@@ -139,7 +139,7 @@ def position(stage: ReduceStage) -> Size:
 
 
 def position_type(stage: ReduceStage) -> str:
-    return "i32" if prod(fixed(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
+    return "i32" if prod(static(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
 
 
 __all__ = [

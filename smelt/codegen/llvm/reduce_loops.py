@@ -11,8 +11,8 @@ from smelt.codegen.llvm.builder import Ref
 from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Sym
-from smelt.loops.ir import Loop, ReduceStage, fixed, stage_values, walk
+from smelt.graph.sizes import Sym, static
+from smelt.loops.ir import Loop, ReduceStage, stage_values, walk
 
 CASCADE = 128  # vectors summed into one accumulator before it is added to an outer one
 
@@ -32,17 +32,17 @@ class ReduceLoops:
         if not rest:
             return self.innermost(p, loop, states)
         b = self.b
-        if fixed(loop.size) == 1:
+        if static(loop.size) == 1:
             return self.run(p.at(loop.sym, b.const("i64", 0)), rest, states)
-        apart = prod(fixed(l.size) for l in rest) >= 16 * self.step  # partial sums of their own: a cascade
-        with b.loop(b.const("i64", 0), b.const("i64", fixed(loop.size)), 1, _flat(states)) as it:
+        apart = prod(static(l.size) for l in rest) >= 16 * self.step  # partial sums of their own: a cascade
+        with b.loop(b.const("i64", 0), b.const("i64", static(loop.size)), 1, _flat(states)) as it:
             outer = self.like(it.carried, states)
             inner = self.run(p.at(loop.sym, it.index), rest, self.fresh(states) if apart else outer)
             it.next = _flat(self.join(outer, inner) if apart else inner)
         return self.like(it.next, states)
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
-        size = fixed(loop.size)
+        size = static(loop.size)
         if self.loops.inline and self.vector:
             return self.straight(p, loop.sym, size, states)
         groups = size // (self.step * self.unroll)

@@ -11,8 +11,8 @@ from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.reduce_loops import ReduceLoops
 from smelt.codegen.llvm.types import TYPES, rounded
 from smelt.codegen.llvm.vectorize import Choice
-from smelt.graph.sizes import Sym
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, fixed, stage_loops
+from smelt.graph.sizes import Sym, static
+from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, stage_loops
 
 
 class Stages:
@@ -24,7 +24,7 @@ class Stages:
         """All stages at one outer point (or at one vector of them), one after the other."""
         for i, stage in enumerate(self.kernel.stages):
             p.values.clear()  # what a stage loaded, another may have stored
-            if any(fixed(l.size) == 0 for l in stage_loops(stage)):
+            if any(static(l.size) == 0 for l in stage_loops(stage)):
                 if isinstance(stage, ReduceStage):
                     self._finish(stage, reduce.start(self.b, stage, 1), False)
             else:
@@ -37,7 +37,7 @@ class Stages:
         loops, last = _vector_last(stage.loops, vector)
         if last is None:
             return self.loops.nest(p, loops, inside)
-        size = fixed(last.size)
+        size = static(last.size)
         zero, stop = self.b.const("i64", 0), self.b.const("i64", size)
         point = Point(p.syms, last.sym, p.mask)
         self.loops.nest(point, loops, lambda q: self.loops.lanes(q, last.sym, size, zero, stop, inside))
@@ -45,7 +45,7 @@ class Stages:
     def _scan(self, p: Point, stage: ScanStage, vector: Sym | None) -> None:
         b, t = self.b, TYPES[stage.store.value.dtype]
         first = reduce.identity(b, stage.kind, t, b.lanes if p.outer_lanes else 1, "i64")
-        stop = b.const("i64", fixed(stage.loop.size))
+        stop = b.const("i64", static(stage.loop.size))
         with b.loop(b.const("i64", 0), stop, 1, first) as it:
             q = p.at(stage.loop.sym, it.index)
             value = reduce.first_state(b, stage.kind, t, self.body.value(q, stage.store.value), None)

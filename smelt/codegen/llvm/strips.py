@@ -24,7 +24,7 @@ from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vectorize import Choice, lane_stride
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, free_syms
+from smelt.graph.sizes import Size, Sym, free_syms, static
 from smelt.loops.ir import (
     Kernel,
     Loop,
@@ -32,7 +32,6 @@ from smelt.loops.ir import (
     ScanStage,
     Stage,
     Value,
-    fixed,
     stage_loops,
     stage_stores,
     stage_values,
@@ -49,11 +48,11 @@ CASCADE = 64  # groups summed apart
 def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
     """Whether lanes along `sym` are better taken in strips: some stage runs down rows, whatever rows hold is contiguous
     along `sym`, and there is more than one vector of it."""
-    size = next(fixed(l.size) for l in kernel.outer if l.sym is sym)
-    rows = [s for s in kernel.stages if prod(fixed(l.size) for l in stage_loops(s)) > 1]
+    size = next(static(l.size) for l in kernel.outer if l.sym is sym)
+    rows = [s for s in kernel.stages if prod(static(l.size) for l in stage_loops(s)) > 1]
     if size <= lanes or not rows or any(b.role == "local" for b in kernel.buffers):
         return False
-    if any(isinstance(s, ScanStage) or 0 in (fixed(l.size) for l in stage_loops(s)) for s in kernel.stages):
+    if any(isinstance(s, ScanStage) or 0 in (static(l.size) for l in stage_loops(s)) for s in kernel.stages):
         return False
     return all(lane_stride(e, sym, lanes) in (0, 1) for s in rows for e in _moving(s))
 
@@ -85,7 +84,7 @@ class Strips:
         self.kernel, self.body, self.loops, self.entry = kernel, body, loops, entry
         self.b, self.sym, self.point_cost = body.b, choice.outer, choice.point_cost
         sym = choice.outer
-        self.size = next(fixed(l.size) for l in self.kernel.outer if l.sym is sym)
+        self.size = next(static(l.size) for l in self.kernel.outer if l.sym is sym)
         self.granule = GRANULE * self.b.lanes
         self.kept = {id(s): _kept(self.kernel, s, sym) for s in self.kernel.stages}
         self.width = self._strip_width()
@@ -108,7 +107,7 @@ class Strips:
         """The number of items, and the estimated cycles of one."""
         b, per = self.b, ceil(self.size / self.granule)
         others = [l for l in self.kernel.outer if l.sym is not self.sym]
-        rows = prod(fixed(l.size) for l in others)
+        rows = prod(static(l.size) for l in others)
         begin, end = Ref("%begin", "i64"), Ref("%end", "i64")
         if rows == 1:
             zero = b.const("i64", 0)
@@ -118,7 +117,7 @@ class Strips:
             first = b.op("udiv", begin, count)
             last = b.op("udiv", b.op("add", end, b.const("i64", per - 1)), count)
             with b.loop(first, last, 1) as row:
-                digits = self.loops.decode(row.index, [fixed(l.size) for l in others])
+                digits = self.loops.decode(row.index, [static(l.size) for l in others])
                 point = Point({l.sym: d for l, d in zip(others, digits, strict=True)}, self.sym, None, True)
                 skipped = b.op("mul", row.index, count)
                 start = b.intrinsic("smax", b.op("sub", begin, skipped), b.const("i64", 0))
@@ -201,7 +200,7 @@ class Strips:
     def _row_loop(
         self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], rows: Loop
     ) -> None:
-        b, size, count = self.b, fixed(rows.size), _group_rows(stage)
+        b, size, count = self.b, static(rows.size), _group_rows(stage)
 
         def group(into: list[list[_Slot]], first: Ref, n: int) -> None:
             which = [b.op("add", first, b.const("i64", k)) if k else first for k in range(n)]

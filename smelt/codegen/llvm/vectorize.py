@@ -14,13 +14,12 @@ from math import ceil, prod
 
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
+from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
 from smelt.loops.ir import (
     Kernel,
     ReduceStage,
     ScanStage,
     Stage,
-    fixed,
     stage_loops,
     stage_stores,
     stage_values,
@@ -85,7 +84,7 @@ def _facts(kernel: Kernel, stage: Stage) -> _StageFacts:
             )
     for store in stage_stores(stage):
         accesses.append(_Access(store.index, True, kernel.buffers[store.buffer].role == "local"))
-    return _StageFacts(stage, prod(fixed(l.size) for l in stage_loops(stage)), tuple(accesses), arithmetic)
+    return _StageFacts(stage, prod(static(l.size) for l in stage_loops(stage)), tuple(accesses), arithmetic)
 
 
 def _waste(size: int, lanes: int) -> float:
@@ -112,7 +111,7 @@ def choose(kernel: Kernel, lanes: int) -> Choice:
     facts = [_facts(kernel, s) for s in kernel.stages]
     best = _inner(facts, lanes)
     for loop in kernel.outer:
-        size = fixed(loop.size)
+        size = static(loop.size)
         if size < 2 or not _locals_fit(kernel, lanes):
             continue
         cost = sum(f.trips * _vector_cost(f, loop.sym, lanes, True) for f in facts)
@@ -134,7 +133,7 @@ def _inner(facts: list[_StageFacts], lanes: int) -> Choice:
             continue
         horizontal = 12.0 * len(f.stage.reductions) if isinstance(f.stage, ReduceStage) else 0.0
         by_loop = [
-            f.trips * _waste(fixed(l.size), lanes) / lanes * _vector_cost(f, l.sym, lanes, False)
+            f.trips * _waste(static(l.size), lanes) / lanes * _vector_cost(f, l.sym, lanes, False)
             for l in loops
         ]
         best = min(range(len(loops)), key=lambda i: (by_loop[i], -i))
@@ -149,7 +148,7 @@ def _locals_fit(kernel: Kernel, lanes: int) -> bool:
 
 
 def local_bytes(kernel: Kernel, lanes: int) -> int:
-    return sum(fixed(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
+    return sum(static(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
 
 
 def count_lanes(kernel: Kernel, width: Callable[[int], int]) -> int:

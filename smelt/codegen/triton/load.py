@@ -8,14 +8,14 @@ import linecache
 from collections.abc import Callable
 from typing import Any
 
-from smelt.codegen.triton.printer import print_kernel
+from smelt.codegen.triton.source import triton_source
 from smelt.loops.ir import Kernel
 
 
 @functools.lru_cache(1024)
 def load_kernel(kernel: Kernel) -> Callable[..., None]:
     """`launch(*tensors)` of the kernel's module; compiled for the device by Triton at the first call. Needs triton."""
-    source = print_kernel(kernel)
+    source = triton_source(kernel)
     return _execute(source)["launch"]
 
 

@@ -15,7 +15,7 @@ import torch
 
 from smelt.codegen.triton import values
 from smelt.codegen.triton.values import NAMES
-from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
+from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
 from smelt.loops.ir import (
     Kernel,
     Loop,
@@ -26,7 +26,6 @@ from smelt.loops.ir import (
     Stage,
     Store,
     Value,
-    fixed,
     stage_loops,
     stage_stores,
     stage_values,
@@ -54,10 +53,10 @@ class Blocks:
     warps: int
 
 
-def print_kernel(kernel: Kernel) -> str:
+def triton_source(kernel: Kernel) -> str:
     """Source of a module with `kernel` (a `triton.jit` function) and `launch(*tensors)`, which takes the kernel's
     buffers that are not local, in order, and runs on their device and the current stream."""
-    return _Printer(kernel).module()
+    return _Module(kernel).module()
 
 
 @dataclass
@@ -72,10 +71,10 @@ class _Block:
     names: dict[int, str] = field(default_factory=dict)
 
 
-class _Printer:
+class _Module:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.points = prod(fixed(l.size) for l in kernel.outer)
+        self.points = prod(static(l.size) for l in kernel.outer)
         self.x = Sym("x", 0, max(self.points - 1, 0))
         self.r = Sym("r", 0, max([_trips(s) for s in kernel.stages] + [1]) - 1)
         self.blocks = _blocks(kernel, self.points)
@@ -115,7 +114,7 @@ class _Printer:
         lines = ["", "", f"def launch({', '.join(passed)}):"]
         for i, b in enumerate(self.kernel.buffers):
             if b.role == "local":
-                size = f"{self.points * fixed(b.size)}, dtype={b.dtype}, device={passed[0]}.device"
+                size = f"{self.points * static(b.size)}, dtype={b.dtype}, device={passed[0]}.device"
                 lines.append(f"    p{i} = torch.empty({size})")
         arguments = ", ".join(f"p{i}" for i in range(len(self.kernel.buffers)))
         blocks = f"XBLOCK={self.blocks.x}, RBLOCK={max(self.blocks.r, 1)}, num_warps={self.blocks.warps}"
@@ -320,7 +319,7 @@ class _Printer:
         rewritten = self._rewritten(at, e)
         text = values.index(rewritten, {self.x: "x", self.r: at.r})
         if spec.role == "local":
-            text = f"(x * {fixed(spec.size)} + {text})"
+            text = f"(x * {static(spec.size)} + {text})"
             return text
         return text if free_syms(rewritten) else f"({text} + tl.zeros([1, 1], tl.int32))"
 
@@ -333,14 +332,14 @@ class _Printer:
 
 
 def _trips(stage: Stage) -> int:
-    return prod(fixed(l.size) for l in stage_loops(stage))
+    return prod(static(l.size) for l in stage_loops(stage))
 
 
 def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
     """Each loop's symbol as an expression of the flattened index."""
     digits: dict[Sym, Size] = {}
     rest: Size = number
-    total = prod(fixed(l.size) for l in loops)
+    total = prod(static(l.size) for l in loops)
     number_is_exact = number.hi == total - 1
     for position, loop in reversed(list(enumerate(loops))):
         first = position == 0 and number_is_exact
