@@ -20,7 +20,7 @@ from smelt.capture.base.bytecode import BINARY_OPERATORS, COMPARISONS, PY312
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import NULL, Sentinel
 from smelt.capture.breaks.points import Placeholder
-from smelt.capture.rebuilding.kinds import NAMES
+from smelt.capture.rebuilding.names import NAMES
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
 

@@ -18,7 +18,9 @@ from smelt.capture.breaks.points import Going
 from smelt.capture.breaks.resume import Originals, going_on, resume_function
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import cells
-from smelt.capture.rebuilding.kinds import KINDS, NAMES, Kind, Text, unsupported
+from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
+from smelt.capture.rebuilding.kinds import KINDS
+from smelt.capture.rebuilding.names import NAMES
 
 _KEEPING: tuple[type, ...] = (
     *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
@@ -46,7 +48,7 @@ def _reduced_parts(x: Any) -> list[object]:
     return [*arguments, *(state if type(state) is tuple else (state,))]
 
 
-def _reduced_text(x: Any, text: Text) -> str:
+def _reduced_text(x: Any, text: Expressions) -> str:
     made, arguments, state = _reduced(x)
     call = f"{text.constant(made, made.__name__)}({', '.join(map(text, arguments))})"
     if state is None:
@@ -87,7 +89,7 @@ def _generator_parts(g: Generator) -> Iterable[object]:
     return () if g.state is FINISHED else _going(g).values
 
 
-def _generator_text(g: Generator, text: Text) -> str:
+def _generator_text(g: Generator, text: Expressions) -> str:
     if g.state is FINISHED:
         return f"finished_generator({g.frame.function.__name__!r}, {g.frame.function.__qualname__!r})"
     going = _going(g)

@@ -28,7 +28,10 @@ from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.replay import Store
 from smelt.capture.emit.rerun import guarded_call, handle_again, run_again
-from smelt.capture.rebuilding.kinds import CONSTANTS, LITERALS, NAMES, Kind, is_constant, kind_of
+from smelt.capture.rebuilding.constants import CONSTANTS, LITERALS, stands_for_itself
+from smelt.capture.rebuilding.kind import Kind
+from smelt.capture.rebuilding.kinds import kind_of
+from smelt.capture.rebuilding.names import NAMES
 from smelt.capture.rebuilding.reach import Reach
 from smelt.capture.rebuilding.source import compiled_source
 from smelt.graph import numbers
@@ -77,7 +80,7 @@ class Writer:
         name = self._names.get(id(x))
         if name is not None:
             return name
-        if is_constant(x):
+        if stands_for_itself(x):
             return self._constant(x)
         if type(x) in NUMBERS and x.node.expression.op == "leaf":
             return self.number(x)

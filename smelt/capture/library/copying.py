@@ -19,7 +19,7 @@ from smelt.capture.outside import changes
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.containers import mapping
-from smelt.capture.rebuilding.kinds import CONSTANTS
+from smelt.capture.rebuilding.constants import CONSTANTS
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 

@@ -38,8 +38,10 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.outside.effects import Call
 from smelt.capture.protocol import attributes, callbacks, calls, cells
-from smelt.capture.rebuilding.kinds import KINDS, Kind, is_constant
-from smelt.capture.rebuilding.kinds import unsupported as cannot_rebuild
+from smelt.capture.rebuilding.constants import stands_for_itself
+from smelt.capture.rebuilding.kind import Kind
+from smelt.capture.rebuilding.kind import unsupported as cannot_rebuild
+from smelt.capture.rebuilding.kinds import KINDS
 from smelt.capture.rebuilding.reach import collect_fakes, reach
 from smelt.errors import Unsupported
 from smelt.graph import torch_settings
@@ -221,7 +223,7 @@ def _held(vm: VM, roots: Sequence[Any]) -> list[Any]:
     """What the objects hold that the program has made and leaves behind."""
     found = reach(roots, vm.outside.origins.of)
     made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
-    return [[p if is_constant(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
+    return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
 
 
 @function(BackwardCFunction.apply)

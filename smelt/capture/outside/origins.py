@@ -7,7 +7,7 @@ the trace has none.
 from __future__ import annotations
 
 from smelt.capture.base.values import FunctionType, is_identity
-from smelt.capture.rebuilding.kinds import note_class
+from smelt.capture.rebuilding.constants import note_class
 from smelt.guards.origin import Origin
 
 

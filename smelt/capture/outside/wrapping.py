@@ -23,7 +23,7 @@ from smelt.capture.base.values import (
     is_plain_key,
 )
 from smelt.capture.outside.registry import Outside
-from smelt.capture.rebuilding.kinds import is_bound
+from smelt.capture.rebuilding.constants import is_bound
 from smelt.capture.standins import arrays
 from smelt.errors import Unsupported
 from smelt.guards.evaluate import tensor_facts

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from smelt.capture.rebuilding.kinds import Kind, is_constant, kind_of, unsupported
+from smelt.capture.rebuilding.constants import stands_for_itself
+from smelt.capture.rebuilding.kind import Kind, unsupported
+from smelt.capture.rebuilding.kinds import kind_of
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
 
@@ -33,7 +35,7 @@ class Reach:
         pending = [iter((root,))]
         while pending:
             for x in pending[-1]:
-                parts = None if is_constant(x) else self._enter(x, path)
+                parts = None if stands_for_itself(x) else self._enter(x, path)
                 if parts is not None:
                     pending.append(iter(parts))
                     break
@@ -84,5 +86,5 @@ def _check_keys(x: object) -> None:
     """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
     if isinstance(x, (dict, set, frozenset)):
         for key in dict.keys(x) if isinstance(x, dict) else x:
-            if not is_constant(key) and type(key).__hash__ not in _NATIVE_HASHES:
+            if not stands_for_itself(key) and type(key).__hash__ not in _NATIVE_HASHES:
                 raise unsupported(key, "as the key of a dictionary or in a set")

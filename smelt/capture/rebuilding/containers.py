@@ -1,0 +1,126 @@
+"""Rows for the containers that are built in, and the source texts of their contents."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import types
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+import torch
+
+from smelt.capture.rebuilding.kind import Expressions, Kind
+
+K = TypeVar("K")
+
+
+def list_text(items: Iterable[object], text: Expressions) -> str:
+    """The display of a list with these items."""
+    return "[" + ", ".join(map(text, items)) + "]"
+
+
+def tuple_text(items: tuple[object, ...], text: Expressions) -> str:
+    """The display of a tuple with these items."""
+    inner = ", ".join(map(text, items))
+    return f"({inner},)" if len(items) == 1 else f"({inner})"
+
+
+def dict_text(items: Mapping[K, object], text: Expressions) -> str:
+    """The display of a dictionary with these items."""
+    return "{" + ", ".join(f"{text(k)}: {text(v)}" for k, v in _items(items)) + "}"
+
+
+def set_text(x: Collection[object], text: Expressions) -> str:
+    """The display of a set with these elements."""
+    return "{" + ", ".join(map(text, x)) + "}" if x else "set()"
+
+
+def _items(x: Mapping[K, object]) -> Iterable[tuple[K, object]]:
+    """In order, which an OrderedDict keeps for itself."""
+    if isinstance(x, collections.OrderedDict):
+        return collections.OrderedDict.items(x)
+    return dict.items(x)  # type: ignore[arg-type]
+
+
+def pairs(x: Mapping[K, object]) -> list[object]:
+    """The keys and values of a dictionary, in turn."""
+    return [part for pair in _items(x) for part in pair]
+
+
+def _extend(x: Collection[object], text: Expressions, name: str) -> list[str]:
+    return [f"{name}.extend({list_text(x, text)})"] if x else []
+
+
+def _update(x: Mapping[K, object], text: Expressions, name: str) -> list[str]:
+    return [f"{name}.update({dict_text(x, text)})"] if x else []
+
+
+def _deque_text(x: collections.deque[object], text: Expressions) -> str:
+    limit = "" if x.maxlen is None else f", {x.maxlen}"
+    return f"deque({list_text(x, text)}{limit})"
+
+
+def _empty_deque(x: collections.deque[object], text: Expressions) -> str:
+    return f"deque((), {x.maxlen})"
+
+
+def _fill_namespace(x: types.SimpleNamespace, text: Expressions, name: str) -> list[str]:
+    return [f"{name}.__dict__.update({dict_text(vars(x), text)})"] if vars(x) else []
+
+
+def _view_kind(how: str) -> Kind:
+    """`keys()`, `values()`, `items()` of a dictionary, which only the collector can tell."""
+    return Kind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
+
+
+_VIEWS = ("keys", "values", "items")
+
+CONTAINERS: dict[type, Kind] = {
+    tuple: Kind(lambda x: x, tuple_text),
+    list: Kind(lambda x: x, list_text, lambda x, text: "[]", _extend, lambda x: x),
+    dict: Kind(pairs, dict_text, lambda x, text: "{}", _update, pairs),
+    set: Kind(lambda x: x, set_text),
+    frozenset: Kind(lambda x: x, lambda x, text: f"frozenset({set_text(x, text)})"),
+    collections.deque: Kind(lambda x: x, _deque_text, _empty_deque, _extend, lambda x: x),
+    collections.OrderedDict: Kind(
+        pairs,
+        lambda x, text: f"OrderedDict({dict_text(x, text)})",
+        lambda x, text: "OrderedDict()",
+        _update,
+        pairs,
+    ),
+    collections.defaultdict: Kind(
+        lambda x: [x.default_factory, *pairs(x)],
+        lambda x, text: f"defaultdict({text(x.default_factory)}, {dict_text(x, text)})",
+        lambda x, text: f"defaultdict({text(x.default_factory)})",
+        _update,
+        pairs,
+    ),
+    slice: Kind(
+        lambda x: (x.start, x.stop, x.step),
+        lambda x, text: f"slice({text(x.start)}, {text(x.stop)}, {text(x.step)})",
+    ),
+    types.MappingProxyType: Kind(
+        lambda x: pairs(dict(x)), lambda x, text: f"MappingProxyType({dict_text(dict(x), text)})"
+    ),
+    types.SimpleNamespace: Kind(
+        lambda x: pairs(vars(x)),
+        lambda x, text: f"SimpleNamespace(**{dict_text(vars(x), text)})",
+        lambda x, text: "SimpleNamespace()",
+        _fill_namespace,
+        lambda x: pairs(vars(x)),
+    ),
+    **{
+        type(getattr(kind(), how)()): _view_kind(how)
+        for kind in (dict, collections.OrderedDict)
+        for how in _VIEWS
+    },
+    torch.Size: Kind(tuple, lambda x, text: f"torch.Size({list_text(x, text)})"),
+    bytearray: Kind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
+}
+
+
+def result_tuple(cls: type) -> Kind:
+    """The row of a C structure sequence (torch.return_types.max, time.struct_time): called with a tuple of its items."""
+    return Kind(lambda x: tuple(x), lambda x, text: f"{text(cls)}({tuple_text(tuple(x), text)})")

@@ -1,0 +1,88 @@
+"""Rows for functions, methods, partial calls and the cells of closures."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+from smelt.capture.base.frames import Generator
+from smelt.capture.rebuilding.containers import dict_text, pairs
+from smelt.capture.rebuilding.kind import Expressions, Kind
+
+
+def _cell_contents(x: types.CellType) -> list[object]:
+    try:
+        return [x.cell_contents]
+    except ValueError:
+        return []
+
+
+def _fill_cell(x: types.CellType, text: Expressions, name: str) -> list[str]:
+    return [f"{name}.cell_contents = {text(v)}" for v in _cell_contents(x)]
+
+
+def _function_holds(f: types.FunctionType) -> list[object]:
+    type_parameters = getattr(f, "__type_params__", ()) or None  # from 3.12 on
+    return [
+        f.__defaults__,
+        f.__kwdefaults__,
+        f.__annotations__ or None,
+        type_parameters,
+        *pairs(vars(f)),
+    ]
+
+
+def _function_needs(f: types.FunctionType) -> list[object]:
+    return [f.__closure__, f.__defaults__]
+
+
+def _function_text(f: types.FunctionType, text: Expressions) -> str:
+    parts = ", ".join((repr(f.__name__), text(f.__defaults__), text(f.__closure__)))
+    scope = text.constant(f.__globals__, "globals")
+    return f"FunctionType({text.constant(f.__code__, f'code_of_{f.__name__}')}, {scope}, {parts})"
+
+
+def _function_fill(f: types.FunctionType, text: Expressions, name: str) -> list[str]:
+    lines = [f"{name}.__qualname__ = {f.__qualname__!r}"]
+    if f.__kwdefaults__:
+        lines.append(f"{name}.__kwdefaults__ = {text(f.__kwdefaults__)}")
+    if f.__annotations__:
+        lines.append(f"{name}.__annotations__ = {text(f.__annotations__)}")
+    if f.__dict__:
+        lines.append(f"{name}.__dict__.update({dict_text(vars(f), text)})")
+    return lines
+
+
+def _partial_text(p: functools.partial[object], text: Expressions) -> str:
+    keywords = f", **{dict_text(p.keywords, text)}" if p.keywords else ""
+    args = "".join(f", {text(a)}" for a in p.args)
+    return f"partial({text(p.func)}{args}{keywords})"
+
+
+def _method_parts(x: types.MethodType) -> tuple[object, ...]:
+    return (x.__self__,) if type(x.__self__) is Generator else (x.__func__, x.__self__)
+
+
+def _method_text(x: types.MethodType, text: Expressions) -> str:
+    if type(x.__self__) is Generator:
+        return f"{text(x.__self__)}.{x.__func__.__name__}"
+    return f"MethodType({text(x.__func__)}, {text(x.__self__)})"
+
+
+FUNCTIONS: dict[type, Kind] = {
+    types.FunctionType: Kind(
+        _function_needs, _function_text, _function_text, _function_fill, _function_holds, named=True
+    ),
+    types.MethodType: Kind(_method_parts, _method_text),
+    types.BuiltinFunctionType: Kind(
+        lambda x: (x.__self__,), lambda x, text: f"({text(x.__self__)}).{x.__name__}"
+    ),
+    functools.partial: Kind(lambda x: (x.func, *x.args, *pairs(x.keywords)), _partial_text),
+    types.CellType: Kind(
+        _cell_contents,
+        lambda x, text: f"CellType({', '.join(map(text, _cell_contents(x)))})",
+        lambda x, text: "CellType()",
+        _fill_cell,
+        _cell_contents,
+    ),
+}

@@ -1,0 +1,209 @@
+"""Instances of any Python class: the part that their built-in base makes, then slots and attributes.
+
+The class's own `__new__`, `__init__` and `__setattr__` do not run: the built-in base's do.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.capture.rebuilding.containers import dict_text, list_text, pairs, set_text, tuple_text
+from smelt.capture.rebuilding.exceptions import (
+    exception_args,
+    exception_fields,
+    fill_exception,
+    new_exception,
+)
+from smelt.capture.rebuilding.kind import Expressions, Kind
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The built-in part of an instance: how it is created and filled, and what it refers to (`parts`: when filled)."""
+
+    name: str
+    base: type
+    holds: Callable[[Any], Iterable[object]]
+    create: Callable[[Any, str, Expressions], str]
+    fill: Callable[[Any, Expressions, str], list[str]]
+    immutable: bool = False
+    parts: Callable[[Any], Iterable[object]] = lambda x: ()
+
+
+def _fill_ordered(x: collections.OrderedDict[object, object], text: Expressions, name: str) -> list[str]:
+    items = collections.OrderedDict.items(x)
+    return [f"OrderedDict.__setitem__({name}, {text(k)}, {text(v)})" for k, v in items]
+
+
+def _fill_by(
+    method: str, body: Callable[[Any, Expressions], str]
+) -> Callable[[Any, Expressions, str], list[str]]:
+    def fill(x: object, text: Expressions, name: str) -> list[str]:
+        inner = body(x, text)
+        return [] if inner in ("{}", "[]", "set()") else [f"{method}({name}, {inner})"]
+
+    return fill
+
+
+def _nothing(x: object, text: Expressions, name: str) -> list[str]:
+    return []
+
+
+def _new(base: str) -> Callable[[object, str, Expressions], str]:
+    return lambda x, cls, text: f"{base}.__new__({cls})"
+
+
+_PLAIN: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+
+
+def _new_from(base: type) -> Callable[[object, str, Expressions], str]:
+    """Numbers and strings: made from the plain value."""
+    plain = _PLAIN[base]
+    return lambda x, cls, text: f"{base.__name__}.__new__({cls}, {text(plain(x))})"
+
+
+def _new_tuple(x: tuple[object, ...], cls: str, text: Expressions) -> str:
+    return f"tuple.__new__({cls}, {tuple_text(_tuple_items(x), text)})"
+
+
+def _fill_deque(x: collections.deque[object], text: Expressions, name: str) -> list[str]:
+    items = list(collections.deque.__iter__(x))
+    return [f"deque.__init__({name}, {list_text(items, text)}, {x.maxlen})"]
+
+
+def _fill_defaultdict(x: collections.defaultdict[object, object], text: Expressions, name: str) -> list[str]:
+    return [f"defaultdict.__init__({name}, {text(x.default_factory)}, {dict_text(x, text)})"]
+
+
+# What a subclass's own `__iter__` would not tell.
+def _tuple_items(x: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(tuple.__iter__(x))
+
+
+def _list_items(x: list[object]) -> list[object]:
+    return list(list.__iter__(x))
+
+
+def _set_items(x: set[object]) -> list[object]:
+    return list(set.__iter__(x))
+
+
+# The first row whose base is in the class's MRO applies.
+BASES: tuple[_Base, ...] = (
+    _Base("OrderedDict", collections.OrderedDict, pairs, _new("OrderedDict"), _fill_ordered),
+    _Base(
+        "defaultdict",
+        collections.defaultdict,
+        lambda x: [x.default_factory, *pairs(x)],
+        _new("defaultdict"),
+        _fill_defaultdict,
+    ),
+    _Base("dict", dict, pairs, _new("dict"), _fill_by("dict.update", dict_text)),
+    _Base(
+        "list",
+        list,
+        _list_items,
+        _new("list"),
+        _fill_by("list.extend", lambda x, text: list_text(_list_items(x), text)),
+    ),
+    _Base(
+        "set",
+        set,
+        _set_items,
+        _new("set"),
+        _fill_by("set.update", lambda x, text: set_text(_set_items(x), text)),
+    ),
+    _Base(
+        "deque", collections.deque, lambda x: list(collections.deque.__iter__(x)), _new("deque"), _fill_deque
+    ),
+    _Base("tuple", tuple, _tuple_items, _new_tuple, _nothing, immutable=True),
+    _Base("str", str, lambda x: (), _new_from(str), _nothing, immutable=True),
+    _Base("int", int, lambda x: (), _new_from(int), _nothing, immutable=True),
+    _Base("float", float, lambda x: (), _new_from(float), _nothing, immutable=True),
+    _Base(
+        "BaseException",
+        BaseException,
+        exception_args,
+        new_exception,
+        fill_exception,
+        immutable=True,
+        parts=lambda x: exception_fields(x).values(),
+    ),
+    _Base("object", object, lambda x: (), _new("object"), _nothing),
+)
+
+
+def _slot_names(cls: type) -> list[str]:
+    """Names of the `__slots__` of a class and its bases, mangled, without `__dict__` and `__weakref__`."""
+    names = []
+    for k in cls.__mro__:
+        slots = k.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name not in ("__dict__", "__weakref__"):
+                private = name.startswith("__") and not name.endswith("__")
+                names.append(f"_{k.__name__.lstrip('_')}{name}" if private else name)
+    return names
+
+
+def _slots(x: object, names: list[str]) -> dict[str, object]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = object.__getattribute__(x, name)
+        except AttributeError:
+            continue
+    return found
+
+
+def _attributes(x: object) -> dict[str, object]:
+    try:
+        own: dict[str, object] = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return {}
+    return own
+
+
+def _refusal(cls: type, base: _Base) -> str | None:
+    """Why instances of a class cannot be made anew, if so."""
+    if any("__del__" in k.__dict__ for k in cls.__mro__):
+        return "its class has a finalizer"
+    if base.immutable:
+        return None
+    if "<locals>" not in cls.__qualname__ and cls.__module__ == "builtins":
+        return "a native object"
+    try:
+        base.base.__new__(cls)  # type: ignore[call-overload]
+    except TypeError:
+        return "a native object"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def instance_kind(cls: type) -> Kind | str:
+    """How instances of a Python class are made anew, or why they cannot be."""
+    base = next(b for b in BASES if b.base in cls.__mro__)
+    refusal = _refusal(cls, base)
+    if refusal is not None:
+        return refusal
+    names = _slot_names(cls)
+
+    def holds(x: object) -> list[object]:
+        return [*base.holds(x), *base.parts(x), *_slots(x, names).values(), *pairs(_attributes(x))]
+
+    def create(x: object, text: Expressions) -> str:
+        return base.create(x, text(cls), text)
+
+    def fill(x: object, text: Expressions, name: str) -> list[str]:
+        lines = base.fill(x, text, name)
+        lines += [f"set_attribute({name}, {slot!r}, {text(v)})" for slot, v in _slots(x, names).items()]
+        own = _attributes(x)
+        return [*lines, f"set_attribute({name}, '__dict__', {dict_text(own, text)})"] if own else lines
+
+    def needs(x: object) -> list[object]:
+        return list(base.holds(x)) if base.immutable else []
+
+    return Kind(needs, create, create, fill, holds, named=True)

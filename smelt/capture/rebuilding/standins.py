@@ -1,0 +1,35 @@
+"""Rows for what stands in for a value that exists only when the compiled frame runs: symbolic numbers, arrays, texts."""
+
+from __future__ import annotations
+
+from smelt.capture.rebuilding.kind import Expressions, Kind
+from smelt.capture.standins.arrays import Array, BoundMethod
+from smelt.capture.standins.texts import Display, Shown, Text, Verbatim
+from smelt.trace.symbols import NUMBERS
+
+
+def _array_text(x: Array, text: Expressions) -> str:
+    return f"{text(x.tensor)}.numpy(){'[()]' if x.scalar else ''}"
+
+
+def _text_text(x: Text, text: Expressions) -> str:
+    return f"{text.constant(x.how, x.how.__name__)}({', '.join(map(text, x.args))})"
+
+
+def _shown_text(x: Shown, text: Expressions) -> str:
+    if x.is_plain:
+        return text(x.tensor)
+    facts = (x.grad_fn, x.fake.requires_grad, x.is_parameter)
+    return f"{text.constant(Display, 'Display')}({', '.join(map(text, (x.tensor, *facts)))})"
+
+
+STANDINS: dict[type, Kind] = {
+    **dict.fromkeys(NUMBERS, Kind(lambda x: (), lambda x, text: text.number(x))),
+    Array: Kind(lambda x: (x.tensor,), _array_text),
+    BoundMethod: Kind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
+    Text: Kind(lambda x: x.args, _text_text),
+    Shown: Kind(lambda x: (x.tensor,), _shown_text),
+    Verbatim: Kind(
+        lambda x: (x.text,), lambda x, text: f"{text.constant(Verbatim, 'Verbatim')}({text(x.text)})"
+    ),
+}
