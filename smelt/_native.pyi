@@ -1,23 +1,201 @@
-from collections.abc import Callable
-from typing import Any
+"""The native core (`smelt/native/`, C++): calls of compiled functions, guard trees, plans, nodes of autograd, memory.
+
+docs/native.md says which file holds what.
+"""
+
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
+from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
 
 import torch
 
-class Plan:
-    """See smelt/native/plan.cpp. `spec` is what `smelt.plan.steps.Plan.to_native` builds."""
+_Result = TypeVar("_Result")
+_Value = torch.Tensor | int | float
+# A graph made callable: from the tuple of its inputs to its outputs.
+_Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[object]]
 
-    arena_bytes: int
-    idle_bytes: int
-    def __init__(self, spec: tuple[Any, ...]) -> None: ...
-    def __call__(self, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]: ...
-    def release(self) -> int: ...
+# ------------------------------------------------------------------------------------------- calls (native/calls/)
+
+class Wrapped:
+    """The callable that `wrap` makes. It binds to instances as its function does, and shows the function's attributes
+    beneath its own."""
+
+    __wrapped__: FunctionType
+    __name__: str
+    __qualname__: str
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __getattr__(self, name: str) -> Any: ...
+    def __setattr__(self, name: str, value: Any) -> None: ...
+
+def wrap(
+    fn: FunctionType,
+    callback: Callable[[FunctionType, tuple[object, ...]], bool | Callable[[], object]] | None = None,
+) -> Wrapped:
+    """A callable that answers calls of `fn` from compiled entries.
+
+    On a miss `callback(fn, slots)` is called, with the arguments as they fill the function's slots: positional,
+    keyword-only, the tuple of `*args`, the dictionary of `**kwargs`. True: look again; False: run this call eagerly; a
+    callable: run it eagerly, then call that unless it raised.
+    """
+
+def add_entry(
+    target: CodeType | Wrapped, guard: GuardTree | None, compiled: Callable[..., object] | None
+) -> None:
+    """Calls that `guard` accepts (None: all) run `compiled(*slots, inputs)`, where `inputs` is the tuple of the objects that
+    the guard collected. `compiled` None: they run eagerly, and the callback is not asked."""
+
+def entries(target: CodeType | Wrapped) -> list[tuple[GuardTree | None, Callable[..., object] | None]]:
+    """What `add_entry` added, in that order."""
+
+def count(target: CodeType | Wrapped) -> int:
+    """The number of entries."""
+
+def clear(target: CodeType | Wrapped) -> None:
+    """Drops all entries, and undoes `close`."""
+
+def close(target: CodeType | Wrapped) -> None:
+    """The callback is not asked any more; the entries still answer."""
+
+def is_closed(target: CodeType | Wrapped) -> bool:
+    """Whether `close` was called since the last `clear`."""
+
+def tail(target: Callable[..., object], *args: object) -> object:
+    """What a compiled frame returns so that its caller calls `target(*args)` in its place."""
+
+def last_refused() -> CodeType | None:
+    """The code object of this thread's last call that no entry accepted although the callback had asked to look again.
+    Asking forgets it."""
+
+NATIVELY: object  # what a window's `vm` answers to have the function run as it is
+
+def call_window(
+    fn: Callable[..., _Result],
+    args: tuple[object, ...],
+    kwargs: dict[str, object] | None,
+    vm: Callable[..., object],
+) -> _Result:
+    """`fn(*args, **kwargs)`, where every Python function that native code calls is replaced by `vm(function, *slots)`.
+
+    Where `vm` answers NATIVELY the function runs as it is, in the same window unless `skip` marked it.
+    """
+
+def skip(target: FunctionType | CodeType) -> None:
+    """Windows let the function, and all that it calls, run as it is."""
+
+class _State(TypedDict):
+    mode: str  # of this thread: "off" or "window"
+    installed: bool  # whether the hook of PEP 523 is in place
+    windows: int  # threads in a window
+    hits: int
+    misses: int
+    callbacks: int
+    diverted: int  # functions that windows handed to their VM
+
+def state() -> _State:
+    """Counters since the start of the process, and what is switched on."""
+
+# ----------------------------------------------------------------------------------------- guards (native/guards/)
+
+_Check = tuple[int, str, object]  # number of the guard, its kind, the value that it expects
+# index of the parent, kind of the accessor, its key, checks, place among the collected objects or -1
+_Node = tuple[int, str, object, tuple[_Check, ...], int]
+
+class GuardTree:
+    """Decides in one pass over a call's slots whether a compiled entry may answer it. `spec` is
+    (nodes, number of collected objects), as `smelt.guards.build` makes it.
+
+    Raises TypeError and ValueError for a spec that is no tree, and for values that a guard cannot be about.
+    """
+
+    def __init__(self, spec: tuple[tuple[_Node, ...], int]) -> None: ...
+    def check(self, *slots: object) -> tuple[object, ...] | None:
+        """The collected objects if all guards hold, else None."""
+
+    def explain(self, *slots: object) -> int | None:
+        """The number of the first guard that fails; None: all hold; -1: an object is missing that no guard is about."""
+
+    def notes(self) -> tuple[int, int] | None:
+        """How many words of memory the next check compares, and at how many objects it looks; None: it walks all nodes."""
+
+def type_version(cls: type) -> int:
+    """A number that changes when an attribute of the class or of a base does; 0: it has none now."""
+
+def global_state() -> tuple[int, ...]:
+    """Everything outside the arguments that changes what operators do, in the order of GLOBAL_STATE."""
+
+GLOBAL_STATE: tuple[str, ...]
+
+# -------------------------------------------------------------------------------------------- plans
+
+# n_inputs, n_registers, constants, steps, outputs (register or -1), arena_bytes, release_gil, keepalive, numbers
+_PlanSpec = tuple[
+    int,
+    int,
+    tuple[torch.Tensor, ...],
+    tuple[tuple[object, ...], ...],
+    tuple[int, ...],
+    int,
+    bool,
+    tuple[object, ...],
+    tuple[int, ...],
+]
+
+class Plan:
+    """An executable plan; `spec` is what `smelt.plan.steps.Plan.to_native` builds."""
+
+    arena_bytes: int  # scratch memory that one call uses
+    idle_bytes: int  # held between calls
+    def __init__(self, spec: _PlanSpec) -> None: ...
+    def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]:
+        """The outputs. From several threads at once; an output that is an input is that very object."""
+
+    def release(self) -> int:
+        """Frees the arenas that no call is using; returns their bytes. The next call makes a new one."""
+
+def release_blocks() -> int:
+    """Frees the large blocks of memory that are kept for later calls; returns their bytes."""
+
+def kept_bytes() -> int:
+    """Bytes of the large blocks that are kept."""
+
+# ------------------------------------------------------------------------------------- autograd (native/autograd/)
+
+class _CompileBackward(Protocol):
+    def __call__(self, defined: tuple[bool, ...], whole: bool = ..., /) -> _Compiled: ...
+
+class _RLock(Protocol):
+    def acquire(self) -> bool: ...
+    def release(self) -> None: ...
+
+class _DifferentiableSpec(TypedDict):
+    """`help(Differentiable)` says what each is."""
+
+    forward: _Compiled
+    n_outputs: int
+    differentiable: Sequence[tuple[int, Sequence[int], Sequence[int], torch.dtype]]
+    gradients: Sequence[int]
+    saved: Sequence[tuple[str, int] | tuple[str, int, Sequence[int]]]
+    backward: _CompileBackward
+    name: str
+    through: NotRequired[Sequence[int]]
+    groups: NotRequired[Sequence[tuple[Sequence[int], Sequence[int], bool]]]
+    lock: NotRequired[_RLock]
+    double_backward: NotRequired[
+        Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Sequence[torch.Tensor | None]]
+        | None
+    ]
 
 class Differentiable:
-    """See smelt/native/autograd/autograd.cpp; `help(Differentiable)` says what `spec` holds."""
+    """A compiled graph with its backward, as nodes of autograd's graph."""
 
-    forward: Callable[[tuple[Any, ...]], Any] | None
-    backwards: dict[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]
-    def __init__(self, spec: dict[str, Any]) -> None: ...
-    def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
+    forward: _Compiled | None  # None once the garbage collector has cleared it
+    # What has been compiled: by the mask of defined tangents, or by (mask, "whole").
+    backwards: dict[tuple[object, ...], _Compiled]
+    def __init__(self, spec: _DifferentiableSpec) -> None: ...
+    def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]: ...
 
-def __getattr__(name: str) -> Any: ...
+# ------------------------------------------------------------------------------------ operators (native/operators/)
+
+def shape_function(name: str, overload: str) -> Callable[..., object] | None:
+    """torch's C++ shape function of `aten::name.overload`, for meta tensors; None where there is none. It raises
+    NotImplementedError if no argument is a meta tensor."""

@@ -78,7 +78,7 @@ def _node(
             "backward": compile_backward,
             "name": "SmeltBackward",
             "lock": _lock,
-            "again": with_history,
+            "double_backward": with_history,
         }
     )
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from smelt import _native
 from smelt.autograd.compile import compile_joint
 from smelt.config import Config
 from smelt.graph.graph_function import Compiled, GraphFunction
@@ -30,7 +29,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     return _by_operators(traced.aten_graph)
 
 
-aot_eager.differentiates = hasattr(_native, "Differentiable")  # type: ignore[attr-defined]
+aot_eager.differentiates = True  # type: ignore[attr-defined]
 
 
 def _by_operators(graph: Graph) -> Compiled:

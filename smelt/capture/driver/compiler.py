@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from smelt import _native, events
@@ -97,7 +97,7 @@ class FrameCompiler:
         self.fullgraph = fullgraph
         self.dynamic = dynamic
         self.record = Record(self._first_attempt())
-        self.target: Callable[[], object] = lambda: None  # the native callable, held weakly
+        self.target: Callable[[], _native.Wrapped | None] = lambda: None  # the native callable, held weakly
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
         if _thread.capturing or _thread.disabled:
@@ -139,7 +139,7 @@ class FrameCompiler:
         wrapped._smelt_original = fn
         return wrapped
 
-    def _table(self, fn: FunctionType) -> object:
+    def _table(self, fn: FunctionType) -> CodeType | _native.Wrapped:
         """What natively holds the entries: the callable that `wrap` made, else the code object."""
         target = self.target()
         return fn.__code__ if target is None else target

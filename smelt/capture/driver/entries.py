@@ -86,7 +86,7 @@ class Compiler(Protocol):
     name: str
     record: Record
     resumes: Resumes
-    target: Callable[[], object]
+    target: Callable[[], _native.Wrapped | None]
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer: ...
     def clear(self) -> None: ...
@@ -97,7 +97,7 @@ _compilers: weakref.WeakValueDictionary[int, Compiler] = (
 )  # by id of the code object
 
 
-def wrap(fn: FunctionType, compiler: Compiler) -> Any:
+def wrap(fn: FunctionType, compiler: Compiler) -> _native.Wrapped:
     """The native callable that answers calls of `fn` from compiled entries and asks `compiler` where there are none.
 
     `fn` should be a copy with a code object of its own: `entries_of` and `reasons_of` find the compiler by it. Entries

@@ -78,7 +78,7 @@ def in_window(vm: VM, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | 
     if _has_torch_function(vm, args):
         raise Unsupported(Reason(UNSUPPORTED_CALL, "an object with a __torch_function__ of its own"))
     try:
-        result = _native.call_window(fn, tuple(args), kwargs or None, vm.called_back)
+        result = _native.call_window(fn, tuple(args), dict(kwargs) if kwargs else None, vm.called_back)
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e

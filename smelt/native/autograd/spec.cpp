@@ -1,0 +1,210 @@
+#include "autograd/spec.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/object_ptr.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+
+#include "autograd/errors.h"
+#include "plan.h"
+
+namespace smelt::autograd {
+
+Spec::~Spec() {
+    if (!Py_IsInitialized()) return;  // at the very end of the process: leaked
+    pybind11::gil_scoped_acquire gil;
+    Py_XDECREF(forward);
+    Py_XDECREF(compile_backward);
+    Py_XDECREF(lock);
+    Py_XDECREF(double_backward);
+    for (Backward* b = backwards; b;) {
+        Backward* next = b->next;
+        Py_DECREF(b->callable);
+        delete b;
+        b = next;
+    }
+}
+
+size_t count_defined(const Mask& mask) {
+    size_t n = 0;
+    for (char defined : mask) n += defined;
+    return n;
+}
+
+namespace {
+
+// A lock of Python: a thread that waits for it gives up the GIL.
+class Lock {
+  public:
+    explicit Lock(PyObject* lock) : lock_(lock) {
+        Py_DECREF(checked(PyObject_CallMethod(lock_, "acquire", nullptr)));
+    }
+    ~Lock() {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        PyObject* result = PyObject_CallMethod(lock_, "release", nullptr);
+        if (!result) PyErr_WriteUnraisable(lock_);
+        Py_XDECREF(result);
+        PyErr_Restore(type, value, traceback);
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+  private:
+    PyObject* lock_;
+};
+
+void check_backward(const Spec& spec, const Mask& mask, PyObject* callable) {
+    if (!is_plan(callable)) {
+        if (PyCallable_Check(callable)) return;
+        raise(PyExc_TypeError, "Differentiable: the compiled backward is not callable");
+    }
+    if (plan_inputs(callable) != spec.saved.size() + count_defined(mask) ||
+        plan_outputs(callable) != spec.gradients.size() + spec.through.size())
+        raise(PyExc_ValueError, "Differentiable: the backward's plan has other inputs or outputs");
+}
+
+PyObject* owned(py::handle h) {
+    return h.inc_ref().ptr();
+}
+
+class Reader {
+  public:
+    explicit Reader(Spec& spec) : s_(spec) {}
+
+    void read(const py::dict& spec) {
+        check_keys(spec);
+        s_.name = spec["name"].cast<std::string>();
+        s_.n_outputs = spec["n_outputs"].cast<size_t>();
+        for (py::handle h : spec["gradients"]) s_.gradients.push_back(h.cast<size_t>());
+        for (py::handle h : spec["differentiable"]) s_.tangents.push_back(tangent(h.cast<py::tuple>()));
+        if (spec.contains("through"))
+            for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
+        read_groups(spec);
+        for (py::handle h : spec["saved"]) s_.saved.push_back(source(h.cast<py::tuple>()));
+        s_.compile_backward = owned(callable(spec, "backward"));
+        s_.lock = spec.contains("lock") ? owned(spec["lock"])
+                                        : py::module_::import("threading").attr("RLock")().release().ptr();
+        if (spec.contains("double_backward") && !spec["double_backward"].is_none())
+            s_.double_backward = owned(callable(spec, "double_backward"));
+        count();
+        s_.forward = owned(callable(spec, "forward"));
+        s_.forward_is_plan = is_plan(s_.forward);
+        if (s_.forward_is_plan) read_plan();
+    }
+
+  private:
+    static void check_keys(const py::dict& spec) {
+        const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
+                                            "backward", "name"));
+        const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups"));
+        for (auto item : spec)
+            if (!needed.contains(item.first) && !optional.contains(item.first))
+                raise(PyExc_TypeError,
+                      "Differentiable: unknown key " + py::repr(item.first).cast<std::string>());
+        for (py::handle key : needed)
+            if (!spec.contains(key))
+                raise(PyExc_TypeError,
+                      "Differentiable: " + py::repr(key).cast<std::string>() + " is missing");
+    }
+
+    void read_groups(const py::dict& spec) {
+        const size_t n_edges = s_.gradients.size() + s_.through.size();
+        if (!spec.contains("groups")) {
+            NodeSpec all{{}, std::vector<char>(n_edges, 1)};
+            for (size_t k = 0; k < s_.tangents.size(); ++k) all.tangents.push_back(k);
+            s_.groups.push_back(std::move(all));
+            return;
+        }
+        for (py::handle h : spec["groups"]) {
+            const auto parts = h.cast<py::tuple>();
+            NodeSpec group{parts[0].cast<std::vector<size_t>>(), std::vector<char>(n_edges)};
+            for (py::handle k : parts[1]) group.edges.at(k.cast<size_t>()) = 1;
+            group.whole = parts[2].cast<bool>();
+            for (size_t k : group.tangents)
+                if (k >= s_.tangents.size()) raise(PyExc_ValueError, "Differentiable: no such tangent");
+            s_.groups.push_back(std::move(group));
+        }
+    }
+
+    static py::object callable(const py::dict& spec, const char* key) {
+        py::object object = spec[key];
+        if (!PyCallable_Check(object.ptr()))
+            raise(PyExc_TypeError, std::string("Differentiable: ") + key + " must be callable");
+        return object;
+    }
+
+    Tangent tangent(const py::tuple& t) const {
+        Tangent result{t[0].cast<size_t>(), layout(t[1], t[2], t[3])};
+        if (result.output >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
+        return result;
+    }
+
+    SavedSource source(const py::tuple& t) const {
+        const auto kind = t[0].cast<std::string>();
+        const auto index = t[1].cast<size_t>();
+        const Mask readers = t.size() > 2 ? this->readers(t[2]) : Mask();
+        if (kind == "primal") return {SavedSource::Kind::primal, index, readers};
+        if (kind == "temporary") return {SavedSource::Kind::temporary, index, readers};
+        if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
+        if (index >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
+        return {SavedSource::Kind::output, index, readers};
+    }
+
+    Mask readers(py::handle tangents) const {
+        Mask mask(s_.tangents.size());
+        for (py::handle k : tangents) {
+            if (k.cast<size_t>() >= mask.size()) raise(PyExc_ValueError, "Differentiable: no such tangent");
+            mask[k.cast<size_t>()] = 1;
+        }
+        return mask;
+    }
+
+    void count() {
+        s_.n_results = s_.n_outputs;
+        for (size_t i : s_.gradients) s_.n_inputs = std::max(s_.n_inputs, i + 1);
+        for (const SavedSource& s : s_.saved) {
+            if (s.kind == SavedSource::Kind::primal) s_.n_inputs = std::max(s_.n_inputs, s.index + 1);
+            if (s.kind == SavedSource::Kind::temporary)
+                s_.n_results = std::max(s_.n_results, s_.n_outputs + s.index + 1);
+        }
+    }
+
+    void read_plan() {
+        if (plan_inputs(s_.forward) < s_.n_inputs || plan_outputs(s_.forward) < s_.n_results)
+            raise(PyExc_ValueError, "Differentiable: the forward's plan has too few inputs or outputs");
+        for (const Tangent& t : s_.tangents) {
+            const int64_t input = plan_returned_input(s_.forward, t.output);
+            if (input >= 0) s_.returned_inputs.push_back(static_cast<size_t>(input));
+        }
+    }
+
+    Spec& s_;
+};
+
+}  // namespace
+
+const Backward& compile_backward(Spec& spec, const Mask& mask, bool whole) {
+    pybind11::gil_scoped_acquire gil;
+    Lock lock(spec.lock);
+    if (const Backward* made = spec.find(mask, whole)) return *made;
+    THPObjectPtr defined(checked(PyTuple_New(static_cast<Py_ssize_t>(mask.size()))));
+    for (size_t i = 0; i < mask.size(); ++i)
+        PyTuple_SET_ITEM(defined.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(mask[i]));
+    THPObjectPtr callable(checked(PyObject_CallFunctionObjArgs(spec.compile_backward, defined.get(),
+                                                               whole ? Py_True : nullptr, nullptr)));
+    check_backward(spec, mask, callable);
+    auto* made = new Backward{mask, whole, callable.get(), is_plan(callable), spec.backwards};
+    callable.release();
+    spec.backwards.store(made, std::memory_order_release);
+    return *made;
+}
+
+c10::intrusive_ptr<Spec> read_spec(PyObject* dict) {
+    auto made = c10::make_intrusive<Spec>();
+    Reader(*made).read(py::reinterpret_borrow<py::dict>(dict));
+    return made;
+}
+
+}  // namespace smelt::autograd

@@ -1,0 +1,84 @@
+// What a Differentiable is built from, and the backwards that were compiled for it.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "layout.h"
+
+namespace smelt::autograd {
+
+using Mask = c10::SmallVector<char, 16>;  // per tangent: defined
+
+size_t count_defined(const Mask& mask);
+
+struct Tangent {
+    size_t output;  // position among the forward's outputs
+    Layout layout;  // that the backward relies on
+};
+
+// Where a saved value comes from.
+struct SavedSource {
+    enum class Kind : uint8_t { primal, output, temporary } kind;
+    size_t index;
+    Mask readers;  // the tangents whose gradients read it; empty: all
+};
+
+// The tangents of one node, and to which gradients it contributes.
+struct NodeSpec {
+    std::vector<size_t> tangents;
+    std::vector<char> edges;  // per gradient: of inputs, then of the outputs in `through`
+    bool whole = false;       // keeps all that is saved, so as to do what all nodes do
+};
+
+// A compiled backward: one for each set of tangents that are defined.
+struct Backward {
+    Mask mask;
+    bool whole;  // of all nodes at once
+    PyObject* callable;
+    bool is_plan;
+    Backward* next;
+};
+
+// What all nodes of one Differentiable have in common: what it was built from, and the backwards compiled so far.
+// Python objects in it are touched with the GIL only.
+struct Spec : c10::intrusive_ptr_target {
+    std::string name;
+    PyObject* forward = nullptr;
+    PyObject* compile_backward = nullptr;
+    PyObject* lock = nullptr;             // held while a backward is compiled
+    PyObject* double_backward = nullptr;  // differentiates by running the forward again, or null
+    bool forward_is_plan = false;
+    size_t n_outputs = 0;
+    size_t n_results = 0;  // outputs and saved temporaries
+    size_t n_inputs = 0;   // at least
+    std::vector<Tangent> tangents;
+    std::vector<size_t> gradients;  // positions among the inputs
+    std::vector<size_t> through;    // positions of outputs that other outputs are computed from
+    std::vector<NodeSpec> groups;   // each a node of autograd's graph, in the order of computation
+    std::vector<SavedSource> saved;
+    std::vector<size_t> returned_inputs;         // what a plan returns as a differentiable output
+    std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock
+
+    ~Spec() override;
+
+    const Backward* find(const Mask& mask, bool whole) const {
+        for (const Backward* b = backwards.load(std::memory_order_acquire); b; b = b->next)
+            if (b->mask == mask && b->whole == whole) return b;
+        return nullptr;
+    }
+};
+
+// What `Differentiable(spec)` was given, a dict. Throws python_error and what pybind11 throws.
+c10::intrusive_ptr<Spec> read_spec(PyObject* dict);
+
+// The backward for these tangents, compiled now if it has not been; `whole`: of all nodes at once. Takes the GIL.
+// Throws the exception that compiling raised.
+const Backward& compile_backward(Spec& spec, const Mask& mask, bool whole);
+
+}  // namespace smelt::autograd
