@@ -21,7 +21,7 @@ import torch
 import smelt
 import tests.catalogue
 from smelt.capture.base import frames
-from smelt.capture.interpreter import vm
+from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.errors import Unsupported
 from smelt.reasons import GRAPH_BREAK_REQUESTED, Reason
 from tests.harness.catalogue import observe_world, report
@@ -57,11 +57,11 @@ class Forced:
         frame.stop = self.at
 
     def check_stop(self, original: Callable[..., None], machine: Any, frame: Any) -> None:
-        if machine.stop:
-            depth = len(machine.stopped)
+        if machine.stopping.path:
+            depth = len(machine.stopping.frames)
             if (
-                depth < len(machine.stop)
-                and frame.ticks == machine.stop[depth]
+                depth < len(machine.stopping.path)
+                and frame.ticks == machine.stopping.path[depth]
                 and self._follows(machine, frame)
             ):
                 original(machine, frame)
@@ -71,9 +71,9 @@ class Forced:
 
     @staticmethod
     def _follows(machine: Any, frame: Any) -> bool:
-        if not machine.stopped:
-            return frame is machine.root
-        return frame.direct and frame.parent is machine.stopped[-1]
+        if not machine.stopping.frames:
+            return frame is machine.frames.root
+        return frame.direct and frame.parent is machine.stopping.frames[-1]
 
 
 @pytest.mark.parametrize("factory", _programs())
@@ -87,7 +87,9 @@ def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
                 frames.Frame, "__init__", functools.partialmethod(_call, forced.frame, frames.Frame.__init__)
             )
             patch.setattr(
-                vm.VM, "check_stop", functools.partialmethod(_call, forced.check_stop, vm.VM.check_stop)
+                Interpreter,
+                "check_stop",
+                functools.partialmethod(_call, forced.check_stop, Interpreter.check_stop),
             )
             compiled: list[Any] = []
             for number, got in enumerate(observe_world(factory, lambda fn: _compile(fn, compiled))):
