@@ -29,6 +29,7 @@ class Builder:
         self.made: list[Tensor | Extern] = []
 
     def tensor(self, shape: Sequence[Size], dtype: torch.dtype, definition: Definition) -> Tensor:
+        """A tensor of the operator, contiguous until the trace's layout is adopted."""
         shape = tuple(shape)
         spec = TensorSpec(shape, contiguous_stride(shape), dtype, self.device)
         tensor = Tensor(self.name, spec, definition, self.line)
@@ -73,6 +74,7 @@ class Builder:
         body: Callable[[Load, Index], Value],
         cost: float = 1.0,
     ) -> Tensor:
+        """A tensor whose element at an index is `body(load, index)`; `cost` in additions of one element."""
         return self.tensor(shape, dtype, Map(tuple(inputs), body, cost))
 
     def pointwise(
@@ -112,6 +114,7 @@ class Builder:
         )
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`x` converted as ATen converts; itself if it has the dtype."""
         return x if x.dtype is dtype else self.pointwise(lambda v: v, [x], dtype, dtype, 0.5, x.shape)
 
     def reduce(
@@ -149,6 +152,7 @@ class Builder:
         return self.tensor(shape, dtype, Reduce((source,), kind, sizes, body))
 
     def scan(self, kind: ReductionKind, source: Tensor, dim: int) -> Tensor:
+        """The inclusive scan of `source` along `dim`, of its shape and dtype."""
         return self.tensor(source.shape, source.dtype, Scan((source,), kind, dim))
 
 

@@ -138,6 +138,8 @@ class Loop:
 
 @dataclass(frozen=True)
 class Store:
+    """`buffer[index] = value`, `index` in elements."""
+
     buffer: int
     index: Size
     value: Value
@@ -207,10 +209,12 @@ class Kernel:
 
 
 def stage_loops(stage: Stage) -> tuple[Loop, ...]:
+    """The stage's own loops, outermost first."""
     return (stage.loop,) if isinstance(stage, ScanStage) else stage.loops
 
 
 def stage_stores(stage: Stage) -> tuple[Store, ...]:
+    """What the stage stores at each of its points."""
     return (stage.store,) if isinstance(stage, ScanStage) else stage.stores
 
 

@@ -33,12 +33,13 @@ class Load(Protocol):
 
     def __call__(self, tensor: Tensor, index: Index) -> Value: ...
 
-    def where(self, mask: Value) -> Load: ...
+    def where(self, mask: Value) -> Load:
+        """A load of elements that are only read, and otherwise 0, where `mask` (bool) holds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    pass
+    """In memory before the program runs, or written there by an ATen call."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,18 +90,22 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[Size, ...]:
+        """Of the value, as the trace saw it."""
         return self.spec.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the elements."""
         return self.spec.dtype
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors whose elements the definition reads."""
         return () if isinstance(self.definition, Stored) else self.definition.inputs
 
     @property
     def is_view(self) -> bool:
+        """Whether it is other indices into another tensor and nothing is computed."""
         return isinstance(self.definition, Map) and self.definition.view
 
     def __repr__(self) -> str:
@@ -113,6 +118,7 @@ class Number(Tensor):
 
     @property
     def type(self) -> type:
+        """The Python type that promotion goes by."""
         return float if self.spec.dtype.is_floating_point else int
 
 

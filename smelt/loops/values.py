@@ -36,6 +36,7 @@ def index(e: Size) -> Value:
 
 
 def cast(x: Value, dtype: torch.dtype) -> Value:
+    """`x` converted to `dtype`; none where that is known to change nothing."""
     if x.dtype is dtype:
         return x
     if x.op == "const" and _converts_exactly(x.args[0], x.dtype, dtype):
@@ -103,6 +104,7 @@ def both(a: Value | None, b: Value | None) -> Value | None:
 
 
 def where(condition: Value, a: Value, b: Value) -> Value:
+    """`a` where `condition` (bool) holds, else `b`, which has the dtype of `a`."""
     if condition.op == "const":
         return a if condition.args[0] else b
     return a if a is b else Value("where", (condition, a, b), a.dtype)

@@ -32,6 +32,7 @@ Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]  # shape, stride, offse
 def build_schedule(
     program: Program, units: Units, groups: Sequence[Group], refusals: tuple[str, ...], costs: Costs
 ) -> Schedule:
+    """The schedule of `program` from its units and their groups in running order. `refusals`: for its printer."""
     return _Builder(program, units, groups, costs).build(refusals)
 
 

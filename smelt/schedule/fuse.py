@@ -38,6 +38,7 @@ class Grouping:
         self.effects: set[int] = set()  # the latest ATen call that does more than give results
 
     def add(self, step: Unit | Extern) -> None:
+        """Puts a unit into the best group that will have it, or into one of its own; an ATen call always."""
         if isinstance(step, Extern):
             self.add_extern(step)
             return
@@ -50,6 +51,7 @@ class Grouping:
         self.settle(group, parents - {group.id}, [t for t, _ in step.reads], [step.tensor])
 
     def add_extern(self, extern: Extern) -> None:
+        """An ATen call runs after what it reads, and after what reads that if it writes to its arguments."""
         group = Group(len(self.groups), (), extern=extern, last=extern.order)
         self.groups.append(group)
         arguments = [base(t) for t in leaves([extern.args, extern.kwargs], Tensor)]
@@ -96,6 +98,7 @@ class Grouping:
         return None
 
     def settle(self, group: Group, parents: set[int], reads: list[Tensor], writes: list[Tensor]) -> None:
+        """Notes what a group depends on, reads and writes now."""
         group.parents |= parents
         after = group.after
         for id in parents:

@@ -31,11 +31,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Refusal:
+    """Why a unit may not join a group, as the report says it."""
+
     reason: str
 
 
 @dataclass(eq=False)
 class Group:
+    """Units that will be one kernel, in program order, or one ATen call (`extern`), which nothing joins."""
+
     id: int
     outer: Loops
     units: list[Unit] = field(default_factory=list)
@@ -47,10 +51,12 @@ class Group:
 
     @property
     def is_flat(self) -> bool:
+        """Whether all units are elementwise over the outer loops."""
         return all(not p.inner for p in self.places.values())
 
     @property
     def fusible(self) -> bool:
+        """Whether units may join."""
         return self.extern is None and not isinstance(self.units[0].tensor.definition, Scan)
 
 
@@ -95,6 +101,7 @@ def alone(unit: Unit, id: int) -> Group:
 
 
 def outer_loops(loops: Loops) -> Loops:
+    """Loops of the same sizes whose symbols are named by position, as outer loops are."""
     return tuple((Sym(f"o{k}", 0, sym.hi), size) for k, (sym, size) in enumerate(loops))
 
 
@@ -269,6 +276,7 @@ def unprofitable(group: Group, unit: Unit, found: Fit, costs: Costs) -> str | No
 
 
 def join(group: Group, unit: Unit, found: Fit) -> None:
+    """Adds the unit where `found` says, which may turn a flat group into one of rows."""
     if found.outer is not None and found.values is not None:
         group.outer = found.outer
         for tensor, place in group.places.items():

@@ -47,6 +47,7 @@ class Unit:
 
     @property
     def is_map(self) -> bool:
+        """Whether it is elementwise: neither a reduction nor a scan."""
         return isinstance(self.tensor.definition, Map)
 
 

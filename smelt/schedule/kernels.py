@@ -86,6 +86,7 @@ class KernelBuilder:
     # ---- stages
 
     def level_all(self) -> dict[Tensor, int]:
+        """The level of each unit: stages run level by level."""
         levels: dict[Tensor, int] = {}
         for unit in self.group.units:
             level = 0
@@ -104,6 +105,7 @@ class KernelBuilder:
         return 0 if same or not unit.is_map else 1
 
     def key(self, unit: Unit) -> StageKey:
+        """The stage that a unit belongs to."""
         level, inner = self.levels[unit.tensor], self.group.places[unit.tensor].inner
         if unit.is_map:
             return level, "reduce" if (level, inner) in self.joint else "map", inner
@@ -131,6 +133,7 @@ class KernelBuilder:
         return {(level, inner) for level, inner in joint if inner}
 
     def stored(self, unit: Unit) -> bool:
+        """Whether the unit's elements go to memory that outlives the kernel, or are reduced."""
         return not unit.is_map or unit.tensor in self.in_memory or unit.target is not None
 
     def is_dear(self, unit: Unit) -> bool:
@@ -158,6 +161,7 @@ class KernelBuilder:
         return local
 
     def build(self) -> tuple[Kernel, tuple[int | None, ...]]:
+        """The kernel, and for each of its buffers the schedule's buffer (None: scratch)."""
         drafts: dict[StageKey, _Draft] = {}
         work = [u for u in self.group.units if self.stored(u) or u.tensor in self.local]
         for unit in sorted(work, key=lambda u: self.key(u)[:2]):
@@ -166,6 +170,7 @@ class KernelBuilder:
         return self.assemble(stages), tuple(self.arguments)
 
     def emit(self, unit: Unit, drafts: dict[StageKey, _Draft]) -> None:
+        """Adds a unit's reduction or store to the draft of its stage."""
         tensor, place, key = unit.tensor, self.group.places[unit.tensor], self.key(unit)
         draft = drafts.setdefault(key, _Draft(key[1], key[2]))
         value = self.rewrite(unit.value, _Context(dict(place.values), None, key))
@@ -189,6 +194,7 @@ class KernelBuilder:
             draft.stores.append(self.store(unit.target or tensor, place.index, value, overwrites))
 
     def store(self, tensor: Tensor, index: Index, value: Value, overwrites: bool) -> Store:
+        """The store of an element of `tensor`. `overwrites`: it is a graph input that takes its new value."""
         return Store(self.memory(tensor, "inout" if overwrites else "out"), linear(tensor, index), value)
 
     def memory(self, tensor: Tensor, role: str) -> int:
@@ -203,6 +209,7 @@ class KernelBuilder:
         return known
 
     def number(self, key: object, buffer: Buffer, argument: int | None) -> int:
+        """Appends a buffer, found again by `key`; gives its number."""
         self.numbers[key] = len(self.buffers)
         self.buffers.append(buffer)
         self.arguments.append(argument)
@@ -211,12 +218,14 @@ class KernelBuilder:
     # ---- expressions
 
     def rewrite(self, value: Value, context: _Context) -> Value:
+        """A unit's expression in the group's symbols, over the kernel's buffers. Shared parts are rewritten once."""
         done = context.done.get(value)
         if done is None:
             done = context.done[value] = self.rewritten(value, context)
         return done
 
     def rewritten(self, value: Value, context: _Context) -> Value:
+        """`rewrite` of one value, without the memory of what is done."""
         if value.op == "load":
             order, index, mask = value.args
             mask = None if mask is None else self.rewrite(mask, context)
@@ -262,9 +271,11 @@ class KernelBuilder:
         return index != place.index or (self.key(unit) != stage and bool(place.inner))
 
     def local_index(self, place: Place) -> Size:
+        """Where a unit in scratch stores its element: row-major over the loops of its stage."""
         return position([s for s, _ in place.inner], [n for _, n in place.inner])
 
     def local_read(self, tensor: Tensor, place: Place, index: Index) -> Size:
+        """Where in scratch the element of `tensor` at `index` is."""
         if index == place.index:
             return self.local_index(place)
         sizes = dict((*self.group.outer, *place.inner))
@@ -276,11 +287,13 @@ class KernelBuilder:
     # ---- assembly
 
     def assemble(self, drafts: list[_Draft]) -> Kernel:
+        """The kernel of the drafted stages, with tidied loops."""
         outer, values = self.tidy_outer(drafts)
         stages = tuple(self.stage(draft, values) for draft in drafts)
         return Kernel(self.name(), tuple(self.buffers), _loops(outer), stages)
 
     def tidy_outer(self, drafts: list[_Draft]) -> tuple[Loops, dict[Sym, Size]]:
+        """The outer loops, tidied over the indices of all stages, and the old symbols in terms of the new."""
         indices, layout = [], []
         for draft in drafts:
             layout += [s.index for s in draft.stores if self.buffers[s.buffer].role != "local"]
@@ -289,6 +302,7 @@ class KernelBuilder:
         return tidy(self.group.outer, indices, layout + indices, "o", False, self.costs.shortest_loop)
 
     def stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
+        """The stage of a draft, its own loops tidied."""
         if draft.kind == "scan":
             return self.scan_stage(draft, outer)
         indices = [subs(e, outer) for e in _indices(draft)]
@@ -305,12 +319,14 @@ class KernelBuilder:
         return MapStage(_loops(loops), stores)
 
     def scan_stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
+        """The stage of a scan, whose loop stays as it is."""
         renaming = _Renaming(outer, {})
         (store,), (loop,) = draft.stores, draft.loops
         renamed = Store(store.buffer, renaming.index(store.index), renaming.value(store.value))
         return ScanStage(Loop(*loop), draft.kinds[0], renamed)
 
     def name(self) -> str:
+        """The names of the operators whose arithmetic the kernel does, in order."""
         names = dict.fromkeys(name for unit in self.group.units for name in unit.names)
         return "_".join(names)[:NAME_LENGTH]
 

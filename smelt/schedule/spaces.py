@@ -51,6 +51,7 @@ def solve(digits: Radix, index: Sequence[Size], shape: Sequence[Size]) -> dict[S
 
 
 def substituted(index: Sequence[Size], values: Mapping[Sym, Size]) -> Index:
+    """`index` with `values` in the place of symbols."""
     return tuple([subs(e, values) for e in index])
 
 

@@ -47,6 +47,7 @@ class MatrixCall:
     result: TensorSpec
 
     def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | Refused:
+        """The product that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s."""
         return plan_product(self.op, self.args, out, name, epilogue)
 
 

@@ -43,6 +43,7 @@ class Body:
     # ---- values
 
     def value(self, p: Point, v: Value) -> Ref:
+        """The register of `v` at `p`, one lane or all of them. What was computed at the point is found again."""
         ref = p.values.get(id(v))
         if ref is None:
             ref = p.values[id(v)] = self._compute(p, v)

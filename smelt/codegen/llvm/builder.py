@@ -27,6 +27,7 @@ class Ref:
 
     @property
     def is_const(self) -> bool:
+        """Whether it is a literal rather than a register."""
         return self.text[0] != "%"
 
     def __str__(self) -> str:
@@ -35,6 +36,7 @@ class Ref:
 
 @functools.cache
 def type_text(elem: str, lanes: int) -> str:
+    """The type of a register of `lanes` elements of LLVM type `elem`."""
     return elem if lanes == 1 else f"<{lanes} x {elem}>"
 
 
@@ -98,6 +100,7 @@ class Module:
         self.helpers: dict[str, str] = {}
 
     def text(self, functions: Sequence[str]) -> str:
+        """The module's text: declarations, helpers, then `functions`."""
         return "\n".join((*self.declarations.values(), *self.helpers.values(), *functions))
 
 
@@ -113,11 +116,13 @@ class Builder:
 
     @property
     def depth(self) -> int:
+        """How many loops are open."""
         return len(self.scopes) - 1
 
     # ---- instructions
 
     def fresh(self) -> str:
+        """A name that no register has."""
         self._names += 1
         return f"%v{self._names}"
 
@@ -137,14 +142,17 @@ class Builder:
         return ref
 
     def line(self, text: str) -> None:
+        """Appends an instruction where the builder is."""
         self.scopes[-1].lines.append("  " + text)
 
     # ---- operands
 
     def const(self, elem: str, value: float | int | bool) -> Ref:
+        """A literal of LLVM type `elem`."""
         return Ref(number(elem, value), elem)
 
     def like(self, ref: Ref, value: float | int | bool) -> Ref:
+        """A literal of the type of `ref`'s elements."""
         return Ref(number(ref.elem, value), ref.elem)
 
     def widen(self, ref: Ref, lanes: int | None = None) -> Ref:
@@ -171,6 +179,7 @@ class Builder:
     # ---- operations
 
     def op(self, opcode: str, a: Ref, b: Ref) -> Ref:
+        """A binary instruction; of a scalar and a vector, the scalar is repeated."""
         (a, b), lanes, depth = self.together((a, b))
         return self.pure(f"{opcode} {a}, {b.text}", a.elem, lanes, depth)
 
@@ -180,18 +189,22 @@ class Builder:
         return self.pure(f"{predicate} {a}, {b.text}", "i1", lanes, depth)
 
     def select(self, condition: Ref, a: Ref, b: Ref) -> Ref:
+        """`a` in the lanes where `condition` (i1) holds, else `b`."""
         (condition, a, b), lanes, depth = self.together((condition, a, b))
         return self.pure(f"select {condition}, {a}, {b}", a.elem, lanes, depth)
 
     def convert(self, opcode: str, a: Ref, elem: str) -> Ref:
+        """A conversion instruction (zext, fptrunc, bitcast, ...) to elements of type `elem`; `a` if it has it."""
         if a.elem == elem:
             return a
         return self.pure(f"{opcode} {a} to {type_text(elem, a.lanes)}", elem, a.lanes, a.depth)
 
     def fneg(self, a: Ref) -> Ref:
+        """-a, with the sign of zero and NaN turned as well."""
         return self.pure(f"fneg {a}", a.elem, a.lanes, a.depth)
 
     def freeze(self, a: Ref) -> Ref:
+        """`a`, which LLVM may not take for undefined any more."""
         return self.pure(f"freeze {a}", a.elem, a.lanes, a.depth)
 
     def intrinsic(self, name: str, *args: Ref, tail: str = "") -> Ref:
@@ -206,6 +219,7 @@ class Builder:
         return self.pure(f"call {kind} {full}({operands}{extra})", elem, lanes, depth)
 
     def fma(self, a: Ref, b: Ref, c: Ref) -> Ref:
+        """a * b + c, rounded once."""
         return self.intrinsic("fma", a, b, c)
 
     def polynomial(self, x: Ref, coefficients: Sequence[float]) -> Ref:
@@ -216,16 +230,19 @@ class Builder:
         return y
 
     def any_lane(self, condition: Ref) -> Ref:
+        """Whether `condition` (i1) holds in some lane."""
         if condition.lanes == 1:
             return condition
         return self.reduce_lanes("or", condition)
 
     def reduce_lanes(self, kind: str, a: Ref) -> Ref:
+        """The lanes of `a` combined by LLVM's vector reduction `kind`."""
         name = f"@llvm.vector.reduce.{kind}.{suffix(a.elem, a.lanes)}"
         self.declare(name, f"{a.elem} {name}({type_text(a.elem, a.lanes)})")
         return self.pure(f"call {a.elem} {name}({a})", a.elem, 1, a.depth)
 
     def declare(self, name: str, signature: str) -> None:
+        """Declares a function of the module, once; `signature` as after `declare`."""
         if name not in self.module.declarations:
             self.module.declarations[name] = "declare " + signature
 
@@ -282,6 +299,7 @@ class Builder:
         out += (f"  br label %f{n}", f"f{n}:")
 
     def lines(self) -> str:
+        """The text of all instructions, once every loop is closed."""
         assert len(self.scopes) == 1
         return "\n".join(self.scopes[0].lines)
 

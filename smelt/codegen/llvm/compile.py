@@ -9,8 +9,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from smelt.codegen.llvm.builder import Module
-from smelt.codegen.llvm.emit import Function as KernelText
-from smelt.codegen.llvm.emit import emit_kernel
+from smelt.codegen.llvm.emit import KernelText, emit_kernel
 from smelt.codegen.llvm.flat import is_flat, of_any_size
 from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.target import Target, host

@@ -44,7 +44,7 @@ TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
 
 @dataclass(frozen=True)
-class Function:
+class KernelText:
     """The text of a kernel's function, its number of items, and how many a thread should take at least. `points`: of an
     item, for a kernel of any size (`flat`), whose `extent` means nothing."""
 
@@ -66,7 +66,8 @@ class _Items:
     cycles: float
 
 
-def emit_kernel(kernel: Kernel, name: str, module: Module) -> Function:
+def emit_kernel(kernel: Kernel, name: str, module: Module) -> KernelText:
+    """The kernel as the function `name` of `module`, for the module's target."""
     lanes = count_lanes(kernel, module.target.lanes)
     return _Emitter(kernel, module, lanes).function(name)
 
@@ -83,13 +84,13 @@ class _Emitter:
 
     # ---- frame
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> KernelText:
         if any(static(l.size) == 0 for l in self.kernel.outer):
-            return Function(_frame(name, [], [], []), 0, 1)
+            return KernelText(_frame(name, [], [], []), 0, 1)
         if any(static(l.size) >= ANY for l in self.kernel.outer):
             points, cycles = self._flat_items()
             text = _frame(name, self.entry, [self.b.lines()], self.exit)
-            return Function(text, 0, ceil(PIECE_CYCLES / cycles), points)
+            return KernelText(text, 0, ceil(PIECE_CYCLES / cycles), points)
         if self.choice.outer is None:
             extent, cycles = self._inner_items()
         elif strips.applies(self.kernel, self.choice.outer, self.b.lanes):
@@ -99,7 +100,7 @@ class _Emitter:
         else:
             extent, cycles = self._outer_items(self.choice.outer)
         text = _frame(name, self.entry, [self.b.lines()], self.exit)
-        return Function(text, extent, ceil(PIECE_CYCLES / cycles))
+        return KernelText(text, extent, ceil(PIECE_CYCLES / cycles))
 
     def _pointers(self) -> list[Ref]:
         b = self.b

@@ -117,6 +117,7 @@ def at_point(body: Body, p: Point, stage: ReduceStage) -> list[State]:
 
 
 def join(b: Builder, stage: ReduceStage, xs: list[State], ys: list[State]) -> list[State]:
+    """Two partial results of each of the stage's reductions, combined."""
     return [
         combine(b, r.kind, TYPES[r.value.dtype], x, y)
         for r, x, y in zip(stage.reductions, xs, ys, strict=True)
@@ -139,6 +140,7 @@ def position(stage: ReduceStage) -> Size:
 
 
 def position_type(stage: ReduceStage) -> str:
+    """The integer type that holds any position of the stage's points."""
     return "i32" if prod(static(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
 
 

@@ -42,6 +42,7 @@ class ReduceLoops:
         return self.like(it.next, states)
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
+        """The last loop: without a loop, in cascading blocks, unrolled, or one vector at a time."""
         size = static(loop.size)
         if self.loops.inline and self.vector:
             return self.straight(p, loop.sym, size, states)
@@ -119,9 +120,11 @@ class ReduceLoops:
         return out
 
     def fresh(self, states: list[State]) -> list[State]:
+        """Partial results before any point, of as many lanes as `states`."""
         return reduce.start(self.b, self.stage, states[0][0].lanes)
 
     def join(self, xs: list[State], ys: list[State]) -> list[State]:
+        """Two sets of partial results, combined."""
         return reduce.join(self.b, self.stage, xs, ys)
 
     def like(self, flat: list[Ref], states: list[State]) -> list[State]:
@@ -130,6 +133,7 @@ class ReduceLoops:
         return [[next(it) for _ in s] for s in states]
 
     def split(self, flat: list[Ref], states: list[State]) -> list[list[State]]:
+        """`flat` as several sets in the structure of `states`."""
         width = len(_flat(states))
         return [self.like(flat[i : i + width], states) for i in range(0, len(flat), width)]
 

@@ -16,6 +16,8 @@ from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage
 
 
 class Stages:
+    """Writes the stages of one kernel. Results of reductions go to `body.results`, where later stages find them."""
+
     def __init__(self, kernel: Kernel, body: Body, loops: Loops, choice: Choice) -> None:
         self.kernel, self.body, self.loops, self.choice = kernel, body, loops, choice
         self.b = body.b

@@ -25,11 +25,13 @@ class Target:
     scalef: bool
 
     def lanes(self, element_bytes: int) -> int:
+        """Elements of that many bytes in one vector register."""
         return self.bits // (8 * element_bytes)
 
 
 @functools.cache
 def host() -> Target:
+    """The machine that this process runs on. Raises BackendError if llvmlite brings too old an LLVM."""
     if llvm.llvm_version_info[0] < LLVM:
         found = ".".join(map(str, llvm.llvm_version_info))
         raise BackendError(f"llvmlite brings LLVM {found}; smelt needs {LLVM} (llvmlite 0.48 or newer)")

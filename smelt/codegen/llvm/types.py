@@ -46,6 +46,7 @@ TYPES: dict[torch.dtype, Type] = {
 
 
 def from_memory(b: Builder, x: Ref, t: Type) -> Ref:
+    """What was loaded as it is computed with: bool as i1, half precision as float32 (exactly)."""
     if t.kind == "b":
         return b.compare("icmp ne", x, b.const("i8", 0))
     if t.narrow == "half":
@@ -57,6 +58,7 @@ def from_memory(b: Builder, x: Ref, t: Type) -> Ref:
 
 
 def to_memory(b: Builder, x: Ref, t: Type) -> Ref:
+    """What is to be stored, as it lies in memory; half precision was rounded before (`rounded`)."""
     if t.kind == "b":
         return b.convert("zext", x, "i8")
     if t.narrow == "half":

@@ -108,6 +108,7 @@ def _vector_cost(facts: _StageFacts, sym: Sym, lanes: int, outer: bool) -> float
 
 
 def choose(kernel: Kernel, lanes: int) -> Choice:
+    """The cheapest choice of lanes by estimated cycles; an outer loop must save 2% over inner mode."""
     facts = [_facts(kernel, s) for s in kernel.stages]
     best = _inner(facts, lanes)
     for loop in kernel.outer:
@@ -148,6 +149,7 @@ def _locals_fit(kernel: Kernel, lanes: int) -> bool:
 
 
 def local_bytes(kernel: Kernel, lanes: int) -> int:
+    """Scratch memory of `lanes` outer points."""
     return sum(static(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
 
 

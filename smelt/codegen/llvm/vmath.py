@@ -82,6 +82,7 @@ def _at_least(b: Builder, x: Ref, bound: float) -> Ref:
 
 
 def absolute(b: Builder, x: Ref) -> Ref:
+    """|x|, NaN's sign cleared as well."""
     return b.intrinsic("fabs", x)
 
 
@@ -125,10 +126,12 @@ def _exp_reduced(b: Builder, n: Ref, r: Ref) -> Ref:
 
 
 def exp(b: Builder, x: Ref) -> Ref:
+    """e**x of float32: 2**n times a polynomial of the rest; beyond the ends inf and 0."""
     return _exp_reduced(b, *_reduce_exp(b, _at_least(b, _at_most(b, x, 89.0), -104.0)))
 
 
 def exp2(b: Builder, x: Ref) -> Ref:
+    """2**x of float32, in the same way."""
     x = _at_least(b, _at_most(b, x, 129.0), -151.0)
     n = b.intrinsic("rint", x)
     return _exp_reduced(b, n, _f(b, "fmul", b.op("fsub", x, n), math.log(2)))
@@ -185,6 +188,7 @@ def _log_sum(b: Builder, e: Ref, f: Ref, t: Ref) -> Ref:
 
 
 def log(b: Builder, x: Ref) -> Ref:
+    """Natural logarithm of float32; NaN below 0, -inf at 0."""
     return _log_edges(b, x, _log_sum(b, *_log_parts(b, x)))
 
 
@@ -203,10 +207,12 @@ def _log_base(b: Builder, x: Ref, base: float) -> Ref:
 
 
 def log2(b: Builder, x: Ref) -> Ref:
+    """Logarithm of float32 to base 2."""
     return _log_base(b, x, 2)
 
 
 def log10(b: Builder, x: Ref) -> Ref:
+    """Logarithm of float32 to base 10."""
     return _log_base(b, x, 10)
 
 
@@ -242,6 +248,7 @@ def tanh(b: Builder, x: Ref) -> Ref:
 
 
 def erf(b: Builder, x: Ref) -> Ref:
+    """Of float32: a polynomial up to 0.9, 1 - e**-polynomial beyond, with the sign of x."""
     a = absolute(b, x)
     small = b.fma(x, b.polynomial(b.op("fmul", x, x), ERF_SMALL), x)
     g = b.fneg(b.polynomial(_at_most(b, a, 4.0), ERF_LARGE))
@@ -354,6 +361,7 @@ def _write_pow(b: Builder, args: list[Ref]) -> Ref:
 
 
 def pow(b: Builder, x: Ref, y: Ref) -> Ref:
+    """x**y of float32, in a function of its own in the module."""
     return helper_at(b, "pow", _write_pow, x, y)
 
 
@@ -388,6 +396,7 @@ def _each_lane(b: Builder, symbol: str, args: list[Ref]) -> Ref:
 
 
 def exp_double(b: Builder, x: Ref) -> Ref:
+    """e**x of float64, as `exp`."""
     x = _at_least(b, _at_most(b, x, 710.0), -746.0)
     n = b.intrinsic("rint", _f(b, "fmul", x, 1 / math.log(2)))
     r = b.fma(n, b.like(n, -LN2_REST), b.fma(n, b.like(n, -LN2_TOP), x))
@@ -396,6 +405,7 @@ def exp_double(b: Builder, x: Ref) -> Ref:
 
 
 def sigmoid_double(b: Builder, x: Ref) -> Ref:
+    """1 / (1 + e**-x) of float64."""
     one = b.like(x, 1.0)
     return b.op("fdiv", one, b.op("fadd", exp_double(b, b.fneg(x)), one))
 

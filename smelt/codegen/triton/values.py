@@ -258,6 +258,7 @@ def constant(number: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def cast(x: str, source: torch.dtype, target: torch.dtype) -> str:
+    """The expression `x` of dtype `source` converted to `target`, as eager converts."""
     if target is torch.bool:
         return _truth(source, x)
     if target in NARROW and source is not torch.float32 and source not in NARROW:  # as eager: through float32

@@ -18,18 +18,22 @@ class FunctionText:
         self.label("entry")
 
     def name(self, stem: str = "v") -> str:
+        """A name that the function does not have yet."""
         self._count += 1
         return f"{stem}{self._count}"
 
     def let(self, expression: str) -> str:
+        """Gives the value of `expression` a name."""
         value = f"%{self.name()}"
         self.lines.append(f"  {value} = {expression}")
         return value
 
     def do(self, statement: str) -> None:
+        """Appends an instruction without a result (or one that names it)."""
         self.lines.append(f"  {statement}")
 
     def label(self, name: str) -> None:
+        """Opens a block; the one before must have ended."""
         self.lines.append(f"{name}:")
         self.block = name
 
@@ -44,18 +48,23 @@ class FunctionText:
         return self.let(f"mul i64 {a}, {b}")
 
     def div(self, a: str | int, b: str | int) -> str:
+        """a // b of non-negative numbers."""
         return self.let(f"udiv i64 {a}, {b}")
 
     def rem(self, a: str | int, b: str | int) -> str:
+        """a % b of non-negative numbers."""
         return self.let(f"urem i64 {a}, {b}")
 
     def test(self, predicate: str, a: str | int, b: str | int) -> str:
+        """An i1, by one of LLVM's integer predicates (`slt`, `eq`, ...)."""
         return self.let(f"icmp {predicate} i64 {a}, {b}")
 
     def choose(self, condition: str, a: str | int, b: str | int, type: str = "i64") -> str:
+        """`a` if `condition` (i1) holds, else `b`."""
         return self.let(f"select i1 {condition}, {type} {a}, {type} {b}")
 
     def least(self, a: str | int, b: str | int) -> str:
+        """The smaller of two signed numbers."""
         return self.choose(self.test("slt", a, b), a, b)
 
     def at(self, pointer: str, *offsets: str | int) -> str:
@@ -65,9 +74,11 @@ class FunctionText:
         return pointer
 
     def load(self, type: str, pointer: str, align: int) -> str:
+        """The value of `type` at `pointer`, aligned to `align` bytes."""
         return self.let(f"load {type}, ptr {pointer}, align {align}")
 
     def store(self, type: str, value: str, pointer: str, align: int) -> None:
+        """Writes `value` to `pointer`, aligned to `align` bytes."""
         self.do(f"store {type} {value}, ptr {pointer}, align {align}")
 
     @contextmanager
@@ -89,6 +100,7 @@ class FunctionText:
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
+        """The body runs if `condition` (i1) holds."""
         then, done = self.name("then"), self.name("done")
         self.do(f"br i1 {condition}, label %{then}, label %{done}")
         self.label(then)
@@ -97,6 +109,7 @@ class FunctionText:
         self.label(done)
 
     def function(self, name: str, parameters: str, attributes: str = "") -> str:
+        """The whole function, which returns nothing and ends here."""
         return (
             f"define void @{name}({parameters}) nounwind {attributes} {{\n"
             + "\n".join(self.lines)
@@ -105,6 +118,7 @@ class FunctionText:
 
 
 def splat(t: FunctionText, tile: Tile, scalar: str) -> str:
+    """A vector whose lanes are all `scalar`."""
     one = t.let(f"insertelement {tile.vector} poison, {tile.scalar} {scalar}, i64 0")
     return t.let(
         f"shufflevector {tile.vector} {one}, {tile.vector} poison, <{tile.lanes} x i32> zeroinitializer"
@@ -121,6 +135,7 @@ def first_lanes(t: FunctionText, tile: Tile, count: str) -> str:
 
 
 def masked_load(t: FunctionText, tile: Tile, pointer: str, mask: str) -> str:
+    """A vector from `pointer` in the lanes of `mask`, 0 in the others, which read nothing."""
     return t.let(
         f"call {tile.vector} @llvm.masked.load.{overload(tile)}.p0(ptr align {tile.size} {pointer}, {tile.mask} {mask}, "
         f"{tile.vector} zeroinitializer)"
@@ -133,10 +148,12 @@ def prefetch(t: FunctionText, pointer: str) -> None:
 
 
 def overload(tile: Tile) -> str:
+    """The tile's vector type as names of LLVM's intrinsics spell it."""
     return f"v{tile.lanes}f{tile.size * 8}"
 
 
 def declarations(tile: Tile) -> str:
+    """The declarations of the intrinsics that the library's functions call."""
     v, name = tile.vector, overload(tile)
     return (
         f"declare {v} @llvm.fmuladd.{name}({v}, {v}, {v})\n"

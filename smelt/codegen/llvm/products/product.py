@@ -21,6 +21,7 @@ class Matrix:
 
     @property
     def transposed(self) -> Matrix:
+        """The same memory with rows and columns exchanged."""
         return Matrix(self.col, self.row, self.outer, self.inner)
 
 

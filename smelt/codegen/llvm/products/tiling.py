@@ -26,22 +26,27 @@ class Tile:
 
     @property
     def columns(self) -> int:
+        """Of C, that one tile covers."""
         return self.lanes * self.vectors
 
     @property
     def scalar(self) -> str:
+        """The LLVM type of an element."""
         return {torch.float32: "float", torch.float64: "double"}[self.dtype]
 
     @property
     def size(self) -> int:
+        """Bytes of an element."""
         return self.dtype.itemsize
 
     @property
     def vector(self) -> str:
+        """The LLVM type of a register."""
         return f"<{self.lanes} x {self.scalar}>"
 
     @property
     def mask(self) -> str:
+        """The LLVM type of a register's mask."""
         return f"<{self.lanes} x i1>"
 
     @property
@@ -66,9 +71,11 @@ class Tile:
 
     @property
     def suffix(self) -> str:
+        """The dtype in names of functions."""
         return {torch.float32: "f32", torch.float64: "f64"}[self.dtype]
 
     def function(self, name: str) -> str:
+        """The symbol of a function of the library."""
         return f"smelt_gemm_{self.suffix}_{name}"
 
 

@@ -46,6 +46,7 @@ class Window:
 
     @property
     def extent(self) -> int:
+        """Work items: planes."""
         return prod(self.planes)
 
     @property
@@ -65,6 +66,7 @@ class Scratch:
 
     @property
     def row(self) -> int:
+        """Elements of a row, all of its phases."""
         return self.phases * self.run
 
 
