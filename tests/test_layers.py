@@ -54,7 +54,12 @@ ORDER = Layers(
         "smelt.capture.protocol": [REST, "attributes", "scopes", "cells", "symbolic_numbers"],
         "smelt.codegen": ["generate", "generated", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
-        "smelt.ops": [REST, "layouts", "registry", "recompute", "convolution"],
+        "smelt.ops": [
+            REST,
+            "layouts",
+            "registry",
+            ("recompute", "tracing", "nodes", "index_bounds", "convolution"),
+        ],
     }
 )
 UPWARD = {("smelt.reasons", "smelt.graph.ir"): "a reason names the line of the user's code, as a node does"}

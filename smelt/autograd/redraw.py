@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from smelt.autograd.rewrites import Formula, NodeMaker
 from smelt.graph.ir import Node
 from smelt.graph.specs import make_spec
+from smelt.ops.registry import row
 
 aten = torch.ops.aten
 
@@ -25,13 +26,6 @@ _LIBRARY = torch.library.Library("smelt", "FRAGMENT")
 _LIBRARY.define("generator_state(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _LIBRARY.impl("generator_state", lambda like: torch.get_rng_state(), "CPU")
 STATE: OpOverload = torch.ops.smelt.generator_state.default
-
-# Operators that fill a tensor like their first argument, whose values they do not read, and those that read them.
-_FILLS = (
-    *(aten.bernoulli.p, aten.bernoulli.Tensor, aten.uniform.default, aten.normal_functional.default),
-    *(aten.exponential.default, aten.geometric.default, aten.cauchy.default, aten.log_normal.default),
-)
-_READS = (aten.bernoulli.default, aten.multinomial.default)
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,8 @@ class Redraw:
 def redraw(node: Node, make: NodeMaker) -> Redraw | None:
     """How what `node` draws, with torch's generator, is drawn again. None for operators that this is not known of."""
     op = node.target
-    if op not in (*_FILLS, *_READS) or node.spec.device.type != "cpu":
+    redrawn = row(op).redrawn
+    if redrawn is None or node.spec.device.type != "cpu":
         return None
     make.begin(node)
     source, *rest = node.args
@@ -55,7 +50,7 @@ def redraw(node: Node, make: NodeMaker) -> Redraw | None:
         *(make_spec((size,), (1,), torch.uint8, node.spec.device), node.line, node.source),
     )
     like = source
-    if op in _FILLS:
+    if redrawn == "like":
         spec = source.spec
         options = {"dtype": spec.dtype, "device": spec.device}
         like = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node, TensorSpec
+from smelt.ops.registry import row
 from smelt.ops.results import result_spec
 
 aten = torch.ops.aten
@@ -86,7 +87,7 @@ def formula(value: Node, items: _Items, make: NodeMaker) -> Formula | None:
     """How `value`, the first of the results `items` of an operator, follows from the others. None if no way is known, or
     if it would not have the same layout and precision."""
     call: Node = value.args[0]
-    rule = FORMULAS.get(call.target)
+    rule = row(call.target).from_statistics
     if rule is None or value.args[1] != 0:
         return None
     given = _arguments(call)
@@ -119,77 +120,6 @@ def _precise(spec: TensorSpec, items: _Items) -> bool:
     return spec.dtype.is_floating_point and all(d in wide for d in statistics)
 
 
-def _scaled(make: NodeMaker, value: Node, weight: Node | None, bias: Node | None) -> Node:
-    if weight is not None:
-        value = make(aten.mul.Tensor, value, weight)
-    return value if bias is None else make(aten.add.Tensor, value, bias)
-
-
-def _layer_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
-    if not items.keys() >= {1, 2}:
-        return None
-    value = make(aten.mul.Tensor, make(aten.sub.Tensor, given["input"], items[1]), items[2])
-    return _scaled(make, value, given["weight"], given["bias"])
-
-
-def _rms_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
-    if 1 not in items:
-        return None
-    return _scaled(make, make(aten.mul.Tensor, given["input"], items[1]), given["weight"], None)
-
-
-def _by_channel(make: NodeMaker, value: Node | None, rank: int) -> Node | None:
-    """A vector of the channels, seen so that it lines up with dimension 1 of `rank`."""
-    return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
-
-
-def _batch_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
-    x, rank = given["input"], len(given["input"].spec.shape)
-    if given.get("training"):
-        if not items.keys() >= {1, 2}:
-            return None
-        mean, scale = items[1], items[2]
-    else:
-        mean = given["running_mean"]
-        scale = make(aten.rsqrt.default, make(aten.add.Scalar, given["running_var"], given["eps"]))
-    centred = make(aten.sub.Tensor, x, _by_channel(make, mean, rank))
-    value = make(aten.mul.Tensor, centred, _by_channel(make, scale, rank))
-    return _scaled(
-        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
-    )
-
-
-def _group_norm(make: NodeMaker, given: dict[str, Any], items: _Items) -> Node | None:
-    if not items.keys() >= {1, 2}:
-        return None
-    x, channels, groups = given["input"], given["C"], given["group"]
-    rank = len(x.spec.shape)
-
-    def of_channels(statistic: Node) -> Node:
-        wide = make(
-            aten.expand.default,
-            make(aten.unsqueeze.default, statistic, 2),
-            [given["N"], groups, channels // groups],
-        )
-        dense = make(aten.clone.default, wide, memory_format=torch.contiguous_format)
-        return make(aten.view.default, dense, [given["N"], channels] + [1] * (rank - 2))
-
-    value = make(aten.mul.Tensor, make(aten.sub.Tensor, x, of_channels(items[1])), of_channels(items[2]))
-    return _scaled(
-        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
-    )
-
-
-FORMULAS: dict[Any, Callable[[NodeMaker, dict[str, Any], _Items], Node | None]] = {
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_group_norm.default: _group_norm,
-    aten._fused_rms_norm.default: _rms_norm,
-    aten._native_batch_norm_legit_functional.default: _batch_norm,
-    aten._native_batch_norm_legit.no_stats: _batch_norm,
-    aten._native_batch_norm_legit_no_training.default: _batch_norm,
-}
-
-
 # ---- replacements
 
 
@@ -198,11 +128,10 @@ def replacement(node: Node, make: NodeMaker) -> Replacement | None:
     make.begin(node)
     if node.target is aten.native_batch_norm_backward.default and node.args[7]:
         return _without_running_statistics(node)
-    if node.target in SHAPE_ONLY:
+    known = row(node.target)
+    if known.reads_shape_only:
         return _without_values(node, 1, make)
-    if node.target in MASKED:
-        return _masked(node, MASKED[node.target], make)
-    return None
+    return None if known.zero_where is None else _masked(node, known.zero_where, make)
 
 
 def _without_running_statistics(node: Node) -> Replacement:
@@ -242,26 +171,6 @@ def _layout(spec: TensorSpec) -> Any:
 
 def _twin(node: Node, args: tuple[Any, ...]) -> Node:
     return Node(node.op, node.target, args, node.kwargs, node.name, node.spec, node.line, node.source)
-
-
-# Operators of the backward that give 0 where a predicate of their second argument holds, else the gradient. Comparisons
-# are false for NaN, as in ATen's kernels.
-MASKED: dict[Any, Callable[..., Node]] = {
-    aten.threshold_backward.default: lambda make, x, threshold: make(aten.le.Scalar, x, threshold),
-    aten.hardtanh_backward.default: lambda make, x, low, high: make(
-        aten.logical_or.default, make(aten.le.Scalar, x, low), make(aten.ge.Scalar, x, high)
-    ),
-}
-
-# Operators of the backward that read the shape only of their second argument, which eager keeps all the same.
-_SHAPE_ONLY = (
-    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
-    "adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward "
-    "_adaptive_avg_pool3d_backward nll_loss_backward nll_loss2d_backward reflection_pad1d_backward "
-    "reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward "
-    "replication_pad3d_backward"
-)
-SHAPE_ONLY = frozenset(getattr(aten, name).default for name in _SHAPE_ONLY.split(" "))
 
 
 def items_of(nodes: Iterable[Node]) -> dict[Node, _Items]:

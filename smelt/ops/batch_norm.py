@@ -17,10 +17,11 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
 from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
-from smelt.ops.norms import batch_norm_training_layout, statistics_dtype
+from smelt.ops.norms import batch_norm_formula, batch_norm_training_layout, statistics_dtype
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, dropped, moments
 from smelt.ops.registry import declare, operator
+from smelt.ops.tracing import Traced
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -210,3 +211,9 @@ declare(
 )
 declare(aten._native_batch_norm_legit_functional.default, layout=_batch_norm_functional_layout)
 declare(aten.native_batch_norm_backward.default, layout=_batch_norm_backward_layout)
+declare(aten._native_batch_norm_legit.default, traced=Traced.STATISTICS)
+declare(
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    from_statistics=batch_norm_formula,
+)

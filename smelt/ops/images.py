@@ -9,6 +9,7 @@ import torch
 
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.tensor import Tensor
+from smelt.ops.index_bounds import of_last
 from smelt.ops.layouts.meta import META, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
@@ -83,3 +84,12 @@ declare(
     needs_room=True,
 )
 declare(aten.max_unpool2d.default, aten.max_unpool3d.default, run_on_zeros=True)
+declare(
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
+    "adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward "
+    "_adaptive_avg_pool3d_backward reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward "
+    "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward",
+    reads_shape_only=True,
+)
+declare(aten.max_pool2d_with_indices.default, aten.adaptive_max_pool2d.default, index_bound=of_last(2))
+declare(aten.max_pool3d_with_indices.default, aten.adaptive_max_pool3d.default, index_bound=of_last(3))

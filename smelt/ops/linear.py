@@ -10,24 +10,11 @@ import operator
 from collections.abc import Container, Iterable
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
 from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.ops.registry import row
-
-aten = torch.ops.aten
-
-# What makes a tensor that holds one number: the argument that is that number; None if it is zero by name.
-_CONSTANTS = {
-    aten.scalar_tensor.default: 0,
-    aten.full.default: 1,
-    aten.full_like.default: 1,
-    aten.zeros.default: None,
-    aten.zeros_like.default: None,
-    aten.new_zeros.default: None,
-}
 
 
 def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
@@ -50,10 +37,11 @@ def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
 
 def is_zero_constant(node: Node) -> bool:
     """Whether it is zero whatever the tangents are: where a condition cuts gradients off, say."""
-    if node.target not in _CONSTANTS:
+    filled = row(node.target).filled
+    if filled is None:
         return False
-    place = _CONSTANTS[node.target]
-    return place is None or (isinstance(node.args[place], (int, float)) and node.args[place] == 0)
+    number = filled(*node.args)
+    return isinstance(number, (int, float)) and number == 0
 
 
 def is_linear(node: Node, depends: Container[Node]) -> bool:

@@ -237,3 +237,4 @@ declare(
     layout=_as_second_layout,
 )
 declare(aten.nll_loss_forward.default, needs_room=True)
+declare("nll_loss_backward nll_loss2d_backward", reads_shape_only=True)

@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 
+from smelt.graph.ir import Node
 from smelt.graph.sizes import Size, contiguous_stride
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import opmath
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, call
 from smelt.ops.layouts.meta import META, fresh, suggested_format
+from smelt.ops.nodes import Make
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, moments
 from smelt.ops.registry import declare, operator
+from smelt.ops.tracing import Traced
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -253,3 +256,74 @@ def _batch_norm_layout(
 declare(aten.native_layer_norm.default, layout=_layer_norm_layout)
 declare(aten.native_group_norm.default, layout=_group_norm_layout)
 declare(aten._native_batch_norm_legit_no_training.default, layout=_batch_norm_layout)
+declare(aten.native_batch_norm.default, traced=Traced.STATISTICS)
+
+
+# ---- the result again, from saved statistics
+
+
+def _scaled(make: Make, value: Node, weight: Node | None, bias: Node | None) -> Node:
+    if weight is not None:
+        value = make(aten.mul.Tensor, value, weight)
+    return value if bias is None else make(aten.add.Tensor, value, bias)
+
+
+def _layer_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+    if not items.keys() >= {1, 2}:
+        return None
+    value = make(aten.mul.Tensor, make(aten.sub.Tensor, given["input"], items[1]), items[2])
+    return _scaled(make, value, given["weight"], given["bias"])
+
+
+def _rms_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+    if 1 not in items:
+        return None
+    return _scaled(make, make(aten.mul.Tensor, given["input"], items[1]), given["weight"], None)
+
+
+def _by_channel(make: Make, value: Node | None, rank: int) -> Node | None:
+    """A vector of the channels, seen so that it lines up with dimension 1 of `rank`."""
+    return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
+
+
+def batch_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+    x, rank = given["input"], len(given["input"].spec.shape)
+    if given.get("training"):
+        if not items.keys() >= {1, 2}:
+            return None
+        mean, scale = items[1], items[2]
+    else:
+        mean = given["running_mean"]
+        scale = make(aten.rsqrt.default, make(aten.add.Scalar, given["running_var"], given["eps"]))
+    centred = make(aten.sub.Tensor, x, _by_channel(make, mean, rank))
+    value = make(aten.mul.Tensor, centred, _by_channel(make, scale, rank))
+    return _scaled(
+        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
+    )
+
+
+def _group_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+    if not items.keys() >= {1, 2}:
+        return None
+    x, channels, groups = given["input"], given["C"], given["group"]
+    rank = len(x.spec.shape)
+
+    def of_channels(statistic: Node) -> Node:
+        wide = make(
+            aten.expand.default,
+            make(aten.unsqueeze.default, statistic, 2),
+            [given["N"], groups, channels // groups],
+        )
+        dense = make(aten.clone.default, wide, memory_format=torch.contiguous_format)
+        return make(aten.view.default, dense, [given["N"], channels] + [1] * (rank - 2))
+
+    value = make(aten.mul.Tensor, make(aten.sub.Tensor, x, of_channels(items[1])), of_channels(items[2]))
+    return _scaled(
+        make, value, _by_channel(make, given["weight"], rank), _by_channel(make, given["bias"], rank)
+    )
+
+
+declare(aten.native_layer_norm.default, from_statistics=_layer_norm_formula)
+declare(aten.native_group_norm.default, from_statistics=_group_norm_formula)
+declare(aten._fused_rms_norm.default, from_statistics=_rms_norm_formula)
+declare(aten._native_batch_norm_legit_no_training.default, from_statistics=batch_norm_formula)

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from smelt.graph.ir import Node
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, compare, const, where
 from smelt.ops.layouts.meta import fresh, of_cpp
+from smelt.ops.nodes import Make
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import dims_of
 from smelt.ops.registry import declare, operator
@@ -282,3 +284,18 @@ declare(
     aten._log_softmax_backward_data.default,
     layout=_softmax_backward_layout,
 )
+
+
+# ---- a mask in the place of the input
+
+
+def _threshold_mask(make: Make, x: Node, threshold: float) -> Node:
+    return make(aten.le.Scalar, x, threshold)
+
+
+def _hardtanh_mask(make: Make, x: Node, low: float, high: float) -> Node:
+    return make(aten.logical_or.default, make(aten.le.Scalar, x, low), make(aten.ge.Scalar, x, high))
+
+
+declare(aten.threshold_backward.default, zero_where=_threshold_mask)
+declare(aten.hardtanh_backward.default, zero_where=_hardtanh_mask)

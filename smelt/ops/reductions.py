@@ -13,6 +13,7 @@ from smelt.loops.dtypes import opmath
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
+from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
@@ -334,3 +335,7 @@ def _safe_softmax_layout(x: torch.Tensor, dim: int, dtype: torch.dtype | None = 
 declare(aten.var_mean.correction, layout=_var_mean_layout)
 declare(aten.var.correction, layout=_var_layout)
 declare(aten._safe_softmax.default, layout=_safe_softmax_layout)
+
+declare(aten.argmax.default, aten.argmin.default, index_bound=of_all)
+declare(aten.max.dim, aten.min.dim, aten.median.dim, index_bound=along(1))
+declare(aten.cummax.default, aten.cummin.default, index_bound=along(1))

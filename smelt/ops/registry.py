@@ -16,12 +16,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from torch._ops import OpOverload
 
 from smelt.graph.ir import Node
+from smelt.ops.nodes import Make
 from smelt.ops.recompute import OperatorClass
+from smelt.ops.tracing import Traced
 
 # `f(builder, *args, **kwargs)`, called with the aten arguments (tensors as lazy `Tensor`s). Gives a `Tensor`, a tuple of
 # them, or None: "call the ATen operator", which is also what happens to operators without a lowering.
@@ -40,6 +42,16 @@ class Facts(TypedDict, total=False):
     layout: Callable[..., Any] | None
     run_on_zeros: bool
     needs_room: bool
+    traced: Traced | None
+    view: OpOverload | None
+    written_through: Callable[..., Node] | None
+    filled: Callable[..., Any] | None
+    from_statistics: Callable[[Make, dict[str, Any], dict[int, Node]], Node | None] | None
+    zero_where: Callable[..., Node] | None
+    reads_shape_only: bool
+    index_bound: Callable[[Node], int] | None
+    zero_or_one: bool
+    redrawn: Literal["like", "from"] | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,21 @@ class Operator:
             returns, or NotImplemented for what it does not know (ops/layouts).
         run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
         needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
+        traced: how a call is treated while it is recorded, if not simply recorded; `view`: the operator of views that this
+            one is beneath autograd, or whose result an operator in place makes of its tensor.
+        written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` gives a node
+            with the shape of `base` that holds `value` where the view looks and `base` elsewhere. Of several results, the
+            number of the one that is written comes before the arguments.
+        filled: the number that all elements of its result are, from the arguments.
+        from_statistics: of a normalization, how its first result follows from its input and saved statistics: `(make,
+            arguments by name, results by number)`, None where they do not suffice.
+        zero_where: of a backward, `(make, second argument, *further ones)` gives a mask of where it gives 0; elsewhere it
+            gives the gradient. Comparisons are false for NaN, as in ATen's kernels.
+        reads_shape_only: of a backward, of its second argument, which eager keeps all the same.
+        index_bound: for the indices that it gives (alone, or as the second result), a number that all of them are below.
+        zero_or_one: all that it gives is 0 or 1, whatever the dtype.
+        redrawn: fills with random numbers, which the same state of the generator gives again: a tensor `like` the first
+            argument, whose values it does not read, or one drawn `from` them.
     """
 
     lowering: Lowering | None = None
@@ -71,6 +98,16 @@ class Operator:
     layout: Callable[..., Any] | None = None
     run_on_zeros: bool = False
     needs_room: bool = False
+    traced: Traced | None = None
+    view: OpOverload | None = None
+    written_through: Callable[..., Node] | None = None
+    filled: Callable[..., Any] | None = None
+    from_statistics: Callable[[Make, dict[str, Any], dict[int, Node]], Node | None] | None = None
+    zero_where: Callable[..., Node] | None = None
+    reads_shape_only: bool = False
+    index_bound: Callable[[Node], int] | None = None
+    zero_or_one: bool = False
+    redrawn: Literal["like", "from"] | None = None
 
 
 _NOTHING = Operator()

@@ -6,15 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from operator import add
+from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, bounds, contiguous_stride, static
+from smelt.graph.ir import Node
+from smelt.graph.sizes import Size, bounds, contiguous_stride, numel, static
 from smelt.loops.builder import Builder, broadcast
 from smelt.loops.tensor import Index, Tensor
 from smelt.ops.layouts.meta import to_meta
+from smelt.ops.nodes import Emitter
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
+from smelt.ops.tracing import Traced
 
 aten = torch.ops.aten
 
@@ -242,3 +246,130 @@ def _unsafe_view_layout(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 declare(aten._unsafe_view.default, layout=_unsafe_view_layout)
+
+
+# ---- what is written through a view, put into its base
+
+
+def _through_reshape(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
+    try:
+        return e.emit(aten.view.default, (value, list(base.spec.shape)))
+    except RuntimeError:
+        dense = e.emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+        return e.emit(aten.view.default, (dense, list(base.spec.shape)))
+
+
+def _through_same(e: Emitter, base: Node, value: Node, *args: Any) -> Node:
+    return value
+
+
+def _through_transpose(e: Emitter, base: Node, value: Node, a: int, b: int) -> Node:
+    return e.emit(aten.transpose.int, (value, a, b))
+
+
+def _through_t(e: Emitter, base: Node, value: Node) -> Node:
+    return e.emit(aten.t.default, (value,))
+
+
+def _through_permute(e: Emitter, base: Node, value: Node, dims: Sequence[int]) -> Node:
+    rank = len(dims)
+    order = [d % rank for d in dims]
+    return e.emit(aten.permute.default, (value, [order.index(i) for i in range(rank)]))
+
+
+def _through_slice(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
+    return e.emit(aten.slice_scatter.default, (base, value, *args), kwargs)
+
+
+def _through_select(e: Emitter, base: Node, value: Node, dim: int, index: int) -> Node:
+    return e.emit(aten.select_scatter.default, (base, value, dim, index))
+
+
+def _through_diagonal(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
+    return e.emit(aten.diagonal_scatter.default, (base, value, *args), kwargs)
+
+
+def _through_expand(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
+    if base.spec.shape == value.spec.shape:
+        return value
+    if numel(base.spec.shape) != numel(value.spec.shape):
+        raise e.refuse("an expanded view is written")
+    return _through_reshape(e, base, value)
+
+
+def _through_split(e: Emitter, base: Node, value: Node, item: int, size: int, dim: int = 0) -> Node:
+    return e.emit(aten.slice_scatter.default, (base, value, dim, item * size, (item + 1) * size))
+
+
+def _through_split_sizes(
+    e: Emitter, base: Node, value: Node, item: int, sizes: Sequence[int], dim: int = 0
+) -> Node:
+    start = sum(sizes[:item])
+    return e.emit(aten.slice_scatter.default, (base, value, dim, start, start + sizes[item]))
+
+
+def _through_unbind(e: Emitter, base: Node, value: Node, item: int, dim: int = 0) -> Node:
+    return e.emit(aten.select_scatter.default, (base, value, dim, item))
+
+
+def _through_as_strided(e: Emitter, base: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
+    spec = base.spec
+    extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
+    if spec.offset or extent != numel(base.spec.shape):
+        raise e.refuse("an as_strided view of a tensor with gaps is written")
+    return e.emit(aten.as_strided_scatter.default, (base, value, *args), kwargs)
+
+
+def _through_dtype_view(e: Emitter, base: Node, value: Node, *args: Any) -> Node:
+    return e.emit(aten.view.dtype, (value, base.spec.dtype))
+
+
+def _through_from_real(e: Emitter, base: Node, value: Node) -> Node:
+    dense = e.emit(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+    return e.emit(aten.view_as_complex.default, (dense,))
+
+
+def _through_from_complex(e: Emitter, base: Node, value: Node) -> Node:
+    return e.emit(aten.view_as_real.default, (value,))
+
+
+declare(
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    written_through=_through_reshape,
+)
+declare(aten.alias.default, aten.detach.default, written_through=_through_same)
+declare(aten.transpose.int, written_through=_through_transpose)
+declare(aten.t.default, written_through=_through_t)
+declare(aten.permute.default, written_through=_through_permute)
+declare(aten.slice.Tensor, written_through=_through_slice)
+declare(aten.select.int, written_through=_through_select)
+declare(aten.diagonal.default, written_through=_through_diagonal)
+declare(aten.expand.default, written_through=_through_expand)
+declare(aten.split.Tensor, written_through=_through_split)
+declare(aten.split_with_sizes.default, written_through=_through_split_sizes)
+declare(aten.unbind.int, written_through=_through_unbind)
+declare(aten.as_strided.default, written_through=_through_as_strided)
+declare(aten.view.dtype, written_through=_through_dtype_view)
+declare(aten.view_as_real.default, written_through=_through_from_real)
+declare(aten.view_as_complex.default, written_through=_through_from_complex)
+
+
+# ---- while they are recorded
+
+declare("lift_fresh lift", traced=Traced.LIFT)
+declare(aten.unsafe_split.Tensor, traced=Traced.VIEW, view=aten.split.Tensor)
+declare(aten.unsafe_split_with_sizes.default, traced=Traced.VIEW, view=aten.split_with_sizes.default)
+declare(aten.as_strided.default, aten.as_strided_copy.default, traced=Traced.STRIDED)
+declare(aten.squeeze_.default, traced=Traced.RESHAPED, view=aten.squeeze.default)
+declare(aten.squeeze_.dim, traced=Traced.RESHAPED, view=aten.squeeze.dim)
+declare(aten.squeeze_.dims, traced=Traced.RESHAPED, view=aten.squeeze.dims)
+declare(aten.unsqueeze_.default, traced=Traced.RESHAPED, view=aten.unsqueeze.default)
+declare(aten.transpose_.default, traced=Traced.RESHAPED, view=aten.transpose.int)
+declare(aten.t_.default, traced=Traced.RESHAPED, view=aten.t.default)
+declare(aten.as_strided_.default, traced=Traced.RESHAPED, view=aten.as_strided.default)
+declare(aten.detach_.default, traced=Traced.RESHAPED, view=aten.detach.default)

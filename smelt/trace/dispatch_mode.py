@@ -9,6 +9,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.graph.effects import is_composite
+from smelt.ops.registry import row
+from smelt.ops.tracing import Traced
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace import special
 from smelt.trace.arguments import Unnameable
@@ -43,7 +45,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _run_alone(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator outside of every torch-level call: its own torch-level node."""
-        if func in special.LIFTS:  # gives a constant
+        if row(func).traced is Traced.LIFT:  # gives a constant
             return self._run(func, args, kwargs)
         call = self._call
         try:
@@ -62,7 +64,7 @@ class DispatchMode(TorchDispatchMode):
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._numbers.symbols is not None:
             args, kwargs = pinned_arguments(func, args, kwargs, everywhere=self._call.is_opaque)
-        rule = special.RULES.get(func)
+        rule = special.RULES.get(row(func).traced)
         if rule is not None:
             out = rule(self._operators, func, args, kwargs)
             if out is not NotImplemented:

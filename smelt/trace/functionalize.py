@@ -21,6 +21,7 @@ from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, map_nodes
 from smelt.graph.sizes import numel, static
 from smelt.ops.inplace import pure_of
+from smelt.ops.nodes import Emitter
 from smelt.ops.results import result_spec
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace.draw_order import inverse, order_of_draws
@@ -28,7 +29,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.parts import TraceParts
-from smelt.trace.scatter import Emitter, View, scatter_back
+from smelt.trace.scatter import View, scatter_back
 from smelt.trace.tape import Tape
 
 aten = torch.ops.aten

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import Expression, Number, leaves
+from smelt.ops.registry import row
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.symbols import Symbol, Symbols, plain_parts
 
@@ -74,16 +75,13 @@ def pinned_arguments(
     )
 
 
-# Operators without a tensor argument whose number decides nothing about the result but its values.
-_FILLS = frozenset({torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default})
-
-
 @cache
 def number_arguments(func: OpOverload) -> frozenset[str]:
-    """Names of the arguments whose number may differ from call to call: those typed Scalar or Tensor."""
+    """Names of the arguments whose number may differ from call to call: those typed Scalar or Tensor. Of
+    operators without a tensor argument it is only the number that fills the result: it decides nothing else."""
     takes = frozenset(a.name for a in func._schema.arguments if _takes_number(a.type))
     has_tensor = any("Tensor" in str(a.type) for a in func._schema.arguments)
-    return takes if has_tensor or func in _FILLS else frozenset()
+    return takes if has_tensor or row(func).filled is not None else frozenset()
 
 
 def _takes_number(kind: torch._C.JitType) -> bool:

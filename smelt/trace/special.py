@@ -1,4 +1,4 @@
-"""Operators that recording treats by a rule of their own, one entry each in `RULES`.
+"""Operators that recording treats by a rule of their own: `RULES` has one for each way that their rows name.
 
 A rule is called as `rule(recorder, func, args, kwargs)` and returns the result, or NotImplemented to have the operator
 recorded as any other.
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from smelt.ops.registry import row
+from smelt.ops.tracing import Traced
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace import shapes
 from smelt.trace.fake import FakeTensor, wrap
@@ -40,9 +42,6 @@ def _read_value(
             return number
         raise recorder.refuse_value("item(), bool(), int() or float() of a tensor")
     return value.item()
-
-
-LIFTS = (aten.lift_fresh.default, aten.lift.default)
 
 
 def _lift(recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,9 +85,13 @@ def _index(
     return recorder.run(func, (fake, places), {})
 
 
-def _as_view(view: OpOverload) -> Rule:
+def _as_view(
+    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """`unsafe_split` gives views that autograd does not know of: beneath autograd they are views."""
-    return lambda recorder, func, args, kwargs: recorder.run(view, args, kwargs)
+    view = row(func).view
+    assert view is not None
+    return recorder.run(view, args, kwargs)
 
 
 def _batch_norm(
@@ -132,7 +135,8 @@ def _change_metadata(
     fake, *rest = args
     if recorder.inputs.holds(fake):
         raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
-    view = _VIEW_OF[func]
+    view = row(func).view
+    assert view is not None
     node = recorder.tape.add_operator(view, (fake.aten_node, *rest), kwargs, shapes.stem(view), None)
     elem = view(fake.elem, *rest, **kwargs)
     with torch._C._DisableTorchDispatch():
@@ -148,7 +152,7 @@ def _as_strided(
     """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
     so only what they cover may be reached. An offset counts from the start of the storage."""
     fake, *rest = args
-    size, stride, *offset = rest[1:] if func in _SCATTERS else rest
+    size, stride, *offset = rest[1:] if row(func).traced is Traced.STRIDED_SCATTER else rest
     first = offset[0] if offset else kwargs.get("storage_offset")
     if first is None:
         first = fake.storage_offset()
@@ -221,47 +225,21 @@ def _number_copied(
     return recorder.run(aten.scalar_tensor.default, args, options)
 
 
-def _overloads(names: str) -> list[OpOverload]:
-    packets = [getattr(aten, n) for n in names.split() if hasattr(aten, n)]
-    return [getattr(p, overload) for p in packets for overload in p.overloads()]
-
-
-# In-place changes of shape and the view that each one is.
-_VIEW_OF: dict[OpOverload, OpOverload] = {
-    getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
-    for name, overloads in {
-        "squeeze": ("default", "dim", "dims"), "unsqueeze": ("default",), "transpose": ("default",), "t": ("default",),
-        "as_strided": ("default",), "detach": ("default",),
-    }.items()
-    for overload in overloads
-    if hasattr(getattr(aten, f"{name}_"), overload) and hasattr(getattr(aten, name), overload)
-} | {aten.transpose_.default: aten.transpose.int}  # fmt: skip
-
-_SCATTERS = (aten.as_strided_scatter.default,)  # the second argument is what is written
-
-RULES: dict[Any, Rule] = {
-    torch.ops.prim.device.default: _device,
-    aten._local_scalar_dense.default: _read_value,
-    aten.is_nonzero.default: lambda *call: bool(_read_value(*call)),  # not taken apart in inference mode
-    aten.item.default: _read_value,
-    **dict.fromkeys(LIFTS, _lift),
-    aten.index.Tensor: _index,
-    aten.unsafe_split.Tensor: _as_view(aten.split.Tensor),
-    aten.unsafe_split_with_sizes.default: _as_view(aten.split_with_sizes.default),
-    **dict.fromkeys(_BATCH_NORMS, _batch_norm),
-    aten._fused_sdp_choice.default: _attention_choice,
-    aten._efficientzerotensor.default: _zero_tensor,
-    **dict.fromkeys(_overloads("to"), _converted),
-    aten._to_copy.default: _number_copied,
-    **dict.fromkeys(_VIEW_OF, _change_metadata),
-    aten.as_strided.default: _as_strided,
-    aten.as_strided_copy.default: _as_strided,
-    **dict.fromkeys(_SCATTERS, _as_strided),
-    aten.equal.default: _dynamic,
-    aten.allclose.default: _dynamic,
-    aten.is_set_to.default: _dynamic,
-    **dict.fromkeys(
-        _overloads("nonzero nonzero_static masked_select _unique2 unique_dim unique_consecutive"), _dynamic
-    ),
-    **dict.fromkeys(_overloads("set_ resize_ resize_as_ _resize_output_ record_stream"), _refuse_effect),
+RULES: dict[Traced | None, Rule] = {
+    Traced.DEVICE: _device,
+    Traced.NUMBER: _read_value,
+    Traced.TRUTH: lambda *call: bool(_read_value(*call)),
+    Traced.VALUES: _dynamic,
+    Traced.LIFT: _lift,
+    Traced.MASKS: _index,
+    Traced.VIEW: _as_view,
+    Traced.RESHAPED: _change_metadata,
+    Traced.STRIDED: _as_strided,
+    Traced.STRIDED_SCATTER: _as_strided,
+    Traced.STATISTICS: _batch_norm,
+    Traced.ATTENTION: _attention_choice,
+    Traced.ZERO: _zero_tensor,
+    Traced.CONVERSION: _converted,
+    Traced.COPY: _number_copied,
+    Traced.REFUSED: _refuse_effect,
 }

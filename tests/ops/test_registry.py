@@ -1,5 +1,6 @@
 """The registry of operators: rows name operators of torch, each stands in one module, and nothing else names any."""
 
+import ast
 import dataclasses
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.ops.registry import REGISTRY, Facts, Operator, Registry, row
-from tests.harness import operators
+from tests.harness import operators, sources
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operators.md"
@@ -79,3 +80,54 @@ def test_each_operator_has_a_fate():
     assert set(found.values()) == set(operators.FATES)
     assert all(isinstance(op, OpOverload) for op in found)
     assert {op for op, fate in found.items() if fate == "decomposed" and row(op).lowering} == set()
+
+
+# Modules outside of smelt/ops that name operators. What a module makes nodes of, or calls, it has to name; what it knows of
+# operators that it meets belongs into their rows.
+MAKES = "makes nodes of it"
+CALLS = "calls it"
+WRITES = "the one write that a functional graph may end with"
+NAMED = {
+    "smelt.autograd.one_piece": MAKES,
+    "smelt.autograd.memory": WRITES,
+    "smelt.autograd.partition": MAKES,
+    "smelt.autograd.redraw": MAKES,
+    "smelt.autograd.rewrites": MAKES,
+    "smelt.autograd.undefined_tangents": f"{MAKES}, and takes sums apart",
+    "smelt.backends.eager": WRITES,
+    "smelt.capture.library.tensor_numbers": "repeats them in Python's arithmetic, of numbers that guards read",
+    "smelt.codegen.extern": "smelt's own operator draws its numbers",
+    "smelt.codegen.generated.matrices": "the products that this target generates",
+    "smelt.codegen.generated.windows": "the windows that this target generates",
+    "smelt.graph.effects": "schemas and tags that are wrong; lies below the rows",
+    "smelt.graph.passes": "what autograd leaves in graphs and does nothing; lies below the rows",
+    "smelt.graph.verify": WRITES,
+    "smelt.plan.build": CALLS,
+    "smelt.trace.decompose": CALLS,
+    "smelt.trace.finish": MAKES,
+    "smelt.trace.functionalize": MAKES,
+    "smelt.trace.packed_sequences": CALLS,
+    "smelt.trace.row_indexing": CALLS,
+    "smelt.trace.special": MAKES,
+}
+
+
+def named(m):
+    """The operators that a module names, by attribute or in a string, each with its line."""
+    for node in m.nodes:
+        name = sources.dotted(node, m.aliases) if isinstance(node, ast.Attribute) else None
+        if name is not None and name.startswith("torch.ops.aten."):
+            yield node.lineno, name
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.startswith(("aten::", "aten."))
+        ):
+            yield node.lineno, node.value
+
+
+def test_operators_are_named_in_ops_only():
+    found = {name: list(named(m)) for name, m in sources.modules(ROOT / "smelt").items()}
+    outside = {name: where for name, where in found.items() if where and not name.startswith("smelt.ops")}
+    assert {name: where for name, where in outside.items() if name not in NAMED} == {}
+    assert NAMED.keys() - outside.keys() == set()

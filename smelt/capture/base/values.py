@@ -72,8 +72,8 @@ IDENTITY_TYPES: frozenset[type] = frozenset(
         types.UnionType,
         types.MappingProxyType,
         type(torch.ops.aten),
-        type(torch.ops.aten.add),
-        type(torch.ops.aten.add.Tensor),
+        torch._ops.OpOverloadPacket,
+        torch._ops.OpOverload,
         type(torch.ops),
     }
 )

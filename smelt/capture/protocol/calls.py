@@ -675,8 +675,8 @@ CALLERS: dict[type, Callable[..., Any]] = {
     functools.partial: call_partial,
     _lru_cache: call_lru_cached,
     type: construct,
-    type(torch.ops.aten.add): call_torch_operator,
-    type(torch.ops.aten.add.Tensor): call_torch_operator,
+    torch._ops.OpOverloadPacket: call_torch_operator,
+    torch._ops.OpOverload: call_torch_operator,
     operator.attrgetter: call_getter,
     operator.itemgetter: call_getter,
 }

@@ -22,7 +22,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, Int, plain, plain_parts
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
-_OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+_OPERATORS = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 

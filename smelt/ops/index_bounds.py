@@ -1,0 +1,34 @@
+"""Numbers that all indices which an operator gives are below, from the shape of its input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from smelt.graph.ir import Node, TensorSpec
+
+
+def along(position: int) -> Callable[[Node], int]:
+    """The size of the dimension that the operator works along (its argument `position`, the last one if not given)."""
+
+    def bound(call: Node) -> int:
+        shape = _input(call).shape
+        dim = call.args[position] if len(call.args) > position else call.kwargs.get("dim", -1)
+        if dim is None:
+            return math.prod(shape)  # type: ignore[arg-type]
+        return shape[dim] if shape else 1  # type: ignore[return-value]
+
+    return bound
+
+
+def of_last(rank: int) -> Callable[[Node], int]:
+    """How many places the last `rank` dimensions have."""
+    return lambda call: math.prod(_input(call).shape[-rank:])  # type: ignore[arg-type]
+
+
+def of_all(call: Node) -> int:
+    return math.prod(_input(call).shape)  # type: ignore[arg-type]
+
+
+def _input(call: Node) -> TensorSpec:
+    return call.args[0].spec

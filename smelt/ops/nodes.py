@@ -1,0 +1,27 @@
+"""What rules of operators are given that write nodes of an aten graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from smelt.errors import Unsupported
+from smelt.graph.ir import Node
+
+
+class Emitter(Protocol):
+    """Appends aten nodes to a graph."""
+
+    def emit(
+        self, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, spec: Any = None
+    ) -> Node: ...
+
+    def refuse(self, detail: str) -> Unsupported:
+        """The exception to raise for what no nodes say."""
+        ...
+
+
+class Make(Protocol):
+    """Makes the node of one call of an operator."""
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node: ...

@@ -1,0 +1,29 @@
+"""In which ways a call of an operator is treated while it is recorded, where it is not simply recorded.
+
+What is done in each case is in `trace/special.py`; which operators the case is of, the families here declare.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class Traced(Enum):
+    """How a call is treated."""
+
+    DEVICE = auto()  # asks for the device of a tensor
+    NUMBER = auto()  # reads a number from memory
+    TRUTH = auto()  # reads a truth value from memory
+    VALUES = auto()  # its answer needs values of tensors, and is computed at once if they are known
+    LIFT = auto()  # takes a finished tensor of Python's into the program, as a constant
+    MASKS = auto()  # may be given masks as indices, whose true places are constants if they are known
+    VIEW = auto()  # is the operator `view` of its row; autograd does not know that
+    RESHAPED = auto()  # in place, makes its tensor what the operator `view` of its row gives
+    STRIDED = auto()  # may reach beyond the elements of its tensor
+    STRIDED_SCATTER = auto()  # as STRIDED, with what is written as the second argument
+    STATISTICS = auto()  # writes running statistics, which its schema does not say
+    ATTENTION = auto()  # says which kernel attention takes, by device and layouts
+    ZERO = auto()  # gives a zero without memory
+    CONVERSION = auto()  # copies a tensor, or gives it back
+    COPY = auto()  # copies a tensor, or a number that a transform of torch.func took for one
+    REFUSED = auto()  # has an effect that no graph says
