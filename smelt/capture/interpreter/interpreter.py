@@ -112,7 +112,7 @@ class Interpreter(VM):
         self.disclosed.was_asked |= self.disclosed.compiling
         return self.disclosed.compiling
 
-    def ended(self, frame: Frame) -> Any:
+    def ended(self, frame: Frame) -> object:
         """The result of a frame that has returned or yielded; what it held and nobody else does is dropped."""
         result, frame.result = frame.result, None
         if not frame.yielded and type(result) is not Generator:
@@ -151,7 +151,7 @@ class Interpreter(VM):
 
     # ---- the loop
 
-    def run(self, frame: Frame, error: BaseException | None = None) -> Any:
+    def run(self, frame: Frame, error: BaseException | None = None) -> object:
         """Runs `frame` until it returns or yields. With `error`, it is raised where the frame stands."""
         self.frames.depth += 1
         if self.frames.depth > self.frames.depth_limit:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING
@@ -16,8 +17,10 @@ from smelt.capture.protocol.containers import mapping
 from smelt.capture.standins import texts
 from smelt.trace.symbols import plain_parts
 
+T = TypeVar("T")
 
-def _take(stack: list[Any], count: int) -> list[Any]:
+
+def _take(stack: list[object], count: int) -> list[object]:
     if not count:
         return []
     items = stack[-count:]
@@ -26,24 +29,24 @@ def _take(stack: list[Any], count: int) -> list[Any]:
 
 
 @opcode("BUILD_TUPLE")
-def _build_tuple(vm: VM, frame: Frame, arg: Any) -> None:
+def _build_tuple(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(tuple(_take(frame.stack, arg)))
 
 
 @opcode("BUILD_LIST")
-def _build_list(vm: VM, frame: Frame, arg: Any) -> None:
+def _build_list(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(_take(frame.stack, arg))
 
 
 @opcode("BUILD_SET")
-def _build_set(vm: VM, frame: Frame, arg: Any) -> None:
+def _build_set(vm: VM, frame: Frame, arg: int) -> None:
     items = frame.stack[len(frame.stack) - arg :]
     made = vm.native(set, (items,))
     frame.stack[len(frame.stack) - arg :] = (made,)
 
 
 @opcode("BUILD_MAP")
-def _build_map(vm: VM, frame: Frame, arg: Any) -> None:
+def _build_map(vm: VM, frame: Frame, arg: int) -> None:
     at = len(frame.stack) - 2 * arg
     flat = frame.stack[at:]
     keys = flat[::2] if vm.trace.numbers.symbols is None else [plain_parts(k) for k in flat[::2]]
@@ -54,27 +57,27 @@ def _build_map(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("BUILD_CONST_KEY_MAP")
-def _build_const_key_map(vm: VM, frame: Frame, arg: Any) -> None:
+def _build_const_key_map(vm: VM, frame: Frame, arg: int) -> None:
     keys = frame.stack.pop()
     frame.stack.append(dict(zip(keys, _take(frame.stack, arg))))
 
 
 @opcode("BUILD_STRING")
-def _build_string(vm: VM, frame: Frame, arg: Any) -> None:
+def _build_string(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-arg:] = (texts.join_all(frame.stack[-arg:]),)
 
 
 @opcode("BUILD_SLICE")
-def _build_slice(vm: VM, frame: Frame, arg: Any) -> None:
+def _build_slice(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(slice(*_take(frame.stack, arg)))
 
 
 @opcode("LIST_TO_TUPLE")
-def _list_to_tuple(vm: VM, frame: Frame, arg: Any) -> None:
+def _list_to_tuple(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-1] = tuple(frame.stack[-1])
 
 
-def _opened(vm: VM, target: Any) -> Any:
+def _opened(vm: VM, target: T) -> T:
     """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
     if id(target) in vm.outside.origins:
         contents.open(vm.outside, target)
@@ -83,28 +86,28 @@ def _opened(vm: VM, target: Any) -> Any:
 
 
 @opcode("LIST_APPEND")
-def _list_append(vm: VM, frame: Frame, arg: Any) -> None:
+def _list_append(vm: VM, frame: Frame, arg: int) -> None:
     changes.touch(vm.outside, frame.stack[-1 - arg])  # after a graph break it comes from outside
     value = frame.stack.pop()
     frame.stack[-arg].append(value)
 
 
 @opcode("SET_ADD")
-def _set_add(vm: VM, frame: Frame, arg: Any) -> None:
+def _set_add(vm: VM, frame: Frame, arg: int) -> None:
     value, target = frame.stack[-1], _opened(vm, frame.stack[-1 - arg])
     vm.keyed(set.add, target, value)
     frame.stack.pop()
 
 
 @opcode("MAP_ADD")
-def _map_add(vm: VM, frame: Frame, arg: Any) -> None:
+def _map_add(vm: VM, frame: Frame, arg: int) -> None:
     key, value = frame.stack[-2:]
     vm.keyed(dict.__setitem__, _opened(vm, frame.stack[-2 - arg]), key, value)
     del frame.stack[-2:]
 
 
 @opcode("LIST_EXTEND")
-def _list_extend(vm: VM, frame: Frame, arg: Any) -> None:
+def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
     if not is_iterable(frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1], hinted=True)
@@ -113,35 +116,35 @@ def _list_extend(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack[-arg].extend(values)
 
 
-def is_iterable(value: Any) -> bool:
+def is_iterable(value: object) -> bool:
     kind = type(value)
     return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
-def class_name(vm: VM, value: Any) -> str:
+def class_name(vm: VM, value: object) -> str:
     return vm.class_of(value).__name__
 
 
 @opcode("SET_UPDATE")
-def _set_update(vm: VM, frame: Frame, arg: Any) -> None:
+def _set_update(vm: VM, frame: Frame, arg: int) -> None:
     values = vm.elements(frame.stack[-1])
     vm.keyed(set.update, _opened(vm, frame.stack[-1 - arg]), values)
     frame.stack.pop()
 
 
-def mapping_of(vm: VM, value: Any, message: str, called: Any = MISSING) -> Any:
+def mapping_of(vm: VM, value: object, message: str, called: object = MISSING) -> Mapping[str, object]:
     """`value`, which must be a mapping. `called` is described only where it is not: that may run code of its class."""
     if attributes.load_default(vm, value, "keys", MISSING) is MISSING:
         text = "" if called is MISSING else function_text(called)
         raise TypeError(message.format(class_name(vm, value), called=text))
-    return mapping(vm, value)
+    return cast(Mapping[str, object], mapping(vm, value))
 
 
 NO_MAPPING = "{called} argument after ** must be a mapping, not {}"
 
 
 @opcode("DICT_UPDATE")
-def _dict_update(vm: VM, frame: Frame, arg: Any) -> None:
+def _dict_update(vm: VM, frame: Frame, arg: int) -> None:
     values = mapping_of(vm, frame.stack[-1], "{!r} object is not a mapping")
     target = _opened(vm, frame.stack[-1 - arg])
     if calls_back(vm.classes.native_reach, values.keys()):
@@ -152,7 +155,7 @@ def _dict_update(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("DICT_MERGE")
-def _dict_merge(vm: VM, frame: Frame, arg: Any) -> None:
+def _dict_merge(vm: VM, frame: Frame, arg: int) -> None:
     called = frame.stack[-arg - 3]
     values = mapping_of(vm, frame.stack[-1], NO_MAPPING, called)
     target = _opened(vm, frame.stack[-arg - 1])
@@ -164,7 +167,7 @@ def _dict_merge(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("UNPACK_SEQUENCE")
-def _unpack_sequence(vm: VM, frame: Frame, arg: Any) -> None:
+def _unpack_sequence(vm: VM, frame: Frame, arg: int) -> None:
     values = _unpacked(vm, frame.stack[-1], limit=arg + 1)
     if len(values) != arg:
         raise ValueError(
@@ -176,7 +179,7 @@ def _unpack_sequence(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("UNPACK_EX")
-def _unpack_ex(vm: VM, frame: Frame, arg: Any) -> None:
+def _unpack_ex(vm: VM, frame: Frame, arg: int) -> None:
     before, after = arg & 0xFF, arg >> 8
     values = list(_unpacked(vm, frame.stack[-1]))
     if len(values) < before + after:
@@ -187,14 +190,14 @@ def _unpack_ex(vm: VM, frame: Frame, arg: Any) -> None:
     frame.stack[-1:] = reversed([*values[:before], values[before:end], *values[end:]])
 
 
-def _unpacked(vm: VM, value: Any, limit: int | None = None) -> Any:
+def _unpacked(vm: VM, value: object, limit: int | None = None) -> Sequence[object]:
     if not is_iterable(value):
         raise TypeError(f"cannot unpack non-iterable {class_name(vm, value)} object")
     return vm.elements(value, limit=limit)
 
 
 @opcode("FORMAT_VALUE")
-def _format_value(vm: VM, frame: Frame, arg: Any) -> None:
+def _format_value(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     has_spec = bool(arg & 4)
     value, spec = (stack[-2], stack[-1]) if has_spec else (stack[-1], "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.frames import Frame, Handled
 from smelt.capture.base.values import MISSING
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -12,25 +10,25 @@ from smelt.capture.protocol import attributes, context_managers, raising
 
 
 @opcode("PUSH_EXC_INFO")
-def _push_exc_info(vm: VM, frame: Frame, arg: Any) -> None:
+def _push_exc_info(vm: VM, frame: Frame, arg: int) -> None:
     error = frame.stack.pop()
     frame.stack += (Handled(frame.handled), error)
     frame.handled = error
 
 
 @opcode("POP_EXCEPT")
-def _pop_except(vm: VM, frame: Frame, arg: Any) -> None:
+def _pop_except(vm: VM, frame: Frame, arg: int) -> None:
     frame.handled = frame.stack.pop().error
 
 
 @opcode("CHECK_EXC_MATCH")
-def _check_exc_match(vm: VM, frame: Frame, arg: Any) -> None:
+def _check_exc_match(vm: VM, frame: Frame, arg: int) -> None:
     classes = raising.check_classes(frame.stack[-1])
     frame.stack[-1] = raising.matches(frame.stack[-2], classes)
 
 
 @opcode("CHECK_EG_MATCH")
-def _check_eg_match(vm: VM, frame: Frame, arg: Any) -> None:
+def _check_eg_match(vm: VM, frame: Frame, arg: int) -> None:
     match, rest = raising.split(vm, *frame.stack[-2:])
     frame.stack[-2:] = (rest, match)
     if match is not None:
@@ -38,17 +36,17 @@ def _check_eg_match(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("PREP_RERAISE_STAR")
-def prep_reraise_star(vm: VM, frame: Frame, arg: Any) -> None:
+def prep_reraise_star(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-2:] = (raising.after_clauses(vm, *frame.stack[-2:]),)
 
 
 @opcode("RERAISE")
-def _reraise(vm: VM, frame: Frame, arg: Any) -> None:
+def _reraise(vm: VM, frame: Frame, arg: int) -> None:
     vm.raise_again(frame.stack[-1])
 
 
 @opcode("RAISE_VARARGS")
-def _raise_varargs(vm: VM, frame: Frame, arg: Any) -> None:
+def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
     handled = vm.handled_exception()
     if arg == 0 and handled is not None:
         vm.raise_again(handled)
@@ -62,12 +60,12 @@ def _raise_varargs(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("LOAD_ASSERTION_ERROR")
-def _load_assertion_error(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_assertion_error(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(AssertionError)
 
 
 @opcode("BEFORE_WITH")
-def _before_with(vm: VM, frame: Frame, arg: Any) -> None:
+def _before_with(vm: VM, frame: Frame, arg: int) -> None:
     manager = frame.stack[-1]
     enter = attributes.load_special(vm, manager, "__enter__")
     leave = attributes.load_special(vm, manager, "__exit__")
@@ -80,6 +78,6 @@ def _before_with(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("WITH_EXCEPT_START")
-def _with_except_start(vm: VM, frame: Frame, arg: Any) -> None:
+def _with_except_start(vm: VM, frame: Frame, arg: int) -> None:
     error, leave = frame.stack[-1], frame.stack[-4]
     frame.stack.append(vm.call(leave, (type(error), error, error.__traceback__), {}))

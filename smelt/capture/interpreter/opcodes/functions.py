@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
 
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.frames import Frame, Generator
@@ -19,7 +18,7 @@ from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
 
 @opcode("MAKE_FUNCTION")
-def _make_function(vm: VM, frame: Frame, arg: Any) -> None:
+def _make_function(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     code = stack.pop()
     closure = stack.pop() if arg & 8 else None
@@ -36,17 +35,17 @@ def _make_function(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("LOAD_BUILD_CLASS")
-def _load_build_class(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_build_class(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(builtins.__build_class__)
 
 
 @opcode("KW_NAMES")
-def _kw_names(vm: VM, frame: Frame, arg: Any) -> None:
+def _kw_names(vm: VM, frame: Frame, arg: tuple[str, ...]) -> None:
     frame.kwnames = arg
 
 
 @opcode("CALL")
-def _call(vm: VM, frame: Frame, arg: Any) -> None:
+def _call(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     at = len(stack) - arg - 2
     fn = stack[at]
@@ -68,7 +67,7 @@ def _call(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("CALL_FUNCTION_EX")
-def _call_function_ex(vm: VM, frame: Frame, arg: Any) -> None:
+def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     at = len(stack) - 3 - (arg & 1)  # NULL, function, positional, [keyword]
     fn, positional = stack[at + 1 : at + 3]
@@ -82,19 +81,19 @@ def _call_function_ex(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("RETURN_VALUE")
-def _return_value(vm: VM, frame: Frame, arg: Any) -> bool:
+def _return_value(vm: VM, frame: Frame, arg: int) -> bool:
     frame.result = frame.stack.pop()
     return True
 
 
 @opcode("RETURN_CONST")
-def _return_const(vm: VM, frame: Frame, arg: Any) -> bool:
+def _return_const(vm: VM, frame: Frame, arg: int) -> bool:
     frame.result = arg
     return True
 
 
 @opcode("RETURN_GENERATOR")
-def _return_generator(vm: VM, frame: Frame, arg: Any) -> bool:
+def _return_generator(vm: VM, frame: Frame, arg: int) -> bool:
     if frame.code.flags & (COROUTINE | ASYNC_GENERATOR):
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, "asynchronous functions"))
     frame.result = Generator(vm, frame)
@@ -103,14 +102,14 @@ def _return_generator(vm: VM, frame: Frame, arg: Any) -> bool:
 
 
 @opcode("YIELD_VALUE")
-def _yield_value(vm: VM, frame: Frame, arg: Any) -> bool:
+def _yield_value(vm: VM, frame: Frame, arg: int) -> bool:
     frame.result = frame.stack.pop()
     frame.yielded = True
     return True
 
 
 @opcode("SEND")
-def _send(vm: VM, frame: Frame, arg: Any) -> None:
+def _send(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     target, value = stack[-2:]
     try:
@@ -128,12 +127,12 @@ def _send(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("END_SEND")
-def _end_send(vm: VM, frame: Frame, arg: Any) -> None:
+def _end_send(vm: VM, frame: Frame, arg: int) -> None:
     del frame.stack[-2]
 
 
 @opcode("CLEANUP_THROW")
-def _cleanup_throw(vm: VM, frame: Frame, arg: Any) -> None:
+def _cleanup_throw(vm: VM, frame: Frame, arg: int) -> None:
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
         vm.raise_again(error)

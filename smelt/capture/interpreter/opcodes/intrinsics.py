@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.frames import Frame
 from smelt.capture.interpreter.opcodes.exceptions import prep_reraise_star
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -14,7 +12,7 @@ from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
 
 @opcode("CALL_INTRINSIC_1")
-def _call_intrinsic_1(vm: VM, frame: Frame, arg: Any) -> None:
+def _call_intrinsic_1(vm: VM, frame: Frame, arg: int) -> None:
     handler = intrinsics.UNARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
@@ -22,7 +20,7 @@ def _call_intrinsic_1(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("CALL_INTRINSIC_2")
-def _call_intrinsic_2(vm: VM, frame: Frame, arg: Any) -> None:
+def _call_intrinsic_2(vm: VM, frame: Frame, arg: int) -> None:
     if arg == intrinsics.PREP_RERAISE_STAR:
         return prep_reraise_star(vm, frame, arg)
     handler = intrinsics.BINARY.get(arg)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.frames import Frame
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -11,12 +9,12 @@ from smelt.capture.machine.vm import VM
 
 
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
-def _jump(vm: VM, frame: Frame, arg: Any) -> None:
+def _jump(vm: VM, frame: Frame, arg: int) -> None:
     frame.pc = arg
 
 
 @opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
-def _jump_if_false(vm: VM, frame: Frame, arg: Any) -> None:
+def _jump_if_false(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.stack[-1]
     if value is not True and (value is False or value is None or not vm.truth(value)):
         frame.pc = arg
@@ -24,7 +22,7 @@ def _jump_if_false(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
-def _jump_if_true(vm: VM, frame: Frame, arg: Any) -> None:
+def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.stack[-1]
     if value is True or (value is not False and value is not None and vm.truth(value)):
         frame.pc = arg
@@ -32,19 +30,19 @@ def _jump_if_true(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE", "POP_JUMP_IF_NONE")
-def _jump_if_none(vm: VM, frame: Frame, arg: Any) -> None:
+def _jump_if_none(vm: VM, frame: Frame, arg: int) -> None:
     if frame.stack.pop() is None:
         frame.pc = arg
 
 
 @opcode("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE", "POP_JUMP_IF_NOT_NONE")
-def _jump_if_not_none(vm: VM, frame: Frame, arg: Any) -> None:
+def _jump_if_not_none(vm: VM, frame: Frame, arg: int) -> None:
     if frame.stack.pop() is not None:
         frame.pc = arg
 
 
 @opcode("JUMP_IF_FALSE_OR_POP")
-def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: Any) -> None:
+def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: int) -> None:
     if vm.truth(frame.stack[-1]):
         frame.stack.pop()
     else:
@@ -52,7 +50,7 @@ def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("JUMP_IF_TRUE_OR_POP")
-def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: Any) -> None:
+def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: int) -> None:
     if vm.truth(frame.stack[-1]):
         frame.pc = arg
     else:
@@ -60,12 +58,12 @@ def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("GET_ITER", "GET_YIELD_FROM_ITER")
-def _get_iter(vm: VM, frame: Frame, arg: Any) -> None:
+def _get_iter(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-1] = vm.get_iter(frame.stack[-1])
 
 
 @opcode("FOR_ITER")
-def _for_iter(vm: VM, frame: Frame, arg: Any) -> None:
+def _for_iter(vm: VM, frame: Frame, arg: int) -> None:
     try:
         value = vm.next(frame.stack[-1])
     except StopIteration:
@@ -76,5 +74,5 @@ def _for_iter(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("END_FOR")
-def _end_for(vm: VM, frame: Frame, arg: Any) -> None:
+def _end_for(vm: VM, frame: Frame, arg: int) -> None:
     del frame.stack[-2:]

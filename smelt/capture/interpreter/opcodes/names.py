@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
@@ -16,7 +15,7 @@ from smelt.reasons import IMPORT, Reason
 
 
 @opcode("LOAD_GLOBAL")
-def _load_global(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_global(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
     name, push_null = arg
     value = scopes.load_global(vm, frame.globals, name)
     if push_null:
@@ -25,45 +24,45 @@ def _load_global(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("LOAD_NAME")
-def _load_name(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_name(vm: VM, frame: Frame, arg: str) -> None:
     found = frame.namespace.get(arg, MISSING) if frame.namespace is not None else MISSING
     frame.stack.append(scopes.load_global(vm, frame.globals, arg) if found is MISSING else found)
 
 
 @opcode("LOAD_FROM_DICT_OR_GLOBALS")
-def _load_from_dict_or_globals(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_from_dict_or_globals(vm: VM, frame: Frame, arg: str) -> None:
     found = frame.stack[-1].get(arg, MISSING)
     frame.stack[-1] = scopes.load_global(vm, frame.globals, arg) if found is MISSING else found
 
 
 @opcode("LOAD_LOCALS")
-def _load_locals(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_locals(vm: VM, frame: Frame, arg: str) -> None:
     frame.stack.append(frame.namespace)
 
 
 @opcode("STORE_NAME")
-def _store_name(vm: VM, frame: Frame, arg: Any) -> None:
+def _store_name(vm: VM, frame: Frame, arg: str) -> None:
     frame.namespace[arg] = frame.stack.pop()
 
 
 @opcode("DELETE_NAME")
-def _delete_name(vm: VM, frame: Frame, arg: Any) -> None:
+def _delete_name(vm: VM, frame: Frame, arg: str) -> None:
     del frame.namespace[arg]
 
 
 @opcode("STORE_GLOBAL")
-def _store_global(vm: VM, frame: Frame, arg: Any) -> None:
+def _store_global(vm: VM, frame: Frame, arg: str) -> None:
     scopes.store_global(vm, frame.globals, arg, frame.stack.pop())
 
 
 @opcode("DELETE_GLOBAL")
-def _delete_global(vm: VM, frame: Frame, arg: Any) -> None:
+def _delete_global(vm: VM, frame: Frame, arg: str) -> None:
     scopes.load_global(vm, frame.globals, arg)
     scopes.delete_global(vm, frame.globals, arg)
 
 
 @opcode("IMPORT_NAME")
-def _import_name(vm: VM, frame: Frame, arg: Any) -> None:
+def _import_name(vm: VM, frame: Frame, arg: str) -> None:
     stack = frame.stack
     level, names = stack[-2], stack[-1]
     if not level and arg not in sys.modules and not vm.outside.log.empty:
@@ -79,7 +78,7 @@ def _import_name(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("IMPORT_FROM")
-def _import_from(vm: VM, frame: Frame, arg: Any) -> None:
+def _import_from(vm: VM, frame: Frame, arg: str) -> None:
     module = frame.stack[-1]
     found = attributes.load_default(vm, module, arg, MISSING)
     if found is MISSING:
@@ -91,5 +90,5 @@ def _import_from(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("SETUP_ANNOTATIONS")
-def _setup_annotations(vm: VM, frame: Frame, arg: Any) -> None:
+def _setup_annotations(vm: VM, frame: Frame, arg: str) -> None:
     frame.namespace.setdefault("__annotations__", {})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import Any
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import NULL
@@ -14,7 +14,7 @@ from smelt.capture.protocol.attributes import python_method
 
 
 @opcode("LOAD_ATTR")
-def _load_attr(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_attr(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
     name, is_method = arg
     stack = frame.stack
     if not is_method:
@@ -24,12 +24,12 @@ def _load_attr(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("LOAD_METHOD")
-def _load_method(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_method(vm: VM, frame: Frame, arg: str) -> None:
     frame.stack[-1:] = attributes.load_method(vm, frame.stack[-1], arg)
 
 
 @opcode("LOAD_SUPER_ATTR")
-def _load_super_attr(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     name, is_method, _ = arg
     stack = frame.stack
     proxy, cls, obj = stack[-3:]
@@ -39,20 +39,20 @@ def _load_super_attr(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("STORE_ATTR")
-def _store_attr(vm: VM, frame: Frame, arg: Any) -> None:
+def _store_attr(vm: VM, frame: Frame, arg: str) -> None:
     value, obj = frame.stack[-2:]
     attributes.store_attr(vm, obj, arg, value)
     del frame.stack[-2:]
 
 
 @opcode("DELETE_ATTR")
-def _delete_attr(vm: VM, frame: Frame, arg: Any) -> None:
+def _delete_attr(vm: VM, frame: Frame, arg: str) -> None:
     attributes.delete_attr(vm, frame.stack[-1], arg)
     frame.stack.pop()
 
 
 @opcode("BINARY_OP", "COMPARE_OP")
-def _binary(vm: VM, frame: Frame, arg: Any) -> None:
+def _binary(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
     stack = frame.stack
     result = vm.binary(arg, stack[-2], stack[-1])
     stack.pop()
@@ -60,13 +60,13 @@ def _binary(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("IS_OP")
-def _is(vm: VM, frame: Frame, arg: Any) -> None:
+def _is(vm: VM, frame: Frame, arg: int) -> None:
     right = frame.stack.pop()
     frame.stack[-1] = vm.same(frame.stack[-1], right) != bool(arg)
 
 
 @opcode("CONTAINS_OP")
-def _contains(vm: VM, frame: Frame, arg: Any) -> None:
+def _contains(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     result = vm.contains(stack[-2], stack[-1])
     stack.pop()
@@ -74,12 +74,12 @@ def _contains(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("UNARY_NOT")
-def _unary_not(vm: VM, frame: Frame, arg: Any) -> None:
+def _unary_not(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-1] = not vm.truth(frame.stack[-1])
 
 
-def _unary(name: str, method: str, operation: Callable[[Any], Any]) -> None:
-    def handler(vm: VM, frame: Frame, arg: Any) -> None:
+def _unary(name: str, method: str, operation: Callable[..., object]) -> None:
+    def handler(vm: VM, frame: Frame, arg: int) -> None:
         value = frame.stack[-1]
         found = python_method(vm, value, method)
         frame.stack[-1] = operation(value) if found is None else vm.call_function(found, (value,))
@@ -87,13 +87,13 @@ def _unary(name: str, method: str, operation: Callable[[Any], Any]) -> None:
     HANDLERS[name] = handler
 
 
-_unary("UNARY_NEGATIVE", "__neg__", lambda x: -x)
-_unary("UNARY_POSITIVE", "__pos__", lambda x: +x)
-_unary("UNARY_INVERT", "__invert__", lambda x: ~x)
+_unary("UNARY_NEGATIVE", "__neg__", operator.neg)
+_unary("UNARY_POSITIVE", "__pos__", operator.pos)
+_unary("UNARY_INVERT", "__invert__", operator.invert)
 
 
 @opcode("BINARY_SUBSCR")
-def _binary_subscr(vm: VM, frame: Frame, arg: Any) -> None:
+def _binary_subscr(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     result = vm.subscript(stack[-2], stack[-1])
     stack.pop()
@@ -101,27 +101,27 @@ def _binary_subscr(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("BINARY_SLICE")
-def _binary_slice(vm: VM, frame: Frame, arg: Any) -> None:
+def _binary_slice(vm: VM, frame: Frame, arg: int) -> None:
     obj, start, stop = frame.stack[-3:]
     frame.stack[-3:] = (vm.subscript(obj, slice(start, stop)),)
 
 
 @opcode("STORE_SUBSCR")
-def _store_subscr(vm: VM, frame: Frame, arg: Any) -> None:
+def _store_subscr(vm: VM, frame: Frame, arg: int) -> None:
     value, obj, key = frame.stack[-3:]
     vm.store_item(obj, key, value)
     del frame.stack[-3:]
 
 
 @opcode("STORE_SLICE")
-def _store_slice(vm: VM, frame: Frame, arg: Any) -> None:
+def _store_slice(vm: VM, frame: Frame, arg: int) -> None:
     value, obj, start, stop = frame.stack[-4:]
     vm.store_item(obj, slice(start, stop), value)
     del frame.stack[-4:]
 
 
 @opcode("DELETE_SUBSCR")
-def _delete_subscr(vm: VM, frame: Frame, arg: Any) -> None:
+def _delete_subscr(vm: VM, frame: Frame, arg: int) -> None:
     obj, key = frame.stack[-2:]
     vm.delete_item(obj, key)
     del frame.stack[-2:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL, CellType
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -12,33 +10,33 @@ from smelt.capture.protocol import cells
 
 
 @opcode("NOP", "RESUME", "CACHE", "PRECALL")
-def _nop(vm: VM, frame: Frame, arg: Any) -> None:
+def _nop(vm: VM, frame: Frame, arg: int) -> None:
     pass
 
 
 @opcode("POP_TOP")
-def _pop_top(vm: VM, frame: Frame, arg: Any) -> None:
+def _pop_top(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.pop()
 
 
 @opcode("PUSH_NULL")
-def _push_null(vm: VM, frame: Frame, arg: Any) -> None:
+def _push_null(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(NULL)
 
 
 @opcode("SWAP")
-def _swap(vm: VM, frame: Frame, arg: Any) -> None:
+def _swap(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     stack[-1], stack[-arg] = stack[-arg], stack[-1]
 
 
 @opcode("COPY")
-def _copy(vm: VM, frame: Frame, arg: Any) -> None:
+def _copy(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(frame.stack[-arg])
 
 
 @opcode("LOAD_CONST")
-def _load_const(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_const(vm: VM, frame: Frame, arg: object) -> None:
     frame.stack.append(arg)
 
 
@@ -46,7 +44,7 @@ _UNBOUND = "cannot access local variable {!r} where it is not associated with a 
 
 
 @opcode("LOAD_FAST", "LOAD_FAST_CHECK")
-def _load_fast(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_fast(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.locals[arg]
     if value is NULL:
         raise UnboundLocalError(_UNBOUND.format(frame.code.local_names[arg]))
@@ -54,40 +52,40 @@ def _load_fast(vm: VM, frame: Frame, arg: Any) -> None:
 
 
 @opcode("LOAD_FAST_AND_CLEAR")
-def _load_fast_and_clear(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_fast_and_clear(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(frame.locals[arg])
     frame.locals[arg] = NULL
 
 
 @opcode("STORE_FAST")
-def _store_fast(vm: VM, frame: Frame, arg: Any) -> None:
+def _store_fast(vm: VM, frame: Frame, arg: int) -> None:
     frame.locals[arg] = frame.stack.pop()
 
 
 @opcode("DELETE_FAST")
-def _delete_fast(vm: VM, frame: Frame, arg: Any) -> None:
+def _delete_fast(vm: VM, frame: Frame, arg: int) -> None:
     _load_fast(vm, frame, arg)
     frame.stack.pop()
     frame.locals[arg] = NULL
 
 
 @opcode("MAKE_CELL")
-def _make_cell(vm: VM, frame: Frame, arg: Any) -> None:
+def _make_cell(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.locals[arg]
     frame.locals[arg] = CellType() if value is NULL else CellType(value)
 
 
 @opcode("COPY_FREE_VARS")
-def _copy_free_vars(vm: VM, frame: Frame, arg: Any) -> None:
+def _copy_free_vars(vm: VM, frame: Frame, arg: int) -> None:
     frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__ or ()
 
 
 @opcode("LOAD_CLOSURE")
-def _load_closure(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_closure(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(frame.locals[arg])
 
 
-def _load_cell(vm: VM, frame: Frame, arg: int) -> Any:
+def _load_cell(vm: VM, frame: Frame, arg: int) -> object:
     value = cells.cell_contents(vm, frame, arg)
     if value is MISSING:
         raise _unbound_cell(frame, arg)
@@ -105,23 +103,23 @@ def _unbound_cell(frame: Frame, arg: int) -> NameError:
 
 
 @opcode("LOAD_DEREF")
-def _load_deref(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_deref(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(_load_cell(vm, frame, arg))
 
 
 @opcode("LOAD_CLASSDEREF")
-def _load_classderef(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_classderef(vm: VM, frame: Frame, arg: int) -> None:
     found = frame.namespace.get(frame.code.local_names[arg], MISSING)
     frame.stack.append(_load_cell(vm, frame, arg) if found is MISSING else found)
 
 
 @opcode("LOAD_FROM_DICT_OR_DEREF")
-def _load_from_dict_or_deref(vm: VM, frame: Frame, arg: Any) -> None:
+def _load_from_dict_or_deref(vm: VM, frame: Frame, arg: int) -> None:
     found = frame.stack[-1].get(frame.code.local_names[arg], MISSING)
     frame.stack[-1] = _load_cell(vm, frame, arg) if found is MISSING else found
 
 
-def _touched_cell(vm: VM, frame: Frame, arg: int) -> Any:
+def _touched_cell(vm: VM, frame: Frame, arg: int) -> CellType:
     cell, place = frame.locals[arg], cells.cell_place(vm, frame, arg)
     if place is not None:
         cells.touch_cell(vm, place[0], cell, place[1])
@@ -131,12 +129,12 @@ def _touched_cell(vm: VM, frame: Frame, arg: int) -> Any:
 
 
 @opcode("STORE_DEREF")
-def _store_deref(vm: VM, frame: Frame, arg: Any) -> None:
+def _store_deref(vm: VM, frame: Frame, arg: int) -> None:
     cell = _touched_cell(vm, frame, arg)
     cell.cell_contents = frame.stack.pop()
 
 
 @opcode("DELETE_DEREF")
-def _delete_deref(vm: VM, frame: Frame, arg: Any) -> None:
+def _delete_deref(vm: VM, frame: Frame, arg: int) -> None:
     _load_cell(vm, frame, arg)
     del _touched_cell(vm, frame, arg).cell_contents

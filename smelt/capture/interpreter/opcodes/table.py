@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from smelt.capture.base.bytecode import Handler
 from smelt.capture.base.frames import Frame
@@ -24,7 +23,7 @@ def opcode(*names: str) -> Callable[[Handler], Handler]:
 
 
 def unknown(name: str) -> Handler:
-    def refuse(vm: VM, frame: Frame, arg: Any) -> Any:
+    def refuse(vm: VM, frame: Frame, arg: int) -> object:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, name))
 
     return refuse
