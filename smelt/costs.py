@@ -70,7 +70,6 @@ class Costs:
     worker_items: int  # items for each worker
 
     # The plan (plan/together.py, plan/build.py)
-    together_launches: int  # most launches that are one parallel loop
     together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn
 

@@ -21,26 +21,59 @@ from smelt.plan.memory import ALIGNMENT
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.schedule.schedule import Schedule
 
+# Measured on Zen 4 (64 KiB of first-level cache for two cores, 1 MiB of second-level cache a core), float32, smallest times,
+# one thread where nothing else is said. "Models": the 56 graphs of the ten models of `benchmarks/models.py`, forwards and
+# backwards, 2,734 kernels, for two threads.
 COSTS = Costs(
     threads=1,  # replaced by those of the options, or torch's
+    # An addition takes 16 ps, a load 1.4 additions where tensors have 16 KiB, 1.9 (256 KiB), 5.3 (4 MiB), 14 (64 MiB, from
+    # memory); a store 1.9, 2.1, 4.0 and 11. What is inlined or stored is mostly between the second and the last of these.
     load=1.0,
     store=4.0,
+    # 66 ns for each of 20 independent kernels of a few vectors, 4,100 additions; 20,000 are 320 ns, with the allocation of
+    # what is stored. (Fewer kernels of a model for more: 2,749 for 5,000, 2,744 for 10,000, 2,752 for 40,000.)
     launch=20_000.0,
+    # No model differs between 125 and no limit. Not measured otherwise: it bounds the size of an expression, so the time
+    # that compiling it takes.
     inline_limit=250.0,
+    # Each operator is five frames of Python's stack, of 1,000: what walks expressions recurses. The models have no more
+    # kernels than with 200 (with 30, 7 more; with 20, 21 more).
     inline_depth=60,
+    # Kernels of the models: 3,313 for 1, 2,942 (2), 2,807 (3), 2,762 (4), 2,734 from 5 on.
     candidates=6,
+    # 96 products with one tensor that all share, of 4,096 elements: 73 us with 12 buffers a kernel, 74 (24), 84 (48), 91
+    # (96), 85 (no limit), 97 with a kernel each. Models: the same from 36 on, one kernel more for 24 in five.
     kernel_buffers=48,
+    # With one thread the row kernel is faster for any number of rows (0.68 to 0.79 of the time, `y = 2 * x` with its row
+    # sums, 1 to 16 rows, 16,384 to 262,144 points). The limit is for several threads, which share rows; not measured:
+    # chosen so that eight have one each. No model differs for 0 to 16 rows, nor for 1,000 to 1,000,000 points.
     row_kernel_rows=8,
     row_kernel_points=32_000,
+    # Four floats fill the narrowest vectors (128 bits). A copy of transposed heads (4x64x512xn to
+    # 4x512x64n) takes 0.97 (n 2), 1.00 (4), 0.99 (8), 0.92 (16) and 0.94 (32) of the time with the loop of 64n split; models
+    # have 6 kernels more for 8.
     shortest_loop=4,
+    # Softmax, 2^20 elements: keeping the exponentials takes 0.70 (rows of 1 KiB) to 0.82 (48 KiB) of the time of computing
+    # them again, and 0.76 to 0.78 for rows of 64 to 256 KiB. So larger ones would pay too; where they stop is not measured.
+    # The models are the same with 128 and 256 KiB, one of 56 graphs differs with 32.
     scratch_bytes=64 << 10,
+    # A sum and a map of rows of 1,024, of a value of k operations: kept in 1.00 (k 2), 0.95 (4), 0.81 (6), 0.76 (8), 0.69
+    # (12), 0.64 (16) of the time of computing it in both.
     scratch_cost=8.0,
+    # Two threads, a sum cut into parts over one that is whole: 1.00 (2^17 points), 1.01 (2^18), 0.64 (2^20). No model
+    # differs for 2^14 to 2^18.
     split_points=1 << 17,
-    part_points=1 << 14,
+    part_points=1 << 14,  # 2^17 points in eight; not measured
+    # Two threads, sums of 2^14 rows: cut over whole 1.01 (16 columns), 0.68 (32), 0.97 (64), 1.00 (128).
     item_columns=32,
+    # Two threads, a sum of 2^20 points: 24.4 to 24.8 us for 1, 2, 4, 8 and 16. Any would do on a machine with nothing else
+    # to do; not measured on others.
     worker_items=4,
-    together_launches=1024,
+    # Two threads, four sigmoids of 2^n elements side by side over one after the other: 1.00 (2^12), 0.64 (2^14), 0.91
+    # (2^16), 0.99 (2^17 and more, three pieces for each thread).
     together_pieces=8,
+    # So much takes 2.5 us from a cache and 38 us from memory; giving the GIL back and taking it again 30 ns, if nobody
+    # else wants it. If somebody does, the plan waits for it, for 5 ms at worst (`sys.getswitchinterval()`).
     gil_bytes=1 << 18,
     products=None,  # replaced by those of a host that was measured
 )
