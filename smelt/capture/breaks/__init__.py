@@ -1,1 +1,6 @@
-"""Graph breaks: where a frame can be left, the instruction that runs for real, and the resume function that goes on."""
+"""Graph breaks: where a frame can be left, the instruction that runs for real, and the resume function that goes on.
+
+`graph_break.py` makes a break of the frames of the VM; `instructions.py` has the instructions as source; `points.py` says
+where frames go on, `liveness.py` what they need there, `resume.py` and `assembler.py` make functions of that; `chains.py` is
+for frames that wait for others, `suspended.py` for iterators and generators; `endings.py` has what else can end a frame.
+"""

@@ -6,7 +6,7 @@
         return resume_2_in_f(a2, result)
 
 It is captured as a whole: the innermost frame goes on, each caller gets what its callee returned or, in its exception
-handler, what it raised. When there is another break below one of its calls, the levels that are left are levels of the next
+handler, what it raised. When there is another break below one of its calls, the frames that are left are frames of the next
 chain (`remaining`), so that chains do not nest and a loop comes back to the same one.
 """
 
@@ -16,11 +16,10 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import LEAF_TYPES
-from smelt.capture.breaks.points import Going, Level, Placeholder, Point
+from smelt.capture.breaks.points import Continuation, Placeholder, Point, WaitingFrame
 from smelt.capture.rebuilding.source import compiled_source
 
 CHAIN_MODULE = "__smelt_chain__"  # the __name__ in chains
@@ -34,26 +33,26 @@ class _Call:
     arguments: tuple[str, ...]
     returns: bool
 
-    def going(self, known: dict[str, Any]) -> Going:
-        return Going(self.point, tuple(known[name] for name in self.arguments), self.returns)
+    def continuation(self, known: dict[str, object]) -> Continuation:
+        return Continuation(self.point, tuple(known[name] for name in self.arguments), self.returns)
 
 
-_Calls = tuple[_Call, _Call | None]  # of a level: as it returns, in the handler
-# id of code -> (reference, level of a line, levels)
-_chains: dict[int, tuple[Any, dict[int, int], list[_Calls]]] = {}
+_Calls = tuple[_Call, _Call | None]  # of a frame: when its callee has returned, when it has raised
+# id of code -> (reference, which frame a line belongs to, the frames' calls)
+_chains: dict[int, tuple[weakref.ref[types.CodeType], dict[int, int], list[_Calls]]] = {}
 
 
-def remaining(frame: Frame) -> list[Level] | None:
-    """If `frame` is a chain's, waiting at one of its calls: the levels above that call, innermost first."""
+def remaining(frame: Frame) -> list[WaitingFrame] | None:
+    """If `frame` is a chain's, waiting at one of its calls: the frames above that call, innermost first."""
     found = _chains.get(id(frame.function.__code__))
     if found is None:
         return None
-    _, level_of_line, calls = found
-    at = level_of_line.get(frame.code.lines[frame.pc])
+    _, frame_of_line, calls = found
+    at = frame_of_line.get(frame.code.lines[frame.pc])
     if at is None:
         return None
     parameters = {name: frame.locals[i] for name, i in frame.code.parameters.items()}
-    return [_level(*pair, parameters) for pair in calls[at + 1 :]]
+    return [_waiting(*pair, parameters) for pair in calls[at + 1 :]]
 
 
 def callers(frame: Frame) -> list[Point]:
@@ -65,43 +64,46 @@ def callers(frame: Frame) -> list[Point]:
     return [] if at is None else [normal.point for normal, _ in found[2][at + 1 :]]
 
 
-def _level(normal: _Call, handler: _Call | None, parameters: dict[str, Any]) -> Level:
-    known = {**parameters, "result": Placeholder("result"), "error": Placeholder("error")}
-    handling = None if handler is None else handler.going(known)
-    return Level(normal.going(known), known["result"], handling, known["error"])
+def _waiting(normal: _Call, handler: _Call | None, parameters: dict[str, object]) -> WaitingFrame:
+    result, error = Placeholder("result"), Placeholder("error")
+    known = {**parameters, "result": result, "error": error}
+    handling = None if handler is None else handler.continuation(known)
+    return WaitingFrame(normal.continuation(known), result, handling, error)
 
 
 class ChainText:
-    """Writes the source of the chain of `levels`, innermost first. `key` tells chains apart, `values` is what it takes."""
+    """Writes the source of the chain of `frames`, innermost first. `key` tells chains apart, `values` is what one takes."""
 
-    def __init__(self, levels: Sequence[Level], function: Callable[[Point], Any]) -> None:
-        self.values: list[Any] = []
-        self.name = f"rest_of_{levels[-1].normal.point.source.co_name.strip('<>')}"
+    def __init__(self, frames: Sequence[WaitingFrame], function: Callable[[Point], object]) -> None:
+        self.values: list[object] = []
+        self.name = f"rest_of_{frames[-1].normal.point.source.co_name.strip('<>')}"
         self._function = function
         self._names: dict[int, str] = {}  # id of a value -> its parameter
-        self._scope: dict[str, Any] = {}
-        self._calls = [self._pair(level) for level in levels]
-        self._lines, self._level_of_line = self._write()
+        self._scope: dict[str, object] = {}
+        self._calls = [self._pair(frame) for frame in frames]
+        self._lines, self._frame_of_line = self._write()
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
+        """Equal for chains of the same points that pass the same arguments."""
         calls = [call for pair in self._calls for call in pair]
         return "chain", *(call and (call.point.key, call.arguments) for call in calls)
 
     @property
     def points(self) -> list[Point]:
+        """Where its frames may go on."""
         return [call.point for pair in self._calls for call in pair if call is not None]
 
-    def _pair(self, level: Level) -> _Calls:
-        normal = self._call(level.normal, level.result, "result")
-        handler = None if level.handler is None else self._call(level.handler, level.error, "error")
+    def _pair(self, frame: WaitingFrame) -> _Calls:
+        normal = self._call(frame.normal, frame.result, "result")
+        handler = None if frame.handler is None else self._call(frame.handler, frame.error, "error")
         return normal, handler
 
-    def _call(self, going: Going, awaited: Placeholder | None, name: str) -> _Call:
-        arguments = (name if v is awaited is not None else self._parameter(v) for v in going.values)
-        return _Call(going.point, tuple(arguments), going.returns)
+    def _call(self, rest: Continuation, awaited: Placeholder | None, name: str) -> _Call:
+        arguments = (name if v is awaited is not None else self._parameter(v) for v in rest.values)
+        return _Call(rest.point, tuple(arguments), rest.returns)
 
-    def _parameter(self, value: Any) -> str:
+    def _parameter(self, value: object) -> str:
         known = self._names.get(id(value)) if type(value) not in LEAF_TYPES else None
         if known is None:
             known = self._names[id(value)] = f"a{len(self.values)}"
@@ -110,14 +112,14 @@ class ChainText:
 
     def _write(self) -> tuple[list[str], dict[int, int]]:
         lines: list[str] = []
-        level_of_line: dict[int, int] = {}
-        pending: list[tuple[int, str]] = []  # (level, statement)
-        handled = False  # whether `error` may be what a level below raised
+        frame_of_line: dict[int, int] = {}
+        pending: list[tuple[int, str]] = []  # (frame, statement)
+        handled = False  # whether `error` may be what a frame further in raised
 
         def flush(indent: str, statements: Sequence[tuple[int, str]]) -> None:
-            for level, statement in statements:
+            for frame, statement in statements:
                 lines.append(indent + statement)
-                level_of_line[len(lines) + 1] = level  # the first line is the `def`
+                frame_of_line[len(lines) + 1] = frame  # the first line is the `def`
 
         for i, (normal, handler) in enumerate(self._calls):
             expression = self._expression(normal)
@@ -133,7 +135,7 @@ class ChainText:
             last = i == len(self._calls) - 1
             pending.append((i, f"return {expression}" if last else f"result = {expression}"))
         flush("", pending)
-        return lines, level_of_line
+        return lines, frame_of_line
 
     def _expression(self, call: _Call) -> str:
         name = f"resume_{len(self._scope)}_in_{call.point.source.co_name.strip('<>')}"
@@ -141,6 +143,7 @@ class ChainText:
         return f"{name}({', '.join(call.arguments)})"
 
     def compiled(self) -> types.FunctionType:
+        """Compiles the chain, and notes which of its lines belongs to which frame."""
         parameters = ", ".join(f"a{i}" for i in range(len(self.values)))
         source = (
             "\n".join([f"def {self.name}({parameters}):", *(f"    {line}" for line in self._lines)]) + "\n"
@@ -149,5 +152,5 @@ class ChainText:
         function = compiled_source(source, self.name, self.name, scope)
         key = id(function.__code__)
         reference = weakref.ref(function.__code__, lambda _: _chains.pop(key, None))
-        _chains[key] = reference, self._level_of_line, self._calls
+        _chains[key] = reference, self._frame_of_line, self._calls
         return function

@@ -1,9 +1,9 @@
-"""How a captured frame ends: it returns a value, or it stops before an instruction (`breaks.Break`)."""
+"""How a captured frame ends: it returns a value, or it stops before an instruction (`graph_break.Break`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from smelt.capture.breaks.graph_break import Writer
 from smelt.capture.breaks.resume import Resumes
@@ -13,16 +13,18 @@ class Ending(Protocol):
     """`roots`: the objects that the compiled frame needs for it; `write`: its last statements."""
 
     @property
-    def roots(self) -> tuple[Any, ...]: ...
+    def roots(self) -> tuple[object, ...]: ...
     def write(self, writer: Writer, resumes: Resumes) -> list[str]: ...
 
 
 @dataclass(frozen=True)
 class Return:
-    result: Any
+    """The frame returns `result`."""
+
+    result: object
 
     @property
-    def roots(self) -> tuple[Any, ...]:
+    def roots(self) -> tuple[object, ...]:
         return (self.result,)
 
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:

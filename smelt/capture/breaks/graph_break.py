@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from smelt.capture.base.frames import Frame, LastInstruction
 from smelt.capture.breaks.chains import remaining
 from smelt.capture.breaks.instructions import ROWS, Step
 from smelt.capture.breaks.liveness import handler_at
-from smelt.capture.breaks.points import Going, Level, Placeholder
-from smelt.capture.breaks.resume import Originals, Resumes, going_on
+from smelt.capture.breaks.points import Continuation, Placeholder, WaitingFrame
+from smelt.capture.breaks.resume import Originals, Resumes, continuation
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
 
@@ -35,28 +35,31 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Break:
-    """What a compiled frame does in place of returning. `ways`: the levels, innermost first, for each of the step's ways;
-    `handling`: those for an exception of the step, if some frame handles it (`error` stands for it)."""
+    """What a compiled frame does in place of returning: it carries out `step`, and hands over to a resume function.
+
+    `successors`: for each successor of the step, the frames that go on, innermost first. `handling`: the frames that go on
+    if the step raises and one of them handles it; `error` stands for what was raised. `handled`: the exception that the
+    innermost frame is handling, which the step must see as the one that is handled.
+    """
 
     reason: Reason
     step: Step
-    ways: tuple[tuple[Level, ...], ...]
-    handling: tuple[Level, ...] | None
+    successors: tuple[tuple[WaitingFrame, ...], ...]
+    handling: tuple[WaitingFrame, ...] | None
     error: Placeholder
-    # what the frame is handling: the step sees it as the one that is handled
     handled: BaseException | None = None
 
     @property
-    def roots(self) -> tuple[Any, ...]:
+    def roots(self) -> tuple[object, ...]:
         """The objects that the compiled frame needs for it."""
         found = [*self.step.operands, *([] if self.handled is None else [self.handled])]
-        for levels in (*self.ways, *([self.handling] if self.handling else [])):
+        for waiting in (*self.successors, *([self.handling] if self.handling else [])):
             # twice where it is needed twice: one object
-            found += [v for level in levels for v in _values(level)]
+            found += [v for frame in waiting for v in _values(frame)]
         return tuple(v for v in found if type(v) is not Placeholder)
 
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:
-        """The statements."""
+        """The last statements of the compiled frame: the step, and a tail call for each successor."""
         for value in (*self.step.operands, self.error):
             if type(value) is Placeholder:
                 writer.bind(value, writer.fresh_name(value.name))
@@ -80,9 +83,9 @@ class Break:
                 f"except BaseException as {writer(self.error)}:",
             ]
             lines.append(f"    {_tail(writer, resumes, self.handling)}")
-        first = _tail(writer, resumes, self.ways[0])
+        first = _tail(writer, resumes, self.successors[0])
         if condition:
-            lines += [f"if {condition}:", f"    {_tail(writer, resumes, self.ways[1])}"]
+            lines += [f"if {condition}:", f"    {_tail(writer, resumes, self.successors[1])}"]
         return [*lines, first]
 
 
@@ -94,10 +97,10 @@ def _while_handling(writer: Writer, error: BaseException, body: list[str]) -> li
     return [*raised, "except BaseException:", f"    {handled}.__traceback__ = {trace}", *inner]
 
 
-def _values(level: Level) -> Iterator[Any]:
-    yield from level.normal.values
-    if level.handler is not None:
-        yield from level.handler.values
+def _values(frame: WaitingFrame) -> Iterator[object]:
+    yield from frame.normal.values
+    if frame.handler is not None:
+        yield from frame.handler.values
 
 
 def _comment(reason: Reason) -> str:
@@ -105,27 +108,28 @@ def _comment(reason: Reason) -> str:
     return f"{reason.kind.id}{at}" + (f" ({reason.detail})" if reason.detail else "").replace("\n", " ")
 
 
-def _tail(writer: Writer, resumes: Resumes, levels: Sequence[Level]) -> str:
-    levels = list(levels)
-    while levels[0].normal.returns:
-        value = levels.pop(0).normal.values[-1]
-        if not levels:
+def _tail(writer: Writer, resumes: Resumes, frames: Sequence[WaitingFrame]) -> str:
+    """The statement that goes on in `frames`, innermost first. A frame that only returns what it is given is left out."""
+    waiting = list(frames)
+    while waiting[0].normal.returns:
+        value = waiting.pop(0).normal.values[-1]
+        if not waiting:
             return f"return {writer(value)}"
-        levels[0] = _answered(levels[0], value)
-    target, values = resumes.chain(levels)
+        waiting[0] = _answered(waiting[0], value)
+    target, values = resumes.chain(waiting)
     name = writer.constant(target, target.__name__)
     return f"return tail({', '.join([name, *map(writer, values)])})"
 
 
-def _answered(level: Level, value: Any) -> Level:
-    """The level whose callee has returned `value`."""
-    going = level.normal
-    values = tuple(value if v is level.result else v for v in going.values)
-    return Level(Going(going.point, values, going.returns), None)
+def _answered(frame: WaitingFrame, value: object) -> WaitingFrame:
+    """The frame, after its callee has returned `value`."""
+    rest = frame.normal
+    values = tuple(value if v is frame.result else v for v in rest.values)
+    return WaitingFrame(Continuation(rest.point, values, rest.returns), None)
 
 
 def plan(originals: Originals, frames: Sequence[Frame], reason: Reason) -> Break:
-    """The break before the instruction at which `frames` (outermost first) stand: `pc` of each is the instruction's own.
+    """Makes the break before the instruction at which `frames` (outermost first) stand; `pc` of each is that of its own.
 
     Raises Unsupported for an instruction that has no row.
     """
@@ -135,45 +139,47 @@ def plan(originals: Originals, frames: Sequence[Frame], reason: Reason) -> Break
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a graph break at {name}"))
     step = ROWS[name](innermost, arg)
     callers = _callers(originals, frames[:-1])
-    ways = tuple((Level(going_on(originals, innermost, w.at, w.stack), None), *callers) for w in step.ways)
+    normal = [continuation(originals, innermost, s.at, s.stack) for s in step.successors]
+    successors = tuple((WaitingFrame(rest, None), *callers) for rest in normal)
     error = Placeholder("error")
-    own = Level(ways[0][0].normal, None, _to_handler(originals, innermost, error), error)
+    own = WaitingFrame(normal[0], None, _to_handler(originals, innermost, error), error)
     if any(frame.handled is not None for frame in frames[:-1]):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break in what an exception handler calls"))
-    return Break(reason, step, ways, *_handling((own, *callers)), innermost.handled)
+    return Break(reason, step, successors, *_handling((own, *callers)), innermost.handled)
 
 
-def _callers(originals: Originals, frames: Sequence[Frame]) -> tuple[Level, ...]:
-    """The levels of frames that wait for a callee, innermost first, without those that only hand on its result."""
-    levels: list[Level] = []
+def _callers(originals: Originals, frames: Sequence[Frame]) -> tuple[WaitingFrame, ...]:
+    """The frames that wait for a callee, innermost first, without those that only hand on its result."""
+    waiting: list[WaitingFrame] = []
     for frame in reversed(frames):
         left = remaining(frame)
-        levels += [_level(originals, frame)] if left is None else left
-    return tuple(level for level in levels if level.handler or not level.normal.returns)
+        waiting += [_waiting(originals, frame)] if left is None else left
+    return tuple(frame for frame in waiting if frame.handler or not frame.normal.returns)
 
 
-def _level(originals: Originals, frame: Frame) -> Level:
+def _waiting(originals: Originals, frame: Frame) -> WaitingFrame:
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     result, error = Placeholder("result"), Placeholder("error")
     stack = [*frame.stack[: len(frame.stack) - _CALLS[name](arg)], result]
-    normal = going_on(originals, frame, frame.pc + 1, stack)
-    return Level(normal, result, _to_handler(originals, frame, error), error)
+    normal = continuation(originals, frame, frame.pc + 1, stack)
+    return WaitingFrame(normal, result, _to_handler(originals, frame, error), error)
 
 
-def _to_handler(originals: Originals, frame: Frame, error: Placeholder) -> Going | None:
+def _to_handler(originals: Originals, frame: Frame, error: Placeholder) -> Continuation | None:
     """Where `frame` goes on if the instruction at which it stands raises `error`."""
     handler = handler_at(frame.code, frame.pc)
     if handler is None:
         return None
     target, depth, push_at = handler
     stack = [*frame.stack[:depth], *([LastInstruction(frame.pc)] if push_at else []), error]
-    return going_on(originals, frame, target, stack)
+    return continuation(originals, frame, target, stack)
 
 
-def _handling(levels: Sequence[Level]) -> tuple[tuple[Level, ...] | None, Placeholder]:
-    """The levels after an exception of the innermost instruction, and what stands for it; None if nobody handles it."""
-    for i, level in enumerate(levels):
-        if level.handler is not None:
-            assert level.error is not None
-            return (Level(level.handler, None), *levels[i + 1 :]), level.error
+def _handling(frames: Sequence[WaitingFrame]) -> tuple[tuple[WaitingFrame, ...] | None, Placeholder]:
+    """The frames that go on after an exception of the innermost instruction, and what stands for the exception; None if no
+    frame handles it."""
+    for i, frame in enumerate(frames):
+        if frame.handler is not None:
+            assert frame.error is not None
+            return (WaitingFrame(frame.handler, None), *frames[i + 1 :]), frame.error
     return None, Placeholder("error")

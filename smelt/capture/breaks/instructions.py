@@ -1,6 +1,6 @@
 """Instructions as source: one row for each that a compiled frame can carry out for real, at a graph break.
 
-A `Step` is the statement, its operands, and the ways that the frame can go on. What the statements call is at the end.
+A `Step` is the statement, its operands, and its successors: where the frame can go on. What statements call is at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,29 +26,31 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way for the frame to go on after the instruction: at `at`, with `stack`."""
+class Successor:
+    """Where the frame can go on after the instruction: at instruction `at`, with `stack`."""
 
     at: int
-    stack: list[Any]
+    stack: list[object]
 
 
 @dataclass(frozen=True)
 class Step:
     """An instruction as source. `text.format(*expressions of operands)` is a statement (of several lines, perhaps);
-    where there are two ways, `condition` is an expression that says whether to take the second."""
+    where there are two successors, `condition` is an expression that says whether to take the second."""
 
-    operands: tuple[Any, ...]
-    ways: tuple[Way, ...]
+    operands: tuple[object, ...]
+    successors: tuple[Successor, ...]
     text: str = ""
     condition: str = ""
 
 
-Row = Callable[[Frame, Any], Step]
+Row = Callable[[Frame, Any], Step]  # what the second argument is depends on the instruction
 ROWS: dict[str, Row] = {}
 
 
 def row(*names: str) -> Callable[[Row], Row]:
+    """Adds the decorated function as the row of the instructions with these names."""
+
     def add(made: Row) -> Row:
         ROWS.update(dict.fromkeys(names, made))
         return made
@@ -56,20 +58,20 @@ def row(*names: str) -> Callable[[Row], Row]:
     return add
 
 
-def _next(frame: Frame, pops: int, *pushed: Any) -> tuple[Way, ...]:
+def _next(frame: Frame, pops: int, *pushed: object) -> tuple[Successor, ...]:
     """On to the next instruction, with `pushed` in place of the topmost `pops` values."""
     stack = frame.stack
-    return (Way(frame.pc + 1, [*stack[: len(stack) - pops], *pushed]),)
+    return (Successor(frame.pc + 1, [*stack[: len(stack) - pops], *pushed]),)
 
 
 def _expression(
-    frame: Frame, template: str, operands: Sequence[Any], pops: int, name: str = "result"
+    frame: Frame, template: str, operands: Sequence[object], pops: int, name: str = "result"
 ) -> Step:
     result = Placeholder(name)
     return Step((result, *operands), _next(frame, pops, result), "{} = " + template)
 
 
-def _statement(frame: Frame, template: str, operands: Sequence[Any], pops: int) -> Step:
+def _statement(frame: Frame, template: str, operands: Sequence[object], pops: int) -> Step:
     return Step(tuple(operands), _next(frame, pops), template)
 
 
@@ -77,25 +79,27 @@ def _statement(frame: Frame, template: str, operands: Sequence[Any], pops: int) 
 
 
 # Builtins and library functions that look at the frame that calls them, with how many arguments they do (None: any).
-_FRAME_READERS: dict[Any, int | None] = {
+_FRAME_READERS: dict[object, int | None] = {
     globals: 0, locals: 0, vars: 0, dir: 0, super: 0, eval: None, exec: None, sys._getframe: None,
     sys._current_frames: None, inspect.currentframe: None, inspect.stack: None, collections.namedtuple: None,
     traceback.print_stack: None, traceback.format_stack: None, traceback.extract_stack: None, type: 3,
 }  # fmt: skip
 
 
-def _check_frame(fn: Any, count: int) -> None:
+def _check_frame(fn: object, count: int) -> None:
     """Raises Unsupported for a call that would take the compiled frame for the user's."""
     try:
         reads = fn in _FRAME_READERS and _FRAME_READERS[fn] in (None, count)
     except TypeError:  # unhashable
         return
     if reads:
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{fn.__name__} looks at the frame that calls it"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_CALL, f"{getattr(fn, '__name__', fn)} looks at the frame that calls it")
+        )
 
 
 @row("CALL")
-def _call(frame: Frame, arg: Any) -> Step:
+def _call(frame: Frame, arg: int) -> Step:
     stack = frame.stack
     at = len(stack) - arg - 2
     first = at + 1 if stack[at] is NULL else at
@@ -112,7 +116,7 @@ def _keyword(name: str) -> str:
 
 
 @row("CALL_FUNCTION_EX")
-def _call_function_ex(frame: Frame, arg: Any) -> Step:
+def _call_function_ex(frame: Frame, arg: int) -> Step:
     count = 3 + (arg & 1)
     _, *operands = frame.stack[-count:]
     _check_frame(operands[0], len(operands[1]) if isinstance(operands[1], (tuple, list)) else 0)
@@ -120,13 +124,13 @@ def _call_function_ex(frame: Frame, arg: Any) -> Step:
 
 
 @row("WITH_EXCEPT_START")
-def _with_except_start(frame: Frame, arg: Any) -> Step:
+def _with_except_start(frame: Frame, arg: int) -> Step:
     error, leave = frame.stack[-1], frame.stack[-4]
     return _expression(frame, "{}(type({}), {}, {}.__traceback__)", (leave, error, error, error), 0)
 
 
 @row("BEFORE_WITH")
-def _before_with(frame: Frame, arg: Any) -> Step:
+def _before_with(frame: Frame, arg: int) -> Step:
     leave, entered = Placeholder("leave"), Placeholder("entered")
     return Step(
         (leave, entered, frame.stack[-1]), _next(frame, 1, leave, entered), "{}, {} = enter_context({})"
@@ -134,7 +138,7 @@ def _before_with(frame: Frame, arg: Any) -> Step:
 
 
 @row("IMPORT_NAME")
-def _import_name(frame: Frame, arg: Any) -> Step:
+def _import_name(frame: Frame, arg: str) -> Step:
     level, names = frame.stack[-2:]
     text = f"__import__({arg!r}, {{}}, None, {{}}, {{}})"
     return _expression(frame, text, (frame.globals, names, level), 2, "module")
@@ -153,7 +157,7 @@ assert _SYMBOLS.keys() == {*BINARY_OPERATORS[:13], *COMPARISONS}
 
 
 @row("BINARY_OP", "COMPARE_OP")
-def _binary(frame: Frame, arg: Any) -> Step:
+def _binary(frame: Frame, arg: Callable[..., object]) -> Step:
     left, right = frame.stack[-2:]
     if arg not in _IN_PLACE:
         return _expression(frame, f"{{}} {_SYMBOLS[arg]} {{}}", (left, right), 2)
@@ -163,12 +167,12 @@ def _binary(frame: Frame, arg: Any) -> Step:
 
 
 @row("IS_OP")
-def _is(frame: Frame, arg: Any) -> Step:
+def _is(frame: Frame, arg: bool) -> Step:
     return _expression(frame, f"{{}} {'is not' if arg else 'is'} {{}}", frame.stack[-2:], 2)
 
 
 @row("CONTAINS_OP")
-def _contains(frame: Frame, arg: Any) -> Step:
+def _contains(frame: Frame, arg: bool) -> Step:
     return _expression(frame, f"{{}} {'not in' if arg else 'in'} {{}}", frame.stack[-2:], 2)
 
 
@@ -188,12 +192,12 @@ ROWS.update(
 
 
 @row("GET_LEN")
-def _get_len(frame: Frame, arg: Any) -> Step:
+def _get_len(frame: Frame, arg: int) -> Step:
     return _expression(frame, "len({})", frame.stack[-1:], 0)
 
 
 @row("FORMAT_VALUE")
-def _format_value(frame: Frame, arg: Any) -> Step:
+def _format_value(frame: Frame, arg: int) -> Step:
     count = 2 if arg & 4 else 1
     value, *spec = frame.stack[-count:]
     converted = ("{}", "str({})", "repr({})", "ascii({})")[arg & 3]
@@ -209,7 +213,7 @@ def _attribute(name: str) -> str:
 
 
 @row("LOAD_ATTR")
-def _load_attr(frame: Frame, arg: Any) -> Step:
+def _load_attr(frame: Frame, arg: tuple[str, bool]) -> Step:
     name, is_method = arg
     result = Placeholder(name)
     pushed = (NULL, result) if is_method else (result,)
@@ -217,55 +221,55 @@ def _load_attr(frame: Frame, arg: Any) -> Step:
 
 
 @row("LOAD_METHOD")
-def _load_method(frame: Frame, arg: Any) -> Step:
+def _load_method(frame: Frame, arg: str) -> Step:
     return _load_attr(frame, (arg, True))
 
 
 @row("IMPORT_FROM")
-def _import_from(frame: Frame, arg: Any) -> Step:
+def _import_from(frame: Frame, arg: str) -> Step:
     return _expression(frame, _attribute(arg), frame.stack[-1:], 0)
 
 
 @row("STORE_ATTR")
-def _store_attr(frame: Frame, arg: Any) -> Step:
+def _store_attr(frame: Frame, arg: str) -> Step:
     value, obj = frame.stack[-2:]
     return _statement(frame, f"{_attribute(arg)} = {{}}", (obj, value), 2)
 
 
 @row("DELETE_ATTR")
-def _delete_attr(frame: Frame, arg: Any) -> Step:
+def _delete_attr(frame: Frame, arg: str) -> Step:
     return _statement(frame, f"del {_attribute(arg)}", frame.stack[-1:], 1)
 
 
 @row("BINARY_SUBSCR")
-def _binary_subscr(frame: Frame, arg: Any) -> Step:
+def _binary_subscr(frame: Frame, arg: int) -> Step:
     return _expression(frame, "{}[{}]", frame.stack[-2:], 2, "item")
 
 
 @row("BINARY_SLICE")
-def _binary_slice(frame: Frame, arg: Any) -> Step:
+def _binary_slice(frame: Frame, arg: int) -> Step:
     return _expression(frame, "{}[{}:{}]", frame.stack[-3:], 3, "item")
 
 
 @row("STORE_SUBSCR")
-def _store_subscr(frame: Frame, arg: Any) -> Step:
+def _store_subscr(frame: Frame, arg: int) -> Step:
     value, obj, key = frame.stack[-3:]
     return _statement(frame, "{}[{}] = {}", (obj, key, value), 3)
 
 
 @row("STORE_SLICE")
-def _store_slice(frame: Frame, arg: Any) -> Step:
+def _store_slice(frame: Frame, arg: int) -> Step:
     value, obj, start, stop = frame.stack[-4:]
     return _statement(frame, "{}[{}:{}] = {}", (obj, start, stop, value), 4)
 
 
 @row("DELETE_SUBSCR")
-def _delete_subscr(frame: Frame, arg: Any) -> Step:
+def _delete_subscr(frame: Frame, arg: int) -> Step:
     return _statement(frame, "del {}[{}]", frame.stack[-2:], 2)
 
 
 @row("LOAD_GLOBAL")
-def _load_global(frame: Frame, arg: Any) -> Step:
+def _load_global(frame: Frame, arg: tuple[str, bool]) -> Step:
     name, push_null = arg
     result = Placeholder(name)
     pushed = (NULL, result) if push_null else (result,)
@@ -276,21 +280,24 @@ def _load_global(frame: Frame, arg: Any) -> Step:
 
 
 @row("FOR_ITER")
-def _for_iter(frame: Frame, arg: Any) -> Step:
+def _for_iter(frame: Frame, arg: int) -> Step:
     stack, value = frame.stack, Placeholder("item")
-    ways = (Way(frame.pc + 1, [*stack, value]), Way(arg + PY312, stack[:-1]))  # 3.12 jumps over END_FOR
-    return Step((value, stack[-1], value), ways, "{} = next({}, exhausted)", "{} is exhausted")
+    successors = (
+        Successor(frame.pc + 1, [*stack, value]),
+        Successor(arg + PY312, stack[:-1]),
+    )  # 3.12 jumps over END_FOR
+    return Step((value, stack[-1], value), successors, "{} = next({}, exhausted)", "{} is exhausted")
 
 
 @row("UNPACK_SEQUENCE")
-def _unpack_sequence(frame: Frame, arg: Any) -> Step:
+def _unpack_sequence(frame: Frame, arg: int) -> Step:
     items = [Placeholder(f"item{i}") for i in range(arg)]
     targets = ", ".join(["{}"] * arg)
     return Step((*items, frame.stack[-1]), _next(frame, 1, *reversed(items)), f"[{targets}] = {{}}")
 
 
 @row("UNPACK_EX")
-def _unpack_ex(frame: Frame, arg: Any) -> Step:
+def _unpack_ex(frame: Frame, arg: int) -> Step:
     before, after = arg & 0xFF, arg >> 8
     items = [Placeholder(f"item{i}") for i in range(before + 1 + after)]
     targets = ["{}"] * len(items)
@@ -303,7 +310,7 @@ def _unpack_ex(frame: Frame, arg: Any) -> Step:
 def _into(method: str) -> Row:
     """`target.method(value)` of a container that stays on the stack."""
 
-    def step(frame: Frame, arg: Any) -> Step:
+    def step(frame: Frame, arg: int) -> Step:
         value, target = frame.stack[-1], frame.stack[-1 - arg]
         return _statement(frame, f"{method}({{}}, {{}})", (target, value), 1)
 
@@ -319,25 +326,25 @@ ROWS.update(
 
 
 @row("DICT_MERGE")
-def _dict_merge(frame: Frame, arg: Any) -> Step:
+def _dict_merge(frame: Frame, arg: int) -> Step:
     value, target = frame.stack[-1], frame.stack[-1 - arg]
     return _statement(frame, "merge_keywords({}, {})", (target, value), 1)
 
 
 @row("MAP_ADD")
-def _map_add(frame: Frame, arg: Any) -> Step:
+def _map_add(frame: Frame, arg: int) -> Step:
     key, value = frame.stack[-2:]
     return _statement(frame, "{}[{}] = {}", (frame.stack[-2 - arg], key, value), 2)
 
 
 @row("BUILD_SET")
-def _build_set(frame: Frame, arg: Any) -> Step:
+def _build_set(frame: Frame, arg: int) -> Step:
     items = frame.stack[len(frame.stack) - arg :]
     return _expression(frame, "{{" + ", ".join(["{}"] * arg) + "}}", items, arg)
 
 
 @row("BUILD_MAP")
-def _build_map(frame: Frame, arg: Any) -> Step:
+def _build_map(frame: Frame, arg: int) -> Step:
     items = frame.stack[len(frame.stack) - 2 * arg :]
     return _expression(frame, "{{" + ", ".join(["{}: {}"] * arg) + "}}", items, 2 * arg)
 
@@ -347,13 +354,13 @@ def _build_map(frame: Frame, arg: Any) -> Step:
 
 def _jump_if(condition: str) -> Row:
     return lambda frame, arg: Step(
-        (frame.stack[-1],), (*_next(frame, 1), Way(arg, frame.stack[:-1])), condition=condition
+        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, frame.stack[:-1])), condition=condition
     )
 
 
 def _jump_or_pop(condition: str) -> Row:
     return lambda frame, arg: Step(
-        (frame.stack[-1],), (*_next(frame, 1), Way(arg, list(frame.stack))), condition=condition
+        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, list(frame.stack))), condition=condition
     )
 
 
@@ -367,9 +374,9 @@ ROWS["JUMP_IF_FALSE_OR_POP"] = _jump_or_pop("not {}")
 # ------------------------------------------------------------------------- what compiled frames call for steps
 
 
-def enter_context(manager: Any) -> tuple[Any, Any]:
+def enter_context(manager: object) -> tuple[object, object]:
     """The two values that BEFORE_WITH pushes: `__exit__`, bound, and what `__enter__` returned."""
-    cls = type(manager)
+    cls: Any = type(manager)
     try:
         enter, leave = cls.__enter__, cls.__exit__
     except AttributeError:
@@ -387,7 +394,7 @@ def raise_as_it_is(error: BaseException) -> NoReturn:
         error.__context__ = context
 
 
-def read_global(scope: dict[str, Any], name: str) -> Any:
+def read_global(scope: dict[str, object], name: str) -> object:
     """The global or builtin `name`."""
     if name in scope:
         return scope[name]
@@ -398,7 +405,7 @@ def read_global(scope: dict[str, Any], name: str) -> Any:
     return found[name]
 
 
-def merge_keywords(target: dict[str, Any], more: Any) -> None:
+def merge_keywords(target: dict[str, object], more: Mapping[str, object]) -> None:
     """`f(**target, **more)`. Raises TypeError for a name that comes twice."""
     for key in more:
         if key in target:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from typing import Any
 
 from smelt.capture.breaks.assembler import Push
 
@@ -20,36 +19,41 @@ class Placeholder:
 
 @dataclass(frozen=True)
 class Point:
-    """`slots`: live locals of the original code; `layout`: what is on the stack. `scope` are the function's globals, `cell`
-    the one of `__class__`, if it has one."""
+    """A place in a function where a frame goes on: before instruction `at` of the code object `source`.
+
+    `slots`: the live locals of that code; `layout`: what is on the stack. `scope` are the function's globals, `cell` is the
+    cell of `__class__`, if the function has one.
+    """
 
     source: types.CodeType
     at: int
     slots: tuple[int, ...]
     layout: tuple[Push, ...]
-    scope: dict[str, Any]
+    scope: dict[str, object]
     cell: types.CellType | None
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
+        """Equal for points that can share a resume function."""
         return id(self.source), self.at, self.slots, self.layout, id(self.scope), id(self.cell)
 
 
 @dataclass(frozen=True)
-class Going:
-    """A point and the values that its resume function takes. `returns`: all that is left is to return the last of them."""
+class Continuation:
+    """The rest of a frame: a point, and the values that its resume function takes. `returns`: all that the frame still does
+    is to return the last of them."""
 
     point: Point
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
     returns: bool
 
 
 @dataclass(frozen=True)
-class Level:
-    """A frame that waits for a callee's result: where it goes on with `result`, and with an exception (`error`) if it
-    handles one there."""
+class WaitingFrame:
+    """A frame that waits for a callee: how it goes on when the callee has returned `result` (`normal`), and when the callee
+    has raised `error`, if it handles exceptions there (`handler`)."""
 
-    normal: Going
+    normal: Continuation
     result: Placeholder | None  # None: the innermost frame, which waits for nobody
-    handler: Going | None = None
+    handler: Continuation | None = None
     error: Placeholder | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 from smelt.capture.base.bytecode import Code, Original, note_original
 from smelt.capture.base.frames import Frame, Handled, LastInstruction
@@ -16,7 +16,7 @@ from smelt.capture.base.values import NULL
 from smelt.capture.breaks.assembler import Handling, Null, Position, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.liveness import live_slots
-from smelt.capture.breaks.points import Going, Level, Point
+from smelt.capture.breaks.points import Continuation, Point, WaitingFrame
 
 
 class Originals:
@@ -36,7 +36,7 @@ class Originals:
         return code.live
 
 
-def going_on(originals: Originals, frame: Frame, at: int, stack: Sequence[Any]) -> Going:
+def continuation(originals: Originals, frame: Frame, at: int, stack: Sequence[object]) -> Continuation:
     """Where `frame` goes on: at instruction `at` of its own code, with `stack`."""
     source, code = originals.of(frame)
     original = frame.code.original
@@ -50,7 +50,7 @@ def going_on(originals: Originals, frame: Frame, at: int, stack: Sequence[Any]) 
             values.append(value)
     layout, pushed = _layout(frame, stack, len(slots), original)
     point = Point(source, at, tuple(slots), layout, frame.globals, _class_cell(frame))
-    return Going(point, (*values, *pushed), code.names[at] == "RETURN_VALUE")
+    return Continuation(point, (*values, *pushed), code.names[at] == "RETURN_VALUE")
 
 
 def _free(code: Code) -> range:
@@ -65,11 +65,11 @@ def _class_cell(frame: Frame) -> types.CellType | None:
 
 
 def _layout(
-    frame: Frame, stack: Sequence[Any], first: int, original: Original | None
-) -> tuple[tuple[Push, ...], list[Any]]:
+    frame: Frame, stack: Sequence[object], first: int, original: Original | None
+) -> tuple[tuple[Push, ...], list[object]]:
     """What the prologue pushes, and the values that it takes for that."""
     pushes: list[Push] = []
-    values: list[Any] = []
+    values: list[object] = []
     markers = [v for v in stack if type(v) is Handled]
     handled = [m.error for m in markers[1:]] + [frame.handled]  # what is handled above each marker
     for value in stack:
@@ -103,38 +103,47 @@ def resume_function(decode: Callable[[types.CodeType], Code], point: Point) -> t
     return function
 
 
+class Resume(Protocol):
+    """The callable of a resume function or chain: it answers from compiled entries, or has a frame compiled."""
+
+    __name__: str
+    __wrapped__: types.FunctionType
+
+    def __call__(self, *arguments: object) -> object: ...
+
+
 class Resumes:
     """The resume functions and chains of one compiled function. `wrap(function)` makes the callable that compiles it."""
 
     def __init__(
-        self, wrap: Callable[[types.FunctionType], Any], decode: Callable[[types.CodeType], Code]
+        self, wrap: Callable[[types.FunctionType], Resume], decode: Callable[[types.CodeType], Code]
     ) -> None:
         self._wrap = wrap
         self._decode = decode
         # key -> (callable, what its ids belong to)
-        self._made: dict[tuple[Any, ...], tuple[Any, list[Point]]] = {}
+        self._made: dict[tuple[object, ...], tuple[Resume, list[Point]]] = {}
 
     def clear(self) -> None:
         """Forgets them all; those in use stay alive."""
         self._made.clear()
 
     @property
-    def callables(self) -> list[Any]:
+    def callables(self) -> list[Resume]:
         """All that were made, in order."""
         return [made for made, _ in self._made.values()]
 
-    def function(self, point: Point) -> Any:
+    def function(self, point: Point) -> Resume:
         """The resume function of `point`."""
         found = self._made.get(point.key)
         if found is None:
             found = self._made[point.key] = self._wrap(resume_function(self._decode, point)), [point]
         return found[0]
 
-    def chain(self, levels: Sequence[Level]) -> tuple[Any, tuple[Any, ...]]:
-        """A callable for the rest of all frames, innermost first, and the values that it takes."""
-        if len(levels) == 1:
-            return self.function(levels[0].normal.point), levels[0].normal.values
-        text = ChainText(levels, self.function)
+    def chain(self, frames: Sequence[WaitingFrame]) -> tuple[Resume, tuple[object, ...]]:
+        """The callable that goes on in all `frames`, innermost first, and the values that it takes."""
+        if len(frames) == 1:
+            return self.function(frames[0].normal.point), frames[0].normal.values
+        text = ChainText(frames, self.function)
         found = self._made.get(text.key)
         if found is None:
             found = self._made[text.key] = self._wrap(text.compiled()), text.points

@@ -7,15 +7,15 @@ that `yield` again.
 
 from __future__ import annotations
 
+import collections.abc
 import itertools
-import types
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Reversible
+from typing import Any, Protocol, TypeVar, cast
 
 from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable
-from smelt.capture.breaks.points import Going
-from smelt.capture.breaks.resume import Originals, going_on, resume_function
+from smelt.capture.breaks.points import Continuation
+from smelt.capture.breaks.resume import Originals, continuation, resume_function
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import cells
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
@@ -31,24 +31,27 @@ _KEEPING: tuple[type, ...] = (
     itertools.compress, itertools.filterfalse, itertools.zip_longest, itertools.product, itertools.permutations,
     itertools.combinations, itertools.combinations_with_replacement,
 )  # fmt: skip
-_VIEWS: tuple[Any, ...] = ({}, {}.values(), {}.items())
+_VIEWS: tuple[Reversible[object], ...] = ({}, {}.values(), {}.items())
 # Their __reduce__ makes a list of what is left.
 _COPYING = frozenset(map(type, (*map(iter, _VIEWS), *map(reversed, _VIEWS), iter(set()))))
 
 
-def _reduced(x: Any) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+_Reduced = tuple[Callable[..., object], tuple[object, ...], object]  # the last may be left out
+
+
+def _reduced(x: object) -> _Reduced:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from 3.12 on
-        made, arguments, *state = x.__reduce__()
-    return made, arguments, state[0] if state else None
+        reduced = cast(_Reduced, x.__reduce__())
+    return reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
 
 
-def _reduced_parts(x: Any) -> list[object]:
+def _reduced_parts(x: object) -> list[object]:
     _, arguments, state = _reduced(x)
     return [*arguments, *(state if type(state) is tuple else (state,))]
 
 
-def _reduced_text(x: Any, text: Expressions) -> str:
+def _reduced_text(x: object, text: Expressions) -> str:
     made, arguments, state = _reduced(x)
     call = f"{text.constant(made, made.__name__)}({', '.join(map(text, arguments))})"
     if state is None:
@@ -57,16 +60,23 @@ def _reduced_text(x: Any, text: Expressions) -> str:
     return f"iterator_at({call}, {shown})"
 
 
-def _left(x: Any) -> list[object]:
-    return list(_reduced(x)[1][0])
+def _left(x: object) -> list[object]:
+    return list(cast(Iterable[object], _reduced(x)[1][0]))
 
 
 _KEPT = Kind(_reduced_parts, _reduced_text)
 _COPIED = Kind(_left, lambda x, text: f"iter([{', '.join(map(text, _left(x)))}])")
 
 
-def iterator_at(iterator: Any, state: Any) -> Any:
-    """`iterator`, set to where it was."""
+class _Settable(Protocol):
+    def __setstate__(self, state: object, /) -> None: ...
+
+
+_I = TypeVar("_I", bound=_Settable)
+
+
+def iterator_at(iterator: _I, state: object) -> _I:
+    """Sets `iterator` to where it was, and gives it."""
     iterator.__setstate__(state)
     return iterator
 
@@ -74,43 +84,46 @@ def iterator_at(iterator: Any, state: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- generators
 
 
-def _going(g: Generator) -> Going:
+def _continuation(g: Generator) -> Continuation:
     """Where the generator's frame goes on."""
     frame, vm = g.frame, cast(VM, g.vm)
     cells.register_cells(vm, frame)
     if g.state is CREATED:  # POP_TOP and RESUME come next
-        return going_on(Originals(vm.decode), frame, frame.pc + 1, frame.stack)
+        return continuation(Originals(vm.decode), frame, frame.pc + 1, frame.stack)
     if g.state is SUSPENDED:
-        return going_on(Originals(vm.decode), frame, frame.pc - 1, [*frame.stack, None])
+        return continuation(Originals(vm.decode), frame, frame.pc - 1, [*frame.stack, None])
     raise unsupported(g, "a generator that is running")
 
 
 def _generator_parts(g: Generator) -> Iterable[object]:
-    return () if g.state is FINISHED else _going(g).values
+    return () if g.state is FINISHED else _continuation(g).values
 
 
 def _generator_text(g: Generator, text: Expressions) -> str:
     if g.state is FINISHED:
         return f"finished_generator({g.frame.function.__name__!r}, {g.frame.function.__qualname__!r})"
-    going = _going(g)
-    function = resume_function(cast(VM, g.vm).decode, going.point)
+    rest = _continuation(g)
+    function = resume_function(cast(VM, g.vm).decode, rest.point)
     function.__name__, function.__qualname__ = g.frame.function.__name__, g.frame.function.__qualname__
-    call = f"{text.constant(function, function.__name__)}({', '.join(map(text, going.values))})"
+    call = f"{text.constant(function, function.__name__)}({', '.join(map(text, rest.values))})"
     return call if g.state is CREATED else f"advanced({call})"
 
 
-def advanced(generator: types.GeneratorType[Any, Any, Any]) -> types.GeneratorType[Any, Any, Any]:
-    """A resume generator, come out of its `yield`."""
+_Real = collections.abc.Generator[object, object, object]
+
+
+def advanced(generator: _Real) -> _Real:
+    """Runs a resume generator up to the `yield` at which it is suspended, and gives it."""
     next(generator)
     return generator
 
 
-def finished_generator(name: str, qualname: str) -> Any:
-    """A generator that has nothing left."""
+def finished_generator(name: str, qualname: str) -> _Real:
+    """Makes a generator that has nothing left."""
     made: Any = (x for x in ())  # type: ignore[var-annotated]
     made.__name__, made.__qualname__ = name, qualname
     made.close()
-    return made
+    return cast(_Real, made)
 
 
 KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
