@@ -25,6 +25,7 @@ from smelt.plan.steps import extern_names, kernel_names
 from smelt.plan.target import Target
 from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
+from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.decompose import decompose
 from smelt.trace.traced import Traced
@@ -56,6 +57,19 @@ compile_graph.differentiates = True  # type: ignore[attr-defined]
 
 def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
     numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
+    schedule = _scheduled(graph, config, target)
+    with _stage("codegen"):
+        plan = build_plan(schedule, target)
+        plan = replace(plan, numbers=numbers)
+    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
+    if config.verify:
+        with _stage("verify"):
+            verify_plan(plan)
+    with _stage("load"):
+        return target.load(plan)
+
+
+def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
     with _stage("decompose"):
         graph = decompose(graph, decompositions.table(excluded=lowered()))
         if config.verify:
@@ -66,15 +80,13 @@ def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
         schedule = fuse(program, target.costs, config.fuse)
         if config.verify:
             verify_schedule(schedule)
-    with _stage("codegen"):
-        plan = build_plan(schedule, target)
-        plan = replace(plan, numbers=numbers)
-    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
-    if config.verify:
-        with _stage("verify"):
-            verify_plan(plan)
-    with _stage("load"):
-        return target.load(plan)
+    return schedule
+
+
+def inference_schedule(traced: Traced, config: Config) -> Schedule:
+    """What a traced graph runs where no gradients are needed, before it is machine code. Raises Unsupported for graphs on a
+    device without a target."""
+    return _scheduled(traced.aten_graph, config, targets.maker(_devices(traced))(config))
 
 
 def _devices(traced: Traced) -> set[torch.device]:

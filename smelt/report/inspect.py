@@ -1,4 +1,4 @@
-"""What a compiled callable holds: its entries (guards, compiled source) and the reasons why calls ran eagerly."""
+"""What a compiled callable holds: its entries (guards, compiled source, kernels) and the reasons why calls ran eagerly."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from smelt.backends.smelt import inference_schedule
 from smelt.capture.driver.entries import Entry, Record, entries_of, reasons_of, records_of
+from smelt.config import DEFAULT, Config
 from smelt.reasons import Reason
+from smelt.schedule.printer import print_schedule
 
 
 def _code(compiled: Callable[..., Any]) -> CodeType:
@@ -43,3 +46,14 @@ def graph_count(compiled: Callable[..., Any]) -> int:
 def source(compiled: Callable[..., Any]) -> str:
     """All compiled frames as Python source: the function's, then those of its resume functions."""
     return "\n".join(entry.source for _, record in records(compiled) for entry in record.entries)
+
+
+def kernels(compiled: Callable[..., Any], config: Config = DEFAULT) -> str:
+    """The kernels of all graphs as nested loops, with the ATen calls between them, and what was not fused and why.
+
+    What calls without gradients run under `config`: a graph that is differentiated is cut into parts, whose kernels differ.
+    Products and windows that are generated, and may absorb a kernel, are shown as the ATen calls that they stand for.
+    Raises Unsupported for tensors on a device without a target.
+    """
+    found = [entry.traced for _, record in records(compiled) for entry in record.entries if entry.computes]
+    return "\n\n".join(print_schedule(inference_schedule(traced, config)) for traced in found)
