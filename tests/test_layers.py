@@ -67,23 +67,6 @@ UPWARD = {("smelt.reasons", "smelt.graph.ir"): "a reason names the line of the u
 # Modules that still import each other. May only lose members.
 CYCLES = [
     {"smelt.graph.ir", "smelt.graph.printer"},
-    {
-        f"smelt.trace.{name}"
-        for name in (
-            *(
-                "flags",
-                "functionalize",
-                "functions",
-                "graphs",
-                "joint",
-                "known",
-                "masked",
-                "outputs",
-                "record",
-            ),
-            *("selected", "sequences", "shapes", "special"),
-        )
-    },
 ]
 
 COMPILERS = (
@@ -111,7 +94,7 @@ NAMED = {
 
 # How often each folder uses a private name of another module, on how many lines `vm` is `Any`, and how many functions of
 # capture mention `Any`. May only become fewer.
-REACHES = {"capture": 4, "guards": 4, "trace": 17}
+REACHES = {"capture": 4, "guards": 4}
 ANY_VM = 0
 ANY_IN_CAPTURE = 864
 

@@ -42,6 +42,7 @@ class Effects:
 
     @property
     def view(self) -> bool:
+        """Whether some result shares memory with an argument that is not written."""
         return any(r.kind == "view" for r in self.results)
 
     @property
@@ -61,6 +62,7 @@ _EFFECTS: dict[OpOverload, Effects] = {}
 
 
 def effects(op: OpOverload) -> Effects:
+    """What the operator's schema and tags say."""
     found = _EFFECTS.get(op)
     if found is None:
         found = _EFFECTS[op] = _classify(op)

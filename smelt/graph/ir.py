@@ -40,6 +40,7 @@ class NumberSpec:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the 0-d tensor that torch makes of such a number."""
         return torch.float64 if self.type is float else torch.int64
 
     def __str__(self) -> str:
@@ -90,10 +91,12 @@ class Graph:
 
     @property
     def placeholders(self) -> list[Node]:
+        """The graph's inputs, in order."""
         return [n for n in self.nodes if n.op == "placeholder"]
 
     @property
     def output(self) -> Node:
+        """The last node, whose first argument is the tuple of results. Only finished graphs have one."""
         return self.nodes[-1]
 
     def __iter__(self) -> Iterator[Node]:

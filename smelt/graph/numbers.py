@@ -91,12 +91,15 @@ class Table:
         self._known: dict[Any, Expression] = {}
 
     def leaf(self, key: Any) -> Expression:
+        """The number that is found at `key`; keys are told apart by identity."""
         return self._made(("leaf", id(key)), "leaf", (key,), 0)
 
     def const(self, number: Number) -> Expression:
+        """A number that never changes; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
         return self._made(("const", type(number), repr(number)), "const", (number,), 0)
 
     def call(self, op: str, *args: Expression) -> Expression:
+        """The operation that is a key of OPERATIONS, on these operands."""
         return self._made((op, *map(id, args)), op, args, 1 + sum(a.size for a in args))
 
     def _made(self, key: Any, op: str, args: tuple[Any, ...], size: int) -> Expression:
@@ -145,13 +148,13 @@ def number_text(number: Number) -> str:
     return f"({written})" if written.startswith("-") else written
 
 
-def program(expression: Expression, leaf: Callable[[Any], int]) -> tuple[tuple[Any, Any], ...]:
+def postfix(expression: Expression, leaf: Callable[[Any], int]) -> tuple[tuple[Any, Any], ...]:
     """Postfix form for the native evaluator: ("leaf", index), ("const", number) or (function, number of operands)."""
     if expression.op == "leaf":
         return (("leaf", leaf(expression.args[0])),)
     if expression.op == "const":
         return (("const", expression.args[0]),)
-    steps = [step for a in expression.args for step in program(a, leaf)]
+    steps = [step for a in expression.args for step in postfix(a, leaf)]
     operation = OPERATIONS[expression.op]
     first, *rest = operation.steps or (operation.function,)
     return (*steps, (first, len(expression.args)), *((function, 1) for function in rest))

@@ -1,4 +1,8 @@
-"""Passes over graphs: dead code, common subexpressions. Each changes the graph it is given, and says how much it did."""
+"""Passes over graphs: dead code, common subexpressions.
+
+Each changes the graph it is given, and says how much it did: they are steps inside of a stage that makes a graph
+(`smelt.trace.finish`, `smelt.trace.joint_builder`, `smelt.autograd`), which nobody else has yet.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 
 
 def has_effect(node: Node) -> bool:
+    """Whether a node must stay although nobody reads its result (`is_effectful`)."""
     return is_effectful(node.target)
 
 

@@ -172,6 +172,7 @@ def bounds(e: Size) -> tuple[int, int]:
 
 
 def free_syms(e: Size) -> frozenset[Sym]:
+    """The symbols that the value of `e` depends on."""
     if isinstance(e, int):
         return frozenset()
     if e._syms is None:
@@ -254,6 +255,7 @@ def _affine(e: Expr, sym: Sym) -> tuple[Size, Size] | None:
 
 
 def numel(shape: Iterable[Size]) -> Size:
+    """How many elements a tensor of this shape has."""
     total: Size = 1
     for size in shape:
         total = total * size
@@ -261,6 +263,7 @@ def numel(shape: Iterable[Size]) -> Size:
 
 
 def contiguous_stride(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The strides, in elements, of a row-major tensor of this shape."""
     strides: list[Size] = []
     step: Size = 1
     for size in reversed(shape):

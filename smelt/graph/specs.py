@@ -46,15 +46,15 @@ def trim() -> bool:
 
 def empty_like_spec(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     """An uninitialized tensor on `device`, laid out as `spec` says; sizes must be numbers."""
-    shape, stride = static(spec.shape), static(spec.stride)
+    shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
     if not spec.offset:
         return torch.empty_strided(shape, stride, dtype=spec.dtype, device=device)
-    (offset,) = static((spec.offset,))
+    (offset,) = static_sizes((spec.offset,))
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride))
     return torch.empty(max(extent, 0), dtype=spec.dtype, device=device).as_strided(shape, stride, offset)
 
 
-def static(sizes: tuple[Size, ...]) -> tuple[int, ...]:
+def static_sizes(sizes: tuple[Size, ...]) -> tuple[int, ...]:
     """`sizes` as numbers. Raises TypeError for symbolic ones."""
     if any(type(n) is not int for n in sizes):
         raise TypeError(f"symbolic sizes: {sizes}")

@@ -158,7 +158,7 @@ def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> Any
         return b if a == at.index else a
     if guard.kind == "expression":
         expression, expected = guard.value
-        return numbers.program(expression, lambda origin: places[origin].index), expected
+        return numbers.postfix(expression, lambda origin: places[origin].index), expected
     if guard.kind in _SEVERAL:
         return tuple(places[o].index for o in guard.value)
     return guard.value

@@ -7,7 +7,7 @@ from typing import Any
 
 from smelt import _native
 from smelt.errors import PlanError
-from smelt.graph.specs import static
+from smelt.graph.specs import static_sizes
 from smelt.plan.code import AddressOf
 from smelt.plan.steps import (
     Alloc,
@@ -56,15 +56,31 @@ def _register(index: int | None) -> int:
 
 
 def _alloc(s: Alloc, addresses: Addresses) -> Spec:
-    return ("alloc", s.out, static(s.shape), static(s.stride), s.dtype, s.device, _register(s.arena))
+    return (
+        "alloc",
+        s.out,
+        static_sizes(s.shape),
+        static_sizes(s.stride),
+        s.dtype,
+        s.device,
+        _register(s.arena),
+    )
 
 
 def _view(s: View, addresses: Addresses) -> Spec:
-    return ("view", s.out, s.src, static(s.shape), static(s.stride), *static((s.offset,)), s.user_visible)
+    return (
+        "view",
+        s.out,
+        s.src,
+        static_sizes(s.shape),
+        static_sizes(s.stride),
+        *static_sizes((s.offset,)),
+        s.user_visible,
+    )
 
 
 def _launch(s: Launch, addresses: Addresses) -> Spec:
-    return ("launch", addresses[s.kernel], s.regs, *static((s.extent,)), s.grain)
+    return ("launch", addresses[s.kernel], s.regs, *static_sizes((s.extent,)), s.grain)
 
 
 def _together(s: Together, addresses: Addresses) -> Spec:
@@ -75,7 +91,7 @@ def _aten(s: Aten, addresses: Addresses) -> Spec:
     schema = s.op._schema
     args = tuple(_argument(s, i, a.name) for i, a in enumerate(schema.arguments))
     outs = tuple(map(_register, s.outs))
-    expect = tuple(e and (static(e.shape), static(e.stride), e.dtype) for e in s.expect)
+    expect = tuple(e and (static_sizes(e.shape), static_sizes(e.stride), e.dtype) for e in s.expect)
     return ("aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible)
 
 

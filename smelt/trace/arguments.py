@@ -1,9 +1,15 @@
-"""Which arguments of a call a graph can hold besides tensors, numbers and containers of them."""
+"""The arguments of a call, and which of them a graph can hold besides tensors, numbers and containers of them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+
+# The arguments of a call: the user's objects, with fakes (in nodes, nodes) in place of tensors.
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 # Types of arguments that nodes hold as they are.
 LEAF_TYPES: frozenset[type] = frozenset(

@@ -7,6 +7,7 @@ import re
 from typing import Any, Literal
 
 from smelt.graph.ir import Graph, Line, Node, OpKind
+from smelt.trace.arguments import Args, Kwargs
 
 _RESERVED = set(keyword.kwlist) | {"torch", "getattr", "operator", "inf", "nan", "device", "output"}
 
@@ -37,8 +38,8 @@ class Builder:
         self,
         op: OpKind,
         target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         stem: str,
         spec: Any = None,
         line: Line | None = None,

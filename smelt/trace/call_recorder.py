@@ -12,7 +12,7 @@ from torch.autograd.forward_ad import enter_dual_level
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
-from smelt.trace.arguments import LEAF_TYPES, Unnameable, other_argument
+from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor
 from smelt.trace.inputs import Inputs
@@ -43,7 +43,7 @@ class CallRecorder:
 
     # ---- calls
 
-    def node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    def node(self, func: Any, args: Args, kwargs: Kwargs) -> Node:
         """The torch-level node of a call, not in the graph yet. Raises Unnameable for arguments that no graph can hold."""
         node_args = tuple(self._argument(a) for a in args)
         return Node("call_function", func, node_args, {k: self._argument(v) for k, v in kwargs.items()}, "")

@@ -13,7 +13,7 @@ from smelt.ops.registry import row
 from smelt.ops.tracing import Traced
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace import special
-from smelt.trace.arguments import Unnameable
+from smelt.trace.arguments import Args, Kwargs, Unnameable
 from smelt.trace.fake import has_new
 from smelt.trace.number_inputs import pinned_arguments
 from smelt.trace.parts import TraceParts
@@ -43,7 +43,7 @@ class DispatchMode(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             return self._run_alone(func, args, kwargs)
 
-    def _run_alone(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_alone(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """An operator outside of every torch-level call: its own torch-level node."""
         if row(func).traced is Traced.LIFT:  # gives a constant
             return self._run(func, args, kwargs)
@@ -61,7 +61,7 @@ class DispatchMode(TorchDispatchMode):
             self._calls.record(node, func, out)
         return out
 
-    def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if self._numbers.symbols is not None:
             args, kwargs = pinned_arguments(func, args, kwargs, everywhere=self._call.is_opaque)
         rule = special.RULES.get(row(func).traced)

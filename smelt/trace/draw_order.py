@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.specs import empty_like_spec, static
+from smelt.graph.specs import empty_like_spec, static_sizes
 
 _LARGE = 1 << 20  # elements
 _CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def order_of_draws(
 def _find(
     writes: OpOverload, pure: OpOverload, spec: TensorSpec, rest: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[int, ...] | None:
-    shape, stride = static(spec.shape), static(spec.stride)
+    shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
     n = len(shape)
     count = torch.Size(shape).numel()
     if count > _LARGE or any(k == "generator" and v is not None for k, v in keywords.items()):
@@ -56,4 +56,5 @@ def _find(
 
 
 def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    """The permutation that takes `order` back."""
     return tuple(order.index(d) for d in range(len(order)))

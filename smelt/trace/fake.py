@@ -18,6 +18,7 @@ from smelt.errors import SmeltError, Unsupported
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.trace.arguments import Args
 
 PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
@@ -43,6 +44,7 @@ class FakeTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        """Where the tensor that it stands for lives; `elem` is on the meta device."""
         return self._device
 
     @property
@@ -65,7 +67,7 @@ class FakeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Any, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0]._device

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from smelt.trace.arguments import Args, Kwargs
+
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma", "log",
     "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh",
@@ -23,14 +25,14 @@ _SEVERAL = {
     "minimum": "clamp_max",
 }  # fmt: skip
 _SCALED = frozenset(("addcmul", "addcdiv"))
-_Body = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_Body = Callable[[Args, Kwargs], Any]
 
 
 def _body(name: str, method: Callable[..., Any]) -> _Body:
     """The loop. A call that it does not know is NotImplemented."""
     scaled = name.rstrip("_") in _SCALED
 
-    def body(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def body(args: Args, kwargs: Kwargs) -> Any:
         options = {k: v for k, v in kwargs.items() if k in ("alpha", "non_blocking")}
         given = [*args, *(v for k, v in kwargs.items() if k not in options)]
         if not given or not isinstance(given[0], (list, tuple)):
@@ -51,7 +53,7 @@ def _body(name: str, method: Callable[..., Any]) -> _Body:
     return body
 
 
-def _unscale(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _unscale(args: Args, kwargs: Kwargs) -> Any:
     """What a GradScaler does to the gradients: divides them by the scale, and notes whether all were finite."""
     if kwargs or len(args) != 3:
         return NotImplemented

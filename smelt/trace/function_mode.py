@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
-from smelt.trace.arguments import Unnameable
+from smelt.trace.arguments import Args, Kwargs, Unnameable
 from smelt.trace.fake import FakeTensor, has_new
 from smelt.trace.known_values import UNKNOWN
 from smelt.trace.operator_recorder import Body
@@ -49,7 +49,7 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._run(func, args, kwargs)
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         call = self._call
         if call.pauses:
             return func(*args, **kwargs)
@@ -66,7 +66,7 @@ class FunctionMode(TorchFunctionMode):
             args, kwargs = settled(args), settled(kwargs)
         return self._run_recorded(func, args, kwargs)
 
-    def _run_inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_inside(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """A torch-level call of the user's code inside an opaque call."""
         try:
             return func(*args, **kwargs)
@@ -75,7 +75,7 @@ class FunctionMode(TorchFunctionMode):
                 self._call.fail(name_of(func), error)
             raise
 
-    def _run_recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_recorded(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         call = self._call
         try:
             node = self._calls.node(func, args, kwargs)
@@ -102,7 +102,7 @@ class FunctionMode(TorchFunctionMode):
                 self._autograd.restated.setdefault(func.__name__, []).append(args[0])
         return out
 
-    def _run_body(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_body(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """The call, or what takes its place."""
         body = _BODIES.get(func)
         if body is not None and not kwargs:
@@ -113,17 +113,13 @@ class FunctionMode(TorchFunctionMode):
 
     # ---- calls that raise
 
-    def _only_symbols_failed(
-        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
+    def _only_symbols_failed(self, error: BaseException, args: Args, kwargs: Kwargs) -> bool:
         """Whether the call is to be made again with plain numbers: for what does not take others, and for its text."""
         if self._numbers.symbols is None or self._call.wrote or isinstance(error, Unsupported):
             return False
         return has_symbols((args, kwargs))
 
-    def _failure(
-        self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Exception | None:
+    def _failure(self, error: BaseException, func: Any, args: Args, kwargs: Kwargs) -> Exception | None:
         """The user's error that takes the place of `error`; None where `error` itself goes on. Raises Unsupported for calls
         that cannot be recorded."""
         call = self._call
@@ -141,7 +137,7 @@ class FunctionMode(TorchFunctionMode):
         return failure
 
 
-def _error_of_real_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+def _error_of_real_tensors(func: Any, args: Args, kwargs: Kwargs) -> Exception | None:
     """What `func` raises in eager, whose text may be another than that of its shape function."""
     try:
         real_args, real_kwargs = _zeros_like((args, kwargs))

@@ -18,16 +18,17 @@ from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
 from smelt.graph.effects import Effects, effects
-from smelt.graph.ir import Graph, Line, Node, TensorSpec, map_nodes
-from smelt.graph.sizes import numel, static
+from smelt.graph.ir import Graph, Line, Node, map_nodes
 from smelt.ops.inplace import pure_of
 from smelt.ops.nodes import Emitter
 from smelt.ops.results import result_spec
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.draw_order import inverse, order_of_draws
 from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.opaque import OpaqueCall
+from smelt.trace.overlap import is_dense_row_major, overlaps_itself, partly_overlap
 from smelt.trace.parts import TraceParts
 from smelt.trace.scatter import View, scatter_back
 from smelt.trace.tape import Tape
@@ -73,59 +74,6 @@ def functionalize(
         _own_constants(tape, outputs)
         return Functional(tape.aten.graph, [f.aten_node for f in outputs], set(), late)
     return _Functionalizer(parts).run(outputs, len(tape.entries) if start is None else start[0], given)
-
-
-def _overlaps(spec: TensorSpec) -> bool:
-    """Whether elements may share memory (`expand`, overlapping `as_strided`)."""
-    reach = 0
-    for stride, size in sorted(_layout(spec)):
-        if stride <= reach:
-            return 0 not in spec.shape
-        reach += stride * (size - 1)
-    return False
-
-
-def _partly_overlap(a: Any, b: Any) -> bool:
-    """Of two tensors on one storage. Eager refuses where both are dense; what it gives where one is not depends on the
-    order in which it visits the elements."""
-    if a.dtype is not b.dtype or a.offset >= b.offset + _extent(b) or b.offset >= a.offset + _extent(a):
-        return False
-    if a.offset == b.offset and _layout(a) == _layout(b):
-        return False
-    if _extent(a) == numel(a.shape) and _extent(b) == numel(b.shape):
-        return True
-    if static(numel(a.shape)) + static(numel(b.shape)) > _ENUMERABLE:
-        return False
-    return not set(_places(a)).isdisjoint(_places(b))
-
-
-_ENUMERABLE = 1 << 16  # elements
-
-
-def _layout(spec: Any) -> list[tuple[int, int]]:
-    return [(s, n) for s, n in zip(spec.stride, spec.shape) if n != 1]
-
-
-def _places(spec: Any) -> list[int]:
-    """Where in the storage the elements are."""
-    places = [spec.offset]
-    for stride, size in _layout(spec):
-        places = [p + i * stride for p in places for i in range(size)]
-    return places
-
-
-def _extent(spec: Any) -> int:
-    """Elements from the first to the last, both included."""
-    return 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
-
-
-def _is_contiguous(spec: TensorSpec) -> bool:
-    expected = 1
-    for stride, size in reversed(_layout(spec)):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _in_checkpoint(node: Node) -> bool:
@@ -292,7 +240,7 @@ class _Functionalizer(Emitter):
             else:
                 self._define(fake, fake.aten_node)
 
-    def _viewed(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
+    def _viewed(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Node | None:
         """The recorded node that a view operator looks at."""
         info = effects(op)
         if not info.view:
@@ -315,7 +263,7 @@ class _Functionalizer(Emitter):
         given = {**dict(zip(info.names, node.args)), **node.kwargs}
         positional, keywords = _call_arguments(pure.op, given, node.target)
         filled = written[info.writes[0]]
-        if info.random and type(filled) is FakeTensor and not _is_contiguous(filled.spec):
+        if info.random and type(filled) is FakeTensor and not is_dense_row_major(filled.spec):
             self._draw(node, pure.op, filled, positional[1:], keywords)
             return
         call = self.emit(pure.op, map_nodes(positional, self._read), map_nodes(keywords, self._read))
@@ -355,7 +303,7 @@ class _Functionalizer(Emitter):
         map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
         for target in written:
             for other in (self.fake_of[n] for n in read if n in self.fake_of):
-                if other.storage_key == target.storage_key and _partly_overlap(other.spec, target.spec):
+                if other.storage_key == target.storage_key and partly_overlap(other.spec, target.spec):
                     raise self.refuse("operands share memory in part and one of them is written")
 
     def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:
@@ -369,7 +317,7 @@ class _Functionalizer(Emitter):
         storage = self._storage(fake)
         if storage.inputs > 1:
             raise self.refuse("inputs share memory and one of them is written")
-        if _overlaps(storage.base.spec) or _overlaps(fake.spec):
+        if overlaps_itself(storage.base.spec) or overlaps_itself(fake.spec):
             raise self.refuse("a tensor is written several of whose elements share memory")
         spec = fake.spec
         if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:
@@ -418,9 +366,7 @@ def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:
                 yield i, value
 
 
-def _call_arguments(
-    op: OpOverload, given: dict[str, Any], like: OpOverload
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call_arguments(op: OpOverload, given: dict[str, Any], like: OpOverload) -> tuple[Args, Kwargs]:
     """Arguments `given` by name, as positional and keyword arguments of `op`. What is not given has the default that
     `like`, the operator called at first, has for it."""
     defaults = {a.name: a.default_value for a in like._schema.arguments if a.has_default_value()}

@@ -13,6 +13,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
+from smelt.trace.arguments import Args, Kwargs
 
 Tensors = Sequence[torch.Tensor]
 
@@ -76,11 +77,11 @@ def _adagrad(
         param.sub_(grad / total.sqrt().add_(eps) * rate)
 
 
-def _body(compute: Callable[..., None]) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
+def _body(compute: Callable[..., None]) -> Callable[[Args, Kwargs], None]:
     return lambda args, kwargs: compute(*args, **kwargs)
 
 
-BODIES: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], None]] = {
+BODIES: dict[Any, Callable[[Args, Kwargs], None]] = {
     getattr(torch, name): _body(compute)
     for name, compute in (
         ("_fused_adam_", _adam(False)),

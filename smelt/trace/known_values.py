@@ -9,6 +9,7 @@ import torch
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.tape import Tape
@@ -57,7 +58,7 @@ class KnownValues:
         """The number that a tensor of one element holds, if whoever asked for this trace knows one; else None."""
         return None if self.on_read is None or self._call.is_opaque else self.on_read(fake)
 
-    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """`func` on the values of its arguments; None if one is unknown."""
         real_args = [self._argument(a) for a in args]
         real_kwargs = {k: self._argument(v) for k, v in kwargs.items()}
@@ -66,7 +67,7 @@ class KnownValues:
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
             return func(*real_args, **real_kwargs)
 
-    def read(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def read(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """A torch-level call that reads memory (`numpy()`), on known values; UNKNOWN if they are not known, or if the call
         does more than read."""
         if func not in _READERS:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from smelt.trace.arguments import Args
 from smelt.trace.fake import FakeTensor
 from smelt.trace.operator_recorder import Body, OperatorRecorder
 
 
-def _store(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
+def _store(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     x, mask, value = args
     if not (_is_mask(x, mask) and _is_written_alike(x, mask, value)):
         return func(*args)

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import Expression, Number, leaves
 from smelt.ops.registry import row
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.symbols import Symbol, Symbols, plain_parts
 
@@ -62,9 +63,7 @@ class NumberInputs:
         return found.node(builder)
 
 
-def pinned_arguments(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], everywhere: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, everywhere: bool) -> tuple[Args, Kwargs]:
     """An operator's arguments, symbolic only where a number may differ without changing the result's metadata; nowhere
     with `everywhere`."""
     names = frozenset() if everywhere else number_arguments(func)

@@ -12,7 +12,7 @@ from smelt.errors import Unsupported
 from smelt.graph.effects import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.trace import shapes
-from smelt.trace.arguments import LEAF_TYPES, Unnameable, other_argument
+from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.copies import Copies
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor
@@ -48,7 +48,7 @@ class OperatorRecorder:
         self.numbers = numbers
         self.known = KnownValues(call, tape, writes)
 
-    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Runs an operator on metadata and records its aten node. Raises what the operator raises for such metadata."""
         key: list[Any] = [func]
         nodes: list[Any] = []
@@ -109,17 +109,17 @@ class OperatorRecorder:
 
 
 # What is run in place of a torch-level function's own code: `body(recorder, function, positional arguments)`.
-Body = Callable[[OperatorRecorder, Any, tuple[Any, ...]], Any]
+Body = Callable[[OperatorRecorder, Any, Args], Any]
 
 
-def _check_writable(args: tuple[Any, ...]) -> None:
+def _check_writable(args: Args) -> None:
     """What eager checks where it counts a tensor's version. The eager call itself says it in its own words."""
     target = args[0] if args else None
     if type(target) is FakeTensor and target.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed.")
 
 
-def _storages(info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
+def _storages(info: Effects, args: Args, kwargs: Kwargs) -> Iterator[int]:
     """The storages of what an operator writes."""
     for name in info.writes:
         value = info.argument(name, args, kwargs)

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.autograd_calls import AutogradCalls
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.inputs import Inputs
@@ -29,8 +30,8 @@ class ViewStep:
     result."""
 
     op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     item: int | None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt.trace.arguments import Args
 from smelt.trace.operator_recorder import Body, OperatorRecorder
 
 aten = torch.ops.aten
@@ -34,7 +35,7 @@ def _known(recorder: OperatorRecorder, sizes: torch.Tensor, what: str) -> torch.
     return value
 
 
-def _pack(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
+def _pack(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     data, lengths, batch_first = args
     value = _known(recorder, lengths, "packing sequences")
     with recorder.call.paused():
@@ -43,7 +44,7 @@ def _pack(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
     return packed, recorder.tape.add_constant(batch_sizes)
 
 
-def _pad(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
+def _pad(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     data, batch_sizes, batch_first, value, total = args
     sizes = _known(recorder, batch_sizes, "padding sequences")
     with recorder.call.paused():
@@ -53,7 +54,7 @@ def _pad(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
     return padded, recorder.tape.add_constant(lengths)
 
 
-def _network(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
+def _network(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     data, sizes, *rest = args
     if not isinstance(sizes, torch.Tensor) or sizes.is_floating_point():  # not packed
         return func(*args)

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from smelt.trace.arguments import Args
 from smelt.trace.fake import FakeTensor
 from smelt.trace.operator_recorder import Body, OperatorRecorder
 
 _INTEGERS = (torch.int64, torch.int32)
 
 
-def _item(recorder: OperatorRecorder, func: Any, args: tuple[Any, ...]) -> Any:
+def _item(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     table, index = args
     if not (recorder.copies.allowed and type(index) is FakeTensor and _is_place(table, index)):
         return func(table, index)

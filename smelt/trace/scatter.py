@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from smelt.graph.ir import Node
 from smelt.ops.nodes import Emitter
 from smelt.ops.registry import row
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
 
 
@@ -20,8 +21,8 @@ class View:
 
     source: FakeTensor
     target: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     at: Node
     spec: Any
     item: int | None

@@ -7,12 +7,15 @@ again. What is not kept: changes of metadata in place, views of another dtype, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from smelt.errors import Unsupported
 from smelt.graph import specs
 from smelt.graph.effects import Effects, Result
 from smelt.graph.ir import TensorSpec
@@ -25,7 +28,9 @@ from smelt.reasons import (
     UNSUPPORTED_CALL,
     UNSUPPORTED_EFFECT,
     UNSUPPORTED_OBJECT,
+    ReasonKind,
 )
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.inputs import Inputs
 
@@ -54,7 +59,6 @@ class Answer:
 
 
 _ANSWERS: dict[Any, Answer] = {}
-_STEMS: dict[OpOverload, str] = {}
 
 
 def trim() -> None:
@@ -64,29 +68,29 @@ def trim() -> None:
         results.forget()
 
 
+@cache
 def stem(func: OpOverload) -> str:
     """Node name of an operator: `aten::add.Tensor` gives `add`."""
-    found = _STEMS.get(func)
-    if found is None:
-        found = _STEMS[func] = func._schema.name.split("::")[1].strip("_") or "op"
-    return found
+    return func._schema.name.split("::")[1].strip("_") or "op"
 
 
 def infer(
-    inputs: Inputs, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    inputs: Inputs, func: OpOverload, info: Effects, key: Any, args: Args, kwargs: Kwargs
 ) -> tuple[Any, Any]:
     """(what the call returns, spec of its node). `key` is the operator with what a shape function may see of its arguments;
     `inputs` gives fakes for real tensors among them. Raises what the operator raises for such metadata."""
     key = (key, torch.get_default_dtype())
     answer = _ANSWERS.get(key)
     if answer is None:
-        return _compute(inputs, func, info, key, args, kwargs)
+        out, answer = _FirstCall(inputs, func, info, args, kwargs).infer()
+        if answer is None:
+            return out, _loose_spec(out)
+        _ANSWERS[key] = answer
+        return out, answer.spec
     return _repeat(inputs, answer, info, args, kwargs), answer.spec
 
 
-def _repeat(
-    inputs: Inputs, answer: Answer, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _repeat(inputs: Inputs, answer: Answer, info: Effects, args: Args, kwargs: Kwargs) -> Any:
     if answer.container is None:
         return _make(inputs, answer.parts[0], info, args, kwargs)
     return answer.container(
@@ -97,7 +101,7 @@ def _repeat(
     )
 
 
-def _make(inputs: Inputs, part: Part, info: Effects, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _make(inputs: Inputs, part: Part, info: Effects, args: Args, kwargs: Kwargs) -> Any:
     kind, spec = part.kind, part.spec
     if kind == "fresh":
         assert spec is not None
@@ -119,74 +123,144 @@ def _make(inputs: Inputs, part: Part, info: Effects, args: tuple[Any, ...], kwar
 # ---- the first time
 
 
-def _compute(
-    inputs: Inputs, func: OpOverload, info: Effects, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    if info.changes_metadata:
-        raise inputs.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes a tensor's shape in place")
-    device = _device(args, kwargs)
-    metas = [_meta(inputs, a) for a in args]
-    meta_kwargs = {k: _meta(inputs, v) for k, v in kwargs.items()}
-    if "device" in info.names:
-        if meta_kwargs.get("device") is not None or not _has_tensor(args):
-            meta_kwargs["device"] = _META
-        meta_kwargs.pop("pin_memory", None)
-    if meta_kwargs.get("layout") not in (None, torch.strided):
-        raise inputs.call.unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
-    out = _run(inputs, func, info, metas, meta_kwargs, device.type == "cpu")
-    wrapped, answer = _wrap_results(inputs, func, info, out, device, args, kwargs)
-    if answer is None:
-        return wrapped, _loose_spec(wrapped)
-    _ANSWERS[key] = answer
-    return wrapped, answer.spec
-
-
 _NO_FAKE = "There was no fake impl registered"  # how torch reports a user's operator without a shape function
 
 
-def _run(
-    inputs: Inputs, func: OpOverload, info: Effects, args: list[Any], kwargs: dict[str, Any], cpu: bool
-) -> Any:
-    """The operator on meta tensors, its refusals translated."""
-    if info.data_dependent:
-        raise inputs.call.unsupported(DATA_DEPENDENT, str(func))
-    try:
-        return on_metas(func, args, kwargs, cpu)
-    except (NotImplementedError, RuntimeError) as error:
-        if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
-            raise inputs.call.unsupported(DATA_DEPENDENT_SHAPE, str(func)) from error
-        if not isinstance(error, NotImplementedError) and _NO_FAKE not in str(error):
-            raise
-        raise inputs.call.unsupported(UNSUPPORTED_CALL, f"{func} has no shape function") from error
+class _FirstCall:
+    """A call whose answer is not known yet: the operator runs on meta tensors."""
 
+    def __init__(self, inputs: Inputs, func: OpOverload, info: Effects, args: Args, kwargs: Kwargs) -> None:
+        self.inputs = inputs
+        self.func = func
+        self.info = info
+        self.args = args
+        self.kwargs = kwargs
+        self.device = self._device()
 
-def _meta(inputs: Inputs, value: Any) -> Any:
-    if type(value) is FakeTensor:
-        return value.elem
-    if isinstance(value, (list, tuple)):
-        return [_meta(inputs, v) for v in value]
-    if isinstance(value, torch.Tensor):
-        return value if value.dim() == 0 and value.device == _CPU else inputs.stand_in(value).elem
-    return value
+    def infer(self) -> tuple[Any, Answer | None]:
+        """(what the call returns, how to make it again; None when that cannot be kept)."""
+        if self.info.changes_metadata:
+            raise self._unsupported(UNSUPPORTED_EFFECT, f"{self.func} changes a tensor's shape in place")
+        metas = [self._meta(a) for a in self.args]
+        meta_kwargs = {k: self._meta(v) for k, v in self.kwargs.items()}
+        if "device" in self.info.names:
+            if meta_kwargs.get("device") is not None or not _has_tensor(self.args):
+                meta_kwargs["device"] = _META
+            meta_kwargs.pop("pin_memory", None)
+        if meta_kwargs.get("layout") not in (None, torch.strided):
+            raise self._unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
+        return self._wrap_results(self._run(metas, meta_kwargs))
+
+    def _unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
+        return self.inputs.call.unsupported(kind, detail)
+
+    def _device(self) -> torch.device:
+        """Where results live: the `device` argument, else the first tensor's with dimensions, else the first tensor's."""
+        asked = self.kwargs.get("device")
+        if asked is not None:
+            return canonical_device(asked)
+        first = None
+        for tensor in _tensors((*self.args, *self.kwargs.values())):
+            if tensor.dim():
+                return tensor.device
+            first = first or tensor.device
+        return first or _CPU
+
+    def _meta(self, value: Any) -> Any:
+        if type(value) is FakeTensor:
+            return value.elem
+        if isinstance(value, (list, tuple)):
+            return [self._meta(v) for v in value]
+        if isinstance(value, torch.Tensor):
+            return value if value.dim() == 0 and value.device == _CPU else self.inputs.stand_in(value).elem
+        return value
+
+    def _run(self, args: list[Any], kwargs: Kwargs) -> Any:
+        """The operator on meta tensors, its refusals translated."""
+        info = self.info
+        if info.data_dependent:
+            raise self._unsupported(DATA_DEPENDENT, str(self.func))
+        try:
+            return on_metas(self.func, args, kwargs, self.device.type == "cpu")
+        except (NotImplementedError, RuntimeError) as error:
+            if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
+                raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
+            if not isinstance(error, NotImplementedError) and _NO_FAKE not in str(error):
+                raise
+            raise self._unsupported(UNSUPPORTED_CALL, f"{self.func} has no shape function") from error
+
+    def _wrap_results(self, out: Any) -> tuple[Any, Answer | None]:
+        results = self.info.results
+        if not results:
+            return None, None
+        single = len(results) == 1 and not isinstance(out, tuple)
+        items = [out] if single and not results[0].is_list else [list(out)] if single else list(out)
+        wrapped: list[Any] = []
+        parts: list[Any] = []
+        for result, item in zip(results, items):
+            if isinstance(item, (list, tuple)):
+                pairs = [self._wrap(result, v, i) for i, v in enumerate(item)]
+                wrapped.append([w for w, _ in pairs])
+                parts.append([p for _, p in pairs])
+            else:
+                w, p = self._wrap(result, item, -1)
+                wrapped.append(w)
+                parts.append(p)
+        value = wrapped[0] if single else tuple(wrapped)
+        flat = [p for part in parts for p in (part if isinstance(part, list) else [part])]
+        if any(p is None for p in flat):
+            return value, None
+        if single and isinstance(parts[0], list):
+            return value, Answer(list, parts[0], tuple(p.spec for p in parts[0]))
+        spec = parts[0].spec if single else tuple(_part_spec(p) for p in parts)
+        return value, Answer(None if single else tuple, parts, spec)
+
+    def _wrap(self, result: Result, item: Any, index: int) -> tuple[Any, Part | None]:
+        """(the fake of a result, or of element `index` of one; how to make it again, None when that cannot be kept)."""
+        if item is None:
+            return None, Part("none")
+        if not isinstance(item, torch.Tensor):
+            return item, None
+        if result.kind == "same":
+            return self._given_back(result, index)
+        if item.device.type != "meta" and not _has_tensor((*self.args, *self.kwargs.values())):
+            item = item.to(_META)  # of plain numbers: torch.div(5, 2)
+        if item.device.type != "meta":  # a shape function that computes for real
+            raise self._unsupported(UNSUPPORTED_CALL, f"an operator gave a real tensor of {item.device}")
+        if result.kind == "view":
+            return self._view(result, item)
+        for source in _tensors(
+            (*self.args, *self.kwargs.values())
+        ):  # an operator that gives its argument back
+            if type(source) is FakeTensor and source.elem is item:
+                return source, None
+        spec = spec_of(item, self.device)
+        return wrap(item, self.device, spec), Part("fresh", spec)
+
+    def _given_back(self, result: Result, index: int) -> tuple[FakeTensor, Part]:
+        source = self.info.argument(result.arg, self.args, self.kwargs)
+        position = -1
+        if isinstance(source, (list, tuple)):
+            source, position = source[index], index
+        return source, Part("same", source.spec, result.arg, position)
+
+    def _view(self, result: Result, item: torch.Tensor) -> tuple[FakeTensor, Part | None]:
+        source = self.info.argument(result.arg, self.args, self.kwargs)
+        device = source.device if isinstance(source, torch.Tensor) else self.device
+        spec = spec_of(item, device)
+        keep = (
+            isinstance(source, FakeTensor)
+            and source.dtype == item.dtype
+            and not (item.is_conj() or item.is_neg())
+            and not (source.elem.is_conj() or source.elem.is_neg())  # the key does not tell such an argument
+        )
+        return wrap(item, device, spec), Part("view", spec, result.arg) if keep else None
 
 
 def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     return isinstance(value, (list, tuple)) and any(_has_tensor(v) for v in value)
-
-
-def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Where results live: the `device` argument, else the first tensor's with dimensions, else the first tensor's."""
-    asked = kwargs.get("device")
-    if asked is not None:
-        return canonical_device(asked)
-    first = None
-    for tensor in _tensors((*args, *kwargs.values())):
-        if tensor.dim():
-            return tensor.device
-        first = first or tensor.device
-    return first or _CPU
 
 
 def canonical_device(device: torch.device | str | int) -> torch.device:
@@ -197,7 +271,7 @@ def canonical_device(device: torch.device | str | int) -> torch.device:
     return device
 
 
-def _tensors(values: Any) -> Any:
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -205,85 +279,8 @@ def _tensors(values: Any) -> Any:
             yield from _tensors(value)
 
 
-def _wrap_results(
-    inputs: Inputs,
-    func: OpOverload,
-    info: Effects,
-    out: Any,
-    device: torch.device,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Any, Answer | None]:
-    if not info.results:
-        return None, None
-    single = len(info.results) == 1 and not isinstance(out, tuple)
-    items = [out] if single and not info.results[0].is_list else [list(out)] if single else list(out)
-    wrapped: list[Any] = []
-    parts: list[Any] = []
-    for result, item in zip(info.results, items):
-        if isinstance(item, (list, tuple)):
-            pairs = [_wrap_one(inputs, result, v, i, device, info, args, kwargs) for i, v in enumerate(item)]
-            wrapped.append([w for w, _ in pairs])
-            parts.append([p for _, p in pairs])
-        else:
-            w, p = _wrap_one(inputs, result, item, -1, device, info, args, kwargs)
-            wrapped.append(w)
-            parts.append(p)
-    value = wrapped[0] if single else tuple(wrapped)
-    flat = [p for part in parts for p in (part if isinstance(part, list) else [part])]
-    if any(p is None for p in flat):
-        return value, None
-    if single and isinstance(parts[0], list):
-        return value, Answer(list, parts[0], tuple(p.spec for p in parts[0]))
-    spec = parts[0].spec if single else tuple(_part_spec(p) for p in parts)
-    return value, Answer(None if single else tuple, parts, spec)
-
-
 def _part_spec(part: Part | list[Part]) -> Any:
     return tuple(p.spec for p in part) if isinstance(part, list) else part.spec
-
-
-def _wrap_one(
-    inputs: Inputs,
-    result: Result,
-    item: Any,
-    index: int,
-    device: torch.device,
-    info: Effects,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Any, Part | None]:
-    """(fake, how to make it again; None when that cannot be kept)."""
-    if item is None:
-        return None, Part("none")
-    if not isinstance(item, torch.Tensor):
-        return item, None
-    if result.kind == "same":
-        source = info.argument(result.arg, args, kwargs)
-        position = -1
-        if isinstance(source, (list, tuple)):
-            source, position = source[index], index
-        return source, Part("same", source.spec, result.arg, position)
-    if item.device.type != "meta" and not _has_tensor((*args, *kwargs.values())):
-        item = item.to(_META)  # of plain numbers: torch.div(5, 2)
-    if item.device.type != "meta":  # a shape function that computes for real
-        raise inputs.call.unsupported(UNSUPPORTED_CALL, f"an operator gave a real tensor of {item.device}")
-    if result.kind == "view":
-        source = info.argument(result.arg, args, kwargs)
-        device = source.device if isinstance(source, torch.Tensor) else device
-        spec = spec_of(item, device)
-        keep = (
-            isinstance(source, FakeTensor)
-            and source.dtype == item.dtype
-            and not (item.is_conj() or item.is_neg())
-            and not (source.elem.is_conj() or source.elem.is_neg())  # the key does not tell such an argument
-        )
-        return wrap(item, device, spec), Part("view", spec, result.arg) if keep else None
-    for source in _tensors((*args, *kwargs.values())):  # an operator that gives its argument back
-        if type(source) is FakeTensor and source.elem is item:
-            return source, None
-    spec = spec_of(item, device)
-    return wrap(item, device, spec), Part("fresh", spec)
 
 
 def _loose_spec(value: Any) -> Any:

@@ -16,23 +16,20 @@ from smelt.ops.registry import row
 from smelt.ops.tracing import Traced
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace import shapes
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.operator_recorder import OperatorRecorder
 from smelt.trace.symbols import SYMBOLIC, plain
 
 aten = torch.ops.aten
-Rule = Callable[[OperatorRecorder, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+Rule = Callable[[OperatorRecorder, OpOverload, Args, Kwargs], Any]
 
 
-def _device(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _device(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0].device
 
 
-def _read_value(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _read_value(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if type(args[0]) in SYMBOLIC:
         return plain(args[0])
     value = recorder.known.value(args[0])
@@ -44,16 +41,14 @@ def _read_value(
     return value.item()
 
 
-def _lift(recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _lift(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`torch.tensor(data)` hands the finished tensor to `lift_fresh`: a constant of the program."""
     if type(args[0]) is FakeTensor:
         return args[0]
     return recorder.tape.add_constant(args[0].clone())
 
 
-def _dynamic(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _dynamic(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Operators whose answer needs values: computed at once if the values are known."""
     out = recorder.known.run(func, args, kwargs)
     if out is None:
@@ -65,9 +60,7 @@ def _dynamic(
     return out
 
 
-def _index(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _index(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A mask whose value is known selects at constant places."""
     fake, indices = args
     masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
@@ -85,18 +78,14 @@ def _index(
     return recorder.run(func, (fake, places), {})
 
 
-def _as_view(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _as_view(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`unsafe_split` gives views that autograd does not know of: beneath autograd they are views."""
     view = row(func).view
     assert view is not None
     return recorder.run(view, args, kwargs)
 
 
-def _batch_norm(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _batch_norm(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`native_batch_norm` writes its running statistics without saying so in its schema; its successors say it."""
     *tensors, mean, var, training, momentum, eps = args
     if mean is None:
@@ -111,9 +100,7 @@ def _batch_norm(
 _BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 
 
-def _attention_choice(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _attention_choice(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Which kernel `scaled_dot_product_attention` takes is asked of the real device: on uninitialized tensors laid out
     as the arguments, since only layouts decide."""
     if args[0].device.type != "cpu":
@@ -128,9 +115,7 @@ def _laid_out(value: Any) -> Any:
     return like.requires_grad_(value.requires_grad) if value.requires_grad else like
 
 
-def _change_metadata(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`squeeze_`, `t_`, ...: the tensor becomes a view of what it was, recorded as the view operator."""
     fake, *rest = args
     if recorder.inputs.holds(fake):
@@ -146,9 +131,7 @@ def _change_metadata(
     return fake
 
 
-def _as_strided(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _as_strided(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
     so only what they cover may be reached. An offset counts from the start of the storage."""
     fake, *rest = args
@@ -180,15 +163,11 @@ def _covered(recorder: OperatorRecorder, fake: FakeTensor) -> tuple[int, int]:
     return first, max(int(i.storage_offset()) + _span(i.size(), i.stride()) for i in inputs) + 1
 
 
-def _refuse_effect(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _refuse_effect(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     raise recorder.call.unsupported(UNSUPPORTED_EFFECT, str(func))
 
 
-def _zero_tensor(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _zero_tensor(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A zero without memory, which forward-mode differentiation makes: its fake is one as well, so that torch leaves out
     the products and sums that eager leaves out."""
     device = shapes.canonical_device(kwargs.get("device") or "cpu")
@@ -199,9 +178,7 @@ def _zero_tensor(
     return fake
 
 
-def _converted(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _converted(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`Tensor.to` called by native code beneath autograd: the copy that it comes down to, or the tensor itself."""
     fake, *rest = args
     names = [a.name for a in func._schema.arguments[1:]]
@@ -215,9 +192,7 @@ def _converted(
     return recorder.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **kept})
 
 
-def _number_copied(
-    recorder: OperatorRecorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _number_copied(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A transform casts the number in `x * 2`, which reaches Python as a number again."""
     if isinstance(args[0], torch.Tensor):
         return NotImplemented

@@ -61,9 +61,11 @@ class Symbols:
         return Symbol(self, self._table.const(value), value)
 
     def is_pinned(self, expression: Expression) -> bool:
+        """Whether the trace depends on the value of every leaf already."""
         return all(key in self._pinned for key in leaves(expression))
 
     def pin(self, expression: Expression) -> None:
+        """The trace depends on the value that the expression has now: its leaves must be the same at later calls."""
         for key in leaves(expression):
             if key not in self._pinned:
                 self._pinned.add(key)
@@ -90,6 +92,7 @@ class Symbols:
         return _wrapped(Symbol(self, expression, value))
 
     def decide(self, expression: Expression, value: bool) -> bool:
+        """The answer to a comparison, which is required of later calls."""
         if not self.is_pinned(expression):
             self._require(expression, value)
         return value
@@ -115,9 +118,11 @@ class Symbol:
         return self.value
 
     def number(self) -> Any:
+        """The symbolic number that holds this symbol."""
         return _wrapped(self)
 
     def call(self, op: str, *others: Symbol) -> Any:
+        """The operation (a key of `OPERATIONS`) with this symbol as its first operand: see `Symbols.call`."""
         return self.symbols.call(op, self, *others)
 
     def fits_a_tensor(self) -> bool:
@@ -127,7 +132,7 @@ class Symbol:
         size = self.call("abs")
         return bool(size < 1 << 63)
 
-    # ---- what C++ asks
+    # ---- what C++ asks, under the names and with the arguments of torch's SymNode
 
     def is_int(self) -> bool:
         return type(self.value) is int
@@ -364,6 +369,7 @@ def has_symbols(value: Any) -> bool:
 
 
 def rounded(value: Any, digits: int | None = None) -> Any:
+    """`round(value, digits)`."""
     symbols: Symbols = value.node.symbols
     if digits is None:
         return symbols.call("round", value.node)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node
+from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, wrap
@@ -48,9 +49,7 @@ class Tape:
         self.kept: set[Node] = set()
         self._call = call
 
-    def add_operator(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stem: str, spec: Any
-    ) -> Node:
+    def add_operator(self, func: Any, args: Args, kwargs: Kwargs, stem: str, spec: Any) -> Node:
         """An aten node of the call that is running. `finish_operator` must follow."""
         call, aten = self._call, self.aten
         node = Node("call_function", func, args, kwargs, aten.name(stem), spec, call.line(), call.node)
