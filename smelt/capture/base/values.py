@@ -6,7 +6,7 @@ import collections
 import enum
 import functools
 import types
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -89,6 +89,10 @@ CONTAINER_TYPES: frozenset[type] = frozenset(
         collections.Counter,
     }
 )
+Container: TypeAlias = (
+    "list[Any] | dict[Any, Any] | set[Any] | collections.deque[Any]"  # what is inside is the user's
+)
+C = TypeVar("C", bound=Container)
 CONTAINER_BASES = (list, dict, set, collections.deque)  # what a container may be a subclass of
 
 IMMUTABLE_TYPE_FLAG = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE

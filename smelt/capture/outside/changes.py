@@ -5,8 +5,6 @@ A store gives a class a new version, so a class whose attributes the trace store
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.values import MISSING, instance_dict, is_identity, is_lookup_key
 from smelt.capture.outside.registry import Outside
 from smelt.errors import Unsupported
@@ -14,12 +12,12 @@ from smelt.guards.origin import OriginKind
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
-def check_changeable(outside: Outside, obj: Any) -> None:
+def check_changeable(outside: Outside, obj: object) -> None:
     if id(obj) in outside.changed.fixed:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
 
 
-def touch(outside: Outside, obj: Any) -> None:
+def touch(outside: Outside, obj: object) -> None:
     """Before an outside object changes."""
     check_changeable(outside, obj)
     if outside.opened.copies:
@@ -31,7 +29,7 @@ def touch(outside: Outside, obj: Any) -> None:
         _touch_one(outside, obj)
 
 
-def note_store(outside: Outside, obj: Any, kind: OriginKind, key: Any, value: Any) -> None:
+def note_store(outside: Outside, obj: object, kind: OriginKind, key: object, value: object) -> None:
     """`value` is about to be stored in `obj`: an effect even if it is what is there now, unless that is guarded."""
     origin = outside.origins.get(id(obj))
     if origin is None or not is_lookup_key(key):
@@ -40,7 +38,7 @@ def note_store(outside: Outside, obj: Any, kind: OriginKind, key: Any, value: An
         outside.log.store(outside.changed.owners.get(id(obj), obj), key)
 
 
-def _touch_one(outside: Outside, obj: Any) -> None:
+def _touch_one(outside: Outside, obj: object) -> None:
     if outside.log.touch(obj):
         outside.memo.by_id.pop(id(obj), None)
         outside.origins.keep(obj)
@@ -52,7 +50,7 @@ def _touch_one(outside: Outside, obj: Any) -> None:
 class ClassState:
     """Called without arguments: whether a class has the attributes that it had, leaving out some names."""
 
-    def __init__(self, cls: type, attributes: dict[str, Any], besides: frozenset[str]) -> None:
+    def __init__(self, cls: type, attributes: dict[str, object], besides: frozenset[str]) -> None:
         self.cls = cls
         self.mro = cls.__mro__
         self.attributes = attributes
@@ -112,7 +110,7 @@ def guard_distinct(outside: Outside) -> None:
             outside.facts.guard("distinct", origins[0], origins, key=cls)
 
 
-def own_dict(outside: Outside, obj: Any, own: dict[str, Any]) -> dict[str, Any]:
+def own_dict(outside: Outside, obj: object, own: dict[str, object]) -> dict[str, object]:
     """`obj.__dict__` read by the user's code."""
     if id(obj) in outside.origins:
         outside.changed.owners[id(own)] = obj

@@ -15,18 +15,20 @@ from smelt.trace.trace import Trace
 class ChangingNumbers:
     """Which numbers are symbolic, and what stands for them."""
 
+    writes: Any  # what `tensor_numbers.py` knows of the memory that operators wrote
+
     def __init__(self, trace: Trace, facts: Facts) -> None:
         self._trace = trace
         self._facts = facts
-        self.dynamic: frozenset[tuple[Any, ...]] = (
+        self.dynamic: frozenset[tuple[object, ...]] = (
             frozenset()
         )  # paths of origins whose numbers change between calls
         self.follows_counts = False  # numbers in tensors of one element are symbolic from the first call on
         self.readings: set[Origin] = set()  # where tensors of one element were read
-        self.writes: Any = None  # what `tensor_numbers.py` knows of the memory that operators wrote
-        self._at: dict[Origin, Any] = {}  # the symbolic number at each of them
+        self.writes = None
+        self._at: dict[Origin, object] = {}  # the symbolic number at each of them
 
-    def read(self, value: Any, origin: Origin) -> Any:
+    def read(self, value: int | float, origin: Origin) -> object:
         """The number read at `origin`: one that changed between calls is symbolic, any other is part of the trace."""
         found = self._at.get(origin)
         if found is None:
@@ -36,7 +38,7 @@ class ChangingNumbers:
             found = self.at(origin, value)
         return found
 
-    def at(self, origin: Origin, value: Any) -> Any:
+    def at(self, origin: Origin, value: int | float) -> object:
         """The symbolic number at `origin`, now `value`."""
         found = self._at.get(origin)
         if found is None:
@@ -51,7 +53,7 @@ class ChangingNumbers:
             numbers.symbols = Symbols(self._pin, self._require)
         return numbers.symbols
 
-    def _pin(self, origin: Origin, value: Any) -> None:
+    def _pin(self, origin: Origin, value: object) -> None:
         if origin in self.readings:
             raise PlainNumbersOnly(Reason(DATA_DEPENDENT, "a number that a tensor holds"))
         self._facts.guard("eq", origin, value)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from smelt.capture.base.values import (
     CONTAINER_TYPES,
     LEAF_TYPES,
     MISSING,
+    C,
+    Container,
     exception_fields,
     is_lookup_key,
     is_plain_key,
@@ -28,7 +30,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain, plain_parts
 
 
-def open(outside: Outside, container: Any) -> Any:
+def open(outside: Outside, container: C) -> C:
     """Native code is going to look inside: guards all that was in an outside container before the trace, and gives
     what native code may see: the container itself, or a copy with fakes where it holds tensors."""
     key = id(container)
@@ -38,16 +40,16 @@ def open(outside: Outside, container: Any) -> Any:
     return _copy_with_fakes(outside, container) if outside.opened.by_id[key] else container
 
 
-def _copy_with_fakes(outside: Outside, container: Any) -> Any:
+def _copy_with_fakes(outside: Outside, container: C) -> C:
     """Always the same copy, so that iterators and views of it see what is changed later."""
-    made = outside.opened.copies.get(id(container))
-    if made is None:
+    found = outside.opened.copies.get(id(container))
+    if found is None:
         made = _with_fakes(outside, container)
         outside.opened.copies[id(container)] = container, made
         outside.origins.copied[id(made)] = outside.origins[id(container)]
         return made
-    _follow(made[1], _with_fakes(outside, container))
-    return made[1]
+    _follow(found[1], _with_fakes(outside, container))
+    return found[1]
 
 
 def update_copies(outside: Outside) -> None:
@@ -59,7 +61,7 @@ def update_copies(outside: Outside) -> None:
     outside.opened.stale.clear()
 
 
-def _guard_contents(outside: Outside, container: Any) -> bool:
+def _guard_contents(outside: Outside, container: Container) -> bool:
     """True if there is a real tensor inside."""
     origin, before = outside.origins[id(container)], outside.log.contents(container)
     if isinstance(container, dict):
@@ -76,14 +78,14 @@ def _guard_contents(outside: Outside, container: Any) -> bool:
     return any(w is not v for w, v in zip(wrapped, before))
 
 
-def _check_key(outside: Outside, key: Any) -> None:
+def _check_key(outside: Outside, key: object) -> None:
     if not is_plain_key(key):
         raise Unsupported(
             Reason(UNSUPPORTED_OBJECT, f"an outside dictionary has a {type(key).__qualname__} as a key")
         )
 
 
-def item(outside: Outside, container: Any, key: Any, value: Any) -> Any:
+def item(outside: Outside, container: object, key: object, value: object) -> object:
     """The value of an outside container at `key`, wrapped."""
     origin = outside.origins[id(container)]
     if not is_lookup_key(key):
@@ -91,7 +93,7 @@ def item(outside: Outside, container: Any, key: Any, value: Any) -> Any:
     return wrapping.wrap(outside, value, origin.child("item", key))
 
 
-def _with_fakes(outside: Outside, container: Any) -> Any:
+def _with_fakes(outside: Outside, container: Container) -> Any:
     if isinstance(container, dict):
         made = container.copy() if type(container) in CONTAINER_TYPES else dict(container)
         for key, value in dict.items(container):
@@ -117,10 +119,10 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
         if deep and kind in (list, collections.deque):
             return _view_items(outside, value, kind)
         if deep and kind in (dict, collections.OrderedDict):
-            return _view_dict(outside, value)
+            return _view_dict(outside, cast(dict[object, object], value))
         return value
     if isinstance(value, tuple):
-        return _view_items(outside, value, functools.partial(tuple.__new__, kind)) if deep else value
+        return _view_items(outside, value, functools.partial(tuple.__new__, type(value))) if deep else value
     if isinstance(value, torch.Tensor):
         return wrapping.fake(outside, value)
     if isinstance(value, BaseException):
@@ -140,24 +142,24 @@ def open_exception(outside: Outside, error: BaseException) -> None:
             view(outside, part)
 
 
-def _view_items(outside: Outside, value: Any, make: Callable[..., Any]) -> Any:
+def _view_items(outside: Outside, value: Collection[object], make: Callable[..., object]) -> object:
     items = [view(outside, v) for v in value]
     return value if all(a is b for a, b in zip(items, value)) else make(items)
 
 
-def _view_dict(outside: Outside, value: Any) -> Any:
+def _view_dict(outside: Outside, value: dict[object, object]) -> object:
     pairs = [(k, view(outside, v)) for k, v in dict.items(value)]
     if all(v is w for (_, v), w in zip(pairs, dict.values(value))):
         return value
     return type(value)(pairs)
 
 
-def _follow(made: Any, now: Any) -> None:
+def _follow(made: C, now: C) -> None:
     """Changes a copy of a container as little as possible: iterators over it go on, or fail, as over the container."""
     if isinstance(made, dict):
         for key in [k for k in made if k not in now]:
             del made[key]
-        for key, value in now.items():
+        for key, value in cast(dict[object, object], now).items():
             if made.get(key, MISSING) is not value:
                 dict.__setitem__(made, key, value)
         if list(made) != list(now):
@@ -167,5 +169,5 @@ def _follow(made: Any, now: Any) -> None:
         if isinstance(made, list):
             made[:] = now
         else:
-            made.clear()
-            made.extend(now)
+            cast(collections.deque[object], made).clear()
+            cast(collections.deque[object], made).extend(now)

@@ -24,12 +24,12 @@ class Memo:
 
     def __init__(self, origins: Origins) -> None:
         self._origins = origins
-        self.by_id: dict[int, dict[Any, Any]] = {}  # attribute and item reads
+        self.by_id: dict[int, dict[object, Any]] = {}  # attribute and item reads
         self.natives: set[int] = (
             set()
         )  # functions that run natively, with what they read (`library_reads.use_native`)
 
-    def of(self, obj: object) -> dict[Any, Any]:
+    def of(self, obj: object) -> dict[object, Any]:
         """What attribute and item reads of `obj` gave."""
         found = self.by_id.get(id(obj))
         if found is None:

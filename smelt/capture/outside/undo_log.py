@@ -11,12 +11,13 @@ import collections
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     MISSING,
     CellType,
+    Container,
     instance_dict,
     is_lookup_key,
     is_same_key,
@@ -61,14 +62,14 @@ def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")  # __dictoffset__ and the like of C classes
 
 
-def _read_slot(obj: Any, name: str) -> Any:
+def _read_slot(obj: object, name: str) -> object:
     try:
         return object.__getattribute__(obj, name)
     except AttributeError:
         return MISSING
 
 
-def restore_contents(obj: Any, items: list[Any]) -> None:
+def restore_contents(obj: Container, items: list[Any]) -> None:
     """Makes a container hold `items` again, in order, through the methods of its builtin base."""
     if isinstance(obj, collections.OrderedDict):
         collections.OrderedDict.clear(obj)
@@ -100,15 +101,17 @@ class UndoLog:
 
     def __init__(self) -> None:
         self._snapshots: dict[int, _Snapshot] = {}
-        self._named: dict[tuple[int, str], tuple[Any, str, Any, Callable[..., Any], Callable[..., Any]]] = {}
-        self._cells: dict[int, tuple[Any, Any]] = {}
+        self._named: dict[
+            tuple[int, str], tuple[object, str, object, Callable[..., object], Callable[..., object]]
+        ] = {}
+        self._cells: dict[int, tuple[CellType, object]] = {}
         self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on tensors from outside
         # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
-        self._stored: dict[int, set[Any]] = {}
+        self._stored: dict[int, set[object]] = {}
         self.calls: list[Call] = []  # in program order
         self.closed = ""  # why nothing may change
 
-    def __contains__(self, obj: Any) -> bool:
+    def __contains__(self, obj: object) -> bool:
         return id(obj) in self._snapshots
 
     @property
@@ -126,7 +129,7 @@ class UndoLog:
         if self.closed:
             raise Unsupported(Reason(UNSUPPORTED_EFFECT, self.closed))
 
-    def touch(self, obj: Any) -> bool:
+    def touch(self, obj: object) -> bool:
         """Takes the snapshot of `obj`; False if there is one already."""
         self._check_open()
         if id(obj) in self._snapshots:
@@ -141,7 +144,7 @@ class UndoLog:
         )
         return True
 
-    def store(self, obj: Any, key: Any) -> None:
+    def store(self, obj: object, key: object) -> None:
         """`obj.key` or `obj[key]` is about to be stored."""
         if id(obj) in self._snapshots:
             self._stored.setdefault(id(obj), set()).add(key)
@@ -149,12 +152,12 @@ class UndoLog:
             if own is not None:
                 self._stored.setdefault(id(own), set()).add(key)
 
-    def was_stored(self, obj: Any, key: Any) -> bool:
+    def was_stored(self, obj: object, key: object) -> bool:
         """Whether the trace stored what is now at `obj.key` or `obj[key]`, though it may be what was there before."""
         stored = self._stored.get(id(obj))
         return stored is not None and is_lookup_key(key) and key in stored
 
-    def touch_own(self, obj: Any, own: dict[str, Any]) -> None:
+    def touch_own(self, obj: object, own: dict[str, object]) -> None:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None and snapshot.attributes is not None:
@@ -162,7 +165,7 @@ class UndoLog:
                 id(own), _Snapshot(own, dict, None, {}, list(snapshot.attributes.items()))
             )
 
-    def touch_global(self, namespace: dict[str, Any], name: str) -> None:
+    def touch_global(self, namespace: dict[str, object], name: str) -> None:
         """One name of a module's globals (whose other names may change on other threads)."""
         self._check_open()
         key = (id(namespace), name)
@@ -170,31 +173,31 @@ class UndoLog:
             old = namespace.get(name, MISSING)
             self._named[key] = (namespace, name, old, dict.__setitem__, dict.__delitem__)
 
-    def touch_attribute(self, owner: Any, name: str) -> None:
+    def touch_attribute(self, owner: object, name: str) -> None:
         """One attribute of a class, module or function."""
         self._check_open()
         key = (id(owner), name)
         if key not in self._named:
             self._named[key] = (owner, name, vars(owner).get(name, MISSING), setattr, delattr)
 
-    def touch_cell(self, cell: Any) -> None:
+    def touch_cell(self, cell: CellType) -> None:
         self._check_open()
         if id(cell) not in self._cells:
             self._cells[id(cell)] = (cell, cell_value(cell))
 
-    def set_tensor_attribute(self, fake: Any, name: str, value: Any) -> None:
+    def set_tensor_attribute(self, fake: object, name: str, value: object) -> None:
         """An attribute was set on the fake of an outside tensor; the tensor itself is left alone."""
         self._check_open()
         self._tensors[id(fake), name] = SetAttr(fake, name, value)
 
-    def is_set_on_tensor(self, fake: Any, name: str) -> bool:
+    def is_set_on_tensor(self, fake: object, name: str) -> bool:
         return (id(fake), name) in self._tensors
 
     def call(self, deferred: Call) -> None:
         self._check_open()
         self.calls.append(deferred)
 
-    def touches(self, owner: Any, name: str) -> bool:
+    def touches(self, owner: object, name: str) -> bool:
         """Whether the attribute `name` of a class, module or function has changed."""
         return (id(owner), name) in self._named
 
@@ -202,17 +205,17 @@ class UndoLog:
         """Whether the trace has written the cell."""
         return id(cell) in self._cells
 
-    def names_before(self, owner: object) -> Iterator[tuple[str, Any]]:
+    def names_before(self, owner: object) -> Iterator[tuple[str, object]]:
         """The attributes of `owner` that changed, each with its value before; MISSING where there was none."""
         return ((name, old) for (key, name), (_, _, old, *_) in self._named.items() if key == id(owner))
 
-    def touches_any(self, owner: Any) -> bool:
+    def touches_any(self, owner: object) -> bool:
         """Whether a name of `owner` was changed."""
         return any(key == id(owner) for key, _ in self._named)
 
     # ---- what was there before
 
-    def is_original(self, obj: Any, key: Any, value: Any) -> bool:
+    def is_original(self, obj: object, key: object, value: object) -> bool:
         """Whether `value`, now found at `obj[key]` or `obj.key`, was there before capture."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None:
@@ -223,9 +226,9 @@ class UndoLog:
             if isinstance(obj, dict):
                 return any(v is value and (is_same_key(k, key)) for k, v in snapshot.contents)
             return type(key) is int and 0 <= key < len(snapshot.contents) and snapshot.contents[key] is value
-        return self.is_original_attribute(obj, key, value)
+        return self.is_original_attribute(obj, cast(str, key), value)
 
-    def is_original_attribute(self, obj: Any, name: str, value: Any) -> bool:
+    def is_original_attribute(self, obj: object, name: str, value: object) -> bool:
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None:
             return True
@@ -235,18 +238,18 @@ class UndoLog:
             return snapshot.attributes[name] is value
         return snapshot.slots.get(name, MISSING) is value
 
-    def original_entry(self, obj: Any, key: Any) -> Any:
+    def original_entry(self, obj: object, key: object) -> object:
         """The value of a dictionary at `key` before capture; MISSING if there was none."""
         return next((v for k, v in self.contents(obj) if is_same_key(k, key)), MISSING)
 
-    def was_absent(self, obj: Any, name: str) -> bool:
+    def was_absent(self, obj: object, name: str) -> bool:
         """Whether the instance dictionary of `obj` had no `name` before capture."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None or snapshot.attributes is None:
             return name not in (instance_dict(obj) or ())
         return name not in snapshot.attributes
 
-    def contents(self, obj: Any) -> list[Any]:
+    def contents(self, obj: object) -> list[Any]:
         """Contents of a container before capture."""
         snapshot = self._snapshots.get(id(obj))
         return items_of(obj) if snapshot is None or snapshot.contents is None else snapshot.contents
@@ -284,14 +287,14 @@ class UndoLog:
             _restore(snapshot)
 
 
-def cell_value(cell: CellType) -> Any:
+def cell_value(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:
         return MISSING
 
 
-def _set_cell(cell: CellType, value: Any) -> None:
+def _set_cell(cell: CellType, value: object) -> None:
     if value is not MISSING:
         cell.cell_contents = value
     elif cell_value(cell) is not MISSING:
@@ -317,7 +320,7 @@ def _restore(snapshot: _Snapshot) -> None:
         restore_contents(obj, snapshot.contents)
 
 
-def _differences(snapshot: _Snapshot, stored: set[Any]) -> Iterator[Effect]:
+def _differences(snapshot: _Snapshot, stored: set[object]) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
@@ -332,7 +335,7 @@ def _differences(snapshot: _Snapshot, stored: set[Any]) -> Iterator[Effect]:
 
 
 def _attribute_differences(
-    obj: Any, before: dict[str, Any], now: dict[str, Any], stored: set[Any]
+    obj: object, before: dict[str, object], now: dict[str, object], stored: set[object]
 ) -> Iterator[Effect]:
     for name in before:
         if name not in now:
@@ -342,7 +345,9 @@ def _attribute_differences(
             yield SetAttr(obj, name, value)
 
 
-def _content_differences(obj: Any, before: list[Any], now: list[Any], stored: set[Any]) -> Iterator[Effect]:
+def _content_differences(
+    obj: object, before: list[Any], now: list[Any], stored: set[object]
+) -> Iterator[Effect]:
     """What was appended, set or deleted is replayed alone: the rest of the contents need not be guarded for that."""
     if isinstance(obj, dict):
         if stored or not _same_pairs(before, now):
@@ -354,11 +359,13 @@ def _content_differences(obj: Any, before: list[Any], now: list[Any], stored: se
         yield ReplaceContents(obj, tuple(now))
 
 
-def _entry_differences(obj: Any, before: list[Any], now: list[Any], stored: set[Any]) -> Iterator[Effect]:
+def _entry_differences(
+    obj: object, before: list[Any], now: list[Any], stored: set[object]
+) -> Iterator[Effect]:
     """Entries that are not where they were, in order, were deleted; what follows was set."""
     kept = 0
     places = iter(before)
-    stay: dict[int, Any] = {}
+    stay: dict[int, tuple[object]] = {}
     for key, _ in now:
         if not any(k is key and stay.setdefault(id(k), (v,)) for k, v in places):
             break
@@ -371,7 +378,7 @@ def _entry_differences(obj: Any, before: list[Any], now: list[Any], stored: set[
             yield SetItem(obj, key, value)
 
 
-def _named_difference(owner: Any, name: str, old: Any) -> Iterator[Effect]:
+def _named_difference(owner: object, name: str, old: object) -> Iterator[Effect]:
     if isinstance(owner, dict):
         now = owner.get(name, MISSING)
         if now is MISSING and old is not MISSING:

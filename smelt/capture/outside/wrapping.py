@@ -8,7 +8,7 @@ import functools
 import types
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
+T = TypeVar("T")
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _VALUE_BASES = (int, float, complex, str, bytes, np.generic)
 _VALUES = frozenset(
@@ -58,9 +59,9 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         return value
     if isinstance(value, torch.Tensor):
         return _wrap_tensor(outside, value, origin)
-    if kind is np.ndarray and arrays.is_traceable(value):
+    if type(value) is np.ndarray and arrays.is_traceable(value):
         return _wrap_array(outside, value, origin)
-    if kind is BuiltinType and is_bound(value):
+    if type(value) is BuiltinType and is_bound(value):
         return _wrap_bound_builtin(outside, value, origin)
     if is_identity(value):
         if not decided:
@@ -81,7 +82,7 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
     return _wrap_object(outside, value, origin)
 
 
-def guard_elements(outside: Outside, origin: Origin, elements: Sequence[Any]) -> None:
+def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object]) -> None:
     """The elements of a set and their order: two equal sets may be iterated in different orders."""
     for value in elements:
         if not is_plain_key(value):
@@ -93,7 +94,7 @@ def guard_elements(outside: Outside, origin: Origin, elements: Sequence[Any]) ->
     outside.facts.guard("keys", origin, tuple(elements))
 
 
-def _wrap_bound_builtin(outside: Outside, value: Any, origin: Origin) -> Any:
+def _wrap_bound_builtin(outside: Outside, value: BuiltinType, origin: Origin) -> object:
     """`values.append`: a new object at each access, known by its name and by what it is bound to."""
     outside.facts.guard("type", origin, BuiltinType)
     outside.facts.guard("eq", origin.child("member", "__name__"), value.__name__)
@@ -102,7 +103,7 @@ def _wrap_bound_builtin(outside: Outside, value: Any, origin: Origin) -> Any:
     return value
 
 
-def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> Any:
+def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> object:
     if _is_functorch_wrapped(value):
         return value
     known = outside.trace.inputs.known(value)
@@ -118,7 +119,7 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> Any:
     return known
 
 
-def _wrap_array(outside: Outside, value: Any, origin: Origin) -> Any:
+def _wrap_array(outside: Outside, value: np.ndarray[Any, Any], origin: Origin) -> object:
     """A NumPy array: its tensor is a graph input that the compiled frame makes of it."""
     known = outside.seen.arrays.get(id(value))
     if known is not None:
@@ -151,7 +152,7 @@ def _holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
     return any(p[: len(path)] == path for p in outside.numbers.dynamic)
 
 
-def _wrap_tuple(outside: Outside, value: tuple[Any, ...], origin: Origin, decided: bool) -> Any:
+def _wrap_tuple(outside: Outside, value: tuple[object, ...], origin: Origin, decided: bool) -> object:
     kind = type(value)
     if kind is tuple and is_constant(value) and not _holds_changing_numbers(outside, origin):
         if not decided:
@@ -184,7 +185,7 @@ def _wrap_tuple(outside: Outside, value: tuple[Any, ...], origin: Origin, decide
     return made
 
 
-def _wrap_object(outside: Outside, value: Any, origin: Origin) -> Any:
+def _wrap_object(outside: Outside, value: object, origin: Origin) -> object:
     if type(value) in weakref.ProxyTypes:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
     first = outside.origins.get(id(value))
@@ -198,10 +199,10 @@ def _wrap_object(outside: Outside, value: Any, origin: Origin) -> Any:
     return value
 
 
-def _guard_value(outside: Outside, value: Any, origin: Origin) -> None:
+def _guard_value(outside: Outside, value: object, origin: Origin) -> None:
     """What C code alone knows of a number, a text or a date; dates and decimals are guarded by their identity."""
     if isinstance(value, _VALUE_BASES):
-        kind: Any = type(value)
+        kind: object = type(value)
         reader = _plain_reader(kind)
         if reader:
             outside.facts.guard(
@@ -213,10 +214,10 @@ def _guard_value(outside: Outside, value: Any, origin: Origin) -> None:
         outside.facts.guard("id", origin, value)
 
 
-def fake(outside: Outside, value: Any) -> Any:
+def fake(outside: Outside, value: T) -> T:
     """A value that native code gave: a real tensor in it would escape the trace."""
     if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not _is_functorch_wrapped(value):
-        return outside.trace.inputs.stand_in(value)
+        return cast(T, outside.trace.inputs.stand_in(value))
     return value
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.values import MISSING
+from smelt.capture.base.values import MISSING, C
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
@@ -16,8 +16,6 @@ from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.containers import mapping
 from smelt.capture.standins import texts
 from smelt.trace.symbols import plain_parts
-
-T = TypeVar("T")
 
 
 def _take(stack: list[object], count: int) -> list[object]:
@@ -77,7 +75,7 @@ def _list_to_tuple(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-1] = tuple(frame.stack[-1])
 
 
-def _opened(vm: VM, target: T) -> T:
+def _opened(vm: VM, target: C) -> C:
     """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
     if id(target) in vm.outside.origins:
         contents.open(vm.outside, target)
