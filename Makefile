@@ -1,6 +1,7 @@
 # Every target sets itself up: a fresh machine needs Python 3.11 or 3.12 with venv, g++ and make, nothing else.
 #   make demo    the main job: compile real models, compare eager, torch.compile and smelt
 #   make test    all tests            make lint    ruff, mypy, clang-format
+#   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save
 #   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models)
 #   make curves  train examples/train_gpt.py eager and compiled, plot both loss curves
 PYTHON ?= python3
@@ -13,7 +14,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test bench sweep curves lint format clean
+.PHONY: demo test check bench sweep curves lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
@@ -52,6 +53,19 @@ test: $(VENV)/.native $(VENV)/.test
 	# Apart: Triton brings an LLVM of its own into the process. 5: nothing ran, for want of a GPU.
 	$(PY) -m pytest tests/gpu -q || test $$? -eq 5
 	$(PY) -m pytest tests -q --durations=10 --ignore tests/gpu
+
+# The fastest tests of each folder; tests/test_layout.py sees that none is left out.
+QUICK := tests/test_layers.py tests/test_layout.py tests/test_api.py \
+  tests/autograd/test_operator_classes.py tests/autograd/test_flow.py tests/backends/test_backends.py \
+  tests/capture/test_emit.py tests/capture/test_store_replay.py tests/catalogue/test_harness.py \
+  tests/codegen/test_modules.py tests/graph tests/guards/test_tree_layout.py tests/guards/test_evaluate.py \
+  tests/loops/test_kernel_verify.py tests/loops/test_kernel_printer.py tests/native/test_guard_tree.py \
+  tests/ops/test_decompositions.py tests/plan/test_build.py tests/plan/test_executor.py \
+  tests/programs/test_found.py tests/report tests/runtime tests/schedule/test_schedule_verify.py \
+  tests/targets/test_costs.py tests/trace/test_record.py
+
+check: lint $(VENV)/.test
+	$(PY) -m pytest -q $(QUICK)
 
 bench: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.run

@@ -7,6 +7,7 @@ whole programs, eager and compiled
     training       `@both`, a program that trains: the same lines eager and compiled
     generate       random programs as source, and how they shrink
     generated      a random program run eager and compiled, and where they differ
+    models         the ten benchmark models, tiny
     threads        functions side by side
 
 one stage, on example tensors
@@ -21,6 +22,7 @@ one stage, on example tensors
     kernels        small kernels written by hand, and how to run them
     values         tensors of every dtype for tests of single operators
 
-the source itself
+torch and the source
+    operators      what becomes of each ATen operator: docs/operators.md
     sources        imports, cycles, private names, uses of `Any`
 """
