@@ -133,7 +133,9 @@ def measure(case: Case, repeats: int) -> str:
             f"{rates[0]:7.1f} {rates[1]:7.1f} {rates[2]:7.1f}  {rates[0] / max(rates[1:], key=_known):5.2f}"
         )
     costs = cpu.target(DEFAULT).costs.products
-    choice = "native" if costs is not None and prefers_native(costs, product) else "aten"
+    choice = (
+        "native" if costs is not None and prefers_native(costs, torch.get_num_threads(), product) else "aten"
+    )
     return f"{case!s:<22} {' | '.join(cells)} | {choice}"
 
 

@@ -12,12 +12,12 @@ from smelt.codegen.llvm.windows.window import Window
 from smelt.costs import ProductCosts
 
 
-def prefers_native(costs: ProductCosts, product: Product | Window) -> bool:
-    """Whether the generated product or window is sooner than ATen's, with torch's current number of threads."""
+def prefers_native(costs: ProductCosts, threads: int, product: Product | Window) -> bool:
+    """Whether the generated product or window is sooner than ATen's on `threads` threads."""
     if isinstance(product, Window):
         return prefers_window(costs, product)
     p = product
-    return prefers_product(costs, p.m, p.n, p.k, p.batch[0] * p.batch[1], p.dtype, torch.get_num_threads())
+    return prefers_product(costs, p.m, p.n, p.k, p.batch[0] * p.batch[1], p.dtype, threads)
 
 
 def prefers_product(

@@ -125,9 +125,12 @@ PRODUCT_COSTS = {"znver4": ZEN4, "znver5": ZEN5}
 def target(config: Config, cpu: str | None = None) -> Target:
     """The CPU called `cpu` (default: this host), under `config`."""
     known = PRODUCT_COSTS.get(cpu or host().cpu) if config.native_gemm else None
-    products = None if known is None else Products(partial(prefers_native, known), config.fuse)
+    threads = torch.get_num_threads()
+    products = None
+    if known is not None:
+        products = Products(partial(prefers_native, known, threads), config.fuse)
     return Target(
-        costs=replace(COSTS, threads=config.threads or torch.get_num_threads(), products=known),
+        costs=replace(COSTS, threads=config.threads or threads, products=known),
         compile=partial(compile_schedule, config, products),
         load=load,
         out_variant=out_variant,
