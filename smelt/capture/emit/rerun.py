@@ -1,8 +1,8 @@
 """A graph that raises: the call is made again by the original function, for its exception and the effects before it.
 
 The compiled frame runs all tensor operations first and then the stores. Where an operator raises (an index out of range),
-eager would have done the stores that come before it, and gone to the handler around it. A graph that only gives results can
-be given up without a trace.
+eager would have done the stores that come before it, and gone to the handler around it. A graph that only gives results
+leaves nothing behind when it raises, so the call can start again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any
 
 from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS
 from smelt.graph.ir import Graph
@@ -20,12 +19,13 @@ log = logging.getLogger("smelt")
 
 
 def is_repeatable(graph: Graph) -> bool:
-    """Whether nothing is left behind when the graph stops in the middle."""
+    """Whether a graph that raises has changed nothing: no operator in it has an effect."""
     return not any(has_effect(node) for node in graph.nodes)
 
 
-def run_again(original: Callable[..., Any], failure: Exception, *args: Any, **kwargs: Any) -> Any:
-    """`original(...)`, which raises as eager does."""
+def rerun(original: Callable[..., object], failure: Exception, *args: object, **kwargs: object) -> object:
+    """Calls `original` for the exception that eager raises, after the graph has raised `failure`. If it does not raise, the
+    graph was wrong, and a warning says so."""
     result = original(*args, **kwargs)
     log.warning(
         "smelt: the graph of %s raised %r, the function itself did not", original.__qualname__, failure
@@ -33,8 +33,10 @@ def run_again(original: Callable[..., Any], failure: Exception, *args: Any, **kw
     return result
 
 
-def handle_again(original: Callable[..., Any], failure: Exception, *args: Any, **kwargs: Any) -> Any:
-    """`original(...)`, which raises as eager does, or handles what it raised."""
+def rerun_for_handler(
+    original: Callable[..., object], failure: Exception, *args: object, **kwargs: object
+) -> object:
+    """Calls `original`, which has handlers, and so may handle what the graph has raised."""
     return original(*args, **kwargs)
 
 
@@ -47,7 +49,7 @@ def guarded_call(call: Sequence[str], code: CodeType, slots: Sequence[str], orig
         "except Exception as error:",
         "    failure = error",
         "if failure is not None:",
-        f"    return run_again({', '.join((original, 'failure', *_arguments(code, slots)))})",
+        f"    return rerun({', '.join((original, 'failure', *_arguments(code, slots)))})",
     ]
 
 

@@ -6,16 +6,16 @@ import itertools
 import linecache
 import types
 import weakref
-from typing import Any
+from typing import cast
 
 _serial = itertools.count()
 
 
-def compiled_source(source: str, name: str, shown: str, scope: dict[str, Any]) -> types.FunctionType:
+def compiled_source(source: str, name: str, shown: str, scope: dict[str, object]) -> types.FunctionType:
     """The function `name` that `source` defines, with `scope` as its globals. Its file is called `<smelt shown #N>`."""
     filename = f"<smelt {shown} #{next(_serial)}>"
     exec(compile(source, filename, "exec"), scope)
-    function: types.FunctionType = scope.pop(name)
+    function = cast(types.FunctionType, scope.pop(name))
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return function
