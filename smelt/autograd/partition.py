@@ -87,9 +87,8 @@ class _Builder:
         self.temporaries: list[tuple[Node, Node]] = []
         self.copies: dict[Node, list[Node]] = {}  # value -> what the forward makes of it at once
         self.given: list[Node] = []  # what the backward's placeholders stand for
-        self.instead: dict[
-            Node, Node
-        ] = {}  # node of the joint graph -> the node that the backward has for it
+        # node of the joint graph -> the node that the backward has for it
+        self.instead: dict[Node, Node] = {}
 
     def build(self) -> Partition:
         saved = tuple(self._saved(node, keep) for node, keep in self.cut.kept.items())

@@ -30,8 +30,8 @@ class DispatchMode(TorchDispatchMode):
     def __init__(self, parts: TraceParts) -> None:
         super().__init__()
         self._call = parts.call
-        self._calls = parts.calls
-        self._operators = parts.operators
+        self._call_recorder = parts.call_recorder
+        self._operator_recorder = parts.operator_recorder
         self._numbers = parts.numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,7 +49,7 @@ class DispatchMode(TorchDispatchMode):
             return self._run(func, args, kwargs)
         call = self._call
         try:
-            node = self._calls.node(func, args, kwargs)
+            node = self._call_recorder.node(func, args, kwargs)
         except Unnameable as error:
             raise call.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
         call.node, call.wrote = node, False
@@ -58,7 +58,7 @@ class DispatchMode(TorchDispatchMode):
         finally:
             call.node = None
         if call.wrote or has_new(out):
-            self._calls.record(node, func, out)
+            self._call_recorder.record(node, func, out)
         return out
 
     def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -66,10 +66,10 @@ class DispatchMode(TorchDispatchMode):
             args, kwargs = pinned_arguments(func, args, kwargs, everywhere=self._call.is_opaque)
         rule = special.RULES.get(row(func).traced)
         if rule is not None:
-            out = rule(self._operators, func, args, kwargs)
+            out = rule(self._operator_recorder, func, args, kwargs)
             if out is not NotImplemented:
                 return out
         if torch.is_inference_mode_enabled() and is_composite(func):
             with self:  # what autograd does in other modes
                 return func.decompose(*args, **kwargs)
-        return self._operators.run(func, args, kwargs)
+        return self._operator_recorder.run(func, args, kwargs)

@@ -36,8 +36,8 @@ class FunctionMode(TorchFunctionMode):
     def __init__(self, parts: TraceParts) -> None:
         super().__init__()
         self._call = parts.call
-        self._calls = parts.calls
-        self._operators = parts.operators
+        self._call_recorder = parts.call_recorder
+        self._operator_recorder = parts.operator_recorder
         self._numbers = parts.numbers
         self._inputs = parts.inputs
         self._known = parts.known
@@ -78,7 +78,7 @@ class FunctionMode(TorchFunctionMode):
     def _run_recorded(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         call = self._call
         try:
-            node = self._calls.node(func, args, kwargs)
+            node = self._call_recorder.node(func, args, kwargs)
         except Unnameable:  # its operators are recorded one by one
             return func(*args, **kwargs)
         call.node, call.wrote = node, False
@@ -97,7 +97,7 @@ class FunctionMode(TorchFunctionMode):
         if failure is not None:  # raised where nothing is handled: it has no context of ours
             raise failure
         if call.wrote or func in STATEFUL or has_new(out):
-            self._calls.record(node, func, out)
+            self._call_recorder.record(node, func, out)
             if func in STATEFUL and self._inputs.holds(args[0]):
                 self._autograd.restated.setdefault(func.__name__, []).append(args[0])
         return out
@@ -106,7 +106,7 @@ class FunctionMode(TorchFunctionMode):
         """The call, or what takes its place."""
         body = _BODIES.get(func)
         if body is not None and not kwargs:
-            return body(self._operators, func, args)
+            return body(self._operator_recorder, func, args)
         of_lists = _BODIES_OF_LISTS.get(func)
         out = NotImplemented if of_lists is None else of_lists(args, kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out

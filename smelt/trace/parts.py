@@ -29,8 +29,8 @@ class TraceParts:
         copies: the copies made in place of views.
         autograd: what the program told autograd.
         backward: what is recorded of autograd's engine.
-        calls: records torch-level calls.
-        operators: records ATen operators.
+        call_recorder: records torch-level calls.
+        operator_recorder: records ATen operators.
         known: finds the values of tensors that depend on constants only.
     """
 
@@ -43,8 +43,8 @@ class TraceParts:
         self.writes = Writes(self.call, self.copies)
         self.autograd = AutogradCalls()
         self.backward = Backward(self.call, self.tape, self.autograd)
-        self.calls = CallRecorder(self.call, self.tape, self.inputs, self.numbers)
-        self.operators = OperatorRecorder(
+        self.call_recorder = CallRecorder(self.call, self.tape, self.inputs, self.numbers)
+        self.operator_recorder = OperatorRecorder(
             self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers
         )
-        self.known = self.operators.known
+        self.known = self.operator_recorder.known

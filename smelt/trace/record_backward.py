@@ -144,7 +144,7 @@ def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
         raise refuse("a tensor that is not on the CPU")
     if any(node.target is forward_ad.enter_dual_level for node in parts.tape.torch.graph):
         raise refuse("forward-mode differentiation")
-    inference = parts.calls.first_state[1]
+    inference = parts.call_recorder.first_state[1]
     for fake in inputs:
         changed = fake.grad_fn is not first_history.get(id(fake))
         if changed and fake.storage_key not in parts.writes.storages:

@@ -41,7 +41,7 @@ class Trace(TraceParts):
 
     def __enter__(self) -> Trace:
         shapes.trim()
-        self.calls.begin()
+        self.call_recorder.begin()
         self._saved_tensor_hooks = list(_pop_saved_tensor_hooks())
         for mode in self._modes:
             mode.__enter__()
@@ -81,7 +81,7 @@ class Trace(TraceParts):
         """
         if self.call.failure is not None:
             raise Unsupported(self.call.failure)
-        self.calls.finish()
+        self.call_recorder.finish()
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             fakes = [self.fake(t) for t in outputs]
             for fake in fakes:

@@ -56,7 +56,7 @@ def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:
     """Whether running the aten graph beneath autograd would lose something that autograd knows of `outputs`, or of an input:
     a history, a flag, being an inference tensor or not."""
     computed = [f for f in outputs if not parts.inputs.holds(f)]
-    inference = parts.calls.first_state[1]
+    inference = parts.call_recorder.first_state[1]
     return (
         bool(parts.autograd.restated)
         or any(f.requires_grad or f.is_inference() is not inference for f in computed)

@@ -76,7 +76,7 @@ def _opaque(vm: VM, function: Callable[..., Any], args: Any, kwargs: Any, run: C
         _hold(vm, value)
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     before = vm.outside.log.changed
-    out = vm.trace.calls.run_opaque(target, run)
+    out = vm.trace.call_recorder.run_opaque(target, run)
     if vm.outside.log.changed != before:
         raise unsupported(f"{_name(function)} changes an outside object", UNSUPPORTED_EFFECT)
     return out
@@ -339,7 +339,7 @@ def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Ten
 
     if vm.trace.numbers.symbols is not None:
         return run()
-    given: FakeTensor = vm.trace.calls.run_opaque(
+    given: FakeTensor = vm.trace.call_recorder.run_opaque(
         OpaqueCall(nn.Parameter, (data, requires_grad), {}, lambda f: False), run
     )
     return given
@@ -399,7 +399,7 @@ def _switch_level(method: Any, function_: Callable[[], Any]) -> None:
     def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         with _natively(vm, method):
             result = calls.call_native_python(vm, method, args, kwargs)
-        vm.trace.calls.switch_level(function_)
+        vm.trace.call_recorder.switch_level(function_)
         return result
 
 

@@ -98,7 +98,7 @@ def enter(vm: VM, manager: Any) -> Any:
 def left(vm: VM, manager: Any) -> None:
     """`manager.__exit__` is about to run."""
     if isinstance(manager, torch.autocast):
-        vm.trace.calls.leave_autocast()
+        vm.trace.call_recorder.leave_autocast()
     if vm.contexts.entered and vm.contexts.entered[-1][0] is manager:
         vm.contexts.entered.pop()
     elif id(manager) in vm.outside.origins:
@@ -135,14 +135,16 @@ def leave_contexts(vm: VM) -> None:
         if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made
             _restore_attributes(manager, before)
     with vm.trace.paused():
-        for function, args in torch_settings.difference(torch_settings.read(), vm.trace.calls.first_state):
+        for function, args in torch_settings.difference(
+            torch_settings.read(), vm.trace.call_recorder.first_state
+        ):
             function(*args)
 
 
 def settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
     found: list[Effect] = [Leave(manager) for manager, _ in vm.contexts.left]
-    replayed: list[Any] = list(vm.trace.calls.first_state)
+    replayed: list[Any] = list(vm.trace.call_recorder.first_state)
     now = torch_settings.read()
     for manager, attributes_then in vm.contexts.left:
         _put_back(type(manager), attributes_then, replayed)
