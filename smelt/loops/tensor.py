@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -126,9 +126,9 @@ class Number(Tensor):
 class Extern:
     """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor."""
 
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    op: torch._ops.OpOverload
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     results: tuple[Tensor | None, ...]
     name: str
     line: Line | None = None

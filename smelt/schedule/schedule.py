@@ -8,12 +8,13 @@ that is `inout` on an input, or an ATen call that writes to an argument, writes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
+from smelt.graph.tree import leaves
 from smelt.loops.ir import Kernel
 
 BufferKind = Literal["input", "constant", "temp", "output"]
@@ -51,8 +52,8 @@ class ExternItem:
     `epilogue` is where a generated matrix product will find the pointwise kernel that it may absorb."""
 
     op: torch._ops.OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     outs: tuple[int | None, ...]
     note: str = ""
     epilogue: KernelItem | None = None
@@ -72,6 +73,17 @@ class ViewItem:
 
 
 Item = KernelItem | ExternItem | ViewItem
+
+
+def accesses(item: Item) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(the buffers that an item reads, those that it defines). What a kernel is `inout` on, it reads."""
+    if isinstance(item, ViewItem):
+        return (item.src,), (item.out,)
+    if isinstance(item, ExternItem):
+        reads = tuple(ref.id for ref in leaves([item.args, item.kwargs], BufRef))
+        return reads, tuple(out for out in item.outs if out is not None)
+    formals = [(b, f.role) for b, f in zip(item.buffers, item.kernel.buffers) if b is not None]
+    return tuple(b for b, role in formals if role != "out"), tuple(b for b, role in formals if role == "out")
 
 
 @dataclass(frozen=True)

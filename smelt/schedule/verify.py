@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smelt.errors import VerificationError
-from smelt.graph.tree import leaves
 from smelt.loops.verify import verify as verify_kernel
-from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
-
-Access = tuple[tuple[int, ...], tuple[int, ...]]
+from smelt.schedule.schedule import KernelItem, Schedule, accesses
 
 
 def verify(schedule: Schedule) -> None:
@@ -19,17 +16,6 @@ def verify(schedule: Schedule) -> None:
     for item in schedule.items:
         if isinstance(item, KernelItem):
             verify_kernel(item.kernel)
-
-
-def accesses(item: Item) -> Access:
-    """(the buffers that an item reads, those that it defines). What a kernel is `inout` on, it reads."""
-    if isinstance(item, ViewItem):
-        return (item.src,), (item.out,)
-    if isinstance(item, ExternItem):
-        reads = tuple(ref.id for ref in leaves([item.args, item.kwargs], BufRef))
-        return reads, tuple(out for out in item.outs if out is not None)
-    formals = [(b, f.role) for b, f in zip(item.buffers, item.kernel.buffers) if b is not None]
-    return tuple(b for b, role in formals if role != "out"), tuple(b for b, role in formals if role == "out")
 
 
 def problems(schedule: Schedule) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from smelt.codegen.generated.request import is_dense
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, Epilogue, product_value
@@ -16,7 +15,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
 from smelt.loops.ir import Buffer, Kernel, MapStage, Value
 from smelt.plan.aliases import written_values
-from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem
+from smelt.schedule.schedule import ExternItem, Item, KernelItem, Schedule, ViewItem, accesses
 
 # Results with two dimensions are (row, column), with three (batch, row, column).
 _PLACES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
@@ -40,29 +39,12 @@ def readers_of(schedule: Schedule) -> dict[int, list[int]]:
     """Buffer -> positions of the items that read it; -1 for being returned."""
     readers: dict[int, list[int]] = {}
     for position, item in enumerate(schedule.items):
-        for buffer in _read(item):
+        for buffer in dict.fromkeys(accesses(item)[0]):
             readers.setdefault(buffer, []).append(position)
     for out in schedule.outputs:
         if out is not None:
             readers.setdefault(out, []).append(-1)
     return readers
-
-
-def _read(item: Item) -> set[int]:
-    if isinstance(item, KernelItem):
-        formals = zip(item.buffers, item.kernel.buffers)
-        return {b for b, formal in formals if b is not None and formal.role in ("in", "inout")}
-    if isinstance(item, ViewItem):
-        return {item.src}
-    return set(_references((item.args, item.kwargs)))
-
-
-def _references(value: Any) -> list[int]:
-    if isinstance(value, BufRef):
-        return [value.id]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [b for v in value for b in _references(v)] if isinstance(value, (tuple, list)) else []
 
 
 def absorbed(
@@ -201,9 +183,7 @@ def _epilogue_value(value: Value, own: int, number: dict[int, int], place: Calla
     """`value` with the product in place of loads from buffer `own`, and indices moved by `place`."""
     done: dict[int, Value] = {}
 
-    def moved(v: Any) -> Any:
-        if not isinstance(v, Value):
-            return v
+    def moved(v: Value) -> Value:
         if id(v) not in done:
             done[id(v)] = rewritten(v)
         return done[id(v)]
@@ -213,9 +193,11 @@ def _epilogue_value(value: Value, own: int, number: dict[int, int], place: Calla
             buffer, index, mask = v.args
             if buffer == own:
                 return product_value(v.dtype)
-            return Value("load", (number[buffer], place(index), moved(mask)), v.dtype)
+            return Value(
+                "load", (number[buffer], place(index), None if mask is None else moved(mask)), v.dtype
+            )
         if v.op == "index":
             return Value("index", (place(v.args[0]),), v.dtype)
-        return Value(v.op, tuple(map(moved, v.args)), v.dtype)
+        return Value(v.op, tuple([moved(a) if isinstance(a, Value) else a for a in v.args]), v.dtype)
 
     return moved(value)
