@@ -1,4 +1,4 @@
-"""The frame hook: what a wrapped function does on a hit and on a miss, how arguments are bound, and native windows."""
+"""Calls of a wrapped function: hits, misses, how arguments are bound; windows, in which native code calls back."""
 
 import contextlib
 import copy

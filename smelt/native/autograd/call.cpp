@@ -95,8 +95,8 @@ class Attach {
 
     void operator()(const Result& r) {
         const at::Tensor& t = r.tensor;
-        const bool again = t.defined() && is_attached(t);
-        if (!t.defined() || again || (r.is_input && !is_written(r)))
+        const bool repeated = t.defined() && is_attached(t);  // also returned at an earlier position
+        if (!t.defined() || repeated || (r.is_input && !is_written(r)))
             // Its gradient comes by an earlier input, or goes past the node to the tensor's own history.
             node_.add_input_metadata(Node::undefined_input());
         else if (!r.is_input)

@@ -119,56 +119,34 @@ PyMemberDef differentiable_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(DifferentiableObject, weakrefs), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
-constexpr const char* kDoc =
-    "Differentiable(spec): a graph with its backward. d(inputs) -> outputs, both tuples; the outputs have "
-    "one\n"
-    "node of autograd as their history if grad mode is on and one of the inputs in `gradients` requires "
-    "grad.\n"
-    "Safe to call, and to differentiate, from several threads at once. spec is a dict:\n\n"
-    "  forward         a Plan, or a callable from the tuple of inputs (tensors and numbers) to a sequence, "
-    "which\n"
-    "                  runs beneath autograd: (*outputs, *temporaries)\n"
-    "  n_outputs       how many of these are outputs\n"
-    "  differentiable  per tangent (position among the outputs, shape, stride, dtype): the outputs that "
-    "require\n"
-    "                  grad, and the layout in which the backward gets their gradients (it must not "
-    "overlap). One\n"
-    "                  that is an input is differentiable if the forward wrote it; if not, its gradient goes "
-    "past\n"
-    "                  the node\n"
-    "  gradients       positions of the inputs that the backward returns gradients for\n"
-    "  saved           what the backward reads, each ('primal', input), ('output', output) or ('temporary', "
-    "n),\n"
-    "                  perhaps followed by the tangents whose gradients read it: others neither look at it "
-    "nor "
-    "free\n"
-    "                  it\n"
-    "  backward        a callable from a tuple of bools, which tangents are defined, to a Plan or a "
-    "callable;\n"
-    "                  asked once for each, at a backward call. What it returns is called, as the forward "
-    "is, with\n"
-    "                  the tuple (*saved, *defined tangents) and returns a gradient or None per `gradients` "
-    "and\n"
-    "                  `through`\n"
-    "  through         optional, positions of the outputs that other outputs are computed from: their "
-    "tangents "
-    "hold\n"
-    "                  all that flows into them, and the others' gradients with respect to them are "
-    "returned\n"
-    "  groups          optional, per node of autograd (its tangents, the gradients that they contribute to, "
-    "whether\n"
-    "                  it is to do the work of all where nobody looks at what flows into `through`), in the "
-    "order of\n"
-    "                  computation; by default one node for all. `backward` then gets True as well, and what "
-    "it\n"
-    "                  gives takes all saved values\n"
-    "  name            of the node\n"
-    "  lock            optional, an RLock to hold while `backward` runs; by default one of its own\n"
-    "  double_backward optional, a callable from the tuple of inputs (tensors all) and the tuple of tangents "
-    "(None\n"
-    "                  where undefined) to the gradients, with a history. Asked where create_graph=True, if "
-    "the\n"
-    "                  inputs still exist and were not written; where not, a second differentiation raises";
+constexpr const char* kDoc = R"(Differentiable(spec): a graph with its backward.
+
+d(inputs) -> outputs, both tuples; the outputs have one node of autograd as their history if grad mode is on and one
+of the inputs in `gradients` requires grad. Safe to call, and to differentiate, from several threads at once. spec is
+a dict:
+
+  forward         a Plan, or a callable from the tuple of inputs (tensors and numbers) to a sequence, which runs
+                  beneath autograd: (*outputs, *temporaries)
+  n_outputs       how many of these are outputs
+  differentiable  per tangent (position among the outputs, shape, stride, dtype): the outputs that require grad, and
+                  the layout in which the backward gets their gradients (it must not overlap). One that is an input
+                  is differentiable if the forward wrote it; if not, its gradient goes past the node
+  gradients       positions of the inputs that the backward returns gradients for
+  saved           what the backward reads, each ('primal', input), ('output', output) or ('temporary', n), perhaps
+                  followed by the tangents whose gradients read it: others neither look at it nor free it
+  backward        a callable from a tuple of bools, which tangents are defined, to a Plan or a callable; asked once for
+                  each, at a backward call. What it returns is called, as the forward is, with the tuple
+                  (*saved, *defined tangents) and returns a gradient or None per `gradients` and `through`
+  through         optional, positions of the outputs that other outputs are computed from: their tangents hold all
+                  that flows into them, and the others' gradients with respect to them are returned
+  groups          optional, per node of autograd (its tangents, the gradients that they contribute to, whether it does
+                  the work of all nodes where nobody sees what flows into `through`), in the order of computation; by
+                  default one node for all. `backward` then gets True as well, and what it gives takes all saved values
+  name            of the node
+  lock            optional, an RLock to hold while `backward` runs; by default one of its own
+  double_backward optional, a callable from the tuple of inputs (all tensors) and the tuple of tangents (None where
+                  undefined) to the gradients, with a history. Asked where create_graph=True, if the inputs still exist
+                  and were not written; where not, a second differentiation raises)";
 
 PyType_Slot differentiable_slots[] = {{Py_tp_doc, const_cast<char*>(kDoc)},
                                       {Py_tp_new, reinterpret_cast<void*>(differentiable_new)},

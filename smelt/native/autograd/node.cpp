@@ -39,6 +39,7 @@ bool is_lazy(const at::Tensor& t) {
                        DispatchKey::Functionalize, DispatchKey::Python});
 }
 
+// A tangent as the backward was compiled for it: dense, materialized, of this layout.
 at::Tensor conform(const Layout& want, at::Tensor t) {
     using c10::DispatchKey;
     TORCH_CHECK(!has_any(t, {DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}),
@@ -125,7 +126,7 @@ variable_list CompiledBackward::apply(variable_list&& tangents) {
         variable_list primals;
         if (lock_primals(primals)) return run_double_backward(primals, tangents);
     }
-    const bool whole = group_.whole && nobody_looks_between();
+    const bool whole = group_.whole && is_unobserved();
     const Backward* backward = spec_->find(mask, whole);
     if (!backward) backward = &compile_backward(*spec_, mask, whole);
     variable_list arguments = unpack(mask, whole);
@@ -171,7 +172,7 @@ variable_list CompiledBackward::unpack(const Mask& mask, bool whole) {
     return values;
 }
 
-bool CompiledBackward::nobody_looks_between() const {
+bool CompiledBackward::is_unobserved() const {
     if (torch::autograd::get_current_graph_task_id() < 0) return false;
     const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
     for (size_t k = spec_->gradients.size(); k < num_outputs(); ++k) {

@@ -46,7 +46,7 @@ struct SavedValue {
     SavedVariable variable;
     at::Tensor number;  // instead, for a Python number
     bool is_output;
-    bool is_held = true;           // false: nothing to this node
+    bool is_held = true;           // false: only gradients of other nodes read it
     std::optional<Layout> layout;  // where a hook of saved tensors may give another tensor
 };
 
@@ -93,9 +93,9 @@ class CompiledBackward : public Node {
     // other outputs read is not looked at and stays.
     variable_list unpack(const Mask& mask, bool whole);
 
-    // Whether what flows into the outputs that others are computed from is nobody's business. Then all of it is done
-    // here; what flows into them from elsewhere is added by their own nodes.
-    bool nobody_looks_between() const;
+    // Whether no hook sees, and no call of autograd.grad asks for, what flows into the outputs in `through`. Then this
+    // node does the work of all nodes; what flows into those outputs from elsewhere is added by their own nodes.
+    bool is_unobserved() const;
 
     // Whether all primals still exist and are as they were.
     bool lock_primals(variable_list& primals) const;
@@ -119,7 +119,7 @@ class CompiledBackward : public Node {
     c10::intrusive_ptr<Spec> spec_;
     const NodeSpec& group_;
     std::vector<SavedValue> saved_;
-    std::vector<Primal> primals_;  // where they may be wanted again
+    std::vector<Primal> primals_;  // for second derivatives
     bool partly_released_ = false;
 };
 

@@ -33,7 +33,7 @@ struct SavedSource {
 struct NodeSpec {
     std::vector<size_t> tangents;
     std::vector<char> edges;  // per gradient: of inputs, then of the outputs in `through`
-    bool whole = false;       // keeps all that is saved, so as to do what all nodes do
+    bool whole = false;       // saves all values, so that it can do the work of all nodes
 };
 
 // A compiled backward: one for each set of tangents that are defined.
@@ -56,7 +56,7 @@ struct Spec : c10::intrusive_ptr_target {
     bool forward_is_plan = false;
     size_t n_outputs = 0;
     size_t n_results = 0;  // outputs and saved temporaries
-    size_t n_inputs = 0;   // at least
+    size_t n_inputs = 0;   // the fewest that a call needs
     std::vector<Tangent> tangents;
     std::vector<size_t> gradients;  // positions among the inputs
     std::vector<size_t> through;    // positions of outputs that other outputs are computed from

@@ -175,9 +175,8 @@ PyObject* py_last_refused(PyObject*, PyObject*) {
 
 PyMethodDef functions[] = {
     {"last_refused", py_last_refused, METH_NOARGS,
-     "last_refused(): the code object of this thread's last call that no entry accepted although the "
-     "callback had\n"
-     "asked to look again, else None. Asking forgets it."},
+     R"(last_refused(): the code object of this thread's last call that no entry accepted although the callback had
+asked to look again, else None. Asking forgets it.)"},
     {}};
 
 }  // namespace

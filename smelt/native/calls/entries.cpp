@@ -102,10 +102,10 @@ PyObject* py_is_closed(PyObject*, PyObject* target) {
 
 PyMethodDef functions[] = {
     {"add_entry", py_add_entry, METH_VARARGS,
-     "add_entry(target, guard, compiled): calls that `guard` accepts run compiled(*slots, inputs).\n\n"
-     "`target` is a code object or one wrapper, `guard` a GuardTree or None (accepts every call), `inputs` "
-     "the tuple\n"
-     "of tensors the guard collected. compiled None: such calls run eagerly, and the callback is not asked."},
+     R"(add_entry(target, guard, compiled): calls that `guard` accepts run compiled(*slots, inputs).
+
+`target` is a code object or one wrapper, `guard` a GuardTree or None (accepts every call), `inputs` the tuple of tensors
+the guard collected. compiled None: such calls run eagerly, and the callback is not asked.)"},
     {"entries", py_entries, METH_O, "entries(target): the list of (guard, compiled)."},
     {"count", py_count, METH_O, "count(target): the number of entries."},
     {"clear", py_clear, METH_O, "clear(target): drop all entries and ask the callback again."},

@@ -18,7 +18,7 @@ namespace {
 PyInterpreterState* interpreter;
 _PyFrameEvalFunction previous_evaluator = _PyEval_EvalFrameDefault;
 bool installed = false;
-int windows = 0;  // threads in WINDOW mode
+int windows = 0;  // threads in Window mode
 
 PyObject* evaluate_hooked(PyThreadState* thread, Frame* frame, int throwing);
 
@@ -162,11 +162,10 @@ PyObject* py_state(PyObject*, PyObject*) {
 PyMethodDef functions[] = {
     {"skip", py_skip, METH_O, "skip(function or code): windows let it, and all it calls, run as it is."},
     {"call_window", py_call_window, METH_VARARGS,
-     "call_window(fn, args, kwargs, vm): fn(*args, **kwargs), where every Python function that native code "
-     "calls is\n"
-     "replaced by vm(function, *slots). kwargs may be None. The VM may answer NATIVELY: the function then "
-     "runs as it is,\n"
-     "in the same window unless it is marked by `skip`."},
+     R"(call_window(fn, args, kwargs, vm): fn(*args, **kwargs), where vm answers the Python functions that native code calls.
+
+Each is replaced by vm(function, *slots). kwargs may be None. The VM may answer NATIVELY: the function then runs as it is,
+in the same window unless it is marked by `skip`.)"},
     {"state", py_state, METH_NOARGS, "state(): counters, and what is switched on, as a dict."},
     {}};
 

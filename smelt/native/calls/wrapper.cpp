@@ -126,10 +126,10 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
 
 PyMethodDef functions[] = {
     {"wrap", py_wrap, METH_VARARGS,
-     "wrap(fn, callback=None): a callable that answers calls of the function `fn` from compiled entries.\n\n"
-     "On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly. "
-     "A callable\n"
-     "means: run eagerly, then call it unless that raised."},
+     R"(wrap(fn, callback=None): a callable that answers calls of the function `fn` from compiled entries.
+
+On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly. A callable means:
+run eagerly, then call it unless that raised.)"},
     {}};
 
 }  // namespace

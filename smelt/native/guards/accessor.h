@@ -11,8 +11,9 @@ namespace smelt::guards {
 struct Accessor {
     virtual ~Accessor() = default;
     virtual PyObject* read(PyObject* base, Pass& pass) = 0;
-    // Takes the stamps under which the object just read from `base` would be read again; `same`: from this very object,
-    // or else from any at its address. False: there are none.
+    // Called after `read`: takes the stamps (stamps.h) that show, as long as they agree, that the same object would be
+    // read again. With `same` they need to show it for this very base only, without it for any object at its address.
+    // False if no stamps can show it.
     virtual bool stamp(PyObject* /*base*/, Stamps&, bool /*same*/) { return false; }
 };
 

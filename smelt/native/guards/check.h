@@ -13,25 +13,28 @@ namespace smelt::guards {
 struct Check {
     int guard = -1;  // its number among the guards the tree was built from
     virtual ~Check() = default;
+    // Whether it is a fact of `x`, the object that its node read in this pass.
     virtual bool holds(PyObject* x, Pass& pass) = 0;
-    // Takes the stamps under which what was just found of `x` holds again; `same`: for this very object, or else for
-    // any at its address. False: there are none.
+    // Called after `holds` was true: takes the stamps (stamps.h) that show, as long as they agree, that it would be true
+    // again. With `same` they need to show it of this very object only, without it of any object at its address. False
+    // if no stamps can show it.
     virtual bool stamp(PyObject* /*x*/, Stamps&, bool /*same*/) { return false; }
-    // The other nodes of a fact that only says which objects are the same: it holds again while all nodes read the same.
+    // For a check that only compares which objects several nodes read: these nodes. It holds again while each of them
+    // reads the same object.
     virtual const std::vector<int>* about() const { return nullptr; }
-    // Whether it has shown that the object has the layout of the one that stamps were taken of.
+    // Whether, where it holds, the object's memory is laid out as that of the object that stamps were taken of.
     virtual bool proves_layout() const { return false; }
 };
 
 using CheckPtr = std::unique_ptr<Check>;
 
-struct TensorLooks;
+struct TensorFacts;
 
 // What a check is made in.
 struct Building {
     Held& held;
     int node;  // the node that the check is on: it may refer to this one and those before it
-    std::map<std::vector<int64_t>, std::shared_ptr<TensorLooks>>& looks;
+    std::map<std::vector<int64_t>, std::shared_ptr<TensorFacts>>& facts;  // those of the tree
 };
 
 struct CheckKind {
@@ -41,14 +44,15 @@ struct CheckKind {
 
 const CheckKind* find_check(PyObject* name);  // null with a Python error
 
-// For what makes a check of a value that it cannot be made of: null, with a TypeError if no other error is set.
+// What makes a check returns this for a value of which none can be made: null, with a TypeError unless another error is
+// set.
 CheckPtr wrong_value(const char* kind, const char* expected, PyObject* value);
 
 // The indices of nodes that a check on `b.node` may refer to; false if they are not.
 bool to_node(PyObject* value, const Building& b, int* node);
 bool to_nodes(PyObject* value, const Building& b, std::vector<int>* nodes);
 
-// A check about several nodes, which it is made of.
+// A check that is about several nodes. `value`: their indices.
 template <class Kind>
 CheckPtr make_about_nodes(PyObject* value, Building& b) {
     std::vector<int> nodes;

@@ -31,7 +31,7 @@ struct Name {
 };
 
 // Whether comparing with `key` runs no Python code of its class; tuples and frozensets item by item. A tensor's hash is
-// its address, so that a dictionary which holds another object of that hash is no case.
+// its address, so no other key of a dictionary has that hash.
 bool compares_natively(PyObject* key);
 
 // Whether a set has a key of this hash, by identity or by the comparison of C types.

@@ -126,7 +126,7 @@ class Memo {
         if (settled && step.checks.empty()) return;
         if (settled && step.checks.size() == 1) {
             if (auto* tensor = dynamic_cast<TensorIs*>(step.checks[0])) {
-                tensors_.emplace_back(x, tensor->looks.get());
+                tensors_.emplace_back(x, tensor->facts.get());
                 return;
             }
         }

@@ -28,7 +28,7 @@ struct Tree {
     std::vector<Node> nodes;
     std::vector<int> collected;  // nodes, in the order of the tuple
     Held held;
-    std::map<std::vector<int64_t>, std::shared_ptr<TensorLooks>> looks;
+    std::map<std::vector<int64_t>, std::shared_ptr<TensorFacts>> facts;
     Memo memo;
 
     // Whether all guards hold. If not, *failed is the number of the first that does not.
@@ -125,7 +125,7 @@ bool add_check(PyObject* spec, Tree& tree, Node& node) {
         return false;
     const CheckKind* row = find_check(kind);
     if (!row) return false;
-    Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.looks};
+    Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.facts};
     CheckPtr check = row->make(value, building);
     if (!check) return false;
     check->guard = guard;

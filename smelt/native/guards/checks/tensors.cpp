@@ -77,18 +77,18 @@ class FactsReader {
 };
 
 // Everything that it says, as numbers.
-std::vector<int64_t> key_of(const TensorLooks& looks) {
-    std::vector<int64_t> key = {reinterpret_cast<intptr_t>(looks.type),
-                                static_cast<int64_t>(looks.dtype),
-                                static_cast<int64_t>(looks.device.type()),
-                                looks.device.index(),
-                                static_cast<int64_t>(looks.layout),
-                                looks.requires_grad,
-                                looks.conj_neg,
-                                looks.inference,
-                                static_cast<int64_t>(looks.shape.size())};
-    key.insert(key.end(), looks.shape.begin(), looks.shape.end());
-    key.insert(key.end(), looks.stride.begin(), looks.stride.end());
+std::vector<int64_t> key_of(const TensorFacts& facts) {
+    std::vector<int64_t> key = {reinterpret_cast<intptr_t>(facts.type),
+                                static_cast<int64_t>(facts.dtype),
+                                static_cast<int64_t>(facts.device.type()),
+                                facts.device.index(),
+                                static_cast<int64_t>(facts.layout),
+                                facts.requires_grad,
+                                facts.conj_neg,
+                                facts.inference,
+                                static_cast<int64_t>(facts.shape.size())};
+    key.insert(key.end(), facts.shape.begin(), facts.shape.end());
+    key.insert(key.end(), facts.stride.begin(), facts.stride.end());
     return key;
 }
 
@@ -96,21 +96,21 @@ std::vector<int64_t> key_of(const TensorLooks& looks) {
 
 CheckPtr make_tensor(PyObject* value, Building& b) {
     FactsReader read(value, b.held);
-    auto looks = std::make_shared<TensorLooks>();
+    auto facts = std::make_shared<TensorFacts>();
     PyObject *type = read("type"), *dtype = read("dtype"), *device = read("device"), *layout = read("layout");
     PyObject *shape = read("shape"), *stride = read("stride");
     if (PyErr_Occurred()) return nullptr;
     if (!PyType_Check(type) || PyObject_IsSubclass(type, THPVariableClass) != 1 || !THPDtype_Check(dtype) ||
-        !THPDevice_Check(device) || !THPLayout_Check(layout) || !to_int64s(shape, &looks->shape) ||
-        !to_int64s(stride, &looks->stride) || !read.flag("requires_grad", &looks->requires_grad) ||
-        !read.flag("conj_neg", &looks->conj_neg) || !read.flag("inference", &looks->inference))
+        !THPDevice_Check(device) || !THPLayout_Check(layout) || !to_int64s(shape, &facts->shape) ||
+        !to_int64s(stride, &facts->stride) || !read.flag("requires_grad", &facts->requires_grad) ||
+        !read.flag("conj_neg", &facts->conj_neg) || !read.flag("inference", &facts->inference))
         return wrong_value("tensor", "TensorFacts", value);
-    looks->type = reinterpret_cast<PyTypeObject*>(type);
-    looks->dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-    looks->device = reinterpret_cast<THPDevice*>(device)->device;
-    looks->layout = reinterpret_cast<THPLayout*>(layout)->layout;
+    facts->type = reinterpret_cast<PyTypeObject*>(type);
+    facts->dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+    facts->device = reinterpret_cast<THPDevice*>(device)->device;
+    facts->layout = reinterpret_cast<THPLayout*>(layout)->layout;
     auto check = std::make_unique<TensorIs>();
-    check->looks = b.looks.emplace(key_of(*looks), looks).first->second;
+    check->facts = b.facts.emplace(key_of(*facts), facts).first->second;
     return check;
 }
 

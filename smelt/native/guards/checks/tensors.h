@@ -1,4 +1,4 @@
-// How a tensor looks: the metadata that a trace depends on.
+// How a tensor facts: the metadata that a trace depends on.
 #pragma once
 #include "guards/check.h"
 
@@ -19,7 +19,7 @@ inline bool is_dual(const at::TensorImpl* t) {
 
 // The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
 // a pass over a thousand weights must not read a thousand descriptions of them.
-struct TensorLooks {
+struct TensorFacts {
     PyTypeObject* type = nullptr;
     at::ScalarType dtype{};
     at::Device device{at::kCPU};
@@ -65,24 +65,24 @@ struct TensorLooks {
 };
 
 struct TensorIs final : Check {
-    std::shared_ptr<TensorLooks> looks;
-    bool holds(PyObject* x, Pass&) override { return looks->holds(x); }
+    std::shared_ptr<TensorFacts> facts;
+    bool holds(PyObject* x, Pass&) override { return facts->holds(x); }
 };
 
 // A tensor that was found to look as it must, so that the next look is at a few words. What dtype, device, flags and
 // the dispatch keys imply is known from then; sizes, strides and requires_grad are compared.
 class TensorNote {
   public:
-    TensorNote(PyObject* object, TensorLooks* looks)
-        : object_(object), impl_(impl_of(object)), word_(Peek::word(impl_)), looks_(looks) {
-        if (looks->layout != at::kStrided || !Peek::has_own_sizes(impl_)) impl_ = nullptr;
+    TensorNote(PyObject* object, TensorFacts* facts)
+        : object_(object), impl_(impl_of(object)), word_(Peek::word(impl_)), facts_(facts) {
+        if (facts->layout != at::kStrided || !Peek::has_own_sizes(impl_)) impl_ = nullptr;
     }
 
     bool holds() const {
-        bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == looks_->type &&
-                     Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == looks_->known_keys;
-        if (!known) return looks_->holds(object_);
-        return has_sizes() && requires_grad() == looks_->requires_grad && !is_dual(impl_);
+        bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == facts_->type &&
+                     Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == facts_->known_keys;
+        if (!known) return facts_->holds(object_);
+        return has_sizes() && requires_grad() == facts_->requires_grad && !is_dual(impl_);
     }
 
   private:
@@ -107,10 +107,10 @@ class TensorNote {
 
     bool has_sizes() const {
         const c10::impl::SizesAndStrides& own = Peek::sizes(impl_);
-        size_t count = looks_->shape.size();
+        size_t count = facts_->shape.size();
         if (own.size() != count) return false;
         const int64_t *shape = own.sizes_data(), *stride = own.strides_data();
-        const int64_t *wanted_shape = looks_->shape.data(), *wanted_stride = looks_->stride.data();
+        const int64_t *wanted_shape = facts_->shape.data(), *wanted_stride = facts_->stride.data();
         for (size_t i = 0; i < count; i++)
             if (shape[i] != wanted_shape[i] || stride[i] != wanted_stride[i]) return false;
         return true;
@@ -124,7 +124,7 @@ class TensorNote {
     PyObject* object_;
     at::TensorImpl* impl_;  // compared before it is looked at; null: every look is a complete one
     uint64_t word_;
-    TensorLooks* looks_;
+    TensorFacts* facts_;
 };
 
 }  // namespace smelt::guards
