@@ -1,7 +1,6 @@
 """What the source may do: imports point down the lists below, no modules import each other, no other compiler does smelt's
 work, nobody reaches for what another module keeps to itself, and `Any` does not spread."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -64,11 +63,6 @@ ORDER = Layers(
 )
 UPWARD = {("smelt.reasons", "smelt.graph.ir"): "a reason names the line of the user's code, as a node does"}
 
-# Modules that still import each other. May only lose members.
-CYCLES = [
-    {"smelt.graph.ir", "smelt.graph.printer"},
-]
-
 COMPILERS = (
     "torch._dynamo",
     "torch._export",
@@ -92,11 +86,8 @@ NAMED = {
     ("smelt.capture.base.native_functions", "torch.jit.trace"): "a call of it breaks the graph",
 }
 
-# How often each folder uses a private name of another module, on how many lines `vm` is `Any`, and how many functions of
-# capture mention `Any`. May only become fewer.
-REACHES = {"capture": 4, "guards": 4}
-ANY_VM = 0
-ANY_IN_CAPTURE = 864
+# How many functions of capture mention `Any`, where a user's object is meant. May only become fewer.
+ANY_IN_CAPTURE = 542
 
 SMELT = sources.modules(Path(__file__).parent.parent / "smelt")
 
@@ -176,7 +167,7 @@ def test_every_folder_has_a_place():
 
 
 def test_no_modules_import_each_other():
-    assert [sorted(c) for c in sources.cycles(SMELT) if not any(c <= known for known in CYCLES)] == []
+    assert [sorted(group) for group in sources.cycles(SMELT)] == []
 
 
 def test_a_cycle_is_found():
@@ -229,10 +220,10 @@ def test_other_modules_of_torch_are_not_meant():
 
 def test_nobody_reaches_for_what_a_module_keeps_to_itself():
     members = sources.private_members(SMELT)
-    found = [(m, *use) for m in SMELT.values() for use in sources.reaches(m, SMELT, members)]
-    number = Counter(m.parts[0] for m, *_ in found)
-    more = {folder for folder in number if number[folder] > REACHES.get(folder, 0)}
-    assert [f"{m.name}:{line} {name}" for m, line, name in found if m.parts[0] in more] == []
+    found = [
+        f"{m.name}:{line} {name}" for m in SMELT.values() for line, name in sources.reaches(m, SMELT, members)
+    ]
+    assert found == []
 
 
 A_CLASS = "class Thing:\n    def __init__(self):\n        self._kept = 1\n\ndef _helper(): ..."
@@ -272,7 +263,7 @@ def test_what_is_ones_own_or_foreign_is_not_meant(text):
 
 
 def test_the_virtual_machine_has_a_type():
-    assert sum(len(sources.annotated_any(m, "vm")) for m in SMELT.values()) <= ANY_VM
+    assert [f"{m.name}:{line}" for m in SMELT.values() for line in sources.annotated_any(m, "vm")] == []
 
 
 def test_functions_of_capture_say_their_types():

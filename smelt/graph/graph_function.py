@@ -10,7 +10,7 @@ import torch
 
 from smelt.graph import torch_settings
 from smelt.graph.ir import Graph
-from smelt.graph.printer import python_source
+from smelt.graph.printer import python_source, table
 
 # A graph made callable: from the tuple of its inputs to its outputs.
 Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
@@ -35,7 +35,7 @@ class GraphFunction:
 
     def print_tabular(self) -> None:
         """Prints one row a node."""
-        self.graph.print_tabular()
+        print(table(self.graph))
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         if self.graph.level == "torch":

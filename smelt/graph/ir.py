@@ -7,7 +7,6 @@ tuple of specs for several results, or None for what is not a tensor.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -101,20 +100,6 @@ class Graph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
-
-    @property
-    def code(self) -> str:
-        """The graph as a Python program that runs (see `smelt.graph.printer`)."""
-        return _printer().python_source(self).source
-
-    def print_tabular(self) -> None:
-        """Prints one row a node."""
-        print(_printer().table(self))
-
-
-def _printer() -> Any:
-    # The printer is written in terms of this module; looked up late so that a graph can still print itself.
-    return importlib.import_module("smelt.graph.printer")
 
 
 def argument_nodes(node: Node) -> Iterator[Node]:

@@ -63,6 +63,11 @@ def python_source(graph: Graph, comments: bool = True) -> PythonSource:
     return PythonSource(source, names)
 
 
+def code(graph: Graph) -> str:
+    """The graph as a Python program that runs, where it needs no name besides `torch` and `operator`."""
+    return python_source(graph).source
+
+
 def _constants(graph: Graph, names: dict[str, Any]) -> list[str]:
     lines = []
     for name, value in graph.constants.items():

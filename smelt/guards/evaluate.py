@@ -21,7 +21,7 @@ from smelt.guards.origin import Origin, key_text
 from smelt.trace.fake import is_dual
 
 _ABSENT = object()
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
@@ -148,7 +148,8 @@ def tensor_facts(x: torch.Tensor) -> TensorFacts:
     )
 
 
-def _storage(x: torch.Tensor) -> int:
+def storage_of(x: torch.Tensor) -> int:
+    """What tells storages apart while they are alive."""
     return x.untyped_storage()._cdata
 
 
@@ -174,14 +175,15 @@ def _function(x: Any, value: tuple[Any, Any, Any]) -> bool:
     return x.__code__ is value[0] and x.__defaults__ is value[1] and x.__kwdefaults__ is value[2]
 
 
-def _length(x: Any) -> int:
+def length_of(x: Any) -> int:
+    """`len(x)`; of a container below any `__len__` of its class."""
     for kind in (dict, list, tuple, set, frozenset):
         if issubclass(type(x), kind):
             return kind.__len__(x)
     return len(x)
 
 
-def _keys(x: Any) -> tuple[Any, ...]:
+def keys_of(x: Any) -> tuple[Any, ...]:
     """In the order of iteration; below any `__iter__` of the class."""
     for kind in (collections.OrderedDict, dict, set, frozenset):
         if issubclass(type(x), kind):
@@ -197,12 +199,12 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "tensor": lambda x, value: (
         issubclass(type(x), torch.Tensor) and tensor_facts(x) == value and not is_dual(x)
     ),
-    "len": lambda x, value: _length(x) == value,
-    "keys": lambda x, value: same_leaf(_keys(x), value),
+    "len": lambda x, value: length_of(x) == value,
+    "keys": lambda x, value: same_leaf(keys_of(x), value),
     "contains": _contains,
     "not_in_dict": lambda x, value: value not in _own(x),
     "no_attr": _no_attr,
-    "no_hooks": lambda x, value: not any(instance_dict(x)[name] for name in _HOOKS),
+    "no_hooks": lambda x, value: not any(instance_dict(x)[name] for name in HOOKS),
     "type_version": lambda x, value: state.type_version(x) == value,
     "function": _function,
 }
@@ -228,7 +230,7 @@ def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
             objects = [read(o) for o in guard.value]
             return len({id(x) for x in objects}) == len(objects)
         if guard.kind == "no_overlap":
-            storages = [_storage(read(o)) for o in guard.value]
+            storages = [storage_of(read(o)) for o in guard.value]
             return len(set(storages)) == len(storages)
         if guard.kind == "expression":
             expression, expected = guard.value

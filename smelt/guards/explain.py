@@ -11,17 +11,17 @@ import torch
 
 from smelt.guards import state
 from smelt.guards.evaluate import (
-    _HOOKS,
+    HOOKS,
     Missing,
     Reader,
-    _length,
-    _storage,
     first_failing,
     format_guard,
     instance_dict,
+    keys_of,
+    length_of,
+    storage_of,
     tensor_facts,
 )
-from smelt.guards.evaluate import _keys as _keys_of
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin, key_text
 
@@ -86,7 +86,7 @@ _SEVERAL: dict[str, Callable[[Guard, Reader], Failure]] = {
     "alias": _alias,
     "distinct": lambda guard, read: _colliding(guard, read, id, "two objects", "one"),
     "no_overlap": lambda guard, read: _colliding(
-        guard, read, _storage, "no shared memory", "that they share it"
+        guard, read, storage_of, "no shared memory", "that they share it"
     ),
 }
 
@@ -135,11 +135,11 @@ def _named(x: Any) -> str:
 
 
 def _len(x: Any, guard: Guard) -> Detail:
-    return "", f"length {guard.value}", f"length {_length(x)}"
+    return "", f"length {guard.value}", f"length {length_of(x)}"
 
 
 def _keys(x: Any, guard: Guard) -> Detail:
-    return "", f"keys {guard.value!r}", f"keys {_keys_of(x)!r}"
+    return "", f"keys {guard.value!r}", f"keys {keys_of(x)!r}"
 
 
 def _contains(x: Any, guard: Guard) -> Detail:
@@ -178,7 +178,7 @@ def _code_or_value(x: Any) -> str:
 
 def _hooks(x: Any, guard: Guard) -> Detail:
     own = instance_dict(x)
-    name = next((n for n in _HOOKS if own.get(n)), "")
+    name = next((n for n in HOOKS if own.get(n)), "")
     return f".{name}", "no hooks", f"{len(own.get(name, ()))}"
 
 

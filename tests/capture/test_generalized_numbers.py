@@ -16,6 +16,7 @@ from smelt import events
 from smelt.graph import verify
 from smelt.graph.interpreter import run
 from smelt.graph.ir import NumberSpec
+from smelt.graph.printer import code
 from smelt.report import inspect
 from smelt.trace.symbols import Float, Int, Symbols
 
@@ -193,8 +194,8 @@ def test_text_of_a_number_is_made_by_the_compiled_frame(capsys: pytest.CaptureFi
 
 def test_a_pinned_number_is_a_constant_of_the_graphs() -> None:
     compiled = check(lambda x, n: (x * n)[:, :n], [(X, n) for n in (1, 2)])
-    assert (
-        entries(compiled)[1].traced.numbers == () and "mul(2)" in entries(compiled)[1].traced.torch_graph.code
+    assert entries(compiled)[1].traced.numbers == () and "mul(2)" in code(
+        entries(compiled)[1].traced.torch_graph
     )
 
 
@@ -276,7 +277,7 @@ def test_numbers_are_inputs_of_both_graphs_after_the_tensors() -> None:
         assert [n.spec for n in graph.placeholders[1:]] == [NumberSpec(float), NumberSpec(float)]
         out = run(graph, (X, 0.75, 1.75))[0]
         assert torch.allclose(out, (X + X * 0.75) * 1.75)
-    assert "alpha=lr" in traced.torch_graph.code and "alpha=lr" in traced.aten_graph.code
+    assert "alpha=lr" in code(traced.torch_graph) and "alpha=lr" in code(traced.aten_graph)
     assert [type(v) for v in traced.example_inputs()] == [torch.Tensor, float, float]
 
 

@@ -10,6 +10,7 @@ from smelt.graph.graph_function import GraphFunction
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph, Line, Node
 from smelt.graph.passes import eliminate_common, eliminate_dead
+from smelt.graph.printer import code, table
 from smelt.graph.verify import verify
 from tests.harness.traced import trace
 
@@ -28,7 +29,7 @@ def test_code_runs(level):
     graph = getattr(traced, level)
     verify(graph, functional=level == "aten_graph")
     scope = {}
-    exec(graph.code, scope)
+    exec(code(graph), scope)
     for got, want, also in zip(scope["forward"](*inputs), program(*inputs), GraphFunction(graph)(*inputs)):
         assert torch.equal(got, want) and torch.equal(also, want)
     assert len(run(graph, inputs)) == 3
@@ -37,13 +38,13 @@ def test_code_runs(level):
 def test_lines_are_comments():
     _, traced = trace(lambda x: x + 1, [torch.randn(2)])
     traced.torch_graph.nodes[1].line = Line("model.py", 12, "forward")
-    assert "# model.py:12 in forward" in traced.torch_graph.code
-    assert "float32[2]" in traced.torch_graph.code
+    assert "# model.py:12 in forward" in code(traced.torch_graph)
+    assert "float32[2]" in code(traced.torch_graph)
 
 
 def test_table(capsys):
     _, traced = trace(lambda x: x + 1, [torch.randn(2)])
-    traced.aten_graph.print_tabular()
+    print(table(traced.aten_graph))
     assert "torch.ops.aten.add.Tensor" in capsys.readouterr().out
 
 

@@ -12,6 +12,7 @@ from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import DEFAULT
 from smelt.graph.graph_function import GraphFunction
 from smelt.graph.ir import TensorSpec
+from smelt.graph.printer import code
 from smelt.graph.verify import verify
 from smelt.ops.recompute import Class
 from smelt.trace.trace import Trace
@@ -41,7 +42,7 @@ def check_valid(joint, parts):
     assert len(parts.forward.output.args[0]) == joint.n_outputs + sum(
         s.kind == "temporary" for s in parts.saved
     )
-    assert parts.nbytes <= Memory(joint).eager_bytes(), f"{joint.graph.code}\n{parts}"
+    assert parts.nbytes <= Memory(joint).eager_bytes(), f"{code(joint.graph)}\n{parts}"
     written = [n.name for n in joint.graph if n.target is torch.ops.aten.copy_.default]
     assert [n.name for n in parts.forward if n.target is torch.ops.aten.copy_.default] == written
     n_random = sum(class_of(n) is Class.RANDOM for n in joint.graph)
@@ -139,11 +140,11 @@ def _compare(got, wanted, joint, parts, through, tolerance):
         for i, (g, w) in enumerate(zip(ours, eagers)):
             if w is None:
                 assert g is None or (through is not None and not g.any()), (
-                    f"{what}[{i}]: {g}\n{parts.backward.code}"
+                    f"{what}[{i}]: {g}\n{code(parts.backward)}"
                 )
             else:
-                assert g is not None, f"{what}[{i}]: None\n{parts.backward.code}"
-                message = lambda m: f"{what}[{i}]: {m}\n{joint.graph.code}\n{parts}"
+                assert g is not None, f"{what}[{i}]: None\n{code(parts.backward)}"
+                message = lambda m: f"{what}[{i}]: {m}\n{code(joint.graph)}\n{parts}"
                 torch.testing.assert_close(g, w, equal_nan=True, **tolerance, msg=message)
 
 

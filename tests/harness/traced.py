@@ -9,6 +9,7 @@ import torch
 
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
+from smelt.graph.printer import code
 from smelt.trace.trace import Trace
 from smelt.trace.traced import Traced
 
@@ -98,7 +99,7 @@ def check(
             torch.testing.assert_close(g, w, **close)
         for g, w in zip(graph_in, eager_in):
             torch.testing.assert_close(g, w, **close)
-        assert _aliasing([*graph_in, *got]) == _aliasing([*eager_in, *want]), graph.code
+        assert _aliasing([*graph_in, *got]) == _aliasing([*eager_in, *want]), code(graph)
     return traced
 
 
