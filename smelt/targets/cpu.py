@@ -12,7 +12,7 @@ from smelt.codegen.cost import prefers_native
 from smelt.codegen.extern import out_variant
 from smelt.codegen.generate import Products, generate
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.target import host
+from smelt.codegen.llvm.host import host
 from smelt.codegen.load import load
 from smelt.config import Config
 from smelt.costs import Costs, ProductCosts

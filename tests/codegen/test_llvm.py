@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.vectorize import choose, lane_stride
 from smelt.config import Config
 from smelt.graph.sizes import Sym
@@ -108,14 +108,14 @@ BOOLEAN = (
 )
 
 
-def unary(name: str, x: torch.Tensor, target: Target | None = None) -> torch.Tensor:
+def unary(name: str, x: torch.Tensor, target: Host | None = None) -> torch.Tensor:
     out = torch.bool if name in BOOLEAN else x.dtype
     y = torch.empty(x.shape, dtype=out)
     run(flat(len(x), [x.dtype], out, lambda v: op(name, v, dtype=out)), [x, y], target=target)
     return y
 
 
-def binary(name: str, a: torch.Tensor, b: torch.Tensor, target: Target | None = None) -> torch.Tensor:
+def binary(name: str, a: torch.Tensor, b: torch.Tensor, target: Host | None = None) -> torch.Tensor:
     out = torch.bool if name in BOOLEAN else a.dtype
     y = torch.empty(a.shape, dtype=out)
     run(
@@ -141,7 +141,7 @@ def test_sqrt_is_correctly_rounded() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ACCURATE)
-def test_polynomials_are_within_two_ulps(name: str, target: Target | None) -> None:
+def test_polynomials_are_within_two_ulps(name: str, target: Host | None) -> None:
     bits = torch.randint(-(2**31), 2**31, (1 << 17,)).to(torch.int32).view(f32)
     x = torch.cat(
         [sample(f32), bits, torch.randn(1 << 15), torch.randn(1 << 15) * 30, torch.rand(1 << 15) + 0.5]
@@ -206,7 +206,7 @@ def test_fmod_and_remainder_are_exact(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ("pow", "atan2"))
-def test_pow_and_atan2(name: str, dtype: torch.dtype, target: Target | None) -> None:
+def test_pow_and_atan2(name: str, dtype: torch.dtype, target: Host | None) -> None:
     a, b = sample(dtype, 1200), sample(dtype, 1200).flip(0).contiguous()
     a[:676], b[:676] = a[:26].repeat_interleave(26), a[:26].repeat(26).clone()
     reference = getattr(torch, name)(a.double(), b.double()).to(dtype)
@@ -306,7 +306,7 @@ def test_signed_zero_constants_are_kept_apart() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", (f32, bf16, torch.int8, f64, torch.bool))
-def test_tails_write_nothing_beyond_the_end(dtype: torch.dtype, target: Target | None) -> None:
+def test_tails_write_nothing_beyond_the_end(dtype: torch.dtype, target: Host | None) -> None:
     for n in range(71):
         x = sample(dtype, 100)[:n].clone()
         room = torch.ones(n + 40, dtype=dtype)
@@ -321,7 +321,7 @@ def test_tails_write_nothing_beyond_the_end(dtype: torch.dtype, target: Target |
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(3, 5), (17, 33), (64, 64), (100, 7), (1, 9), (130, 200)])
-def test_transpose(shape: tuple[int, int], target: Target | None) -> None:
+def test_transpose(shape: tuple[int, int], target: Host | None) -> None:
     x = torch.randn(shape)
     y = torch.empty(shape[1], shape[0])
     run(transpose(*shape), [x, y], target=target)
@@ -329,7 +329,7 @@ def test_transpose(shape: tuple[int, int], target: Target | None) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_pad_reads_nothing_outside(target: Target | None) -> None:
+def test_pad_reads_nothing_outside(target: Host | None) -> None:
     for rows, columns, border in ((1, 1, 1), (3, 40, 2), (5, 16, 3)):
         x = torch.randn(rows, columns)
         y = torch.full((rows + 2 * border, columns + 2 * border), nan)
@@ -454,7 +454,7 @@ OVER = dict(columns=1, rows=0)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("kind", REDUCE)
-def test_reductions(kind: str, over: str, target: Target | None) -> None:
+def test_reductions(kind: str, over: str, target: Host | None) -> None:
     for rows, columns in ((1, 1), (5, 3), (4, 16), (7, 49), (37, 130), (3, 700), (200, 5)):
         x = torch.randn(rows, columns)
         if kind in ("any", "all"):
@@ -542,7 +542,7 @@ def test_masked_reduction() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (64, 49), (17, 128), (5, 1000)])
-def test_softmax(shape: tuple[int, int], target: Target | None) -> None:
+def test_softmax(shape: tuple[int, int], target: Host | None) -> None:
     x = torch.randn(shape) * 5
     y = torch.empty(shape)
     run(softmax(*shape), [x, y], target=target)
@@ -647,7 +647,7 @@ def test_elementwise_kernels_of_all_sizes_share_code() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n", (1, 15, 16, 100, 1024, 1025))
-def test_flat_kernels_with_strides_and_numbers(n: int, target: Target | None) -> None:
+def test_flat_kernels_with_strides_and_numbers(n: int, target: Host | None) -> None:
     """y[3i + 1] = x[n - 1 - i] * number, in any split."""
     i, li = loop("i", n)
     store = Store(2, 3 * i + 1, load(0, n - 1 - i) * load(1, 0))

@@ -9,8 +9,8 @@ import torch
 
 from smelt.codegen.llvm import compile_kernels, module
 from smelt.codegen.llvm.builder import Module
+from smelt.codegen.llvm.host import host
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.llvm.target import host
 from smelt.loops.ir import Kernel
 from smelt.plan.code import Function
 from tests.harness.kernels import CHECKED, run, softmax, softmax_columns

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import strips
+from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.strips import CASCADE, GROUP_ROWS
-from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.vectorize import choose
 from smelt.graph.sizes import Sym
 from smelt.loops.ir import Kernel, MapStage, ReduceStage, Reduction, Store, Value
@@ -54,7 +54,7 @@ def batch_norm(rows: int, width: int) -> Kernel:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("width", (17, 33, 64, 300, 5000))
-def test_batch_norm(width: int, target: Target | None) -> None:
+def test_batch_norm(width: int, target: Host | None) -> None:
     for rows in (2, GROUP_ROWS, 37):
         kernel = batch_norm(rows, width)
         assert in_strips(kernel)
@@ -70,7 +70,7 @@ def test_batch_norm(width: int, target: Target | None) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("over", ("rows", "columns"))
 @pytest.mark.parametrize("shape", [(1, 1), (4, 16), (7, 50), (40, 131), (3, 900), (900, 20)])
-def test_what_is_summed_is_stored_too(shape: tuple[int, int], over: str, target: Target | None) -> None:
+def test_what_is_summed_is_stored_too(shape: tuple[int, int], over: str, target: Host | None) -> None:
     x, y = torch.randn(shape), torch.empty(shape)
     s = torch.empty(shape[1 if over == "rows" else 0])
     run(doubled_and_summed(*shape, over), [x, y, s], target=target)

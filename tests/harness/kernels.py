@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.module import assemble
-from smelt.codegen.llvm.target import Target, host
 from smelt.config import Config
 from smelt.graph.sizes import Size, Sym
 from smelt.loops.ir import (
@@ -241,7 +241,7 @@ def hand_written() -> dict[str, Function]:
 # ---- running
 
 # Narrow vectors without cheap masks, as on a machine with AVX2 only.
-NARROW = Target("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt", 256, False, False)
+NARROW = Host("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt", 256, False, False)
 TARGETS = [pytest.param(None, id="host"), pytest.param(NARROW, id="avx2")]
 
 
@@ -249,7 +249,7 @@ def run(
     kernel: Kernel,
     tensors: Sequence[torch.Tensor],
     pieces: Sequence[int] | None = None,
-    target: Target | None = None,
+    target: Host | None = None,
 ) -> None:
     """Runs the kernel's machine code in place on `tensors`; `pieces`: where to cut [0, extent)."""
     (compiled,) = compile_kernels([kernel], CHECKED, target)

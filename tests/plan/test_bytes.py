@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.llvm.target import host, processor
+from smelt.codegen.llvm.host import host, processor
 from smelt.codegen.load import load
 from smelt.errors import PlanError
 from smelt.graph.ir import TensorSpec

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.llvm.target import host, processor
+from smelt.codegen.llvm.host import host, processor
 from smelt.codegen.load import load
 from smelt.errors import VerificationError
 from smelt.graph.ir import TensorSpec

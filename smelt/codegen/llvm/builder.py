@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from smelt.codegen.llvm.target import Target
+from smelt.codegen.llvm.host import Host
 
 
 class Ref:
@@ -94,7 +94,7 @@ class Loop:
 class Module:
     """The declarations and shared helper functions that the functions of one module ask for, each once."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Host) -> None:
         self.target = target
         self.declarations: dict[str, str] = {}
         self.helpers: dict[str, str] = {}

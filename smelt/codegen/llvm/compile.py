@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.emit import KernelText, emit_kernel
 from smelt.codegen.llvm.flat import is_flat, of_any_size
+from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.module import assemble_functions
-from smelt.codegen.llvm.target import Target, host
 from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
 from smelt.graph.sizes import static
@@ -28,12 +28,12 @@ class _KernelCode(Function):
     text: KernelText
 
 
-_CACHE: WeakValueDictionary[tuple[Kernel, Target], _KernelCode] = WeakValueDictionary()
+_CACHE: WeakValueDictionary[tuple[Kernel, Host], _KernelCode] = WeakValueDictionary()
 _LOCK = hold_at_fork(threading.RLock(), KERNELS)
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel], config: Config, target: Target | None = None
+    kernels: Sequence[Kernel], config: Config, target: Host | None = None
 ) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. It is kept for equal kernels as long as somebody holds it. Thread-safe."""
     target = target or host()
@@ -42,7 +42,7 @@ def compile_kernels(
     return [_compiled(k, c) for k, c in zip(kernels, codes, strict=True)]
 
 
-def _sizeless(kernel: Kernel, target: Target) -> Kernel:
+def _sizeless(kernel: Kernel, target: Host) -> Kernel:
     """The kernel whose code `kernel` uses."""
     return of_any_size(kernel, count_lanes(kernel, target.lanes)) if is_flat(kernel) else kernel
 
@@ -53,7 +53,7 @@ def _compiled(kernel: Kernel, code: _KernelCode) -> CompiledKernel:
     return CompiledKernel(kernel.name, code, extent, text.grain)
 
 
-def _codes(kernels: Sequence[Kernel], config: Config, target: Target) -> list[_KernelCode]:
+def _codes(kernels: Sequence[Kernel], config: Config, target: Host) -> list[_KernelCode]:
     found: dict[Kernel, _KernelCode] = {}
     missing: dict[Kernel, str] = {}
     for kernel in kernels:
@@ -70,7 +70,7 @@ def _codes(kernels: Sequence[Kernel], config: Config, target: Target) -> list[_K
     return [found[k] for k in kernels]
 
 
-def _compile(kernels: Mapping[Kernel, str], config: Config, target: Target) -> dict[Kernel, _KernelCode]:
+def _compile(kernels: Mapping[Kernel, str], config: Config, target: Host) -> dict[Kernel, _KernelCode]:
     """Code for kernels that have none; the values are the names of their functions."""
     texts: dict[str, KernelText] = {}
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import llvmlite.binding as llvm
 
-from smelt.codegen.llvm.target import host, machine, processor
+from smelt.codegen.llvm.host import host, machine, processor
 from smelt.errors import PlanError
 from smelt.plan.code import Function, Library, Processor
 from smelt.runtime.forks import LINKS, hold_at_fork

@@ -14,7 +14,7 @@ import llvmlite.binding as llvm
 import torch
 
 from smelt.codegen.llvm.builder import Module
-from smelt.codegen.llvm.target import Target, machine, processor
+from smelt.codegen.llvm.host import Host, machine, processor
 from smelt.codegen.llvm.unlocked import emit_object
 from smelt.plan.code import Library
 from smelt.runtime.forks import EMISSION, hold_at_fork
@@ -27,7 +27,7 @@ _LOCK = hold_at_fork(threading.RLock(), EMISSION)
 def assemble(
     text: str,
     names: Sequence[str],
-    target: Target,
+    target: Host,
     verify: bool = False,
     imports: Mapping[str, Library] | None = None,
 ) -> Library:
@@ -38,7 +38,7 @@ def assemble(
 
 
 def assemble_functions(
-    writers: Mapping[str, Callable[[Module], str]], target: Target, verify: bool = False
+    writers: Mapping[str, Callable[[Module], str]], target: Host, verify: bool = False
 ) -> Library:
     """Compiles functions: for each name what writes its text, given the module that will hold it."""
     threads = torch.get_num_threads()
@@ -53,7 +53,7 @@ def assemble_functions(
 
 
 def _modules(
-    writers: Iterable[Callable[[Module], str]], target: Target, part: float = float("inf")
+    writers: Iterable[Callable[[Module], str]], target: Host, part: float = float("inf")
 ) -> Iterator[str]:
     """The texts of modules of about `part` characters."""
     module, functions = Module(target), list[str]()
@@ -66,7 +66,7 @@ def _modules(
         yield module.text(functions)
 
 
-def _emitted(text: str, target: Target, verify: bool) -> bytes:
+def _emitted(text: str, target: Host, verify: bool) -> bytes:
     """A relocatable object file. Several threads may be here."""
     parsed = llvm.parse_assembly(text, llvm.create_context())
     if verify:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt.codegen.llvm.builder import Module
+from smelt.codegen.llvm.host import host
 from smelt.codegen.llvm.module import assemble
 from smelt.codegen.llvm.products.driver import WORDS
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
@@ -12,7 +13,6 @@ from smelt.codegen.llvm.products.epilogue_code import write_epilogue
 from smelt.codegen.llvm.products.library import provide
 from smelt.codegen.llvm.products.product import Matrix, Product
 from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Cut, Tile, cut, extent, tile_for
-from smelt.codegen.llvm.target import host
 from smelt.plan.code import CompiledKernel, Function, Library
 
 # Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from smelt.codegen.llvm.host import host
 from smelt.codegen.llvm.module import assemble
 from smelt.codegen.llvm.products.driver import block, driver
 from smelt.codegen.llvm.products.function_text import declarations
@@ -21,7 +22,6 @@ from smelt.codegen.llvm.products.packing import (
     pack_rows_transposed,
 )
 from smelt.codegen.llvm.products.tiling import Tile
-from smelt.codegen.llvm.target import host
 from smelt.plan.code import Library
 from smelt.runtime.forks import LIBRARY, hold_at_fork
 

@@ -8,10 +8,10 @@ from math import inf, prod
 
 from smelt.codegen.llvm.body import Body, Point, iota
 from smelt.codegen.llvm.builder import Builder, Module, Ref, suffix, type_text
+from smelt.codegen.llvm.host import host
 from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.pointwise import emit
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, product_value
-from smelt.codegen.llvm.target import host
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.windows.window import Window, lanes_for, scratch_for
 from smelt.graph.sizes import Sym

@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 
+from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE, Epilogue
-from smelt.codegen.llvm.target import Target, host
 
 Pair = tuple[int, int]  # vertical, horizontal
 
@@ -70,7 +70,7 @@ class Scratch:
         return self.phases * self.run
 
 
-def lanes_for(p: Window, target: Target) -> int:
+def lanes_for(p: Window, target: Host) -> int:
     """The vector width that wastes least at the end of rows; narrow vectors cost half on a host that splits wide ones."""
     widest = target.lanes(p.dtype.itemsize)
     narrow = max(4, widest // 2)

@@ -14,7 +14,7 @@ LLVM = 22  # the oldest whose masked loads and stores are spelt as the printer d
 
 
 @dataclass(frozen=True)
-class Target:
+class Host:
     """`bits` is the width of one vector register. `masks`: masked loads cost next to nothing (AVX-512). `scalef`: y * 2**n
     is one instruction."""
 
@@ -30,7 +30,7 @@ class Target:
 
 
 @functools.cache
-def host() -> Target:
+def host() -> Host:
     """The machine that this process runs on. Raises BackendError if llvmlite brings too old an LLVM."""
     if llvm.llvm_version_info[0] < LLVM:
         found = ".".join(map(str, llvm.llvm_version_info))
@@ -43,15 +43,15 @@ def host() -> Target:
     if wide:
         text += ",-prefer-256-bit"
     bits = 512 if wide else 256 if features.get("avx2") else 128
-    return Target(llvm.get_host_cpu_name(), text, bits, wide, wide)
+    return Host(llvm.get_host_cpu_name(), text, bits, wide, wide)
 
 
-def processor(target: Target) -> Processor:
+def processor(target: Host) -> Processor:
     """The same as plans tell it."""
     return Processor(llvm.get_process_triple(), target.cpu, target.features)
 
 
-def machine(target: Target) -> llvm.TargetMachine:
+def machine(target: Host) -> llvm.TargetMachine:
     """A new one: it must not be shared by threads."""
     triple = llvm.Target.from_triple(llvm.get_process_triple())
     # The large code model: the linker may place code and its constants more than 2 GiB apart, where 32-bit offsets abort.
