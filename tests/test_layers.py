@@ -50,6 +50,7 @@ ORDER = Layers(
             "base",
         ],
         "smelt.capture.interpreter": [REST, "opcodes"],
+        "smelt.capture.library": [REST, "autograd"],
         "smelt.capture.protocol": [REST, "attributes", "scopes", "cells", "symbolic_numbers"],
         "smelt.codegen": ["generate", "generated", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],

@@ -24,7 +24,8 @@ from smelt.capture.breaks.resume import Originals
 from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop
 from smelt.capture.driver.errors import UserException
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
-from smelt.capture.library import function_transforms, gradients
+from smelt.capture.library import function_transforms
+from smelt.capture.library.autograd import custom_functions, hooks, opaque_calls
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.outside.effects import Effect
@@ -158,16 +159,17 @@ def _capture(
             context_managers.leave_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
         effects = (*outside.log.effects(), *settings)
-        gradients.record_backward(vm, _left_behind(ending, effects))
+        custom_functions.record_backward(vm, _left_behind(ending, effects))
         changes.guard_distinct(outside)
         changes.guard_changed_classes(outside)
         _guard_hashed(vm)
         _guard_offsets(vm)
-        gradients.check_end(vm)
+        hooks.check_unwritten(vm)
+        opaque_calls.check_held(vm)
         outside.log.roll_back()
         fakes = _fakes(vm, ending, effects)
         if vm.contexts.under_modes:
-            gradients.check_history([*fakes, *trace.inputs])
+            custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
         traced = trace.finish(fakes)
     if state.snapshot() != snapshot:

@@ -33,6 +33,7 @@ from smelt.capture.library import (
     stdlib,
     tensor_numbers,
 )
+from smelt.capture.library.autograd import checkpoints, custom_functions, gradients, hooks, tensor_state
 from smelt.capture.machine.state import Contexts, Exceptions
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
@@ -53,7 +54,8 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    builtins, containers, copying, descriptors, evaluation, numpy_conversions, optimizers, output, stdlib, suspended,
+    builtins, checkpoints, containers, copying, custom_functions, descriptors, evaluation, gradients, hooks,
+    numpy_conversions, optimizers, output, stdlib, suspended, tensor_state,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

@@ -13,7 +13,7 @@ from smelt.capture.base.handlers import function, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, MISSING, instance_dict, is_identity
-from smelt.capture.library import gradients
+from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes
 from smelt.capture.protocol import attributes
@@ -77,7 +77,7 @@ def _is_atomic(obj: Any) -> bool:
 
 def _copied_tensor(vm: VM, tensor: FakeTensor, made: Any) -> Any:
     if getattr(tensor, "_is_param", False):
-        return gradients.make_parameter(vm, made, tensor.requires_grad)
+        return make_parameter(vm, made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
 
 

@@ -25,7 +25,7 @@ from smelt.capture.base.handlers import (
     unsupported,
 )
 from smelt.capture.base.values import MISSING
-from smelt.capture.library import gradients
+from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes, calls, library_reads
@@ -153,7 +153,7 @@ def _parameter(vm: VM, args: Any, kwargs: Any) -> Any:
     requires_grad = kwargs.get("requires_grad", args[1] if len(args) > 1 else True)
     if type(data) is not FakeTensor:
         raise unsupported("nn.Parameter of something that is not a tensor", UNSUPPORTED_OBJECT)
-    return gradients.make_parameter(vm, data, requires_grad)
+    return make_parameter(vm, data, requires_grad)
 
 
 @builtin(nn.parameter.Buffer)

@@ -1,0 +1,174 @@
+"""Custom functions (`torch.autograd.Function`): `apply`, and their backwards while the joint graph is recorded."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+
+from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.base.values import (
+    CONTAINER_BASES,
+    instance_dict,
+    items_of,
+)
+from smelt.capture.library.autograd.opaque_calls import run_opaque
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents, wrapping
+from smelt.capture.protocol import attributes, callbacks
+from smelt.capture.rebuilding.constants import stands_for_itself
+from smelt.capture.rebuilding.reach import collect_fakes, reach
+from smelt.graph import torch_settings
+from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.trace.custom_functions import CustomFunctions
+from smelt.trace.fake import FakeTensor
+from smelt.trace.not_differentiable import refuse
+
+_Function = torch.autograd.Function
+
+
+@function(vars(_Function)["apply"].__func__)
+def _apply(vm: VM, args: Any, kwargs: Any) -> Any:
+    """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
+    cls, *rest = args
+    vm.outside.facts.use_class(cls)
+    if torch._C._are_functorch_transforms_active():
+        raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
+    if torch.autograd.function._is_setup_context_defined(cls.setup_context):
+        forward = attributes.load_attr(vm, cls, "forward")
+        bound = inspect.signature(forward).bind(*rest, **kwargs)
+        bound.apply_defaults()
+        rest, kwargs = list(bound.args), bound.kwargs
+    if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
+        return _run_apply(vm, cls, rest, kwargs)
+    if vm.outside.origins.is_made_class(cls):
+        raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
+    if vm.trace.autograd.custom is None:
+        vm.trace.autograd.custom = CustomFunctions(lambda run: callbacks.in_window(vm, run, ()))
+    return run_opaque(vm, cls.apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
+
+
+def _requires_grad(value: Any) -> bool:
+    return type(value) is FakeTensor and value.requires_grad
+
+
+def _run_apply(vm: VM, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    apply = super(_Function, cls).apply
+    args = [contents.view(vm.outside, a) for a in args]
+    return wrapping.fake(
+        vm.outside,
+        callbacks.in_window(vm, apply, args, {k: contents.view(vm.outside, v) for k, v in kwargs.items()}),
+    )
+
+
+@function(FunctionCtx.set_materialize_grads)
+def _materialize(vm: VM, args: Any, kwargs: Any) -> None:
+    if vm.trace.autograd.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
+        vm.trace.autograd.custom.takes_none.add(id(args[0]))
+    FunctionCtx.set_materialize_grads(*args, **kwargs)
+
+
+# ---- their backwards, while the joint graph is recorded
+
+
+def record_backward(vm: VM, roots: Sequence[Any]) -> None:
+    """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
+    left it, and can still be guarded. It may not change what the frame leaves behind, which `roots` lead to."""
+    trace, log = vm.trace, vm.outside.log
+    if trace.autograd.custom is None or not trace.autograd.wants_joint:
+        return
+    before, settings = _held(vm, roots), torch_settings.read()
+    log.closed = "the backward of a custom autograd.Function changes an outside object"
+    vm.running = True
+    try:
+        trace.record_backward(collect_fakes(roots, vm.outside.origins.of))
+    finally:
+        vm.running, log.closed = False, ""
+    if torch_settings.read() != settings or vm.contexts.entered:
+        raise refuse("the backward of a custom autograd.Function changes a setting")
+    if _held(vm, roots) != before:
+        raise refuse("the backward of a custom autograd.Function changes an object that is returned")
+
+
+def _held(vm: VM, roots: Sequence[Any]) -> list[Any]:
+    """What the objects hold that the program has made and leaves behind."""
+    found = reach(roots, vm.outside.origins.of)
+    made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
+    return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
+
+
+@function(BackwardCFunction.apply)
+def _call_backward(vm: VM, args: Any, kwargs: Any) -> Any:
+    """Autograd's engine calls the backward of a custom function."""
+    ctx, *tangents = args
+    user = functools.partial(callbacks.in_window, vm, _user_backward(ctx._forward_cls), args)
+    trace = vm.trace
+    if not trace.backward.is_recorded:
+        return user()
+    with trace.backward.user_backward(ctx._forward_cls.__name__) as call:
+        before = _contents_of(ctx)
+        given = user()
+        if not _contents_of(ctx).items() <= before.items():  # it may let go of what it has read
+            raise unsupported(f"the backward of {call.name} changes its ctx", UNSUPPORTED_EFFECT)
+        results = given if type(given) is tuple else (given,)
+        wanted = zip(results, ctx.needs_input_grad)
+        call.gives = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
+        assert trace.autograd.custom is not None
+        call.takes_none = len(tangents) > 1 and id(ctx) in trace.autograd.custom.takes_none
+    return given
+
+
+def _user_backward(cls: Any) -> Callable[..., Any]:
+    """What the user wrote, under one of two names. As in `BackwardCFunction.apply`."""
+    if cls.backward is not _Function.backward and cls.vjp is not _Function.vjp:
+        raise RuntimeError(
+            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of "
+            "them."
+        )
+    given: Callable[..., Any] = cls.backward if cls.vjp is _Function.vjp else cls.vjp
+    return given
+
+
+if hasattr(BackwardCFunction, "apply_boxed"):  # torch 2.11 has none
+
+    @function(BackwardCFunction.apply_boxed)
+    def _call_boxed_backward(vm: VM, args: Any, kwargs: Any) -> Any:
+        raise unsupported("a torch.autograd.Function with boxed_grads_call")
+
+
+def _contents_of(ctx: Any) -> dict[str, Any]:
+    """Ids of what the attributes hold, with the contents of containers. None is left out."""
+    held = {name: value for name, value in (instance_dict(ctx) or {}).items() if value is not None}
+    return {
+        name: (
+            id(value),
+            [id(part) for part in _parts_of(value)] if isinstance(value, CONTAINER_BASES) else [],
+        )
+        for name, value in held.items()
+    }
+
+
+def _parts_of(container: Any) -> list[Any]:
+    items = items_of(container)
+    return [part for pair in items for part in pair] if isinstance(container, dict) else items
+
+
+def check_history(fakes: Iterable[FakeTensor]) -> None:
+    """Raises Unsupported for a tensor whose gradients lead through a custom function of torch's own: a mode of torch that
+    runs natively has applied it, and the graph holds only the operators of its forward."""
+    todo: list[Any] = [f.grad_fn for f in fakes if f.requires_grad]
+    seen: set[Any] = {None}
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        applied = getattr(type(node), "_forward_cls", None)
+        if applied is not None and applied.__module__.startswith("torch."):
+            raise unsupported(f"torch.autograd.Function {applied.__name__}, applied by a mode of torch")
+        todo += [following for following, _ in node.next_functions]

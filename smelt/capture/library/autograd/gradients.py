@@ -1,0 +1,75 @@
+"""`torch.autograd.grad`, forward-mode differentiation, and leaving inference mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.autograd import forward_ad
+
+from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.library.autograd.hooks import hook_registered, meets_hooks
+from smelt.capture.library.autograd.opaque_calls import natively
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents
+from smelt.capture.protocol import attributes, callbacks, calls
+from smelt.trace.fake import FakeTensor
+from smelt.trace.not_differentiable import refuse
+
+
+@function(torch.autograd.grad)
+def _grad(vm: VM, args: Any, kwargs: Any) -> Any:
+    """Gradients of what the trace computed, whose operators are recorded."""
+    if kwargs.get("is_grads_batched") or torch._C._are_functorch_transforms_active():
+        raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
+    if hook_registered(vm) and meets_hooks(vm, args[0] if args else kwargs.get("outputs")):
+        if vm.trace.autograd.wants_joint and kwargs.get("create_graph"):
+            raise refuse("torch.autograd.grad(create_graph=True) goes through what the graph before it gives")
+        raise unsupported("torch.autograd.grad after a hook was registered")
+    for fake in list(vm.trace.inputs):
+        if fake.requires_grad:
+            _check_leaf(vm, fake)
+    args = [contents.view(vm.outside, a) for a in args]
+    kwargs = {k: contents.view(vm.outside, v) for k, v in kwargs.items()}
+    with natively(vm, torch.autograd.grad):
+        return callbacks.in_window(vm, torch.autograd.grad, args, kwargs)
+
+
+def _check_leaf(vm: VM, fake: FakeTensor) -> None:
+    """Gradients must not lead out of the trace: to what another function computed, or to hooks."""
+    real = vm.trace.real(fake)
+    assert real is not None
+    if fake.device.type != "cpu" or not real.is_leaf or real._backward_hooks:
+        raise unsupported("torch.autograd.grad through a tensor computed outside, or one with hooks")
+    for name in ("is_leaf", "_backward_hooks"):
+        attributes.tensor_member(vm, fake, real, name)
+
+
+# --------------------------------------------------------------------------------- forward-mode differentiation
+
+
+def _switch_level(method: Any, function_: Callable[[], Any]) -> None:
+    @function(method)
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+        with natively(vm, method):
+            result = calls.call_native_python(vm, method, args, kwargs)
+        vm.trace.call_recorder.switch_level(function_)
+        return result
+
+
+_switch_level(forward_ad.dual_level.__enter__, forward_ad.enter_dual_level)
+_switch_level(forward_ad.dual_level.__exit__, forward_ad.exit_dual_level)
+
+
+_leave: Any = torch.inference_mode.__exit__
+
+
+@function(_leave)
+def _leave_inference_mode(vm: VM, args: Any, kwargs: Any) -> Any:
+    """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
+    if id(args[0]) in vm.outside.origins:
+        raise unsupported("an inference mode from outside is left")
+    with natively(vm, _leave):
+        return calls.call_native_python(vm, _leave, args, kwargs)

@@ -1,0 +1,101 @@
+"""Hooks on tensors. They act when gradients flow, so registering one is an effect that is replayed after the graph."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from smelt.capture.base.handlers import Handler, function, unsupported
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside.effects import Call
+from smelt.capture.rebuilding.kind import Kind
+from smelt.capture.rebuilding.kind import unsupported as cannot_rebuild
+from smelt.capture.rebuilding.kinds import KINDS
+from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.trace.fake import FakeTensor
+from smelt.trace.outputs import read_by
+
+
+class HookHandle:
+    """What registering a hook gives during capture: `remove` forgets the effect."""
+
+    __slots__ = ("_calls", "_registered")
+
+    def __init__(self, calls: list[Call], registered: Call) -> None:
+        self._calls = calls
+        self._registered = registered
+
+    def remove(self) -> None:
+        self._calls[:] = [c for c in self._calls if c is not self._registered]
+
+    def __getattr__(self, name: str) -> Any:
+        raise unsupported(f"{name} of the handle of a hook")
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+def _cannot_leave(x: Any) -> Any:
+    raise cannot_rebuild(x, "the handle of a hook")
+
+
+KINDS[HookHandle] = Kind(_cannot_leave, lambda x, text: _cannot_leave(x))
+_REGISTER: dict[str, Any] = {
+    "register_hook": torch.Tensor.register_hook,
+    "register_post_accumulate_grad_hook": torch.Tensor.register_post_accumulate_grad_hook,
+}
+
+
+def _register(name: str) -> Handler:
+    method = _REGISTER[name]
+
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+        call = inspect.signature(method).bind(*args, **kwargs)
+        tensor, hook = call.args
+        if not tensor.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        if name != "register_hook" and tensor.grad_fn is not None:
+            raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+        registered = Call(method, (tensor, hook))
+        vm.outside.log.call(registered)
+        vm.held.hooked.append((tensor, tensor.grad_fn))
+        vm.trace.autograd.hooked.append(tensor)
+        return HookHandle(vm.outside.log.calls, registered)
+
+    return handler
+
+
+for _hook_name, _hook_method in _REGISTER.items():
+    function(_hook_method)(_register(_hook_name))
+
+
+def hook_registered(vm: VM) -> bool:
+    """Whether the program has registered a hook since capture began."""
+    return any(call.target in _REGISTER.values() for call in vm.outside.log.calls)
+
+
+def meets_hooks(vm: VM, outputs: Any) -> bool:
+    """Whether gradients of `outputs` flow through a tensor that a hook was registered on."""
+    ends = [outputs] if type(outputs) is FakeTensor else outputs
+    if not isinstance(ends, (list, tuple)) or any(type(end) is not FakeTensor for end in ends):
+        return True
+    met = read_by({end.grad_fn for end in ends if end.grad_fn is not None})
+    met |= {(end.grad_fn, end.output_nr) for end in ends}
+    leaves = [*ends, *(getattr(node, "variable", None) for node, _ in met)]
+    return any(
+        any(tensor is leaf for leaf in leaves) if grad_fn is None else (grad_fn, tensor.output_nr) in met
+        for tensor, grad_fn in vm.held.hooked
+    )
+
+
+def check_unwritten(vm: VM) -> None:
+    """Raises Unsupported where a tensor was written in place after a hook was registered on it."""
+    for tensor, grad_fn in vm.held.hooked:
+        if tensor.grad_fn is not grad_fn:
+            raise unsupported("a tensor is written in place after a hook was registered", UNSUPPORTED_EFFECT)

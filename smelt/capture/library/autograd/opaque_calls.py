@@ -1,0 +1,134 @@
+"""Opaque calls: a custom `autograd.Function` and a checkpoint are one call each of the torch-level graph.
+
+The compiled graph calls the user's code for real, so that its forward and backward are autograd's own. The trace runs that
+code on fakes, so that what it reads is guarded. It may change nothing outside: an effect is replayed after the graph, when
+the call has happened. What the graph holds of the user's objects must stay as it is (`check_held`).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from smelt.capture.base.handlers import unsupported
+from smelt.capture.base.values import (
+    LEAF_TYPES,
+    NULL,
+    FunctionType,
+    MethodType,
+    is_identity,
+)
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside.effects import Call
+from smelt.capture.protocol import cells
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.trace.fake import FakeTensor
+from smelt.trace.opaque import OpaqueCall
+
+
+@contextmanager
+def natively(vm: VM, function: Any) -> Iterator[None]:
+    """A window does not hand `function` back to the VM."""
+    before, vm.frames.natively = vm.frames.natively, function
+    try:
+        yield
+    finally:
+        vm.frames.natively = before
+
+
+def run_opaque(vm: VM, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+    """One torch-level call of `function`; `run` does on fakes what it does."""
+    if vm.contexts.tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
+        raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
+    for value in (*args, *kwargs.values()):
+        _hold(vm, value)
+    target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
+    before = vm.outside.log.changed
+    out = vm.trace.call_recorder.run_opaque(target, run)
+    if vm.outside.log.changed != before:
+        raise unsupported(f"{_name(function)} changes an outside object", UNSUPPORTED_EFFECT)
+    return out
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__qualname__", type(target).__qualname__))
+
+
+def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
+    return id(made) not in vm.outside.origins
+
+
+def _hold(vm: VM, value: Any, depth: int = 0) -> None:
+    """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for what
+    the trace made, unless it is made anew at each call."""
+    kind = type(value)
+    if kind is FakeTensor or kind in LEAF_TYPES:
+        return
+    if kind is FunctionType and _is_fresh(vm, value):
+        _hold_function(vm, value, depth)
+    elif id(value) in vm.outside.origins and kind not in (list, tuple, dict):
+        vm.outside.facts.use_identity(value)
+    elif is_identity(value):
+        if isinstance(value, type) and vm.outside.origins.is_made_class(value):
+            raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
+    elif kind in _PARTS:
+        for part in _PARTS[kind](value):
+            _hold(vm, part, depth)
+    else:
+        raise unsupported(
+            f"a {kind.__qualname__} made inside the function is held by a graph", UNSUPPORTED_OBJECT
+        )
+
+
+_PARTS: dict[type, Callable[[Any], Sequence[Any]]] = {
+    list: lambda x: x,
+    tuple: lambda x: x,
+    dict: lambda x: (*x, *x.values()),
+    functools.partial: lambda x: (x.func, *x.args, *x.keywords.values()),
+    MethodType: lambda x: (x.__func__, x.__self__),
+}
+
+
+def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
+    """A function that the trace made. Its variables must stay as they are now."""
+    written = {
+        i.argval for i in dis.get_instructions(made.__code__) if i.opname in ("STORE_DEREF", "DELETE_DEREF")
+    }
+    if depth > _DEPTH or not written.isdisjoint(made.__code__.co_freevars):
+        raise unsupported(
+            "a function that a graph holds refers to itself or sets a variable", UNSUPPORTED_OBJECT
+        )
+    for cell in made.__closure__ or ():
+        if not _is_fresh(vm, cell) and not cells.cell_written(vm, cell) and cells.holds_value(vm, cell):
+            _hold(vm, cells.read_held_cell(vm, cell), depth + 1)
+            continue
+        held = _contents(cell)
+        if held is NULL:
+            raise unsupported("a function that a graph holds has an empty variable", UNSUPPORTED_OBJECT)
+        _hold(vm, held, depth + 1)
+        vm.held.cells.append((cell, held))
+    for part in (*(made.__defaults__ or ()), *(made.__kwdefaults__ or {}).values()):
+        _hold(vm, part, depth + 1)
+
+
+_DEPTH = 8  # how deep functions that the trace made may refer to each other
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return NULL
+
+
+def check_held(vm: VM) -> None:
+    """Raises Unsupported where a variable of a function that a graph holds was changed after the call."""
+    for cell, held in vm.held.cells:
+        if _contents(cell) is not held:
+            raise unsupported(
+                "a variable of a function that a graph holds is changed later", UNSUPPORTED_EFFECT
+            )

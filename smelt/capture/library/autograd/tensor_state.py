@@ -1,0 +1,67 @@
+"""What a program sets on tensors for autograd: parameters, `requires_grad`, `grad`, `data`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from smelt.capture.base.handlers import TENSOR_METHODS, TENSOR_SETTERS, unsupported
+from smelt.capture.machine.vm import VM
+from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.trace.fake import FakeTensor
+from smelt.trace.opaque import OpaqueCall
+
+
+def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """`nn.Parameter(data, requires_grad)`: a leaf, on the data's memory."""
+
+    def run() -> torch.Tensor:
+        made = data.detach().requires_grad_(requires_grad)
+        made._is_param = True  # type: ignore[attr-defined]
+        return made
+
+    if vm.trace.numbers.symbols is not None:
+        return run()
+    given: FakeTensor = vm.trace.call_recorder.run_opaque(
+        OpaqueCall(nn.Parameter, (data, requires_grad), {}, lambda f: False), run
+    )
+    return given
+
+
+def set_requires_grad(vm: VM, tensor: FakeTensor, requires_grad: Any = True) -> torch.Tensor:
+    """`tensor.requires_grad_(requires_grad)`, which the torch-level graph repeats."""
+    wanted = vm.truth(requires_grad)
+    if vm.trace.is_input(tensor) and wanted == tensor.requires_grad:
+        return tensor
+    return tensor.requires_grad_(wanted)
+
+
+TENSOR_METHODS["requires_grad_"] = set_requires_grad
+
+
+def set_grad(vm: VM, tensor: FakeTensor, value: Any) -> None:
+    """`tensor.grad = value` of a tensor from outside: an effect, since nothing that is captured reads it but reads of
+    the attribute."""
+    if not vm.trace.is_input(tensor):
+        raise unsupported("the grad of a computed tensor is set", UNSUPPORTED_EFFECT)
+    if value is not None and type(value) is not FakeTensor:
+        raise TypeError(
+            f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__!r}"
+        )
+    with vm.trace.paused(), torch._C._DisableTorchDispatch():
+        tensor.grad = value
+    vm.outside.log.set_tensor_attribute(tensor, "grad", value)
+
+
+def set_data(vm: VM, tensor: FakeTensor, value: Any) -> None:
+    raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
+
+
+def set_flag(vm: VM, tensor: FakeTensor, value: Any) -> None:
+    set_requires_grad(vm, tensor, value)
+
+
+TENSOR_SETTERS.update(grad=set_grad, data=set_data, requires_grad=set_flag)
