@@ -41,19 +41,19 @@ def _like(container: Any, items: list[Any]) -> Any:
 def leaves(tree: Any, kind: Kind) -> list[Any]:
     """The leaves of class `kind`, in order, with repetitions."""
     found: list[Any] = []
-    _collect(tree, kind, found)
+    _collect(tree, kind, not issubclass(int, kind), found)
     return found
 
 
-def _collect(tree: Any, kind: Kind, found: list[Any]) -> None:
+def _collect(tree: Any, kind: Kind, without_ints: bool, found: list[Any]) -> None:
     if isinstance(tree, kind):
         found.append(tree)
     elif isinstance(tree, (list, tuple)):
         for x in tree:
-            if type(x) is not int or kind is int:
-                _collect(x, kind, found)
+            if type(x) is not int or not without_ints:
+                _collect(x, kind, without_ints, found)
     elif isinstance(tree, dict):
         for x in tree.values():
-            _collect(x, kind, found)
+            _collect(x, kind, without_ints, found)
     elif type(tree) is slice:
-        _collect((tree.start, tree.stop, tree.step), kind, found)
+        _collect((tree.start, tree.stop, tree.step), kind, without_ints, found)

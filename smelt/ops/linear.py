@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.tree import leaves
 from smelt.ops.registry import row
 
 
@@ -53,7 +54,7 @@ def is_linear(node: Node, depends: Container[Node]) -> bool:
         return False
     does = effects(node.target)
     given = {name: does.argument(name, node.args, node.kwargs) for name in does.names}
-    varying = {name for name, value in given.items() if _any_in(value, depends)}
+    varying = {name for name, value in given.items() if any(n in depends for n in leaves(value, Node))}
     return does.pure and any(
         varying <= set(names) and all(_all_in(given[n], depends) for n in names)
         for names in linear_in(node.target, does)
@@ -65,12 +66,6 @@ def _keeps_sums(node: Node) -> bool:
     tensors = [s for s in specs if isinstance(s, TensorSpec)]
     rounds = node.kwargs.get("rounding_mode") or node.kwargs.get("reduce")
     return not rounds and all(s.dtype.is_floating_point or s.dtype.is_complex for s in tensors)
-
-
-def _any_in(value: Any, depends: Container[Node]) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_any_in(v, depends) for v in value)
-    return isinstance(value, Node) and value in depends
 
 
 def _all_in(value: Any, depends: Container[Node]) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from smelt.graph.ir import Node, NumberSpec
+from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.graph.specs import empty_like_spec, spec_of
+from smelt.graph.tree import leaves
 from smelt.ops.layouts import on_metas
 
 _RESULTS: dict[Any, Any] = {}
@@ -27,7 +28,7 @@ def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     key = (op, _key(args), _key(kwargs), torch.get_default_dtype())
     found = _RESULTS.get(key)
     if found is None:
-        device = _device_of(args) or _device_of(kwargs) or torch.device("cpu")
+        device = _device_of([args, kwargs]) or torch.device("cpu")
         with torch.no_grad():
             found = _RESULTS[key] = _specs(
                 on_metas(op, _meta(args), _meta(kwargs), device.type == "cpu"), device
@@ -45,13 +46,18 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
-def _device_of(value: Any) -> torch.device | None:
-    if isinstance(value, Node):
-        return getattr(value.spec, "device", None)
-    if isinstance(value, torch.device):
-        return value
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return next((d for d in map(_device_of, values) if d is not None), None)
+def _device_of(arguments: Any) -> torch.device | None:
+    """Of the first argument that has one, or is one."""
+    found = (
+        n.spec.device if isinstance(n, Node) else n
+        for n in leaves(arguments, (Node, torch.device))
+        if _has_device(n)
+    )
+    return next(found, None)
+
+
+def _has_device(leaf: Node | torch.device) -> bool:
+    return isinstance(leaf, torch.device) or isinstance(leaf.spec, TensorSpec)
 
 
 def _meta(value: Any) -> Any:

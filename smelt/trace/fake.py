@@ -8,7 +8,6 @@ describes it until an operator changes its metadata in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.autograd import forward_ad
 from smelt.errors import SmeltError, Unsupported
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.specs import spec_of
+from smelt.graph.tree import leaves
 from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.arguments import Args
 
@@ -92,13 +92,9 @@ class FakeTensor(torch.Tensor):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "pickling a tensor that is being traced"))
 
 
-def fakes_in(value: Any) -> Iterator[FakeTensor]:
+def fakes_in(value: Any) -> list[FakeTensor]:
     """The fakes in what an operator returned."""
-    if type(value) is FakeTensor:
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from fakes_in(v)
+    return leaves(value, FakeTensor)
 
 
 def has_new(out: Any) -> bool:

@@ -7,7 +7,6 @@ again. What is not kept: changes of metadata in place, views of another dtype, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,6 +19,7 @@ from smelt.graph import specs
 from smelt.graph.effects import Effects, Result
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
+from smelt.graph.tree import leaves
 from smelt.ops import results
 from smelt.ops.layouts import on_metas
 from smelt.reasons import (
@@ -144,7 +144,7 @@ class _FirstCall:
         metas = [self._meta(a) for a in self.args]
         meta_kwargs = {k: self._meta(v) for k, v in self.kwargs.items()}
         if "device" in self.info.names:
-            if meta_kwargs.get("device") is not None or not _has_tensor(self.args):
+            if meta_kwargs.get("device") is not None or not leaves(self.args, torch.Tensor):
                 meta_kwargs["device"] = _META
             meta_kwargs.pop("pin_memory", None)
         if meta_kwargs.get("layout") not in (None, torch.strided):
@@ -160,7 +160,7 @@ class _FirstCall:
         if asked is not None:
             return canonical_device(asked)
         first = None
-        for tensor in _tensors((*self.args, *self.kwargs.values())):
+        for tensor in leaves((*self.args, *self.kwargs.values()), torch.Tensor):
             if tensor.dim():
                 return tensor.device
             first = first or tensor.device
@@ -223,15 +223,14 @@ class _FirstCall:
             return item, None
         if result.kind == "same":
             return self._given_back(result, index)
-        if item.device.type != "meta" and not _has_tensor((*self.args, *self.kwargs.values())):
+        if item.device.type != "meta" and not leaves((*self.args, *self.kwargs.values()), torch.Tensor):
             item = item.to(_META)  # of plain numbers: torch.div(5, 2)
         if item.device.type != "meta":  # a shape function that computes for real
             raise self._unsupported(UNSUPPORTED_CALL, f"an operator gave a real tensor of {item.device}")
         if result.kind == "view":
             return self._view(result, item)
-        for source in _tensors(
-            (*self.args, *self.kwargs.values())
-        ):  # an operator that gives its argument back
+        given = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
+        for source in given:  # an operator that gives its argument back
             if type(source) is FakeTensor and source.elem is item:
                 return source, None
         spec = spec_of(item, self.device)
@@ -257,26 +256,12 @@ class _FirstCall:
         return wrap(item, device, spec), Part("view", spec, result.arg) if keep else None
 
 
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    return isinstance(value, (list, tuple)) and any(_has_tensor(v) for v in value)
-
-
 def canonical_device(device: torch.device | str | int) -> torch.device:
     """`device` with an index where that kind of device has one."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
     return device
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 def _part_spec(part: Part | list[Part]) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt import _native
+from smelt.graph.tree import map_leaves
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
@@ -39,11 +40,11 @@ def uninitialized(x: torch.Tensor) -> torch.Tensor:
 
 
 def to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_meta(v) for v in value)
-    return value
+    return map_leaves(value, torch.Tensor, _as_meta)
+
+
+def _as_meta(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=META)
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:

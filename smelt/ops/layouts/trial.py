@@ -4,13 +4,14 @@ of its results."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from smelt.graph.effects import Effects, effects
+from smelt.graph.tree import leaves, map_leaves
 from smelt.ops.layouts.meta import CPU, META, to_meta, uninitialized
 from smelt.ops.registry import row
 
@@ -62,37 +63,27 @@ def _may_be_tried(info: Effects) -> bool:
 def _size(values: Any) -> int:
     """A bound for the elements of the arguments and of what they describe: all their sizes multiplied."""
     size = 1
-    for value in _leaves(values):
+    for value in leaves(values, (torch.Tensor, int, float)):
         if isinstance(value, torch.Tensor):
             size *= max(value.numel(), 1)
-        elif isinstance(value, (int, float)) and math.isfinite(value):
+        elif math.isfinite(value):
             size *= max(int(abs(value)), 1)
     return size
-
-
-def _leaves(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _leaves(value)
-        else:
-            yield value
 
 
 def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Layouts of what `func` gives on real tensors of zeros, as meta tensors; NotImplemented if it gives an argument back
     that its schema does not name."""
-    real_args, real_kwargs = [_zeros(a) for a in args], {k: _zeros(v) for k, v in kwargs.items()}
+    real_args, real_kwargs = map_leaves((list(args), kwargs), (torch.Tensor, torch.device), _zeros)
     out = func(*real_args, **real_kwargs)
     if not effects(func).writes:
-        given = {id(v) for v in _leaves((*real_args, *real_kwargs.values())) if isinstance(v, torch.Tensor)}
-        if any(id(v) in given for v in _leaves((out,))):
+        given = {id(v) for v in leaves((real_args, real_kwargs), torch.Tensor)}
+        if any(id(v) in given for v in leaves(out, torch.Tensor)):
             return NotImplemented
     return to_meta(out)
 
 
-def _zeros(value: Any) -> Any:
+def _zeros(value: torch.Tensor | torch.device) -> torch.Tensor | torch.device:
     if isinstance(value, torch.Tensor):
         return uninitialized(value).zero_()
-    if isinstance(value, (list, tuple)):
-        return [_zeros(v) for v in value]
-    return CPU if value == META and isinstance(value, torch.device) else value
+    return CPU if value == META else value
