@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt import _native
-from smelt.graph.numbers import OPERATIONS, Expression, Table, evaluate, leaves, program, text
+from smelt.graph.numbers import OPERATIONS, Expression, Table, evaluate, leaves, postfix, text
 from smelt.guards import build
 from smelt.guards.evaluate import changed_numbers, first_failing, format_guard
 from smelt.guards.explain import explain
@@ -126,7 +126,7 @@ def test_source_program_and_evaluation_agree(expression: Expression, a: Any, b: 
     except (ArithmeticError, ValueError, TypeError):
         written = None
     assert repr(written) == repr(found), source
-    assert len(program(expression, lambda origin: origin.index)) > 0
+    assert len(postfix(expression, lambda origin: origin.index)) > 0
     for expected in (True, False, int, float):
         guard = Guard("expression", A, (expression, expected))
         if leaves(expression):
