@@ -125,7 +125,7 @@ def global_state() -> tuple[int, ...]:
 
 GLOBAL_STATE: tuple[str, ...]
 
-# -------------------------------------------------------------------------------------------- plans
+# ------------------------------------------------------------------------------------------- plans (native/plan/)
 
 # n_inputs, n_registers, constants, steps, outputs (register or -1), arena_bytes, release_gil, keepalive, numbers
 _PlanSpec = tuple[
@@ -141,7 +141,7 @@ _PlanSpec = tuple[
 ]
 
 class Plan:
-    """An executable plan; `spec` is what `smelt.plan.steps.Plan.to_native` builds."""
+    """An executable plan; `smelt.plan.executable` makes its `spec`."""
 
     arena_bytes: int  # scratch memory that one call uses
     idle_bytes: int  # held between calls

@@ -17,9 +17,11 @@ int init_tree(PyObject* module);
 int init_global_state(PyObject* module);
 }  // namespace guards
 
-int init_plan(PyObject* module);
+namespace plan {
+int init_type(PyObject* module);
+int init_blocks(PyObject* module);
+}  // namespace plan
+
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
-int init_blocks(PyObject* module);
-
 }  // namespace smelt

@@ -32,7 +32,7 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
     for item in items:
         writer.add(item)
     joined = side_by_side(writer.steps, writer.touched, target.costs)
-    freed = with_frees(joined, roots.n_held, writer.outputs)
+    freed = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
     steps, arena_bytes = with_arena(freed, roots.may_use_arena, target.memory.alignment)
     return Plan(
         n_inputs=roots.n_inputs,

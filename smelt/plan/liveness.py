@@ -1,4 +1,4 @@
-"""Where the life of a register ends."""
+"""Where the life of a register ends: the only place that says so."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from smelt.plan.steps import Free, Step, defines, reads
 
 
-def with_frees(steps: Sequence[Step], n_held: int, outputs: Iterable[int | None]) -> list[Step]:
-    """Adds a Free behind the last use of every register that a step defines and that is not returned."""
-    returned = set(outputs)
+def with_frees(steps: Sequence[Step], constants: range, outputs: Iterable[int | None]) -> list[Step]:
+    """Adds a Free behind the last use of every register, but for those of constants and of what is returned."""
+    kept = {*constants, *outputs}
     last: dict[int, int] = {}
     for i, step in enumerate(steps):
         last.update(dict.fromkeys((*defines(step), *reads(step)), i))
     ending: dict[int, list[int]] = {}
     for register, i in last.items():
-        if register >= n_held and register not in returned:
+        if register not in kept:
             ending.setdefault(i, []).append(register)
     freed: list[Step] = []
     for i, step in enumerate(steps):

@@ -109,6 +109,9 @@ class BumpVersion:
 
 @dataclass(frozen=True)
 class Free:
+    """Drops tensors after their last use. Inputs are the caller's, and dropped only where he gave them to the plan (the
+    saved values of a backward)."""
+
     regs: tuple[int, ...]
 
 

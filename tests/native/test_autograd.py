@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from smelt import _native
 from smelt.codegen.load import load
-from smelt.plan.steps import Aten, Free, Plan, Reg, View
+from smelt.plan.liveness import with_frees
+from smelt.plan.steps import Aten, Plan, Reg, View
 from smelt.plan.verify import verify
 from tests.harness.threads import in_threads
 
@@ -35,13 +36,13 @@ def layout(shape, dtype=F32):
 
 def native(n_inputs, calls, outputs, **options):
     """A plan of ATen calls: each is (operator, *arguments), arguments that are Reg are registers, and defines the next
-    register. What no one returns is freed at the end."""
+    register. What no one returns is freed after its last use."""
     steps = [
         Aten(op, args, {}, (n_inputs + i,), user_visible=op.namespace == "smelt_test_node")
         for i, (op, *args) in enumerate(calls)
     ]
     n = n_inputs + len(calls)
-    steps.append(Free(tuple(r for r in range(n_inputs, n) if r not in outputs)))
+    steps = with_frees(steps, range(0), outputs)
     plan = Plan(n_inputs, (), n, tuple(steps), tuple(outputs), **options)
     verify(plan)
     return load(plan)
@@ -616,7 +617,7 @@ def test_views_in_a_plan_outlive_what_they_view():
         Aten(aten.mul.Tensor, (Reg(3), Reg(8)), {}, (9,)),
         Aten(aten.mul.Tensor, (Reg(9), Reg(2)), {}, (10,)),
     )
-    plan = load(Plan(3, (), 11, steps, (10,)))
+    plan = load(Plan(3, (), 11, tuple(with_frees(steps, range(0), (10,))), (10,)))
     d = differentiable(
         lambda i: (i[0] * 1, i[0].sin(), i[0].cos()),
         lambda mask: plan,

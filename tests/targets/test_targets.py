@@ -121,6 +121,7 @@ def test_a_second_device_has_a_plan(monkeypatch):
     plan = planned(target, f, graph=graph)
     assert [type(s).__name__ for s in plan.steps if not isinstance(s, Alloc)] == [
         "Launch",
+        "Free",
         "Aten",
         "Free",
         "Launch",

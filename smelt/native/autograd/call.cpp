@@ -9,7 +9,7 @@
 
 #include "autograd/errors.h"
 #include "autograd/node.h"
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace smelt::autograd {
 

@@ -14,7 +14,7 @@
 #include <algorithm>
 
 #include "autograd/errors.h"
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace smelt::autograd {
 

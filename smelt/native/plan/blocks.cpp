@@ -7,7 +7,7 @@
 // What always holds: the bytes in use and the bytes kept are together at most twice the bytes that were in use at some
 // moment. (A step's saved activations and its gradients are not all in use at once, but each are.) Where sizes change, the
 // blocks that were used longest ago go first. The kernel may take the pages of a block that is kept when memory is short.
-#include "blocks.h"
+#include "plan/blocks.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@
 
 #include "module.h"
 
-namespace smelt {
+namespace smelt::plan {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20, kUnit = size_t{64} << 10, kShift = 4096 + 64;
@@ -145,4 +145,4 @@ int init_blocks(PyObject* module) {
     return PyModule_AddFunctions(module, methods);
 }
 
-}  // namespace smelt
+}  // namespace smelt::plan

@@ -1,4 +1,4 @@
-// Running a `smelt._native.Plan` from C++ (plan.cpp).
+// Running a `smelt._native.Plan` from C++ (plan/type.cpp).
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <Python.h>

@@ -1,0 +1,77 @@
+// The registers of one call.
+//
+// A call borrows a `Frame`: the registers, with every tensor that lives in the arena built beforehand, so that a call
+// allocates only what it returns. Frames are private to a call; idle ones wait for the next call. What always holds
+// between calls: a frame's dynamic registers are empty.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "plan/memory.h"
+#include "plan/program.h"
+
+namespace smelt::plan {
+
+struct Frame {
+    Arena arena;
+    std::vector<at::Tensor> tensors;  // per register
+    std::vector<void*> data;          // per register, address of the first element
+    torch::jit::Stack stack;
+
+    bool owns(const at::Tensor& t) const {
+        if (!arena || !t.defined() || !t.has_storage()) return false;
+        auto* p = static_cast<const char*>(t.storage().data());
+        auto* base = static_cast<const char*>(arena->get());
+        return p >= base && p < base + bytes;
+    }
+    size_t bytes = 0;
+};
+
+// A place in the order of a device's work: a frame that a call gives back may still be read by kernels that it
+// started, so only calls that are queued behind these may have it.
+struct Place {
+    c10::Device device;
+    c10::StreamId stream;
+
+    bool operator==(const Place& other) const { return device == other.device && stream == other.stream; }
+};
+
+// Where the kernels of a call made now, on this thread, run.
+Place current_place(const Program& program);
+
+// The frames that no call has, at most one for each place. Any thread.
+class IdleFrames {
+  public:
+    std::unique_ptr<Frame> take(const Place& place);  // nullptr: none
+    void give(const Place& place, std::unique_ptr<Frame> frame);
+    size_t drop();  // frees them; returns the bytes of their arenas
+    size_t bytes();
+
+  private:
+    std::mutex mutex_;
+    std::vector<std::pair<Place, std::unique_ptr<Frame>>> frames_;
+};
+
+// A frame for the length of one call.
+class Borrowed {
+  public:
+    Borrowed(const Program& program, IdleFrames& idle);
+    ~Borrowed();
+    Borrowed(const Borrowed&) = delete;
+    Borrowed& operator=(const Borrowed&) = delete;
+    Frame& operator*() { return *frame_; }
+
+  private:
+    const Program& program_;
+    IdleFrames& idle_;
+    const Place place_;
+    std::unique_ptr<Frame> frame_;
+};
+
+}  // namespace smelt::plan

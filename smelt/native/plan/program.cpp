@@ -1,0 +1,38 @@
+#include "plan/program.h"
+
+namespace smelt::plan {
+
+void derive(Program& p) {
+    auto mark = [](std::vector<char>& flags, const std::vector<Reg>& regs) {
+        for (Reg r : regs)
+            if (r >= 0) flags[r] = 1;
+    };
+    for (Reg r : p.outputs)
+        if (r >= static_cast<Reg>(p.n_inputs)) p.needs_tensor[r] = 1;
+    for (const Launch& l : p.launches) mark(p.needs_data, l.regs);
+    for (const Registers& b : p.bumps) {
+        mark(p.needs_tensor, b.regs);
+        mark(p.written, b.regs);
+    }
+    for (const Aten& a : p.atens) {
+        for (const auto& [position, reg] : a.tensors) p.needs_tensor[reg] = 1;
+        for (const ListArgument& l : a.lists) mark(p.needs_tensor, l.regs);
+        for (const NumberArgument& n : a.numbers) p.needs_tensor[n.reg] = 1;
+    }
+    for (size_t i = p.views.size(); i-- > 0;) {  // a view of a view stands after it
+        const View& v = p.views[i];
+        p.needs_tensor[v.src] = 1;
+        p.needs_data[v.src] |= p.needs_data[v.out];
+    }
+    const size_t n_held = p.n_inputs + p.constants.size();
+    for (size_t r = 0; r < p.n_registers; ++r) {
+        const bool is_constant = r >= p.n_inputs && r < n_held;
+        if (!is_constant && !p.in_arena[r]) p.dynamic.push_back(static_cast<Reg>(r));
+    }
+    p.is_read.assign(p.n_inputs, 0);
+    for (size_t r = 0; r < p.n_inputs; ++r) p.is_read[r] = p.needs_tensor[r] || p.needs_data[r];
+    for (Reg r : p.outputs)
+        if (p.is_input(r)) p.is_read[r] = 1;
+}
+
+}  // namespace smelt::plan

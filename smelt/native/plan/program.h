@@ -1,0 +1,109 @@
+// The steps of a plan, as the executor reads them (smelt/plan/steps.py says what each means). A program does not
+// change once it is read.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "layout.h"
+
+namespace smelt::plan {
+
+using Kernel = void (*)(void**, int64_t, int64_t);
+using Reg = int32_t;  // -1: none
+
+struct Alloc {
+    Reg out;
+    Layout layout;
+    c10::Device device;
+    int64_t arena;  // byte offset, -1: memory of its own
+    size_t nbytes;
+    bool contiguous;
+};
+
+struct View {
+    Reg out, src;
+    std::vector<int64_t> shape, stride;
+    int64_t offset;  // elements
+    bool user_visible;
+    bool in_arena;  // built with the frame
+};
+
+struct Launch {
+    Kernel function;
+    std::vector<Reg> regs;
+    int64_t extent, grain;
+};
+
+// Launches that do not depend on one another, shared among threads as one piece of work.
+struct Together {
+    size_t first, count;        // of Program::launches
+    std::vector<int64_t> ends;  // work of the launches up to and with each
+    int64_t grain;
+};
+
+struct NumberArgument {  // a register that holds a number, where the operator takes no tensor
+    size_t position;
+    Reg reg;
+};
+
+struct ListArgument {
+    size_t position;
+    std::vector<Reg> regs;
+    bool optional;  // Tensor?[]
+};
+
+struct Aten {
+    c10::OperatorHandle op;
+    std::vector<c10::IValue> args;                // None where a register goes
+    std::vector<std::pair<size_t, Reg>> tensors;  // position, register
+    std::vector<ListArgument> lists;
+    std::vector<NumberArgument> numbers;
+    std::vector<Reg> outs;
+    std::vector<std::optional<Layout>> expect;  // per out: what kernels that take its pointer rely on
+    bool user_visible;
+    bool aliases;  // the schema says that a result shares memory with an argument
+};
+
+struct Registers {
+    std::vector<Reg> regs;
+};
+
+enum class Kind : uint8_t { alloc, view, launch, together, aten, free, bump };
+
+struct Step {
+    Kind kind;
+    uint32_t index;  // into the vector of its kind
+};
+
+class Launcher;
+
+struct Program {
+    size_t n_inputs = 0, n_registers = 0, arena_bytes = 0;
+    std::vector<at::Tensor> constants;
+    std::vector<Step> steps, owning_steps;  // the latter also free inputs
+    std::vector<Alloc> allocs;
+    std::vector<View> views;
+    std::vector<Launch> launches;
+    std::vector<Together> togethers;
+    std::vector<Aten> atens;
+    std::vector<Registers> frees, bumps;
+    std::vector<Reg> outputs;
+    bool release_gil = false;
+    c10::Device device = c10::kCPU;      // that the plan runs on
+    const Launcher* launcher = nullptr;  // of that device, where there are launches
+    // Of registers, see `derive`:
+    std::vector<char> needs_tensor, needs_data, in_arena, written;
+    std::vector<char> is_number, is_read;  // of inputs; is_read: returned, or by a step
+    std::vector<Reg> dynamic;              // to empty after a call
+
+    bool is_input(Reg r) const { return r >= 0 && static_cast<size_t>(r) < n_inputs; }
+};
+
+// What follows from the steps: which registers are needed as tensors, which as addresses, which are emptied.
+void derive(Program& program);
+
+}  // namespace smelt::plan

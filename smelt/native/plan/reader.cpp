@@ -1,0 +1,216 @@
+#include "plan/reader.h"
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <string>
+#include <vector>
+
+#include "layout.h"
+#include "plan/launcher.h"
+#include "plan/memory.h"
+
+namespace smelt::plan {
+namespace {
+
+std::vector<int64_t> integers(py::handle h) {
+    return h.cast<std::vector<int64_t>>();
+}
+
+c10::Device device(py::handle h) {
+    if (!THPDevice_Check(h.ptr())) throw py::type_error("Plan: a torch.device is expected");
+    return reinterpret_cast<THPDevice*>(h.ptr())->device;
+}
+
+// Bytes from the first to the last element, inclusive.
+size_t span_bytes(const Layout& l) {
+    int64_t last = 0;
+    for (size_t d = 0; d < l.shape.size(); ++d) {
+        if (l.shape[d] == 0) return 0;
+        last += (l.shape[d] - 1) * l.stride[d];
+    }
+    return static_cast<size_t>(last + 1) * c10::elementSize(l.dtype);
+}
+
+bool is_contiguous(const Layout& l) {
+    int64_t expected = 1;
+    for (size_t d = l.shape.size(); d-- > 0;) {
+        if (l.stride[d] != expected) return false;
+        expected *= l.shape[d] == 0 ? 1 : l.shape[d];
+    }
+    return true;
+}
+
+class Reader {
+  public:
+    explicit Reader(Program& p) : p_(p) {}
+
+    void read(const py::tuple& spec) {
+        p_.n_inputs = spec[0].cast<size_t>();
+        p_.n_registers = spec[1].cast<size_t>();
+        for (py::handle h : py::tuple(spec[2])) p_.constants.push_back(THPVariable_Unpack(h.ptr()));
+        for (py::handle h : py::tuple(spec[4])) p_.outputs.push_back(h.cast<Reg>());
+        p_.arena_bytes = spec[5].cast<size_t>();
+        p_.release_gil = spec[6].cast<bool>();
+        for (auto* flags : {&p_.needs_tensor, &p_.needs_data, &p_.in_arena, &p_.written})
+            flags->assign(p_.n_registers, 0);
+        p_.is_number.assign(p_.n_inputs, 0);
+        for (py::handle h : py::tuple(spec[8])) p_.is_number.at(h.cast<size_t>()) = 1;
+        for (py::handle h : py::tuple(spec[3])) step(py::reinterpret_borrow<py::tuple>(h));
+        if (!p_.launches.empty()) p_.launcher = &launcher_of(p_.device);
+        derive(p_);
+    }
+
+  private:
+    void step(const py::tuple& s) {
+        const auto kind = s[0].cast<std::string>();
+        if (kind == "alloc") {
+            add(Kind::alloc, p_.allocs, alloc(s));
+        } else if (kind == "view") {
+            add(Kind::view, p_.views, view(s));
+        } else if (kind == "launch") {
+            add(Kind::launch, p_.launches, launch(s));
+        } else if (kind == "together") {
+            add(Kind::together, p_.togethers, together(s));
+        } else if (kind == "aten") {
+            add(Kind::aten, p_.atens, aten(s));
+        } else if (kind == "free") {
+            free(s[1].cast<std::vector<Reg>>());
+        } else if (kind == "bump") {
+            add(Kind::bump, p_.bumps, Registers{s[1].cast<std::vector<Reg>>()});
+        } else {
+            throw py::value_error("Plan: unknown step " + kind);
+        }
+    }
+
+    template <class T>
+    void add(Kind kind, std::vector<T>& list, T value) {
+        const Step step{kind, static_cast<uint32_t>(list.size())};
+        p_.steps.push_back(step);
+        p_.owning_steps.push_back(step);
+        list.push_back(std::move(value));
+    }
+
+    // Arena registers stay built; inputs are let go where the plan is their only owner.
+    void free(const std::vector<Reg>& regs) {
+        Registers all, own;
+        for (Reg r : regs) {
+            if (p_.in_arena[r]) continue;
+            all.regs.push_back(r);
+            if (!p_.is_input(r)) own.regs.push_back(r);
+        }
+        add_free(p_.owning_steps, std::move(all));
+        add_free(p_.steps, std::move(own));
+    }
+
+    void add_free(std::vector<Step>& steps, Registers registers) {
+        if (registers.regs.empty()) return;
+        steps.push_back({Kind::free, static_cast<uint32_t>(p_.frees.size())});
+        p_.frees.push_back(std::move(registers));
+    }
+
+    static Launch launch(const py::tuple& s) {
+        auto* function = reinterpret_cast<Kernel>(s[1].cast<uintptr_t>());  // NOLINT
+        return {function, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>()};
+    }
+
+    Together together(const py::tuple& s) {
+        Together t{p_.launches.size(), 0, {}, s[3].cast<int64_t>()};
+        int64_t total = 0;
+        for (py::handle h : py::tuple(s[1]))
+            p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
+        for (py::handle h : py::tuple(s[2])) t.ends.push_back(total += h.cast<int64_t>());
+        t.count = t.ends.size();
+        if (t.count == 0 || t.first + t.count != p_.launches.size())
+            throw py::value_error("Plan: launches and their work do not match");
+        return t;
+    }
+
+    Alloc alloc(const py::tuple& s) {
+        Alloc a{s[1].cast<Reg>(), layout(s[2], s[3], s[4]), device(s[5]), s[6].cast<int64_t>(), 0, false};
+        if (!a.device.is_cpu()) p_.device = a.device;
+        a.nbytes = span_bytes(a.layout);
+        a.contiguous = is_contiguous(a.layout);
+        if (a.arena >= 0) {
+            if (a.arena % kAlignment != 0 || a.arena + a.nbytes > p_.arena_bytes || !a.device.is_cpu())
+                throw py::value_error("Plan: an allocation does not fit its arena");
+            p_.in_arena[a.out] = 1;
+        }
+        return a;
+    }
+
+    View view(const py::tuple& s) {
+        View v{s[1].cast<Reg>(),     s[2].cast<Reg>(),  integers(s[3]), integers(s[4]),
+               s[5].cast<int64_t>(), s[6].cast<bool>(), false};
+        v.in_arena = p_.in_arena[v.src] && !v.user_visible;
+        p_.in_arena[v.out] = v.in_arena;
+        return v;
+    }
+
+    Aten aten(const py::tuple& s) {
+        const auto name = s[1].cast<std::string>();
+        const auto overload = s[2].cast<std::string>();
+        Aten a{c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()),
+               {},
+               {},
+               {},
+               {},
+               {},
+               {},
+               false,
+               false};
+        const auto& arguments = a.op.schema().arguments();
+        const py::tuple args = s[3];
+        if (args.size() != arguments.size()) throw py::value_error("Plan: " + name + " has other arguments");
+        for (size_t i = 0; i < args.size(); ++i) argument(a, i, arguments[i], py::tuple(args[i]));
+        a.outs = s[4].cast<std::vector<Reg>>();
+        a.expect.resize(a.outs.size());
+        const py::tuple expect = s[5];
+        for (size_t i = 0; i < expect.size(); ++i) {
+            if (expect[i].is_none()) continue;
+            const py::tuple e = expect[i];
+            a.expect[i] = layout(e[0], e[1], e[2]);
+        }
+        a.user_visible = s[6].cast<bool>();
+        for (const auto& r : a.op.schema().returns()) a.aliases |= r.alias_info() != nullptr;
+        return a;
+    }
+
+    static bool takes_tensor(const c10::Type& type) {
+        if (type.kind() == c10::TypeKind::OptionalType)
+            return takes_tensor(*type.expectRef<c10::OptionalType>().getElementType());
+        return type.kind() == c10::TypeKind::TensorType;
+    }
+
+    void argument(Aten& a, size_t i, const c10::Argument& argument, const py::tuple& arg) {
+        const auto kind = arg[0].cast<std::string>();
+        a.args.emplace_back();
+        if (kind == "reg" && !takes_tensor(*argument.type())) {
+            a.numbers.push_back({i, arg[1].cast<Reg>()});
+        } else if (kind == "reg") {
+            a.tensors.emplace_back(i, arg[1].cast<Reg>());
+        } else if (kind == "list") {
+            auto element = argument.type()->kind() == c10::TypeKind::OptionalType
+                               ? argument.type()->expectRef<c10::OptionalType>().getElementType()
+                               : argument.type();
+            const bool optional =
+                element->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
+            a.lists.push_back({i, arg[1].cast<std::vector<Reg>>(), optional});
+        } else if (kind == "default") {
+            if (argument.default_value()) a.args.back() = *argument.default_value();
+        } else {
+            a.args.back() = torch::jit::toIValue(arg[1], argument.type(), argument.N());
+        }
+    }
+
+    Program& p_;
+};
+
+}  // namespace
+
+void read_program(const py::tuple& spec, Program& program) {
+    Reader(program).read(spec);
+}
+
+}  // namespace smelt::plan

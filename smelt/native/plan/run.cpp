@@ -1,0 +1,161 @@
+#include "plan/run.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <string>
+
+#include "plan/launcher.h"
+#include "plan/memory.h"
+#include "plan/plan.h"
+
+namespace smelt::plan {
+namespace {
+
+class Run {
+  public:
+    Run(const Program& p, Frame& f)
+        : p_(p), f_(f), launcher_(p.launcher), caller_(c10::impl::tls_local_dispatch_key_set()) {}
+
+    void operator()(const std::vector<Step>& steps) {
+        c10::impl::ForceDispatchKeyGuard guard(below_autograd(caller_));
+        for (const Step& s : steps) {
+            switch (s.kind) {
+                case Kind::launch:
+                    launcher_->launch(p_.launches[s.index], f_.data.data());
+                    break;
+                case Kind::together:
+                    together(p_.togethers[s.index]);
+                    break;
+                case Kind::alloc:
+                    alloc(p_.allocs[s.index]);
+                    break;
+                case Kind::view:
+                    view(p_.views[s.index]);
+                    break;
+                case Kind::aten:
+                    aten(p_.atens[s.index]);
+                    break;
+                case Kind::free:
+                    for (Reg r : p_.frees[s.index].regs) f_.tensors[r].reset();
+                    break;
+                case Kind::bump:
+                    for (Reg r : p_.bumps[s.index].regs) f_.tensors[r].unsafeGetTensorImpl()->bump_version();
+                    break;
+            }
+        }
+    }
+
+  private:
+    void alloc(const Alloc& a) {
+        if (a.arena >= 0) return;
+        f_.tensors[a.out] = allocate(a);
+        if (p_.needs_data[a.out]) f_.data[a.out] = f_.tensors[a.out].unsafeGetTensorImpl()->mutable_data();
+    }
+
+    void view(const View& v) {
+        if (v.in_arena) return;
+        const at::Tensor& src = f_.tensors[v.src];
+        if (v.user_visible) {
+            c10::impl::ForceDispatchKeyGuard guard(caller_);
+            f_.tensors[v.out] = src.as_strided(v.shape, v.stride, src.storage_offset() + v.offset);
+        } else {
+            f_.tensors[v.out] = raw_view(v, src);
+        }
+        if (p_.needs_data[v.out])
+            f_.data[v.out] =
+                static_cast<char*>(f_.data[v.src]) + v.offset * static_cast<int64_t>(src.element_size());
+    }
+
+    void together(const Together& t) { launcher_->together(t, p_.launches.data() + t.first, f_.data.data()); }
+
+    void aten(const Aten& a) {
+        // A custom operator may call this very plan again: that call has a frame, and so a stack, of its own.
+        torch::jit::Stack& stack = f_.stack;
+        stack.assign(a.args.begin(), a.args.end());
+        for (const auto& [position, reg] : a.tensors) stack[position] = f_.tensors[reg];
+        for (const ListArgument& l : a.lists) stack[l.position] = list(l);
+        for (const NumberArgument& n : a.numbers) stack[n.position] = number(f_.tensors[n.reg]);
+        if (a.user_visible) {
+            c10::impl::ForceDispatchKeyGuard guard(caller_);
+            a.op.callBoxed(stack);
+        } else {
+            a.op.callBoxed(stack);
+        }
+        take_results(a, stack);
+        stack.clear();
+    }
+
+    static c10::IValue number(const at::Tensor& t) {
+        if (t.scalar_type() == at::kDouble) return *t.const_data_ptr<double>();
+        return *t.const_data_ptr<int64_t>();
+    }
+
+    c10::IValue list(const ListArgument& l) const {
+        if (l.optional) {
+            c10::List<std::optional<at::Tensor>> tensors;
+            tensors.reserve(l.regs.size());
+            for (Reg r : l.regs) tensors.push_back(r < 0 ? std::optional<at::Tensor>() : f_.tensors[r]);
+            return tensors;
+        }
+        c10::List<at::Tensor> tensors;
+        tensors.reserve(l.regs.size());
+        for (Reg r : l.regs) tensors.push_back(f_.tensors[r]);
+        return tensors;
+    }
+
+    void take_results(const Aten& a, torch::jit::Stack& stack) {
+        size_t i = 0;
+        auto take = [&](at::Tensor t) {
+            if (i < a.outs.size() && a.outs[i] >= 0) set_result(a, i, std::move(t));
+            ++i;
+        };
+        for (c10::IValue& value : stack) {
+            if (value.isTensor()) {
+                take(std::move(value).toTensor());
+            } else if (value.isTensorList()) {
+                for (const at::Tensor& t : value.toTensorVector()) take(t);
+            } else {
+                ++i;
+            }
+        }
+    }
+
+    void set_result(const Aten& a, size_t i, at::Tensor t) {
+        // The planner reuses arena memory; a result that shares it although its schema does not say so gets
+        // its own.
+        if (!a.aliases && f_.owns(t)) t = t.clone();
+        if (a.expect[i]) t = conform(a, *a.expect[i], std::move(t));
+        const Reg reg = a.outs[i];
+        if (p_.needs_data[reg]) f_.data[reg] = t.unsafeGetTensorImpl()->mutable_data();
+        f_.tensors[reg] = std::move(t);
+    }
+
+    static std::string disagreement(const Aten& a, const Layout& want, const at::Tensor& t) {
+        return "smelt: " + c10::toString(a.op.operator_name()) + " returned " +
+               (t.defined() ? described(t.scalar_type(), t.sizes()) : "no tensor") + ", but " +
+               described(want.dtype, want.shape) +
+               " was seen when the graph was captured. Its fake (meta) implementation disagrees with the "
+               "real one.";
+    }
+
+    // Kernels address memory by the strides that the trace predicted; an operator may return others (it
+    // chooses a library at run time).
+    at::Tensor conform(const Aten& a, const Layout& want, at::Tensor t) const {
+        TORCH_CHECK(want.describes(t), disagreement(a, want, t));
+        return want.has_strides_of(t) ? t : want.copy_of(t);
+    }
+
+    const Program& p_;
+    Frame& f_;
+    const Launcher* const launcher_;
+    const c10::impl::LocalDispatchKeySet caller_;
+};
+
+}  // namespace
+
+void run(const Program& program, Frame& frame, const std::vector<Step>& steps) {
+    Run(program, frame)(steps);
+}
+
+}  // namespace smelt::plan

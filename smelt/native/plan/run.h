@@ -1,0 +1,16 @@
+// Running the steps of a program on a frame.
+#pragma once
+#include <vector>
+
+#include "plan/frame.h"
+#include "plan/program.h"
+
+namespace smelt::plan {
+
+// `steps` are the program's, or those that also free inputs. Throws what operators throw.
+//
+// Dispatch: steps run below autograd, ADInplaceOrView and autocast (the trace was recorded there). Those marked
+// `user_visible` run with the caller's own dispatch state, as if the user's eager code had made the call.
+void run(const Program& program, Frame& frame, const std::vector<Step>& steps);
+
+}  // namespace smelt::plan

@@ -1,0 +1,298 @@
+// smelt._native.Plan: a program, its idle frames, and how Python and C++ call it.
+#include <ATen/EmptyTensor.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_numbers.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "module.h"
+#include "plan/frame.h"
+#include "plan/plan.h"
+#include "plan/program.h"
+#include "plan/reader.h"
+#include "plan/run.h"
+// After Python.h, which it does not include itself.
+#include <structmember.h>
+
+namespace smelt {
+namespace plan {
+namespace {
+
+class ReleaseGil {
+  public:
+    explicit ReleaseGil(bool release) : state_(release ? PyEval_SaveThread() : nullptr) {}
+    ~ReleaseGil() {
+        if (state_) PyEval_RestoreThread(state_);
+    }
+    ReleaseGil(const ReleaseGil&) = delete;
+    ReleaseGil& operator=(const ReleaseGil&) = delete;
+
+  private:
+    PyThreadState* state_;
+};
+
+struct PlanObject {
+    PyObject_HEAD vectorcallfunc vectorcall;
+    Program* program;
+    PyObject* keepalive;  // owners of the machine code
+    IdleFrames* idle;
+    PyObject* weakrefs;
+};
+
+void set_address(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
+    auto* impl = t.unsafeGetTensorImpl();
+    if (p.needs_data[i]) f.data[i] = p.written[i] ? impl->mutable_data() : const_cast<void*>(impl->data());
+}
+
+void set_constant_addresses(const Program& p, Frame& f) {
+    for (size_t i = p.n_inputs; i < p.n_inputs + p.constants.size(); ++i)
+        if (p.needs_data[i]) f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
+}
+
+// False with a Python error.
+bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
+    if (static_cast<size_t>(PyTuple_GET_SIZE(inputs)) != p.n_inputs) {
+        PyErr_Format(PyExc_TypeError, "Plan: %zu inputs expected, got %zd", p.n_inputs,
+                     PyTuple_GET_SIZE(inputs));
+        return false;
+    }
+    for (size_t i = 0; i < p.n_inputs; ++i) {
+        PyObject* item = PyTuple_GET_ITEM(inputs, i);
+        if (p.is_number[i]) {
+            if (!PyFloat_CheckExact(item) && !PyLong_CheckExact(item)) {
+                PyErr_Format(PyExc_TypeError, "Plan: input %zu must be a number, got %s", i,
+                             Py_TYPE(item)->tp_name);
+                return false;
+            }
+            f.tensors[i] = number_tensor(item);
+            f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
+            continue;
+        }
+        if (!THPVariable_Check(item)) {
+            PyErr_Format(PyExc_TypeError, "Plan: input %zu must be a Tensor, got %s", i,
+                         Py_TYPE(item)->tp_name);
+            return false;
+        }
+        const at::Tensor& t = THPVariable_Unpack(item);
+        set_address(p, f, i, t);
+        if (p.needs_tensor[i]) f.tensors[i] = t;
+    }
+    set_constant_addresses(p, f);
+    return true;
+}
+
+// An input that is returned is the very object that came in.
+PyObject* collect_outputs(const Program& p, Frame& f, PyObject* inputs) {
+    PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(p.outputs.size()));
+    if (!result) return nullptr;
+    for (size_t i = 0; i < p.outputs.size(); ++i) {
+        const Reg r = p.outputs[i];
+        PyObject* item = r < 0                                 ? Py_None
+                         : static_cast<size_t>(r) < p.n_inputs ? PyTuple_GET_ITEM(inputs, r)
+                                                               : nullptr;
+        if (item)
+            Py_INCREF(item);
+        else
+            item = THPVariable_Wrap(f.tensors[r]);
+        if (!item) {
+            Py_DECREF(result);
+            return nullptr;
+        }
+        PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(i), item);
+    }
+    return result;
+}
+
+PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+    auto* plan = reinterpret_cast<PlanObject*>(self);
+    const Program& p = *plan->program;
+    if (PyVectorcall_NARGS(nargsf) != 1 || (kwnames && PyTuple_GET_SIZE(kwnames) != 0) ||
+        !PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "Plan: call it with one tuple of tensors");
+        return nullptr;
+    }
+    HANDLE_TH_ERRORS
+    Borrowed frame(p, *plan->idle);
+    if (!bind_inputs(p, *frame, args[0])) return nullptr;
+    {
+        ReleaseGil gil(p.release_gil);
+        run(p, *frame, p.steps);
+    }
+    return collect_outputs(p, *frame, args[0]);
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    PyObject* spec = nullptr;
+    if (kwargs || !PyArg_ParseTuple(args, "O!:Plan", &PyTuple_Type, &spec)) {
+        if (kwargs) PyErr_SetString(PyExc_TypeError, "Plan takes one tuple");
+        return nullptr;
+    }
+    HANDLE_TH_ERRORS
+    auto program = std::make_unique<Program>();
+    read_program(py::reinterpret_borrow<py::tuple>(spec), *program);
+    auto* self = reinterpret_cast<PlanObject*>(type->tp_alloc(type, 0));
+    if (!self) return nullptr;
+    self->vectorcall = plan_call;
+    self->program = program.release();
+    self->keepalive = Py_NewRef(PyTuple_GET_ITEM(spec, 7));
+    self->idle = new IdleFrames;
+    return reinterpret_cast<PyObject*>(self);
+    END_HANDLE_TH_ERRORS
+}
+
+void plan_dealloc(PyObject* object) {
+    auto* self = reinterpret_cast<PlanObject*>(object);
+    PyTypeObject* type = Py_TYPE(object);
+    if (self->weakrefs) PyObject_ClearWeakRefs(object);
+    delete self->idle;
+    delete self->program;
+    Py_XDECREF(self->keepalive);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+PyObject* plan_release(PyObject* self, PyObject*) {
+    return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->idle->drop());
+}
+
+PyObject* plan_arena_bytes(PyObject* self, void*) {
+    return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->program->arena_bytes);
+}
+
+PyObject* plan_idle_bytes(PyObject* self, void*) {
+    return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->idle->bytes());
+}
+
+PyMethodDef plan_methods[] = {
+    {"release", plan_release, METH_NOARGS,
+     "Frees the arenas that no call is using; returns their bytes. The next call makes a new one."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef plan_getset[] = {
+    {"arena_bytes", plan_arena_bytes, nullptr, "Bytes of scratch memory one call uses.", nullptr},
+    {"idle_bytes", plan_idle_bytes, nullptr, "Bytes held between calls.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMemberDef plan_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(PlanObject, vectorcall), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(PlanObject, weakrefs), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot plan_slots[] = {
+    {Py_tp_doc,
+     const_cast<char*>("Plan(spec): executes a smelt.plan.steps.Plan. plan(inputs) -> outputs, tuples of "
+                       "tensors. Safe to call from several threads at once.")},
+    {Py_tp_new, reinterpret_cast<void*>(plan_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(plan_dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_getset, plan_getset},
+    {Py_tp_members, plan_members},
+    {0, nullptr}};
+
+PyType_Spec plan_spec = {"smelt._native.Plan", sizeof(PlanObject), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, plan_slots};
+
+PyTypeObject* plan_type = nullptr;
+
+PlanObject* as_plan(PyObject* object) {
+    return reinterpret_cast<PlanObject*>(object);
+}
+
+}  // namespace
+
+int init_type(PyObject* module) {
+    PyObject* type = PyType_FromSpec(&plan_spec);
+    if (!type) return -1;
+    plan_type = reinterpret_cast<PyTypeObject*>(type);  // and kept for ever
+    return PyModule_AddObjectRef(module, "Plan", type);
+}
+
+}  // namespace plan
+
+// ------------------------------------------------------------------------------------------------ for C++
+
+using namespace plan;
+
+bool is_plan(PyObject* object) {
+    return Py_TYPE(object) == plan_type;
+}
+
+size_t plan_inputs(PyObject* plan) {
+    return as_plan(plan)->program->n_inputs;
+}
+
+size_t plan_outputs(PyObject* plan) {
+    return as_plan(plan)->program->outputs.size();
+}
+
+int64_t plan_returned_input(PyObject* plan, size_t position) {
+    const Program& p = *as_plan(plan)->program;
+    const Reg r = p.outputs.at(position);
+    return r >= 0 && static_cast<size_t>(r) < p.n_inputs ? r : -1;
+}
+
+// A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion.
+at::Tensor number_tensor(PyObject* item) {
+    at::Tensor t = at::detail::empty_cpu({}, PyFloat_CheckExact(item) ? at::kDouble : at::kLong);
+    if (PyFloat_CheckExact(item))
+        *t.mutable_data_ptr<double>() = PyFloat_AS_DOUBLE(item);
+    else
+        *t.mutable_data_ptr<int64_t>() = THPUtils_unpackLong(item);
+    t.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return t;
+}
+
+Results run_plan(PyObject* plan, PyObject* inputs) {
+    const Program& p = *as_plan(plan)->program;
+    Borrowed frame(p, *as_plan(plan)->idle);
+    if (!bind_inputs(p, *frame, inputs)) throw python_error();
+    {
+        ReleaseGil gil(p.release_gil);
+        run(p, *frame, p.steps);
+    }
+    Results results(p.outputs.size());
+    for (size_t i = 0; i < p.outputs.size(); ++i) {
+        const Reg r = p.outputs[i];
+        if (r < 0) continue;
+        Result& result = results[i];
+        result.is_input = static_cast<size_t>(r) < p.n_inputs;
+        if (!result.is_input) {
+            result.tensor = (*frame).tensors[r];
+            continue;
+        }
+        result.object = PyTuple_GET_ITEM(inputs, r);
+        if (!p.is_number[r]) result.tensor = THPVariable_Unpack(result.object);
+    }
+    return results;
+}
+
+std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& inputs) {
+    const Program& p = *as_plan(plan)->program;
+    TORCH_CHECK(inputs.size() == p.n_inputs, "Plan: " + std::to_string(p.n_inputs) +
+                                                 " inputs expected, got " + std::to_string(inputs.size()));
+    Borrowed frame(p, *as_plan(plan)->idle);
+    Frame& f = *frame;
+    for (size_t i = 0; i < p.n_inputs; ++i) {
+        if (!inputs[i].defined()) {  // nothing to this plan
+            TORCH_CHECK(!p.is_read[i], "Plan: input " + std::to_string(i) + " must be a Tensor, got none");
+            continue;
+        }
+        set_address(p, f, i, inputs[i]);
+        if (p.is_read[i]) f.tensors[i] = std::move(inputs[i]);
+    }
+    inputs.clear();
+    set_constant_addresses(p, f);
+    run(p, f, p.owning_steps);
+    std::vector<at::Tensor> outputs(p.outputs.size());
+    for (size_t i = 0; i < p.outputs.size(); ++i)
+        if (p.outputs[i] >= 0) outputs[i] = f.tensors[p.outputs[i]];
+    return outputs;
+}
+
+}  // namespace smelt
