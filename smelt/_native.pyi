@@ -102,7 +102,7 @@ _Node = tuple[int, str, object, tuple[_Check, ...], int]
 
 class GuardTree:
     """Decides in one pass over a call's slots whether a compiled entry may answer it. `spec` is
-    (nodes, number of collected objects), as `smelt.guards.build` makes it.
+    (nodes, number of collected objects), as `smelt.guards.tree_layout` makes it.
 
     Raises TypeError and ValueError for a spec that is no tree, and for values that a guard cannot be about.
     """

@@ -1,118 +1,23 @@
-"""Guards evaluated in pure Python: the reference that the native tree must agree with, and guards as readable text.
+"""Guards evaluated in pure Python: the reference that the native guard tree must agree with.
 
-Two tables say what each accessor reads and when each guard holds. Neither ever runs user code: attributes are read from
-instance dictionaries and through C descriptors only, equality is asked of leaf constants only. An accessor that finds
-nothing raises `Missing`, which fails the guards below it.
+`CHECKS` says when a guard on one object holds. No check runs user code: equality is asked of leaf constants only.
 """
 
 from __future__ import annotations
 
 import collections
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.graph import numbers
-from smelt.guards import state
+from smelt.guards import global_state
+from smelt.guards.accessors import FAILURES, HOOKS, MODULE_DICTS, Missing, Reader, instance_dict
 from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.origin import Origin, key_text
+from smelt.guards.origin import Origin
 from smelt.trace.fake import is_dual
-
-_ABSENT = object()
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-
-
-class Missing(LookupError):
-    """There is no object at an origin."""
-
-
-def instance_dict(owner: object) -> Any:
-    """The `__dict__` of an instance, module or class without running user code. Raises Missing."""
-    read = type.__getattribute__ if issubclass(type(owner), type) else object.__getattribute__
-    try:
-        return read(owner, "__dict__")  # type: ignore[arg-type]
-    except AttributeError as e:
-        raise Missing(str(e)) from None
-
-
-# -------------------------------------------------------------------------------------------------- accessors
-
-
-def _attr(base: Any, key: str) -> Any:
-    return instance_dict(base)[key]
-
-
-def _member(base: Any, key: str) -> Any:
-    for cls in type(base).__mro__:
-        found = cls.__dict__.get(key, _ABSENT)
-        if found is not _ABSENT:
-            return found.__get__(base, type(base))
-    raise Missing(key)
-
-
-def _param(base: Any, key: str) -> Any:
-    own = instance_dict(base)
-    if key in own:  # written there directly, it wins
-        return own[key]
-    for name in _MODULE_DICTS:
-        if key in own[name]:
-            return own[name][key]
-    raise Missing(key)
-
-
-def _item(base: Any, key: Any) -> Any:
-    for kind in (dict, list, tuple):
-        if issubclass(type(base), kind):
-            return kind.__getitem__(base, key)
-    return base[key]
-
-
-def _cell(base: Any, key: int) -> Any:
-    return base.__closure__[key].cell_contents
-
-
-ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
-    "attr": _attr,
-    "member": _member,
-    "param": _param,
-    "item": _item,
-    "cell": _cell,
-    "default": lambda base, key: base.__defaults__[key],
-    "kwdefault": lambda base, key: base.__kwdefaults__[key],
-    "type": lambda base, key: type(base),
-    "dict": lambda base, key: instance_dict(base),
-    "call": lambda base, key: base(),
-}
-_FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
-
-
-class Reader:
-    """Reads origins from one call's argument slots; every origin is read once."""
-
-    def __init__(self, slots: Sequence[object]) -> None:
-        self.slots = slots
-        self._seen: dict[Origin, Any] = {}
-
-    def __call__(self, origin: Origin) -> Any:
-        """The object now at `origin`. Raises Missing."""
-        found = self._seen.get(origin, _ABSENT)
-        if found is _ABSENT:
-            found = self._seen[origin] = self._read(origin)
-        return found
-
-    def _read(self, origin: Origin) -> Any:
-        if origin.base is None:
-            return self.slots[origin.index] if origin.kind == "arg" else origin.value
-        try:
-            return ACCESSORS[origin.kind](self(origin.base), origin.key)
-        except _FAILURES as e:
-            raise Missing(f"{origin.source}: {e}") from None
-
-
-# --------------------------------------------------------------------------------------------------- checks
 
 
 def same_leaf(x: object, value: object) -> bool:
@@ -149,7 +54,7 @@ def tensor_facts(x: torch.Tensor) -> TensorFacts:
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """What tells storages apart while they are alive."""
+    """A number that no other storage has while this one is alive."""
     return x.untyped_storage()._cdata
 
 
@@ -168,7 +73,7 @@ def _contains(x: Any, value: tuple[Any, bool]) -> bool:
 
 def _no_attr(x: object, name: str) -> bool:
     own = _own(x)
-    return name not in own and all(name not in own.get(d, ()) for d in _MODULE_DICTS)
+    return name not in own and all(name not in own.get(d, ()) for d in MODULE_DICTS)
 
 
 def _function(x: Any, value: tuple[Any, Any, Any]) -> bool:
@@ -176,7 +81,7 @@ def _function(x: Any, value: tuple[Any, Any, Any]) -> bool:
 
 
 def length_of(x: Any) -> int:
-    """`len(x)`; of a container below any `__len__` of its class."""
+    """`len(x)`. For a subclass of a builtin container, the container's own length: no `__len__` of the user's runs."""
     for kind in (dict, list, tuple, set, frozenset):
         if issubclass(type(x), kind):
             return kind.__len__(x)
@@ -184,7 +89,8 @@ def length_of(x: Any) -> int:
 
 
 def keys_of(x: Any) -> tuple[Any, ...]:
-    """In the order of iteration; below any `__iter__` of the class."""
+    """The keys or elements of `x` in order of iteration. For a subclass of a builtin container no `__iter__` of the user's
+    runs."""
     for kind in (collections.OrderedDict, dict, set, frozenset):
         if issubclass(type(x), kind):
             return tuple(kind.__iter__(x))
@@ -205,7 +111,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "not_in_dict": lambda x, value: value not in _own(x),
     "no_attr": _no_attr,
     "no_hooks": lambda x, value: not any(instance_dict(x)[name] for name in HOOKS),
-    "type_version": lambda x, value: state.type_version(x) == value,
+    "type_version": lambda x, value: _native.type_version(x) == value,
     "function": _function,
 }
 
@@ -225,7 +131,7 @@ def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
     """Whether `guard` holds; `read` gives the object at an origin (`Reader`)."""
     try:
         if guard.kind == "global_state":
-            return bool(state.snapshot() == guard.value)
+            return bool(global_state.snapshot() == guard.value)
         if guard.kind == "distinct":
             objects = [read(o) for o in guard.value]
             return len({id(x) for x in objects}) == len(objects)
@@ -238,7 +144,7 @@ def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
         assert guard.origin is not None
         x = read(guard.origin)
         return x is read(guard.value) if guard.kind == "alias" else CHECKS[guard.kind](x, guard.value)
-    except _FAILURES:
+    except FAILURES:
         return False
 
 
@@ -246,95 +152,3 @@ def first_failing(guards: Iterable[Guard], slots: Sequence[object]) -> Guard | N
     """The first of `guards` that does not hold for a call with these argument slots."""
     read = Reader(slots)
     return next((g for g in guards if not holds(g, read)), None)
-
-
-def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[Any, ...]]:
-    """Paths of the origins that must hold a certain int or float, but hold another one of the same type."""
-    read = Reader(slots)
-    found = set()
-    for guard in guards:
-        if guard.kind == "eq" and type(guard.value) in (int, float, tuple) and guard.origin is not None:
-            try:
-                now = read(guard.origin)
-            except Missing:
-                continue
-            found |= _changed(guard.origin, guard.value, now)
-    return found
-
-
-def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[Any, ...]]:
-    if type(now) is not type(then):
-        return set()
-    if type(then) is tuple and len(then) == len(now):
-        return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(origin.child("item", i), a, b)}
-    return {origin.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
-
-
-# ----------------------------------------------------------------------------------------------------- text
-
-
-def _name(value: object) -> str:
-    if isinstance(value, type):
-        return (
-            value.__name__ if value.__module__ == "builtins" else f"{value.__module__}.{value.__qualname__}"
-        )
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    name = getattr(value, "__qualname__", None) if callable(value) else None
-    return str(name) if isinstance(name, str) else f"<{type(value).__name__} at {id(value):#x}>"
-
-
-def _tensor_text(x: str, f: TensorFacts) -> str:
-    extra = f", requires_grad={f.requires_grad}" if f.requires_grad else ""
-    extra += f", layout={f.layout}" if f.layout is not torch.strided else ""
-    extra += ", conj_or_neg=True" if f.conj_neg else ""
-    extra += ", inference=True" if f.inference else ""
-    kind = "" if f.type is torch.Tensor else f", type={_name(f.type)}"
-    shape = f"{list(f.shape)}, stride={list(f.stride)}"
-    return f"is_tensor({x}, {f.dtype}, shape={shape}, device={str(f.device)!r}{extra}{kind})"
-
-
-def _sources(origins: Iterable[Origin]) -> str:
-    return ", ".join(o.source for o in origins)
-
-
-def _expression_text(x: str, value: tuple[numbers.Expression, Any]) -> str:
-    text = numbers.text(value[0], lambda origin: str(origin.source))
-    if isinstance(value[1], type):
-        return f"type({text}) is {value[1].__name__}"
-    bare = text[1:-1] if text.startswith("(") else text
-    return bare if value[1] else f"not {text}"
-
-
-TEXTS: dict[str, Callable[[str, Any], str]] = {
-    "type": lambda x, v: f"type({x}) is {_name(v)}",
-    "id": lambda x, v: f"{x} is {_name(v)}" if v is not None else f"{x} is None",
-    "eq": lambda x, v: f"{x} == {v!r}",
-    "number": lambda x, v: f"type({x}) is {v.__name__}",
-    "expression": _expression_text,
-    "tensor": _tensor_text,
-    "len": lambda x, v: f"len({x}) == {v}",
-    "keys": lambda x, v: f"tuple({x}) == {v!r}",
-    "contains": lambda x, v: f"{key_text(v[0])} {'in' if v[1] else 'not in'} {x}",
-    "not_in_dict": lambda x, v: f"{v!r} not in {x}.__dict__",
-    "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",
-    "no_hooks": lambda x, v: f"no_hooks({x})",
-    "type_version": lambda x, v: f"unchanged_class({x})",
-    "function": lambda x, v: f"unchanged_function({x})",
-    "alias": lambda x, v: f"{x} is {v.source}",
-    "distinct": lambda x, v: f"all_different({_sources(v)})",
-    "no_overlap": lambda x, v: f"no_shared_storage({_sources(v)})",
-    "global_state": lambda x, v: f"global_state({state.describe(v)})",
-}
-
-
-def format_guard(guard: Guard) -> str:
-    """One guard as an expression a person can read."""
-    return TEXTS[guard.kind]("" if guard.origin is None else guard.origin.source, guard.value)
-
-
-def format_guards(guards: Iterable[Guard]) -> str:
-    """One guard per line, with the user's line that made it necessary as a comment."""
-    rows = [(format_guard(g), g.line) for g in guards]
-    width = min(max((len(text) for text, _ in rows), default=0), 76)
-    return "\n".join(text if line is None else f"{text:<{width}}  # {line}" for text, line in rows)

@@ -1,4 +1,4 @@
-"""Which guard failed for a call, and with which two values: the text of recompile events and warnings."""
+"""Why a guard fails for a call: what it expects and what the call brought, as the text of recompile events and warnings."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from typing import Any
 
 import torch
 
-from smelt.guards import state
-from smelt.guards.evaluate import (
-    HOOKS,
-    Missing,
-    Reader,
-    first_failing,
-    format_guard,
-    instance_dict,
-    keys_of,
-    length_of,
-    storage_of,
-    tensor_facts,
-)
+from smelt.guards import global_state
+from smelt.guards.accessors import HOOKS, Missing, Reader, instance_dict
+from smelt.guards.evaluate import first_failing, keys_of, length_of, storage_of, tensor_facts
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin, key_text
+from smelt.guards.printer import format_guard
 
 
 @dataclass(frozen=True)
@@ -49,7 +40,7 @@ def explain(guards: Iterable[Guard], slots: Sequence[object]) -> Failure | None:
 def explain_guard(guard: Guard, slots: Sequence[object]) -> Failure:
     """Explains `guard`, which is known to fail for these argument slots."""
     if guard.kind == "global_state":
-        return Failure(guard, "global state", *state.difference(guard.value, state.snapshot()))
+        return Failure(guard, "global state", *global_state.difference(guard.value, global_state.snapshot()))
     read = Reader(slots)
     several = _SEVERAL.get(guard.kind)
     if several is not None:
@@ -70,7 +61,8 @@ def _alias(guard: Guard, read: Reader) -> Failure:
 
 
 def _colliding(guard: Guard, read: Reader, what: Callable[[Any], int], expected: str, found: str) -> Failure:
-    """The first two of the guard's origins of which `what` gives the same; all of them if an object is missing."""
+    """The failure of a guard that `what` differs for all its origins. It names the first two for which it is the same; all
+    of them if an object is missing."""
     seen: dict[int, Origin] = {}
     try:
         for origin in guard.value:

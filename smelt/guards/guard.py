@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from smelt.graph.ir import Line
 from smelt.guards.origin import Origin
 
@@ -26,25 +28,30 @@ GuardKind = Literal[
     "alias",        # x is the object at origin value
     "distinct",     # origins value: all pairwise different objects (x is ignored; origin is the first of them)
     "no_overlap",   # tensors at origins value do not share storage (only needed when one of them is mutated)
-    "global_state", # smelt.guards.state.snapshot() == value (grad mode, autocast, default dtype, ...); origin None
+    "global_state", # guards.global_state.snapshot() == value (grad mode, autocast, default dtype, ...); origin None
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TensorFacts:
+    """The metadata of a tensor that a trace depends on. `stride` counts elements; a sparse tensor has
+    none."""
+
     type: type
-    dtype: Any
-    device: Any
+    dtype: torch.dtype
+    device: torch.device
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
-    layout: Any
+    layout: torch.layout
     conj_neg: bool = False  # conjugate or negative bit set
     inference: bool = False
 
 
 @dataclass(frozen=True)
 class Guard:
+    """The fact `kind` about the object at `origin`. What `value` is follows from the kind (see `GuardKind`)."""
+
     kind: GuardKind
     origin: Origin | None
     value: Any

@@ -31,12 +31,12 @@ OriginKind = Literal[
 
 
 def key_text(key: Any) -> str:
-    """A key as source; a tensor, whose values nobody wants to read, by its class."""
+    """A key as Python source; a tensor is written as its class, since its values would fill the line."""
     return f"<{type(key).__name__}>" if isinstance(key, torch.Tensor) else repr(key)
 
 
 def key_name(key: Any) -> str:
-    """A key as part of a name."""
+    """A key as part of a variable's name in the compiled frame."""
     return type(key).__name__.lower() if isinstance(key, torch.Tensor) else str(key)
 
 
@@ -44,7 +44,7 @@ def _attribute(base: str, key: Any) -> str:
     return f"{base}.{key}"
 
 
-# Functions, since keys may be tensors: writing one that is not asked for takes long.
+# Each row is a function, not a format: a key may be a tensor, which takes long to write.
 _SOURCES: dict[str, Callable[[str, Any], str]] = {
     "attr": _attribute,
     "member": _attribute,
@@ -62,16 +62,17 @@ _SOURCES: dict[str, Callable[[str, Any], str]] = {
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Interned: build with `arg`, `const`, `.child(kind, key)`; compare with `is`."""
+    """Where one object is found. Interned: a capture makes each root once, and `child` all else; compare with `is`."""
 
     kind: OriginKind
     key: Any
     base: Origin | None = None
     index: int = -1  # kind arg: slot number
     value: Any = None  # kind const: the object
-    children: dict = field(default_factory=dict, repr=False)
+    children: dict[tuple[OriginKind, type, object], Origin] = field(default_factory=dict, repr=False)
 
     def child(self, kind: OriginKind, key: Any) -> Origin:
+        """The origin one step further: the same object for the same kind and key. Keys of unequal types differ."""
         k = (kind, type(key), key)
         found = self.children.get(k)
         if found is None:
@@ -79,8 +80,8 @@ class Origin:
         return found
 
     @property
-    def path(self) -> tuple[Any, ...]:
-        """Tells the same place in another capture: equal for equal paths from the same root."""
+    def path(self) -> tuple[object, ...]:
+        """The steps from the root. Two captures make two origins for one place; their paths are equal."""
         if self.base is None:
             return (self.kind, self.index if self.kind == "arg" else id(self.value))
         return (*self.base.path, self.kind, type(self.key), self.key)

@@ -22,7 +22,9 @@ from smelt.capture.outside import effects as fx
 from smelt.capture.outside.undo_log import restore_contents
 from smelt.errors import Unsupported
 from smelt.graph.interpreter import run
-from smelt.guards.evaluate import Reader, first_failing, format_guard
+from smelt.guards.accessors import Reader
+from smelt.guards.evaluate import first_failing
+from smelt.guards.printer import format_guard
 from tests.harness.agreement import same
 from tests.harness.captured import capture, slots_of, substitute
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.guards.build import build
-from smelt.guards.evaluate import first_failing, format_guard, tensor_facts
+from smelt.guards.evaluate import first_failing, tensor_facts
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
+from smelt.guards.printer import format_guard
+from smelt.guards.tree_layout import build
 
 
 class Node:

@@ -19,11 +19,13 @@ from torch import nn
 
 import smelt
 from smelt import _native
-from smelt.guards.build import build
-from smelt.guards.evaluate import first_failing, format_guard, tensor_facts
+from smelt._native import type_version
+from smelt.guards.evaluate import first_failing, tensor_facts
+from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
-from smelt.guards.state import snapshot, type_version
+from smelt.guards.printer import format_guard
+from smelt.guards.tree_layout import build
 from smelt.report.inspect import entries
 
 

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from smelt import _native
 from smelt.graph.numbers import OPERATIONS, Expression, Table, evaluate, leaves, postfix, text
-from smelt.guards import build
-from smelt.guards.evaluate import changed_numbers, first_failing, format_guard
+from smelt.guards import tree_layout
+from smelt.guards.changed_numbers import changed_numbers
+from smelt.guards.evaluate import first_failing
 from smelt.guards.explain import explain
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
+from smelt.guards.printer import format_guard
 
 A, B = (Origin("arg", name, index=i) for i, name in enumerate("ab"))
 TABLE = Table()
@@ -27,7 +29,7 @@ def call(op: str, *args: Any) -> Expression:
 
 
 def accepts(guard: Guard, *slots: Any) -> bool:
-    spec = build.build([guard], ())
+    spec = tree_layout.build([guard], ())
     natively = _native.GuardTree(spec.native).check(*slots) is not None
     assert natively == (first_failing([guard], slots) is None)
     return natively

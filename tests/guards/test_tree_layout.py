@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from smelt.guards.build import build, unique
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
+from smelt.guards.tree_layout import build, unique
 
 X, Y = Origin("arg", "x", index=0), Origin("arg", "y", index=1)
 G = Origin("const", "G", value={})

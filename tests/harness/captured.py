@@ -15,7 +15,9 @@ from smelt.capture.driver.attempts import Attempt, FailedAttempt
 from smelt.capture.driver.run import CapturedFrame, capture_frame
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
-from smelt.guards.evaluate import Reader, first_failing, format_guard
+from smelt.guards.accessors import Reader
+from smelt.guards.evaluate import first_failing
+from smelt.guards.printer import format_guard
 from smelt.trace.fake import FakeTensor
 from tests.harness.agreement import same
 

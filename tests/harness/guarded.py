@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from smelt._native import type_version
 from smelt.guards.evaluate import tensor_facts
+from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
-from smelt.guards.state import snapshot, type_version
 
 
 class Config:

@@ -1,6 +1,6 @@
 """The native guard tree: every accessor and every guard kind, holding and failing, and what the tree collects.
 
-`tree(origin, kind, value)` builds a tree through smelt.guards.build, as capture does; most tests also ask the Python
+`tree(origin, kind, value)` builds a tree through smelt.guards.tree_layout, as capture does; most tests also ask the Python
 evaluation of the same guards, which must agree.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from smelt import _native as native
-from smelt.guards import build
+from smelt.guards import tree_layout
 from smelt.guards.evaluate import first_failing, tensor_facts
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
@@ -44,7 +44,7 @@ class Guarded:
     """Guards, their native tree, and the check that the Python evaluation agrees."""
 
     def __init__(self, *guards, collect=()):
-        self.spec = build.build([Guard(*g) for g in guards], collect)
+        self.spec = tree_layout.build([Guard(*g) for g in guards], collect)
         self.tree = native.GuardTree(self.spec.native)
 
     def __call__(self, *slots):
@@ -806,7 +806,7 @@ def test_no_leak():
 
     def run(n):
         for _ in range(n):
-            guarded = native.GuardTree(build.build([Guard(*g) for g in guards], [weight]).native)
+            guarded = native.GuardTree(tree_layout.build([Guard(*g) for g in guards], [weight]).native)
             for _ in range(20):
                 assert guarded.check(model, value) is not None
                 assert guarded.check(model, wrong) is None

@@ -292,7 +292,8 @@ _SETTING = re.compile(
     r"|get_printoptions$|is_anomaly_|is_warn_always_enabled$"
     r"|(load|save|dump|savez|memmap|fromfile|tofile|loadtxt|savetxt|genfromtxt|savez_compressed)$"
 )
-# Names of that form that change nothing, or what capture records or compares at its end (`trace.state`, `guards.state`).
+# Names of that form that change nothing, or change what capture records (`graph.torch_settings`) or compares at its end
+# (`guards.global_state`).
 _NO_SETTING = frozenset(
     {
         "set_grad_enabled", "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",

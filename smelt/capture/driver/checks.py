@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from smelt.capture.driver.entries import Entry, GuardTree
 from smelt.capture.driver.errors import WorldChanged
 from smelt.errors import VerificationError
-from smelt.guards.evaluate import first_failing, format_guard
+from smelt.guards.evaluate import first_failing
 from smelt.guards.guard import Guard
+from smelt.guards.printer import format_guard
 
 
 def is_only_thread() -> bool:

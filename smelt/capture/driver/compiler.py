@@ -39,8 +39,8 @@ from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.protocol import raising
 from smelt.config import Config
 from smelt.errors import BackendError, SmeltError, Unsupported, VerificationError
-from smelt.guards import build
-from smelt.guards.evaluate import changed_numbers
+from smelt.guards import tree_layout
+from smelt.guards.changed_numbers import changed_numbers
 from smelt.guards.explain import Failure
 from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
 from smelt.runtime.collector import collector_off
@@ -213,7 +213,7 @@ class FrameCompiler:
         graph = compiled_graph(self.backend, self.config, captured)
         frame = compiled_frame(fn, captured, graph, self.resumes)
         with stage("guards", name):
-            spec = build.build(captured.guards, frame.collect)
+            spec = tree_layout.build(captured.guards, frame.collect)
             tree = _native.GuardTree(spec.native)
             verify_accepts(tree, spec.guards, slots)
         function = verified(frame.function, spec.guards) if self.config.verify else frame.function

@@ -15,9 +15,9 @@ from smelt import _native
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.driver.attempts import Attempt
 from smelt.config import Config
-from smelt.guards.evaluate import format_guards
 from smelt.guards.explain import Failure
 from smelt.guards.guard import Guard
+from smelt.guards.printer import format_guards
 from smelt.reasons import Reason
 from smelt.trace.traced import Traced
 

@@ -33,7 +33,7 @@ from smelt.capture.outside.registry import Outside
 from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes
 from smelt.errors import Unsupported
-from smelt.guards import state
+from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
@@ -140,7 +140,7 @@ def _capture(
     outside, trace = vm.outside, vm.trace
     vm.contexts.under_modes = context_managers.check_modes()
     function_transforms.check_start(vm.contexts.transforms)
-    snapshot = state.snapshot()
+    snapshot = global_state.snapshot()
     outside.facts.guard("global_state", None, snapshot)
     outside.origins.const(fn)
     outside.facts.made_function(fn)  # entries belong to its code object
@@ -172,7 +172,7 @@ def _capture(
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
         traced = trace.finish(fakes)
-    if state.snapshot() != snapshot:
+    if global_state.snapshot() != snapshot:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
         )

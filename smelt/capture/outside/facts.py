@@ -16,11 +16,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from smelt import _native
 from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, FunctionType, is_constant, is_identity
 from smelt.capture.outside.origins import Origins
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
-from smelt.guards import state
 from smelt.guards.guard import Guard, GuardKind
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
@@ -82,7 +82,7 @@ class Facts:
             and cls is not FakeTensor
         ):
             _note_slots(cls)
-            self.guard("type_version", self._origins.const(cls), state.type_version(cls))
+            self.guard("type_version", self._origins.const(cls), _native.type_version(cls))
 
     def use_identity(self, value: object) -> None:
         """The trace depends on which object `value` is: its hash, its address."""

@@ -265,7 +265,7 @@ PyTypeObject guard_tree_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native
 int ready_guard_tree_type() {
     PyTypeObject& t = guard_tree_type;
     t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-    t.tp_doc = "GuardTree(spec): spec is (nodes, n_collect), see smelt/guards/build.py.";
+    t.tp_doc = "GuardTree(spec): spec is (nodes, n_collect), see smelt/guards/tree_layout.py.";
     t.tp_new = new_tree;
     t.tp_dealloc = dealloc_tree;
     t.tp_traverse = traverse_tree;

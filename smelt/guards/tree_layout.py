@@ -1,4 +1,4 @@
-"""From guards to the native guard tree: one node per origin, shared prefixes once, cheap and likely failures first.
+"""The layout of the native guard tree: one node for each origin, what is cheap or likely to fail first.
 
 The tree is a tuple of nodes in depth-first order (parents before children). A node is
 `(parent_index, accessor_kind, accessor_key, checks, collect_index)`: parent -1 for a root, whose key is the slot number
@@ -9,18 +9,17 @@ nodes, where all of them have been read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from smelt.graph import numbers
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
 
-Check = tuple[int, str, Any]
-Node = tuple[int, str, Any, tuple[Check, ...], int]
+Check = tuple[int, str, object]
+Node = tuple[int, str, object, tuple[Check, ...], int]
 
-# What a check costs and how likely it is to fail decide its place: lower runs first.
+# Guards on one object are checked in this order: what is cheap, or likely to fail, comes first.
 RANK = {
     kind: i
     for i, kind in enumerate(
@@ -58,6 +57,7 @@ class TreeSpec:
 
     @property
     def native(self) -> tuple[tuple[Node, ...], int]:
+        """The argument of `_native.GuardTree`."""
         return self.nodes, self.n_collect
 
 
@@ -72,7 +72,7 @@ class _Place:
     index: int = -1
 
 
-def _value_key(value: Any) -> Any:
+def _value_key(value: object) -> Hashable:
     """A key under which equal guard values meet; unequal types, zeros of different sign and NaN stay apart."""
     if isinstance(value, TensorFacts):
         return value
@@ -86,15 +86,13 @@ def _value_key(value: Any) -> Any:
 
 
 def unique(guards: Iterable[Guard]) -> tuple[Guard, ...]:
-    """`guards` without repetitions; the first, with its line, stays. An "id" guard makes a "type" guard superfluous."""
-    kept: dict[Any, Guard] = {}
+    """`guards` without repetitions; of equal ones the first stays, with its line. A "type" guard goes where an "id", "eq" or
+    "tensor" guard on the same origin says more."""
+    kept: dict[Hashable, Guard] = {}
     for guard in guards:
         kept.setdefault((guard.kind, guard.origin, _value_key(guard.value)), guard)
-    known = {g.origin for g in kept.values() if g.kind == "id"}
-    typed = {g.origin for g in kept.values() if g.kind in ("tensor", "eq")}
-    return tuple(
-        g for g in kept.values() if not (g.kind == "type" and (g.origin in known or g.origin in typed))
-    )
+    typed = {g.origin for g in kept.values() if g.kind in ("id", "eq", "tensor")}
+    return tuple(g for g in kept.values() if g.kind != "type" or g.origin not in typed)
 
 
 def _origins(guard: Guard) -> tuple[Origin, ...]:
@@ -117,6 +115,7 @@ class _Layout:
         self.roots: list[_Place] = []
 
     def place(self, origin: Origin) -> _Place:
+        """The node of `origin`; it and the nodes above it are made where they are missing."""
         found = self.places.get(origin)
         if found is None:
             found = self.places[origin] = _Place(origin)
@@ -151,8 +150,8 @@ def _root_rank(place: _Place) -> int:
     return 0 if place.origin.kind == "arg" else 1
 
 
-def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> Any:
-    """Values about other origins become node indices."""
+def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> object:
+    """The value of `guard` as the native check at the node of `at` takes it: other origins become indices of their nodes."""
     if guard.kind == "alias":
         a, b = places[guard.origin].index, places[guard.value].index  # type: ignore[index]
         return b if a == at.index else a
@@ -164,12 +163,12 @@ def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> Any
     return guard.value
 
 
-def _key(origin: Origin) -> Any:
+def _key(origin: Origin) -> object:
     return origin.index if origin.kind == "arg" else origin.value if origin.kind == "const" else origin.key
 
 
 def build(guards: Iterable[Guard], collect: Sequence[Origin]) -> TreeSpec:
-    """The tree that checks `guards` and collects the objects at `collect`, in that order."""
+    """The tree that checks `guards`, and collects the objects at the origins `collect`, in that order."""
     facts = unique(guards)
     layout = _Layout(facts)
     several: list[int] = []
@@ -204,7 +203,7 @@ def _nodes(order: list[_Place], facts: Sequence[Guard], places: dict[Origin, _Pl
             yield -1, "const", None, checks, -1
             continue
         origin = place.origin
-        numbers = sorted(place.guards, key=lambda i: RANK[facts[i].kind])
-        checks = tuple((i, facts[i].kind, _native_value(facts[i], places, place)) for i in numbers)
+        cheapest_first = sorted(place.guards, key=lambda i: RANK[facts[i].kind])
+        checks = tuple((i, facts[i].kind, _native_value(facts[i], places, place)) for i in cheapest_first)
         parent = -1 if origin.base is None else places[origin.base].index
         yield parent, origin.kind, _key(origin), checks, place.collect

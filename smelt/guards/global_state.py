@@ -1,11 +1,9 @@
-"""The global state that every trace depends on (grad mode, autocast, default dtype, ...), and classes' version tags.
+"""The global state that every trace depends on: grad mode, autocast, default dtype, ...
 
-The native reader gives a tuple of numbers, which guard trees compare; here they get names for explanations.
+The native reader gives a tuple of numbers, which guard trees compare; here the numbers get names, for people.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
@@ -15,28 +13,20 @@ Snapshot = tuple[int, ...]
 
 
 def snapshot() -> Snapshot:
-    """The state of the calling thread now. Opaque; equal snapshots mean equal behaviour of torch operators."""
-    state: Snapshot = _native.global_state()
-    return state
-
-
-def type_version(cls: type) -> int:
-    """The version tag of a class: it changes when an attribute of the class or of a base does. 0: it has none."""
-    tag: int = _native.type_version(cls)
-    return tag
+    """The state of the calling thread now. Where two snapshots are equal, torch's operators behave alike."""
+    return _native.global_state()
 
 
 def decode(state: Snapshot) -> dict[str, int]:
-    """The numbers by name."""
+    """The numbers of a snapshot by name."""
     return dict(zip(_native.GLOBAL_STATE, state, strict=True))
 
 
-# What readers of a guard listing want to know first.
 _MAIN = ("grad_mode", "inference_mode", "autocast_cpu", "autocast_cuda", "deterministic_algorithms")
 
 
 def describe(state: Snapshot) -> str:
-    """The state in a few words."""
+    """The fields of a snapshot that a reader of guards wants to know first, as text."""
     fields = decode(state)
     return ", ".join(f"{name}={bool(fields[name])}" for name in _MAIN if name in fields) + ", ..."
 
@@ -48,13 +38,13 @@ _DTYPES = {
 
 
 def difference(expected: Snapshot, found: Snapshot) -> tuple[str, str]:
-    """What differs between two snapshots, as texts of the two sides."""
+    """The fields in which two snapshots differ, as a text with the expected values and one with those found."""
     a, b = decode(expected), decode(found)
     names = [name for name in a if a[name] != b[name]]
     return _fields(a, names), _fields(b, names)
 
 
-def _fields(state: dict[str, Any], names: list[str]) -> str:
+def _fields(state: dict[str, int], names: list[str]) -> str:
     return ", ".join(f"{name}={_readable(name, state[name])}" for name in names) or "the same"
 
 

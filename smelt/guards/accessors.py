@@ -1,0 +1,101 @@
+"""What stands at an origin, read in Python: the reference that the native accessors must agree with.
+
+`ACCESSORS` has one row for each kind of origin that guards read and that is not a root. No row runs user code: attributes
+are read from instance dictionaries and through descriptors of C. An accessor that finds nothing raises `Missing`, and every
+guard on an origin below fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smelt.guards.origin import Origin
+
+_ABSENT = object()
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+class Missing(LookupError):
+    """There is no object at an origin."""
+
+
+def instance_dict(owner: object) -> Any:
+    """The `__dict__` of an instance, module or class without running user code. Raises Missing."""
+    read = type.__getattribute__ if issubclass(type(owner), type) else object.__getattribute__
+    try:
+        return read(owner, "__dict__")  # type: ignore[arg-type]
+    except AttributeError as e:
+        raise Missing(str(e)) from None
+
+
+def _attr(base: Any, key: str) -> Any:
+    return instance_dict(base)[key]
+
+
+def _member(base: Any, key: str) -> Any:
+    for cls in type(base).__mro__:
+        found = cls.__dict__.get(key, _ABSENT)
+        if found is not _ABSENT:
+            return found.__get__(base, type(base))
+    raise Missing(key)
+
+
+def _param(base: Any, key: str) -> Any:
+    own = instance_dict(base)
+    if key in own:  # written there directly, it wins
+        return own[key]
+    for name in MODULE_DICTS:
+        if key in own[name]:
+            return own[name][key]
+    raise Missing(key)
+
+
+def _item(base: Any, key: Any) -> Any:
+    for kind in (dict, list, tuple):
+        if issubclass(type(base), kind):
+            return kind.__getitem__(base, key)
+    return base[key]
+
+
+def _cell(base: Any, key: int) -> Any:
+    return base.__closure__[key].cell_contents
+
+
+ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
+    "attr": _attr,
+    "member": _member,
+    "param": _param,
+    "item": _item,
+    "cell": _cell,
+    "default": lambda base, key: base.__defaults__[key],
+    "kwdefault": lambda base, key: base.__kwdefaults__[key],
+    "type": lambda base, key: type(base),
+    "dict": lambda base, key: instance_dict(base),
+    "call": lambda base, key: base(),
+}
+FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
+
+
+class Reader:
+    """Reads the objects at origins, for one call with these argument slots; each origin is read once."""
+
+    def __init__(self, slots: Sequence[object]) -> None:
+        self.slots = slots
+        self._seen: dict[Origin, Any] = {}
+
+    def __call__(self, origin: Origin) -> Any:
+        """The object now at `origin`. Raises Missing."""
+        found = self._seen.get(origin, _ABSENT)
+        if found is _ABSENT:
+            found = self._seen[origin] = self._read(origin)
+        return found
+
+    def _read(self, origin: Origin) -> Any:
+        if origin.base is None:
+            return self.slots[origin.index] if origin.kind == "arg" else origin.value
+        try:
+            return ACCESSORS[origin.kind](self(origin.base), origin.key)
+        except FAILURES as e:
+            raise Missing(f"{origin.source}: {e}") from None
