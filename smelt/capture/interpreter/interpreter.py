@@ -42,9 +42,16 @@ from smelt.capture.protocol import (
     arity,
     callbacks,
     calls,
+    construction,
+    container_constructors,
     containers,
+    iteration,
+    lengths,
+    native_arguments,
     operators,
+    python_functions,
     raising,
+    subscripts,
 )
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -54,8 +61,8 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    builtins, checkpoints, containers, copying, custom_functions, descriptors, evaluation, gradients, hooks,
-    numpy_conversions, optimizers, output, stdlib, suspended, tensor_state,
+    builtins, checkpoints, container_constructors, containers, copying, custom_functions, descriptors, evaluation, gradients,
+    hooks, iteration, lengths, numpy_conversions, optimizers, output, stdlib, subscripts, suspended, tensor_state,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
@@ -244,13 +251,13 @@ class Interpreter(VM):
     # ---- calls
 
     call = calls.call
-    call_function = calls.call_function
-    instantiate = calls.instantiate
+    call_function = python_functions.call_function
+    instantiate = construction.instantiate
     native = callbacks.native
     keyed = callbacks.keyed
     called_back = callbacks.called_back
-    native_callable = calls.native_callable
-    native_argument = calls.native_argument
+    native_callable = native_arguments.native_callable
+    native_argument = native_arguments.native_argument
 
     # ---- operations
 
@@ -258,14 +265,14 @@ class Interpreter(VM):
     truth = operators.truth
     same = operators.same
     contains = operators.contains
-    subscript = operators.subscript
-    item_value = operators.item_value
-    store_item = operators.store_item
-    delete_item = operators.delete_item
-    get_iter = operators.get_iter
-    next = operators.next_item
-    iterable = operators.iterable
-    elements = operators.elements
+    subscript = subscripts.subscript
+    item_value = subscripts.item_value
+    store_item = subscripts.store_item
+    delete_item = subscripts.delete_item
+    get_iter = iteration.get_iter
+    next = iteration.next_item
+    iterable = iteration.iterable
+    elements = iteration.elements
 
     def _unknown_tensor(self, real: torch.Tensor) -> FakeTensor:
         origin = self.outside.origins.get(id(real))

@@ -18,7 +18,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.attributes import python_method
-from smelt.capture.protocol.containers import mapping
+from smelt.capture.protocol.container_constructors import mapping
 from smelt.capture.rebuilding.constants import CONSTANTS
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS

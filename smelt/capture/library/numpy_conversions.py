@@ -9,7 +9,7 @@ import torch
 
 from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, unsupported
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol.calls import run_native
+from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.standins.arrays import DTYPES, Array, storage_of
 from smelt.reasons import DATA_DEPENDENT
 from smelt.trace.fake import FakeTensor

@@ -8,7 +8,7 @@ from torch.optim import optimizer
 
 from smelt.capture.base.handlers import function
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import calls
+from smelt.capture.protocol import python_functions
 
 _zero_grad: Any = optimizer.Optimizer.zero_grad
 
@@ -16,4 +16,4 @@ _zero_grad: Any = optimizer.Optimizer.zero_grad
 @function(_zero_grad)
 def _set_gradients_to_zero(vm: VM, args: Any, kwargs: Any) -> Any:
     """Torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
-    return calls.interpret(vm, _zero_grad.__wrapped__, args, kwargs)
+    return python_functions.interpret(vm, _zero_grad.__wrapped__, args, kwargs)

@@ -28,7 +28,7 @@ from smelt.capture.base.values import MISSING
 from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
-from smelt.capture.protocol import attributes, calls, library_reads
+from smelt.capture.protocol import attributes, library_reads, python_functions
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 
@@ -254,5 +254,5 @@ def _lru_cache_wrapper(vm: VM, args: Any, kwargs: Any) -> Any:
 @function(functools.update_wrapper)
 def _update_wrapper(vm: VM, args: Any, kwargs: Any) -> Any:
     if id(args[0]) in vm.outside.origins:
-        return calls.interpret(vm, functools.update_wrapper, args, kwargs)
+        return python_functions.interpret(vm, functools.update_wrapper, args, kwargs)
     return functools.update_wrapper(*args, **kwargs)

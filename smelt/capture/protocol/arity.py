@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from smelt.capture.base.handlers import unsupported
 
 
 class Arity(NamedTuple):
@@ -93,3 +95,9 @@ def accepts(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if len(args) + len(kwargs) < least or (most is not None and len(args) > most):
         return False
     return not kwargs or names is None or names.issuperset(kwargs)
+
+
+def misused(fn: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> NoReturn:
+    """The builtin raises its own error for arguments that it does not take."""
+    fn(*args, **kwargs)
+    raise unsupported(f"{getattr(fn, '__name__', fn)} with {len(args)} arguments")

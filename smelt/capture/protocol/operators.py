@@ -1,40 +1,29 @@
-"""Operators, subscripts, truth, membership and iteration as the VM carries them out.
+"""Operators: arithmetic and comparisons, truth, `is` and `in`.
 
 Each follows CPython's protocol: special methods that are written in Python are interpreted, everything else runs natively on
-what `Outside.view` lets native code see.
-"""
+what `contents.view` lets native code see."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import enum
-import itertools
 import operator
 from typing import Any
 
 from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.type_info import ABSENT, FUNCTION
-from smelt.capture.base.values import (
-    CONTAINER_BASES,
-    CONTAINER_TYPES,
-    LEAF_TYPES,
-    MISSING,
-    FunctionType,
-    is_constant,
-    is_identity,
-)
-from smelt.capture.machine.native_reach import PLAIN_ITERATORS
+from smelt.capture.base.values import CONTAINER_BASES, is_constant, is_identity
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
-from smelt.capture.protocol import formatting, polyfills, symbolic_numbers
+from smelt.capture.protocol import formatting, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
-from smelt.capture.protocol.containers import checked_len, container_len, contains_key
+from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_operators
+from smelt.capture.protocol.containers import contains_key
+from smelt.capture.protocol.iteration import elements, get_iter, iterate
+from smelt.capture.protocol.lengths import checked_len, container_len
+from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.standins import texts
-from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS, plain, plain_parts
+from smelt.trace.symbols import NUMBERS, plain
 
 _NAMES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
@@ -51,12 +40,6 @@ _IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAM
 _EQUALITY = (operator.eq, operator.ne)
 _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
 _HEAP_TYPE = 1 << 9
-_SIMPLE = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
-
-
-def _is_object(kind: type) -> bool:
-    """Whether instances may have operators written in Python."""
-    return kind not in _SIMPLE and kind not in CONTAINER_TYPES
 
 
 def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
@@ -66,7 +49,7 @@ def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
         return formatting.percent(vm, left, right)
     if a is texts.Text or b is texts.Text:
         return texts.binary(fn, left, right)
-    if a in _SIMPLE and b in _SIMPLE:
+    if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
         if a is tuple and b is tuple and fn in _EQUALITY:
             return _equal_items(vm, left, right) is (fn is operator.eq)
         return fn(left, right) if a is not tuple and b is not tuple else vm.native(fn, (left, right))
@@ -74,7 +57,7 @@ def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
     if a in NUMBERS or b in NUMBERS:
         return symbolic_numbers.binary(vm, fn, left, right)
-    if _is_object(a) or _is_object(b):
+    if may_define_operators(a) or may_define_operators(b):
         found = _python_operator(vm, fn, left, right)
         if found is not NotImplemented:
             return found
@@ -124,8 +107,8 @@ def _python_operator(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     if names is None:
         return NotImplemented
     for obj, name, other in _tries(vm, fn, names, left, right):
-        found = python_method(vm, obj, name) if _is_object(type(obj)) else None
-        if found is None and fn is operator.ne and _is_object(type(obj)):
+        found = python_method(vm, obj, name) if may_define_operators(type(obj)) else None
+        if found is None and fn is operator.ne and may_define_operators(type(obj)):
             result = _inverted_equality(vm, obj, other)
         else:
             result = NotImplemented if found is None else vm.call_function(found, (obj, other))
@@ -176,7 +159,7 @@ def _stand_in(value: Any) -> Any:
     kind = type(value)
     if kind is FakeTensor:
         return _stand_in_class("Parameter" if getattr(value, "_is_param", False) else "Tensor")()
-    if not _is_object(kind):
+    if not may_define_operators(kind):
         return value if value is not None else _stand_in_class("NoneType")()
     if any(not b.__flags__ & _HEAP_TYPE and b is not object for b in kind.__mro__):
         return None
@@ -187,20 +170,10 @@ def _stand_in_class(name: str) -> type:
     return type(name, (), {})
 
 
-def _ask_length(vm: VM, obj: Any) -> None:
-    """What `operator.length_hint(obj)` runs of the user's code."""
-    for name in ("__len__", "__length_hint__"):
-        found = python_method(vm, obj, name)
-        if found is not None:
-            with contextlib.suppress(TypeError):
-                checked_len(vm.call_function(found, (obj,)))
-            return
-
-
 def truth(vm: VM, value: Any) -> bool:
     """`bool(value)`."""
     kind = type(value)
-    if kind in _SIMPLE:
+    if kind in SIMPLE_TYPES:
         return bool(value)
     if kind in NUMBERS:
         return bool(value)
@@ -247,14 +220,14 @@ def contains(vm: VM, value: Any, container: Any) -> bool:
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(container)
-    if _is_object(kind):
+    if may_define_operators(kind):
         found = python_method(vm, container, "__contains__")
         if found is not None:
             return truth(vm, vm.call_function(found, (container, value)))
         if python_method(vm, container, "__iter__") is not None or kind is Generator:
             return any(
                 value is v or truth(vm, binary(vm, operator.eq, v, value))
-                for v in _iterate(vm, get_iter(vm, container))
+                for v in iterate(vm, get_iter(vm, container))
             )
     if isinstance(container, (dict, set, frozenset)):
         value = plain(value)
@@ -270,262 +243,3 @@ def contains(vm: VM, value: Any, container: Any) -> bool:
     if isinstance(container, (set, list)) and id(container) in vm.outside.origins:
         container = contents.open(vm.outside, container)
     return bool(vm.native(operator.contains, (container, value)))
-
-
-# -------------------------------------------------------------------------------------------------- subscripts
-
-
-def subscript(vm: VM, obj: Any, key: Any) -> Any:
-    """`obj[key]`."""
-    kind = type(obj)
-    if vm.trace.numbers.symbols is not None:
-        key = _plain_key(obj, key)
-    if kind is FakeTensor:
-        return obj[contents.view(vm.outside, key)]
-    if kind in _SIMPLE and kind is not type:
-        return vm.keyed(operator.getitem, obj, key)
-    if kind in CONTAINER_TYPES:
-        return _container_item(vm, obj, key)
-    if isinstance(obj, type):
-        return _class_item(vm, obj, key)
-    found = python_method(vm, obj, "__getitem__")
-    if found is not None:
-        return vm.call_function(found, (obj, key))
-    if isinstance(obj, CONTAINER_BASES):
-        return _container_item(vm, obj, key)
-    if isinstance(obj, tuple):
-        return vm.keyed(tuple.__getitem__, obj, key)
-    vm.outside.facts.check_readable(obj)
-    return wrapping.fake(vm.outside, vm.native(operator.getitem, (obj, contents.view(vm.outside, key))))
-
-
-def found_by(vm: VM, obj: Any, key: Any) -> Any:
-    """What `key` is to a dictionary from outside: the tensor itself instead of its fake."""
-    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.origins:
-        real = vm.trace.real(key)
-        return key if real is None else real
-    return key
-
-
-def _plain_key(obj: Any, key: Any) -> Any:
-    """A key that native code looks up holds no symbolic numbers."""
-    native = not _is_object(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
-    return plain_parts(key) if native else key
-
-
-def _class_item(vm: VM, cls: Any, key: Any) -> Any:
-    found = python_method(vm, cls, "__getitem__")
-    if found is None or isinstance(cls, enum.EnumMeta):
-        return vm.native(operator.getitem, (cls, key))
-    return vm.call_function(found, (cls, key))
-
-
-def _container_item(vm: VM, obj: Any, key: Any) -> Any:
-    outside = vm.outside
-    key = found_by(vm, obj, key)
-    if id(obj) in outside.origins:
-        if isinstance(key, slice):
-            return contents.open(outside, obj)[key]
-        if isinstance(obj, dict) and not contains_key(vm, obj, key):
-            return _missing_item(vm, obj, key)
-    elif isinstance(obj, dict) and not vm.keyed(dict.__contains__, obj, key):
-        return _missing_item(vm, obj, key)
-    base: Any = next(b for b in CONTAINER_BASES if isinstance(obj, b))
-    return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
-
-
-def _missing_item(vm: VM, obj: Any, key: Any) -> Any:
-    contains_key(vm, obj, key)
-    if isinstance(obj, collections.Counter):
-        return 0
-    found = python_method(vm, obj, "__missing__")
-    if found is not None:
-        return vm.call_function(found, (obj, key))
-    if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
-        factory = obj.default_factory
-        if id(obj) in vm.outside.origins:
-            origin = vm.outside.origins[id(obj)].child("member", "default_factory")
-            factory = wrapping.wrap(vm.outside, factory, origin)
-        changes.touch(vm.outside, obj)
-        value = vm.call(factory, (), {})
-        dict.__setitem__(obj, key, value)
-        return value
-    return obj[key]
-
-
-def item_value(vm: VM, obj: Any, key: Any, value: Any) -> Any:
-    """What was read at `obj[key]`, guarded unless the trace wrote it."""
-    outside = vm.outside
-    if id(obj) not in outside.origins:
-        return wrapping.fake(outside, value)
-    if type(key) is int and key < 0 and not isinstance(obj, dict):
-        container_len(vm, obj)
-        key += len(obj)
-    if not outside.log.is_original(obj, key, value):
-        return value
-    if not (is_constant(key) or is_identity(key)):
-        outside.facts.use_identity(key)
-        return contents.item(outside, obj, key, value)
-    memo = outside.memo.of(obj)
-    found = memo.get(("[]", key, type(key)), MISSING)
-    if found is MISSING:
-        found = contents.item(outside, obj, key, value)
-        if obj not in outside.log:
-            memo["[]", key, type(key)] = found
-    return found
-
-
-def store_item(vm: VM, obj: Any, key: Any, value: Any) -> None:
-    """`obj[key] = value`."""
-    kind = type(obj)
-    if vm.trace.numbers.symbols is not None:
-        key = _plain_key(obj, key)
-    if kind is FakeTensor:
-        obj[contents.view(vm.outside, key)] = contents.view(vm.outside, value)
-        return
-    found = python_method(vm, obj, "__setitem__")
-    if found is not None:
-        vm.call_function(found, (obj, key, value))
-        return
-    if isinstance(obj, CONTAINER_BASES):
-        key = found_by(vm, obj, key)
-        if isinstance(key, slice):
-            contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else None
-            value = elements(vm, value)
-        if id(obj) in vm.outside.origins and not isinstance(obj, dict):
-            contents.open(vm.outside, obj)  # replayed as a whole
-        changes.touch(vm.outside, obj)
-        if isinstance(obj, dict):
-            changes.note_store(vm.outside, obj, "item", key, value)
-        vm.keyed(operator.setitem, obj, key, value)
-        return
-    if id(obj) in vm.outside.origins:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
-    vm.native(operator.setitem, (obj, key, value))
-
-
-def delete_item(vm: VM, obj: Any, key: Any) -> None:
-    """`del obj[key]`."""
-    if vm.trace.numbers.symbols is not None:
-        key = _plain_key(obj, key)
-    found = python_method(vm, obj, "__delitem__")
-    if found is not None:
-        vm.call_function(found, (obj, key))
-        return
-    if id(obj) in vm.outside.origins:
-        if not isinstance(obj, CONTAINER_BASES):
-            raise Unsupported(
-                Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
-            )
-        key = found_by(vm, obj, key)
-        contains_key(vm, obj, key) if isinstance(obj, dict) else contents.open(vm.outside, obj)
-        changes.touch(vm.outside, obj)
-    vm.keyed(operator.delitem, obj, key)
-
-
-# --------------------------------------------------------------------------------------------------- iteration
-
-
-def get_iter(vm: VM, obj: Any) -> Any:
-    """`iter(obj)`."""
-    if vm.outside.opened.stale:
-        contents.update_copies(vm.outside)
-    kind = type(obj)
-    if kind is Generator:
-        return obj
-    if kind is FakeTensor:
-        return iter(_rows(obj))
-    if _is_object(kind):
-        found = _python_iterator(vm, obj)
-        if found is not None:
-            return found
-    return iter(iterable(vm, obj))
-
-
-def _rows(tensor: FakeTensor) -> Any:
-    if not tensor.spec.shape:
-        raise TypeError("iteration over a 0-d tensor")
-    return tensor.unbind(0)
-
-
-def _python_iterator(vm: VM, obj: Any) -> Any:
-    """`iter(obj)` where that is Python code; None where it is not."""
-    found = python_method(vm, obj, "__iter__")
-    if found is not None:
-        made = vm.call_function(found, (obj,))
-        if not hasattr(type(made), "__next__"):
-            raise TypeError(f"iter() returned non-iterator of type {vm.class_of(made).__name__!r}")
-        return made
-    if (
-        vm.type_info(type(obj)).find("__iter__")[0] is ABSENT
-        and python_method(vm, obj, "__getitem__") is not None
-    ):
-        return vm.call(polyfills.iterate_sequence, (obj,), {})
-    return None
-
-
-def iterable(vm: VM, obj: Any) -> Any:
-    """Something that native code may iterate to the same effect as `obj`."""
-    if vm.outside.opened.stale:
-        contents.update_copies(vm.outside)
-    kind = type(obj)
-    if kind in LEAF_TYPES or kind is tuple or kind is Generator:
-        return obj
-    if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
-        return contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else obj
-    if kind is FakeTensor:
-        return _rows(obj)
-    if _is_object(kind):
-        found = _python_iterator(vm, obj)
-        if found is not None:
-            return _iterate(vm, found) if python_method(vm, found, "__next__") is not None else found
-    if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
-    vm.outside.facts.check_readable(obj)
-    return obj
-
-
-def _iterate(vm: VM, iterator: Any) -> Any:
-    while True:
-        try:
-            value = next_item(vm, iterator)
-        except StopIteration:
-            return
-        yield value
-
-
-def next_item(vm: VM, iterator: Any) -> Any:
-    """`next(iterator)`. Raises StopIteration."""
-    if vm.outside.opened.stale:
-        contents.update_copies(vm.outside)
-    kind = type(iterator)
-    if kind is Generator:
-        return iterator.send(None)
-    if _is_object(kind):
-        found = python_method(vm, iterator, "__next__")
-        if found is not None:
-            return vm.call_function(found, (iterator,))
-    if id(iterator) in vm.outside.origins:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
-    value = next(iterator) if kind in PLAIN_ITERATORS else vm.native(next, (iterator,))
-    return wrapping.fake(vm.outside, value) if type(value) is not FakeTensor else value
-
-
-def elements(vm: VM, obj: Any, limit: int | None = None, hinted: bool = False) -> Any:
-    """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM. `hinted`: its length is
-    asked first, as `list` does."""
-    if vm.outside.opened.stale:
-        contents.update_copies(vm.outside)
-    kind = type(obj)
-    if kind is tuple:
-        return obj
-    if kind is list and id(obj) not in vm.outside.origins:
-        return list(obj)
-    values = iterable(vm, obj)
-    if hinted and _is_object(kind):
-        _ask_length(vm, obj)
-    if limit is not None and not isinstance(values, (list, tuple, dict, set)):
-        values = itertools.islice(values, limit)
-    if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:
-        values = vm.native(list, (values,))
-    return [v if type(v) is FakeTensor else wrapping.fake(vm.outside, v) for v in values]

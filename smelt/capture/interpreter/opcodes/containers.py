@@ -13,7 +13,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents
 from smelt.capture.protocol import attributes, formatting
 from smelt.capture.protocol.binding import function_text
-from smelt.capture.protocol.containers import mapping
+from smelt.capture.protocol.container_constructors import mapping
 from smelt.capture.standins import texts
 from smelt.trace.symbols import plain_parts
 

@@ -12,7 +12,8 @@ from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, cells
 from smelt.capture.protocol.binding import function_text
-from smelt.capture.protocol.calls import ASYNC_GENERATOR, COROUTINE, call
+from smelt.capture.protocol.calls import call
+from smelt.capture.protocol.python_functions import ASYNC_GENERATOR, COROUTINE
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 

@@ -14,7 +14,7 @@ from smelt.capture.library.autograd.hooks import hook_registered, meets_hooks
 from smelt.capture.library.autograd.opaque_calls import natively
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
-from smelt.capture.protocol import attributes, callbacks, calls
+from smelt.capture.protocol import attributes, callbacks, native_calls
 from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
 
@@ -54,7 +54,7 @@ def _switch_level(method: Any, function_: Callable[[], Any]) -> None:
     @function(method)
     def handler(vm: VM, args: Any, kwargs: Any) -> Any:
         with natively(vm, method):
-            result = calls.call_native_python(vm, method, args, kwargs)
+            result = native_calls.call_native_python(vm, method, args, kwargs)
         vm.trace.call_recorder.switch_level(function_)
         return result
 
@@ -72,4 +72,4 @@ def _leave_inference_mode(vm: VM, args: Any, kwargs: Any) -> Any:
     if id(args[0]) in vm.outside.origins:
         raise unsupported("an inference mode from outside is left")
     with natively(vm, _leave):
-        return calls.call_native_python(vm, _leave, args, kwargs)
+        return native_calls.call_native_python(vm, _leave, args, kwargs)

@@ -6,12 +6,18 @@ from typing import Any
 
 from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.type_info import FUNCTION, type_find
-from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES
+from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
 _VM_TYPES = (FakeTensor, Generator, VMCallable, *NUMBERS)
+SIMPLE_TYPES = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
+
+
+def may_define_operators(kind: type) -> bool:
+    """Whether instances of the class may have operators that are written in Python."""
+    return kind not in SIMPLE_TYPES and kind not in CONTAINER_TYPES
 
 
 def python_method(vm: VM, obj: Any, name: str) -> Any:

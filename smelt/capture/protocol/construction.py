@@ -1,0 +1,93 @@
+"""`cls(...)`: how classes are instantiated, with `__new__` and `__init__` each carried out where it is written."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, unsupported
+from smelt.capture.base.native_functions import refusal, runs_natively, setting
+from smelt.capture.base.type_info import ABSENT, FUNCTION
+from smelt.capture.base.values import CONTAINER_BASES, FunctionType, MethodType
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol.arity import accepts, misused
+from smelt.capture.protocol.native_calls import run_native
+from smelt.capture.protocol.python_functions import call_function
+from smelt.errors import Unsupported
+from smelt.reasons import TENSOR_SUBCLASS, Reason
+
+
+def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """`cls(*args, **kwargs)`."""
+    vm.frames.tail = None
+    handler = BUILTINS.get(cls)
+    if handler is not None:
+        return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else misused(cls, args, kwargs)
+    meta = type(cls)
+    if meta is not type:
+        how, found, _ = vm.type_info(meta).find("__call__")
+        if how is FUNCTION:
+            if isinstance(cls, enum.EnumMeta) or runs_natively(found):
+                return run_native(vm, cls, args, kwargs)
+            return call_function(vm, found, (cls, *args), kwargs)
+    return instantiate(vm, cls, args, kwargs)
+
+
+def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """`type.__call__`: `__new__`, then `__init__`."""
+    refused = setting(cls)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    info = vm.type_info(cls)
+    vm.outside.facts.use_class(cls)
+    if info.find("__del__")[0] is not ABSENT:
+        error = unsupported(f"{cls.__qualname__}, which has a finalizer, is instantiated")
+        error.breaks = False  # a resume function would keep it alive
+        raise error
+    _, new, _ = info.find("__new__")
+    init_how, init, _ = info.find("__init__")
+    new = new.__func__ if isinstance(new, staticmethod) else new
+    python_init = init_how is FUNCTION and init is not None
+    if type(new) is FunctionType:
+        if runs_natively(new):
+            return run_native(vm, cls, args, kwargs)
+        obj = call_function(vm, new, (cls, *args), kwargs)
+        if not isinstance(obj, cls):
+            return obj
+    elif python_init:
+        if runs_natively(init) and not _calls_back(args, kwargs):
+            return run_native(vm, cls, args, kwargs)
+        obj = _new_object(vm, cls, new, args, kwargs)
+    else:
+        return _construct_native(vm, cls, args, kwargs)
+    if python_init:
+        call_function(vm, init, (obj, *args), kwargs)
+    elif init is not object.__init__:
+        vm.native(init, (obj, *args), kwargs)
+    return obj
+
+
+def _calls_back(args: Args, kwargs: Kwargs) -> bool:
+    return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
+
+
+def _new_object(vm: VM, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
+    if new is object.__new__ or issubclass(cls, (dict, list, set)):
+        return new(cls)
+    return vm.native(new, (cls, *args), kwargs)
+
+
+def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    if issubclass(cls, CONTAINER_BASES) and args:
+        args = [vm.iterable(args[0]), *args[1:]]
+    if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
+        return vm.native(cls, args, kwargs)
+    if issubclass(cls, torch.Tensor) and cls is not torch.Tensor:
+        raise Unsupported(Reason(TENSOR_SUBCLASS, cls.__qualname__))
+    refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    return run_native(vm, cls, args, kwargs)

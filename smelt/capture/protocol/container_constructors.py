@@ -1,0 +1,77 @@
+"""How builtin containers are made: `list(...)`, `dict(...)`, `Counter(...)`, `{**mapping}`."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+
+from smelt.capture.base.handlers import BUILTINS, Handler, builtin
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents
+from smelt.capture.protocol import attributes
+from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.iteration import each, from_iterable
+
+_make: Any
+for _make in (tuple, list, set, frozenset, collections.deque, torch.Size):
+    BUILTINS[_make] = from_iterable(_make)
+
+
+def _dict_maker(make: Any) -> Handler:
+    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+        return vm.native(make, [mapping_or_pairs(vm, a) for a in args], kwargs)
+
+    return handler
+
+
+BUILTINS[dict] = _dict_maker(dict)
+BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
+
+
+@builtin(collections.Counter)
+def _counter(vm: VM, args: Any, kwargs: Any) -> Any:
+    args = [mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args]
+    return vm.native(collections.Counter, args, kwargs)
+
+
+@builtin(collections.defaultdict)
+def _defaultdict(vm: VM, args: Any, kwargs: Any) -> Any:
+    factory, *rest = args if args else (None,)
+    if factory is not None and factory not in (list, dict, set, int, float, tuple, str, bool):
+        factory = vm.native_callable(factory)
+    return vm.native(collections.defaultdict, [factory, *[mapping_or_pairs(vm, a) for a in rest]], kwargs)
+
+
+@builtin(dict.fromkeys)
+def _dict_fromkeys(vm: VM, args: Any, kwargs: Any) -> Any:
+    return vm.native(dict.fromkeys, (vm.elements(args[0]), *args[1:]))
+
+
+def mapping_or_pairs(vm: VM, obj: Any) -> Any:
+    if isinstance(obj, dict):
+        return mapping(vm, obj)
+    if python_method(vm, obj, "keys") is not None:
+        return mapping(vm, obj)
+    return [_pair(vm, i, pair) for i, pair in enumerate(each(vm, obj))]
+
+
+def _pair(vm: VM, number: int, pair: Any) -> Any:
+    if not isinstance(pair, tuple):
+        if not hasattr(type(pair), "__iter__") and not hasattr(type(pair), "__getitem__"):
+            raise TypeError(f"cannot convert dictionary update sequence element #{number} to a sequence")
+        pair = tuple(vm.elements(pair))
+    if len(pair) != 2:
+        raise ValueError(
+            f"dictionary update sequence element #{number} has length {len(pair)}; 2 is required"
+        )
+    return pair
+
+
+def mapping(vm: VM, obj: Any) -> Any:
+    """What `**obj` or `dict.update(obj)` reads, as a dictionary."""
+    if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
+        return contents.view(vm.outside, obj, deep=False)
+    keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
+    return vm.native(dict, ([(k, vm.subscript(obj, k)) for k in keys],))

@@ -1,0 +1,56 @@
+"""`len`, as the machine asks it of tensors, containers and the user's classes."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+from smelt.capture.base.handlers import builtin
+from smelt.capture.base.values import CONTAINER_BASES
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents
+from smelt.capture.protocol import attributes
+from smelt.capture.protocol.attributes import python_method
+from smelt.trace.fake import FakeTensor
+
+
+@builtin(len)
+def _len(vm: VM, args: Any, kwargs: Any) -> int:
+    (obj,) = args
+    if type(obj) is FakeTensor:
+        if not obj.spec.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return attributes.shape_of(obj)[0]
+    found = python_method(vm, obj, "__len__")
+    if found is not None:
+        return checked_len(vm.call_function(found, (obj,)))
+    return container_len(vm, obj)
+
+
+def checked_len(found: Any) -> int:
+    """What `__len__` gave. Raises as the interpreter would."""
+    length = operator.index(found)
+    if length < 0:
+        raise ValueError("__len__() should return >= 0")
+    return length
+
+
+def container_len(vm: VM, obj: Any) -> int:
+    outside = vm.outside
+    outside.facts.check_readable(obj)
+    if outside.opened.stale:
+        contents.update_copies(outside)
+    if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
+        outside.facts.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
+    return len(obj)
+
+
+def ask_length(vm: VM, obj: Any) -> None:
+    """What `operator.length_hint(obj)` runs of the user's code."""
+    for name in ("__len__", "__length_hint__"):
+        found = python_method(vm, obj, name)
+        if found is not None:
+            with contextlib.suppress(TypeError):
+                checked_len(vm.call_function(found, (obj,)))
+            return

@@ -1,0 +1,97 @@
+"""What native code is given: Python callables come back to the machine, and an outside object of C whose data native code
+could read unguarded is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from smelt.capture.base.frames import VMCallable
+from smelt.capture.base.handlers import BUILTINS, FUNCTIONS
+from smelt.capture.base.native_functions import PURE_TYPES, REFUSED, is_native_module, refusal
+from smelt.capture.base.type_info import FUNCTION
+from smelt.capture.base.values import (
+    CONTAINER_BASES,
+    LEAF_TYPES,
+    BuiltinType,
+    FunctionType,
+    MethodType,
+    is_identity,
+)
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol.calls import CALLERS
+from smelt.capture.protocol.native_calls import IMMUTABLE, is_free
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+
+
+def native_callable(vm: VM, fn: Any) -> Callable[..., object]:
+    """`fn` as native code may call it."""
+    if type(fn) is BuiltinType:
+        return VMCallable(vm, fn) if has_effects(fn) else fn
+    return VMCallable(vm, fn) if _is_python(vm, fn) else fn
+
+
+def native_argument(vm: VM, value: Any) -> Any:
+    """An argument of a native function: Python callables come back to the VM. Raises Unsupported for an outside
+    object of C that holds data (an array, a buffer): what native code reads from it could not be guarded."""
+    kind = type(value)
+    if kind in (FunctionType, MethodType):
+        return VMCallable(vm, value) if _is_python(vm, value) else value
+    if kind is functools.partial or (kind is BuiltinType and has_effects(value)):
+        return VMCallable(vm, value)
+    vm.outside.facts.use_content(value)
+    if id(value) in vm.outside.origins and is_opaque(value):
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
+    return value
+
+
+def _is_python(vm: VM, fn: Any) -> bool:
+    kind = type(fn)
+    if kind is FunctionType:
+        return fn in FUNCTIONS or fn in REFUSED or not is_native_module(fn.__globals__.get("__name__"))
+    if kind is MethodType:
+        return _is_python(vm, fn.__func__)
+    if kind is functools.partial:
+        return True
+    vm.outside.facts.use_content(fn)
+    if isinstance(fn, type):
+        return type(fn) is type and vm.type_info(fn).find("__init__")[0] is FUNCTION and fn not in BUILTINS
+    return vm.type_info(kind).find("__call__")[0] is FUNCTION
+
+
+def has_effects(fn: Any) -> bool:
+    """Whether the VM must make a call of a C function that native code holds: it has a handler, is refused, or changes
+    the object that it is bound to."""
+    if fn.__hash__ is None:
+        return True
+    owner = fn.__self__
+    if is_free(owner):
+        return fn in BUILTINS or fn in REFUSED or refusal(fn) is not None
+    return not _is_constant_owner(owner)
+
+
+def _is_constant_owner(owner: Any) -> bool:
+    return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether a value is an instance of a C class whose contents the VM cannot guard."""
+    kind = type(value)
+    if (
+        kind.__flags__ & (1 << 9)
+        or kind in LEAF_TYPES
+        or kind in PURE_TYPES
+        or kind in CALLERS
+        or is_identity(value)
+    ):
+        return False
+    return not isinstance(value, _TRANSPARENT)
+
+
+_TRANSPARENT = (*CONTAINER_BASES, tuple, frozenset, torch.Tensor, BaseException, *IMMUTABLE)

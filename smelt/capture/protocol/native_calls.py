@@ -1,0 +1,221 @@
+"""Calls that run for real: functions and methods of C, and the Python functions of torch and the standard library that the
+machine takes as leaves. Handlers answer in their place where there is one; what has unknown effects is refused."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import functools
+import io
+import random
+import types
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from smelt.capture.base.frames import VMCallable
+from smelt.capture.base.handlers import BUILTINS, CODES, METHODS, TENSOR_METHODS, Args, Kwargs, unsupported
+from smelt.capture.base.native_functions import PURE_METHODS, PURE_TYPES, REFUSED, refusal, setting
+from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, FunctionType, MethodType
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents, wrapping
+from smelt.capture.protocol import attributes, callbacks, context_managers, library_reads, symbolic_numbers
+from smelt.capture.protocol.arity import accepts, misused
+from smelt.capture.protocol.containers import call_container_method
+from smelt.capture.protocol.subscripts import found_by
+from smelt.errors import Unsupported
+from smelt.reasons import RANDOM_STATE, Reason
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import plain_parts
+
+
+def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    """A Python function of torch or the standard library, run for real."""
+    vm.frames.tail = None
+    handler = CODES.get(fn.__code__)
+    if handler is not None:
+        return handler(vm, fn, args, kwargs)
+    refused = setting(fn)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    library_reads.use_native(vm.outside, fn)
+    library_reads.use_state(vm, args)
+    if fn.__name__ == "__exit__" and args:
+        context_managers.left(vm, args[0])
+    if fn.__name__ == "__enter__" and args:
+        callbacks.check_mode(vm, args[0])
+        context_managers.use_state(vm, args[0])
+    if fn.__globals__.get("__name__") in _INTROSPECTION:
+        return _introspect(vm, fn, args, kwargs)
+    return run_native(vm, fn, args, kwargs)
+
+
+# Modules whose functions look at functions and classes, or keep them: they are given the user's own.
+_INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "enum", "abc", "dataclasses"))
+
+
+def _introspect(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    for value in (*args, *kwargs.values()):
+        if type(value) is FunctionType and id(value) in vm.outside.origins:
+            library_reads.use_signature(vm.outside, value)
+
+    def given(value: Any) -> Any:
+        return value if type(value) in _SHOWN else vm.native_argument(contents.view(vm.outside, value))
+
+    return wrapping.fake(
+        vm.outside, vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
+    )
+
+
+_SHOWN = (FunctionType, MethodType, types.BuiltinFunctionType)
+
+
+def run_native(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    view = functools.partial(contents.view, vm.outside)
+    args = [
+        a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args
+    ]
+    if kwargs:
+        kwargs = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
+    result = vm.native(fn, args, kwargs)
+    if type(result) is VMCallable:
+        return result.function
+    return result if type(result) is FakeTensor else wrapping.fake(vm.outside, result)
+
+
+def call_torch_operator(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return run_native(vm, fn, args, kwargs)
+
+
+def call_builtin(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function or bound method written in C."""
+    vm.frames.tail = None
+    handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
+    if handler is not None:
+        return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else misused(fn, args, kwargs)
+    owner = fn.__self__
+    if is_free(owner):
+        refused = REFUSED.get(fn) or refusal(fn)
+        if refused is not None:
+            raise Unsupported(Reason(*refused))
+        return run_native(vm, fn, args, kwargs)
+    if id(fn) in vm.outside.origins:  # stored by itself
+        origin = vm.outside.origins[id(fn)]
+        owner = wrapping.wrap(vm.outside, owner, origin.child("member", "__self__"))
+        fn = getattr(owner, fn.__name__)
+        if not _is_known(owner):
+            _check_native_object(vm, fn.__name__, owner)
+    return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
+
+
+def is_free(owner: object) -> bool:
+    """Whether a builtin with this `__self__` is a function: the `__self__` of a method is the object that it is bound to,
+    that of a function its module or class, of one of pybind11 a record."""
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
+        return True
+    return type(owner).__name__.startswith("pybind11_detail_function_record")
+
+
+def call_descriptor(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
+    vm.frames.tail = None
+    handler = BUILTINS.get(fn)
+    if handler is not None:
+        return handler(vm, args, kwargs)
+    if not args:
+        return fn(*args, **kwargs)
+    refused = REFUSED.get(fn)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    owner = args[0]
+    if type(owner) is FakeTensor and issubclass(torch.Tensor, fn.__objclass__):
+        return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
+    if isinstance(owner, torch.Tensor):
+        return run_native(vm, fn, args, kwargs)
+    return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
+
+
+def call_method_wrapper(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`x.__add__` of a C class, bound."""
+    vm.frames.tail = None
+    handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
+    if handler is not None:
+        return handler(vm, (fn.__self__, *args), kwargs)
+    if fn.__name__ in ("__set__", "__delete__") and args and type(args[0]) is FakeTensor:
+        return attributes.store_attr(vm, args[0], fn.__self__.__name__, *args[1:])
+    return call_bound(vm, fn.__name__, fn, fn.__self__, args, kwargs)
+
+
+def call_bound(vm: VM, name: str, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A C method `name` of `owner`; `fn` is bound to it."""
+    kind = type(owner)
+    if kind is FakeTensor:
+        handler = TENSOR_METHODS.get(name)
+        state = attributes.TENSOR_STATE.get(name)
+        # `x.name` bound earlier, or `Tensor.name(x)`
+        if state is not None and handler is None and vm.trace.is_input(owner):
+            real = vm.trace.real(owner)
+            assert real is not None
+            state(vm, owner, real, name)
+        return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
+    if args and vm.trace.numbers.symbols is not None and name in symbolic_numbers.LOOKUPS:
+        args = (plain_parts(args[0]), *args[1:])
+    if args and type(args[0]) is FakeTensor and name in symbolic_numbers.LOOKUPS:
+        args = (found_by(vm, owner, args[0]), *args[1:])
+    handler = METHODS.get((_base_type(kind), name))
+    if handler is not None:
+        if not accepts(getattr(_base_type(kind), name, None), (owner, *args), kwargs):
+            return misused(fn, args, kwargs)
+        return handler(vm, owner, *args, **kwargs)
+    if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
+        raise unsupported(f"{name} of a node of autograd")
+    vm.outside.facts.check_readable(owner)
+    if name == "__exit__":
+        context_managers.left(vm, owner)
+    if isinstance(owner, io.IOBase):
+        handler = METHODS.get((io.IOBase, name))
+        if handler is not None:
+            return handler(vm, owner, *args, **kwargs)
+    if isinstance(owner, CONTAINER_BASES):
+        return call_container_method(vm, name, fn, owner, args, kwargs)
+    if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
+        _check_native_object(vm, name, owner)
+    if isinstance(owner, torch.Tensor):
+        return run_native(vm, fn, args, kwargs)
+    args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
+    return wrapping.fake(vm.outside, vm.native(fn, args, kwargs))
+
+
+_NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))
+
+
+def _is_known(owner: Any) -> bool:
+    return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
+
+
+def _base_type(kind: type) -> type:
+    return next((b for b in CONTAINER_BASES if issubclass(kind, b)), kind)
+
+
+# Numbers, texts and dates of C, whose value is guarded.
+IMMUTABLE = (
+    int, float, complex, str, bytes, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo
+)  # fmt: skip
+
+
+def _check_native_object(vm: VM, name: str, owner: Any) -> None:
+    kind = type(owner)
+    vm.outside.facts.use_content(owner)
+    if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *IMMUTABLE)):
+        return
+    if isinstance(owner, BaseException):
+        contents.open_exception(vm.outside, owner)
+        if name in ("split", "subgroup", "derive"):
+            return
+    if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):
+        return  # `get` of a queue takes something out
+    if isinstance(owner, random.Random):
+        raise Unsupported(Reason(RANDOM_STATE, f"random.{name}"))
+    raise unsupported(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")

@@ -1,0 +1,62 @@
+"""`nn.Module.__call__`: straight to `forward` where no hook is registered, guarded; else through torch's own code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from smelt.capture.base.handlers import Args, Kwargs, unsupported
+from smelt.capture.base.values import NULL
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import attributes
+from smelt.capture.protocol.python_functions import call_function, interpret
+
+_module_globals = vars(torch.nn.modules.module)
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    """`nn.Module.__call__`: straight to `forward` when no hook is registered anywhere, guarded."""
+    if torch.is_grad_enabled() and _has_backward_hooks(module):
+        raise unsupported("a module with backward hooks")
+    if _has_hooks(vm, module):
+        return interpret(vm, nn.Module._call_impl, (module, *args), kwargs)
+    origin = vm.outside.origins.get(id(module))
+    if origin is not None:
+        vm.outside.facts.guard("no_hooks", origin)
+    function, owner = attributes.load_method(vm, module, "forward")
+    vm.frames.module_callers.append(vm.frame)
+    try:
+        if function is NULL:
+            return vm.call(owner, args, kwargs)
+        return call_function(vm, function, (owner, *args), kwargs)
+    finally:
+        vm.frames.module_callers.pop()
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    own = module.__dict__
+    return any(own.get(n) for n in ("_backward_hooks", "_backward_pre_hooks")) or any(
+        _module_globals[n] for n in ("_global_backward_hooks", "_global_backward_pre_hooks")
+    )
+
+
+def _has_hooks(vm: VM, module: nn.Module) -> bool:
+    own = module.__dict__
+    if any(
+        own.get(n) for n in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    ):
+        return True
+    if any(_module_globals[n] for n in _GLOBAL_HOOKS):
+        return True
+    for name in _GLOBAL_HOOKS:
+        vm.outside.facts.guard("len", vm.outside.origins.const(_module_globals).child("item", name), 0)
+    return False

@@ -1,0 +1,68 @@
+"""Calls of functions written in Python: answered by a handler, refused, run natively, or interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.capture.base.frames import Frame
+from smelt.capture.base.handlers import FUNCTIONS, Args, Kwargs, unsupported
+from smelt.capture.base.native_functions import REFUSED, is_never_entered, runs_natively
+from smelt.capture.base.values import FunctionType
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol.binding import bind
+from smelt.capture.protocol.native_calls import call_native_python
+from smelt.errors import Unsupported
+from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STATE, SIDE_EFFECT_IO, Reason
+
+COROUTINE, ASYNC_GENERATOR = 0x80, 0x200  # CO_COROUTINE and CO_ASYNC_GENERATOR of `co_flags`
+
+
+def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = None) -> Any:
+    kwargs = kwargs if kwargs is not None else {}
+    handler = FUNCTIONS.get(fn)
+    if handler is not None:
+        vm.frames.tail = None
+        return handler(vm, args, kwargs)
+    if fn in REFUSED:
+        raise Unsupported(Reason(*REFUSED[fn]))
+    if fn.__dict__:
+        kept = _kept_from_torch_compile(fn)
+        if kept is not None:
+            return call_function(vm, kept, args, kwargs)
+        _check_marks(fn)
+        if "__smelt_is_compiling__" in fn.__dict__:
+            return vm.is_compiling()
+    if runs_natively(fn):
+        return call_native_python(vm, fn, args, kwargs)
+    if is_never_entered(fn):
+        kind = {"pdb": DEBUGGER, "bdb": DEBUGGER, "random": RANDOM_STATE}.get(fn.__module__, SIDE_EFFECT_IO)
+        raise Unsupported(Reason(kind, f"{fn.__module__}.{fn.__qualname__}"))
+    return interpret(vm, fn, args, kwargs)
+
+
+def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:
+    """What a function of `torch.optim` was before torch disabled it for its own compiler, as it does when it is used."""
+    if "_torchdynamo_disable" not in fn.__dict__:
+        return None
+    original = fn.__dict__.get("_torchdynamo_orig_callable")
+    own = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith(
+        "torch.optim"
+    )
+    return original if own else None
+
+
+def _check_marks(fn: FunctionType) -> None:
+    marks = fn.__dict__
+    if marks.get("_torchdynamo_disable") or marks.get("__smelt_disable__"):
+        raise Unsupported(Reason(DISABLED, fn.__qualname__))
+    if marks.get("__smelt_graph_break__"):
+        raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
+
+
+def interpret(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Runs a Python function in the VM."""
+    vm.outside.facts.use_function(fn)
+    code = vm.decode(fn.__code__)
+    if code.flags & (COROUTINE | ASYNC_GENERATOR):
+        raise unsupported(f"{fn.__qualname__} is asynchronous")
+    return vm.run(vm.direct(Frame(code, fn, bind(vm, fn, code, args, kwargs))))

@@ -1,0 +1,174 @@
+"""`a[b]`, `a[b] = c` and `del a[b]`."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import operator
+from typing import Any
+
+from smelt.capture.base.handlers import BUILTINS
+from smelt.capture.base.values import CONTAINER_BASES, CONTAINER_TYPES, MISSING, is_constant, is_identity
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, contents, wrapping
+from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_operators
+from smelt.capture.protocol.containers import contains_key
+from smelt.capture.protocol.iteration import elements
+from smelt.capture.protocol.lengths import container_len
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import plain_parts
+
+
+def subscript(vm: VM, obj: Any, key: Any) -> Any:
+    """`obj[key]`."""
+    kind = type(obj)
+    if vm.trace.numbers.symbols is not None:
+        key = _plain_key(obj, key)
+    if kind is FakeTensor:
+        return obj[contents.view(vm.outside, key)]
+    if kind in SIMPLE_TYPES and kind is not type:
+        return vm.keyed(operator.getitem, obj, key)
+    if kind in CONTAINER_TYPES:
+        return _container_item(vm, obj, key)
+    if isinstance(obj, type):
+        return _class_item(vm, obj, key)
+    found = python_method(vm, obj, "__getitem__")
+    if found is not None:
+        return vm.call_function(found, (obj, key))
+    if isinstance(obj, CONTAINER_BASES):
+        return _container_item(vm, obj, key)
+    if isinstance(obj, tuple):
+        return vm.keyed(tuple.__getitem__, obj, key)
+    vm.outside.facts.check_readable(obj)
+    return wrapping.fake(vm.outside, vm.native(operator.getitem, (obj, contents.view(vm.outside, key))))
+
+
+def found_by(vm: VM, obj: Any, key: Any) -> Any:
+    """What `key` is to a dictionary from outside: the tensor itself instead of its fake."""
+    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.origins:
+        real = vm.trace.real(key)
+        return key if real is None else real
+    return key
+
+
+def _plain_key(obj: Any, key: Any) -> Any:
+    """A key that native code looks up holds no symbolic numbers."""
+    native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
+    return plain_parts(key) if native else key
+
+
+def _class_item(vm: VM, cls: Any, key: Any) -> Any:
+    found = python_method(vm, cls, "__getitem__")
+    if found is None or isinstance(cls, enum.EnumMeta):
+        return vm.native(operator.getitem, (cls, key))
+    return vm.call_function(found, (cls, key))
+
+
+def _container_item(vm: VM, obj: Any, key: Any) -> Any:
+    outside = vm.outside
+    key = found_by(vm, obj, key)
+    if id(obj) in outside.origins:
+        if isinstance(key, slice):
+            return contents.open(outside, obj)[key]
+        if isinstance(obj, dict) and not contains_key(vm, obj, key):
+            return _missing_item(vm, obj, key)
+    elif isinstance(obj, dict) and not vm.keyed(dict.__contains__, obj, key):
+        return _missing_item(vm, obj, key)
+    base: Any = next(b for b in CONTAINER_BASES if isinstance(obj, b))
+    return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
+
+
+def _missing_item(vm: VM, obj: Any, key: Any) -> Any:
+    contains_key(vm, obj, key)
+    if isinstance(obj, collections.Counter):
+        return 0
+    found = python_method(vm, obj, "__missing__")
+    if found is not None:
+        return vm.call_function(found, (obj, key))
+    if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
+        factory = obj.default_factory
+        if id(obj) in vm.outside.origins:
+            origin = vm.outside.origins[id(obj)].child("member", "default_factory")
+            factory = wrapping.wrap(vm.outside, factory, origin)
+        changes.touch(vm.outside, obj)
+        value = vm.call(factory, (), {})
+        dict.__setitem__(obj, key, value)
+        return value
+    return obj[key]
+
+
+def item_value(vm: VM, obj: Any, key: Any, value: Any) -> Any:
+    """What was read at `obj[key]`, guarded unless the trace wrote it."""
+    outside = vm.outside
+    if id(obj) not in outside.origins:
+        return wrapping.fake(outside, value)
+    if type(key) is int and key < 0 and not isinstance(obj, dict):
+        container_len(vm, obj)
+        key += len(obj)
+    if not outside.log.is_original(obj, key, value):
+        return value
+    if not (is_constant(key) or is_identity(key)):
+        outside.facts.use_identity(key)
+        return contents.item(outside, obj, key, value)
+    memo = outside.memo.of(obj)
+    found = memo.get(("[]", key, type(key)), MISSING)
+    if found is MISSING:
+        found = contents.item(outside, obj, key, value)
+        if obj not in outside.log:
+            memo["[]", key, type(key)] = found
+    return found
+
+
+def store_item(vm: VM, obj: Any, key: Any, value: Any) -> None:
+    """`obj[key] = value`."""
+    kind = type(obj)
+    if vm.trace.numbers.symbols is not None:
+        key = _plain_key(obj, key)
+    if kind is FakeTensor:
+        obj[contents.view(vm.outside, key)] = contents.view(vm.outside, value)
+        return
+    found = python_method(vm, obj, "__setitem__")
+    if found is not None:
+        vm.call_function(found, (obj, key, value))
+        return
+    if isinstance(obj, CONTAINER_BASES):
+        key = found_by(vm, obj, key)
+        if isinstance(key, slice):
+            contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else None
+            value = elements(vm, value)
+        if id(obj) in vm.outside.origins and not isinstance(obj, dict):
+            contents.open(vm.outside, obj)  # replayed as a whole
+        changes.touch(vm.outside, obj)
+        if isinstance(obj, dict):
+            changes.note_store(vm.outside, obj, "item", key, value)
+        vm.keyed(operator.setitem, obj, key, value)
+        return
+    if id(obj) in vm.outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
+    vm.native(operator.setitem, (obj, key, value))
+
+
+def delete_item(vm: VM, obj: Any, key: Any) -> None:
+    """`del obj[key]`."""
+    if vm.trace.numbers.symbols is not None:
+        key = _plain_key(obj, key)
+    found = python_method(vm, obj, "__delitem__")
+    if found is not None:
+        vm.call_function(found, (obj, key))
+        return
+    if id(obj) in vm.outside.origins:
+        if not isinstance(obj, CONTAINER_BASES):
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
+            )
+        key = found_by(vm, obj, key)
+        contains_key(vm, obj, key) if isinstance(obj, dict) else contents.open(vm.outside, obj)
+        changes.touch(vm.outside, obj)
+    vm.keyed(operator.delitem, obj, key)
+
+
+BUILTINS[operator.setitem] = lambda vm, args, kwargs: vm.store_item(*args)
+BUILTINS[operator.delitem] = lambda vm, args, kwargs: vm.delete_item(*args)
