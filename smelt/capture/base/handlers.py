@@ -3,6 +3,7 @@
 `BUILTINS` is by C callable, `METHODS` by (builtin base class, method name), `FUNCTIONS` by Python function. A handler takes
 `(vm, args, kwargs)`, one of a method `(vm, obj, *args, **kwargs)`, and returns the result; what it read from outside is
 guarded when it returns.
+A handler may declare the types of `args` that valid calls of its key have: nothing checks them at run time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`copy.copy` and `copy.deepcopy`: of tensors, of containers, of instances; whatever the class itself says goes first."""
+"""`copy.copy` and `copy.deepcopy`: of tensors, of containers, of instances; a method of the class for it comes first."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import copy
 import copyreg
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import cast
 
-from smelt.capture.base.handlers import function, unsupported
+import torch
+
+from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, MISSING, instance_dict, is_identity
@@ -23,7 +25,7 @@ from smelt.capture.rebuilding.constants import CONSTANTS
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
-_Part = Callable[[Any], Any]  # what a part of the copied object becomes
+_Part = Callable[[object], object]  # what a part of the copied object becomes
 _HEAP_TYPE = 1 << 9
 _REDUCTIONS = (("__reduce_ex__", (4,)), ("__reduce__", ()))
 _STATE_METHODS = ("__getstate__", "__setstate__")
@@ -31,13 +33,13 @@ _NEW_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
 
 
 @function(copy.deepcopy)
-def _deepcopy(vm: VM, args: Any, kwargs: Any) -> Any:
-    memo = kwargs.get("memo", args[1] if len(args) > 1 else None)
-    return deep_copy(vm, args[0], {} if memo is None else memo)
+def _deepcopy(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    memo = cast("dict[int, object] | None", kwargs.get("memo", args[1] if len(args) > 1 else None))
+    return _deep_copy(vm, args[0], {} if memo is None else memo)
 
 
 @function(copy.copy)
-def _copy(vm: VM, args: Any, kwargs: Any) -> Any:
+def _copy(vm: VM, args: Args, kwargs: Kwargs) -> object:
     (obj,) = args
     if _is_atomic(obj) or type(obj) is tuple:
         return obj
@@ -51,7 +53,8 @@ def _copy(vm: VM, args: Any, kwargs: Any) -> Any:
     return _copy_instance(vm, obj, None, lambda v: v)
 
 
-def deep_copy(vm: VM, obj: Any, memo: dict[int, Any]) -> Any:
+def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
+    """`copy.deepcopy(obj, memo)`; `memo` has the copies made so far, by id of the original."""
     if _is_atomic(obj):
         return obj
     if id(obj) in memo:
@@ -61,34 +64,34 @@ def deep_copy(vm: VM, obj: Any, memo: dict[int, Any]) -> Any:
         return made
     custom = python_method(vm, obj, "__deepcopy__")
     if custom is not None:
-        made = memo[id(obj)] = vm.call_function(custom, (obj, memo))
-        return made
+        copied = memo[id(obj)] = vm.call_function(custom, (obj, memo))
+        return copied
     if isinstance(obj, tuple):
-        items = [deep_copy(vm, v, memo) for v in tuple.__iter__(obj)]
+        items = [_deep_copy(vm, v, memo) for v in tuple.__iter__(obj)]
         same = type(obj) is tuple and all(a is b for a, b in zip(items, obj))
         return obj if same else _new_tuple(obj, items)
-    return _copy_instance(vm, obj, memo, lambda v: deep_copy(vm, v, memo))
+    return _copy_instance(vm, obj, memo, lambda v: _deep_copy(vm, v, memo))
 
 
-def _is_atomic(obj: Any) -> bool:
+def _is_atomic(obj: object) -> bool:
     kind = type(obj)
     return kind in LEAF_TYPES or kind in NUMBERS or kind in CONSTANTS or is_identity(obj)
 
 
-def _copied_tensor(vm: VM, tensor: FakeTensor, made: Any) -> Any:
+def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tensor:
     if getattr(tensor, "_is_param", False):
         return make_parameter(vm, made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
 
 
-def _new_tuple(obj: Any, items: list[Any]) -> Any:
+def _new_tuple(obj: tuple[object, ...], items: list[object]) -> object:
     made = tuple.__new__(type(obj), items)
     if instance_dict(obj):
         raise unsupported(f"copying a {type(obj).__qualname__} with attributes")
     return made
 
 
-def _copy_instance(vm: VM, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
+def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:
     kind = type(obj)
     if kind in PURE_TYPES or not (kind.__flags__ & _HEAP_TYPE or isinstance(obj, CONTAINER_BASES)):
         return _copy_native(vm, obj, memo, part)
@@ -103,7 +106,7 @@ def _copy_instance(vm: VM, obj: Any, memo: dict[int, Any] | None, part: _Part) -
     return made
 
 
-def _copy_native(vm: VM, obj: Any, memo: dict[int, Any] | None, part: _Part) -> Any:
+def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:
     """An instance of a C class."""
     kind = type(obj)
     if kind is types.SimpleNamespace:
@@ -118,13 +121,13 @@ def _copy_native(vm: VM, obj: Any, memo: dict[int, Any] | None, part: _Part) -> 
     raise unsupported(f"copying a {kind.__qualname__}")
 
 
-def _reduced(vm: VM, obj: Any) -> Any:
-    """What `__reduce_ex__(4)` gives, for classes that have a say in it."""
+def _reduced(vm: VM, obj: object) -> str | tuple[object, ...]:
+    """What `__reduce_ex__(4)` gives, or what stands for it in classes that define `__reduce__` or `__getstate__`."""
     for name, arguments in _REDUCTIONS:
         found = python_method(vm, obj, name)
         if found is not None:
-            return vm.call_function(found, (obj, *arguments))
-    cls: Any = type(obj)
+            return cast("str | tuple[object, ...]", vm.call_function(found, (obj, *arguments)))
+    cls = type(obj)
     if cls.__new__ is not object.__new__ or _slots(cls) or _has_new_arguments(vm, cls):
         raise unsupported(f"copying a {cls.__qualname__}")
     own_state = python_method(vm, obj, "__getstate__")
@@ -137,23 +140,21 @@ def _has_new_arguments(vm: VM, cls: type) -> bool:
     return any(vm.type_info(cls).find(n)[0] is not ABSENT for n in _NEW_ARGUMENTS)
 
 
-def _empty_like(vm: VM, obj: Any) -> Any:
-    cls: Any = type(obj)
+def _empty_like(vm: VM, obj: object) -> object:
+    """A new object of the class of `obj`, without its contents and attributes."""
+    cls = type(obj)
     is_container = isinstance(obj, CONTAINER_BASES)
     if _has_new_arguments(vm, cls) or not (is_container or cls.__new__ is object.__new__):
         raise unsupported(f"copying a {cls.__qualname__}")
+    made = cls.__new__(cls)
     if isinstance(obj, collections.defaultdict):
-        made = cls.__new__(cls)
-        collections.defaultdict.__init__(made, obj.default_factory)
-        return made
-    if isinstance(obj, collections.deque):
-        made = cls.__new__(cls)
-        collections.deque.__init__(made, (), obj.maxlen)
-        return made
-    return cls.__new__(cls)
+        collections.defaultdict.__init__(cast("collections.defaultdict", made), obj.default_factory)
+    elif isinstance(obj, collections.deque):
+        collections.deque.__init__(cast("collections.deque", made), (), obj.maxlen)
+    return made
 
 
-def _copy_contents(vm: VM, obj: Any, made: Any, part: _Part) -> None:
+def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
     if isinstance(obj, dict):
         base = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
         for key, value in dict.items(mapping(vm, obj)):
@@ -162,12 +163,12 @@ def _copy_contents(vm: VM, obj: Any, made: Any, part: _Part) -> None:
         for value in vm.elements(obj):
             vm.keyed(set.add, made, part(value))
     elif isinstance(obj, list):
-        list.extend(made, [part(v) for v in vm.elements(obj)])
+        list.extend(cast("list[object]", made), [part(v) for v in vm.elements(obj)])
     elif isinstance(obj, collections.deque):
-        collections.deque.extend(made, [part(v) for v in vm.elements(obj)])
+        collections.deque.extend(cast("collections.deque[object]", made), [part(v) for v in vm.elements(obj)])
 
 
-def _copy_attributes(vm: VM, obj: Any, made: Any, part: _Part) -> None:
+def _copy_attributes(vm: VM, obj: object, made: object, part: _Part) -> None:
     own = instance_dict(obj)
     for name in list(own or ()):
         object.__setattr__(made, name, part(attributes.instance_value(vm, obj, name, own[name])))  # type: ignore[index]

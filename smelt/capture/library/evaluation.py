@@ -4,10 +4,9 @@ from __future__ import annotations
 import __future__
 
 import types
-from typing import Any
 
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.handlers import builtin, unsupported
+from smelt.capture.base.handlers import Args, Kwargs, builtin, unsupported
 from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import scopes
@@ -19,24 +18,27 @@ for _name in __future__.all_feature_names:
 
 
 @builtin(globals)
-def _globals(vm: VM, args: Any, kwargs: Any) -> dict[str, Any]:
+def _globals(vm: VM, args: Args, kwargs: Kwargs) -> dict[str, object]:
     return scopes.expose(vm, vm.calling.globals)
 
 
 @builtin(locals)
-def _locals(vm: VM, args: Any, kwargs: Any) -> Any:
+def _locals(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return scopes.local_names(vm, vm.calling)
 
 
 @builtin(compile)
-def _compile(vm: VM, args: Any, kwargs: Any) -> Any:
+def _compile(vm: VM, args: _Source, kwargs: Kwargs) -> object:
     if kwargs or not 3 <= len(args) <= 4 or not isinstance(args[0], (str, bytes)):
         raise unsupported("compile() with options, or of a syntax tree")
     return _compiled(vm, *args)
 
 
-def _compiled(vm: VM, source: Any, filename: Any, mode: str, flags: int = 0) -> types.CodeType:
-    """With the `__future__` statements that hold where the call stands."""
+_Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of `compile`
+
+
+def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
+    """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
     code = compile(source, filename, mode, flags | vm.calling.code.flags & _FUTURE, dont_inherit=True)
     if not isinstance(code, types.CodeType):
         raise unsupported("compile() to a syntax tree")
@@ -44,16 +46,16 @@ def _compiled(vm: VM, source: Any, filename: Any, mode: str, flags: int = 0) -> 
 
 
 @builtin(eval)
-def _eval(vm: VM, args: Any, kwargs: Any) -> Any:
+def _eval(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return _evaluated(vm, "eval", args, kwargs)
 
 
 @builtin(exec)
-def _exec(vm: VM, args: Any, kwargs: Any) -> None:
+def _exec(vm: VM, args: Args, kwargs: Kwargs) -> None:
     _evaluated(vm, "exec", args, kwargs)
 
 
-def _evaluated(vm: VM, mode: str, args: Any, kwargs: Any) -> Any:
+def _evaluated(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
     if kwargs or not 1 <= len(args) <= 3:
         raise unsupported(f"{mode}() with keywords")
     source, scope, names = (*args, None, None)[:3]
@@ -75,7 +77,7 @@ def _stripped(source: str | bytes) -> str | bytes:
     return source.lstrip(" \t") if isinstance(source, str) else source.lstrip(b" \t")
 
 
-def _scope(vm: VM, mode: str, scope: Any, names: Any) -> tuple[dict[str, Any], Any]:
+def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, object], object]:
     """The dictionaries of global and local names. Raises Unsupported for a scope from outside that could be written to."""
     if scope is None:
         scope = vm.calling.globals

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from smelt.capture.base.handlers import function
+from smelt.capture.base.handlers import Args, Kwargs, function
 from smelt.capture.machine.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
@@ -70,13 +70,13 @@ def restore(before: Levels) -> None:
 
 
 @function(_gradients)
-def _autograd_grad(vm: VM, args: Any, kwargs: Any) -> Any:
+def _autograd_grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """The gradients of a transform's level: of operators that were recorded, hence recorded themselves."""
     return _gradients(*args, **kwargs)
 
 
 @function(_load_once)
-def _load_decompositions(vm: VM, args: Any, kwargs: Any) -> None:
+def _load_decompositions(vm: VM, args: Args, kwargs: Kwargs) -> None:
     """Once in a process, and nothing that a program could see."""
     with vm.trace.paused():
         _load_once()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, unsupported
+from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.standins.arrays import DTYPES, Array, storage_of
@@ -17,7 +17,7 @@ from smelt.trace.fake import FakeTensor
 _NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
 
 
-def _numpy(vm: VM, tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
     known = vm.trace.known.value(tensor)
     if known is not None:
         return known.numpy(*args, **kwargs).copy()
@@ -37,10 +37,11 @@ def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
 TENSOR_METHODS["numpy"] = _numpy
 
 
-def _tensor_of(function: Any, convert: Any) -> None:
+def _tensor_of(function: object, convert: Callable[..., torch.Tensor]) -> None:
+    """`function` makes tensors of what it is given: of a stand-in for an array, `convert` makes them."""
     before: Handler | None = BUILTINS.get(function)
 
-    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if args and type(args[0]) is Array:
             return convert(args[0], *args[1:], **kwargs)
         if args and type(args[0]) is np.ndarray and _is_own(vm, args[0]):
@@ -50,17 +51,17 @@ def _tensor_of(function: Any, convert: Any) -> None:
     BUILTINS[function] = handler
 
 
-def _is_own(vm: VM, array: np.ndarray[Any, Any]) -> bool:
+def _is_own(vm: VM, array: np.ndarray) -> bool:
     """Whether the program made the array, and all whose memory it looks at."""
-    at: Any = array
+    at: object = array
     while type(at) is np.ndarray and id(at) not in vm.outside.origins:
         at = at.base
     return at is None and array.dtype in DTYPES.values()
 
 
-def _constant(vm: VM, array: np.ndarray[Any, Any], shared: bool) -> torch.Tensor:
+def _constant(vm: VM, array: np.ndarray, shared: bool) -> torch.Tensor:
     """A tensor of an array that the program made. Where they would share memory, neither may be written from now on."""
-    at: Any = array if shared else None
+    at: np.ndarray | None = array if shared else None
     while at is not None:
         at.flags.writeable, at = False, at.base
     with vm.trace.paused():
@@ -71,14 +72,19 @@ def _constant(vm: VM, array: np.ndarray[Any, Any], shared: bool) -> torch.Tensor
     return made
 
 
-def _shared(array: Array, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+def _shared(
+    array: Array, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
     if array.scalar:
         raise unsupported("a tensor that shares a NumPy scalar's memory")
     return array.tensor.detach().to(device=device, dtype=dtype)
 
 
 def _copied(
-    array: Array, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
+    array: Array,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    requires_grad: bool = False,
 ) -> torch.Tensor:
     made = array.tensor.clone(memory_format=torch.contiguous_format).to(device=device, dtype=dtype)
     return made.requires_grad_() if requires_grad else made

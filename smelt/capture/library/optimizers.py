@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import optimizer
 
-from smelt.capture.base.handlers import function
+from smelt.capture.base.handlers import Args, Kwargs, function
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import python_functions
 
@@ -14,6 +14,6 @@ _zero_grad: Any = optimizer.Optimizer.zero_grad
 
 
 @function(_zero_grad)
-def _set_gradients_to_zero(vm: VM, args: Any, kwargs: Any) -> Any:
+def _set_gradients_to_zero(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
     return python_functions.interpret(vm, _zero_grad.__wrapped__, args, kwargs)

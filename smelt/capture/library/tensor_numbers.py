@@ -4,23 +4,24 @@ The number that a 0-d float tensor from outside holds when the call begins is re
 numbers. What the trace did to such tensors since (counting steps, multiplying a product of momenta, computing a learning
 rate) is repeated in Python's arithmetic, rounded to the tensor's type after each operation as eager rounds. So nothing
 waits for the graph, and another value needs no other graph. Where the number itself is needed (an index, a text), or the
-tensor was computed in another way, nothing is read: the graph breaks there.
+tensor was computed in another way, nothing is read: the graph breaks there. A symbolic number has the type of the number
+that it stands for in annotations.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from smelt.capture.machine.vm import VM
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.numbers import float32
+from smelt.graph.numbers import Number, float32
 from smelt.trace.fake import FakeTensor, fakes_in
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.symbols import NUMBERS, Symbol
 from smelt.trace.trace import Trace
 
 aten = torch.ops.aten
@@ -59,11 +60,12 @@ _MADE: dict[Any, Callable[..., Any]] = {
 
 
 class _Unknown(Exception):
-    """Nothing tells the number."""
+    """The number cannot be computed before the graph runs."""
 
 
-def number(vm: VM, tensor: FakeTensor) -> Any:
-    """The number that `tensor` holds now; None if nothing tells."""
+def number(vm: VM, tensor: FakeTensor) -> Number | None:
+    """The number that `tensor` holds now, symbolic where it may change from call to call; None where only the graph can
+    tell."""
     if not vm.outside.numbers.follows_counts or not _is_one_float(tensor.spec):
         return None
     with vm.trace.paused():
@@ -73,7 +75,7 @@ def number(vm: VM, tensor: FakeTensor) -> Any:
             return None
 
 
-def _is_one_float(spec: Any) -> bool:
+def _is_one_float(spec: object) -> bool:
     return (
         isinstance(spec, TensorSpec)
         and not spec.shape
@@ -83,6 +85,8 @@ def _is_one_float(spec: Any) -> bool:
 
 
 class _Reading:
+    """Computes what tensors hold now from the operators that the trace recorded. Raises _Unknown where it cannot."""
+
     def __init__(self, vm: VM) -> None:
         self._vm = vm
         self._trace: Trace = vm.trace
@@ -90,7 +94,8 @@ class _Reading:
             vm.outside.numbers.writes = _Writes(self._trace)
         self._writes: _Writes = vm.outside.numbers.writes
 
-    def of(self, tensor: FakeTensor) -> Any:
+    def of(self, tensor: FakeTensor) -> Number:
+        """The number in `tensor`, which may have been written in place since the call began."""
         if tensor.storage_key not in self._trace.writes.storages:
             return self._first(tensor)
         writes = []
@@ -112,8 +117,8 @@ class _Reading:
             held = _rounded(compute(held, *operands[1:]), tensor.spec.dtype)
         return held
 
-    def _count(self, tensor: FakeTensor, added: int) -> Any:
-        """What it held and the integers that were added since; None if adding them is not exact."""
+    def _count(self, tensor: FakeTensor, added: int) -> Number | None:
+        """The first value of `tensor` plus the integers that were added since; None if adding them is not exact."""
         held = self._first(tensor)
         if not (held % 1 == 0 and abs(held) < _EXACT):  # required of later calls too; so is the contrary
             return None
@@ -134,8 +139,8 @@ class _Reading:
         amount = other * alpha
         return int(amount) if amount % 1 == 0 and abs(amount) < _EXACT else None
 
-    def _first(self, tensor: FakeTensor) -> Any:
-        """What it held before it was written."""
+    def _first(self, tensor: FakeTensor) -> Number:
+        """The number that `tensor` held before it was written."""
         real = self._trace.real(tensor)
         if real is None:
             return self._given(tensor.aten_node)
@@ -143,10 +148,10 @@ class _Reading:
         with torch._C._DisableTorchDispatch():
             value = real.item()
         self._vm.outside.numbers.readings.add(origin)
-        return self._vm.outside.numbers.at(origin, value)
+        return cast(Number, self._vm.outside.numbers.at(origin, value))
 
-    def _given(self, node: Node | None) -> Any:
-        """What the operator gave."""
+    def _given(self, node: Node | None) -> Number:
+        """The number in the tensor that the operator of `node` made."""
         if node is None or not _is_one_float(node.spec):
             raise _Unknown
         if node.op == "get_attr":
@@ -161,10 +166,11 @@ class _Reading:
         if compute is None and node.target not in _SAME:
             raise _Unknown
         operands = self._operands(node, node.spec.dtype)
-        return _rounded(compute(*operands) if compute else operands[0], node.spec.dtype)
+        value = compute(*operands) if compute else operands[0]
+        return _rounded(cast(Number, value), node.spec.dtype)
 
-    def _operands(self, node: Node, dtype: torch.dtype) -> list[Any]:
-        """The numbers that an operator on tensors of `dtype` computes with; what it writes first is not looked at."""
+    def _operands(self, node: Node, dtype: torch.dtype) -> list[Number | None]:
+        """The numbers that an operator on tensors of `dtype` computes with; None for the tensor that it writes."""
         kwargs = {
             k: v for k, v in node.kwargs.items() if k not in ("dtype", "layout", "device", "pin_memory")
         }
@@ -174,7 +180,7 @@ class _Reading:
         read = None if node.target in _IN_PLACE else self._operand(first, dtype)
         return [read, *(self._operand(a, dtype) for a in rest)]
 
-    def _operand(self, value: Any, dtype: torch.dtype) -> Any:
+    def _operand(self, value: object, dtype: torch.dtype) -> Number:
         if isinstance(value, Node) and isinstance(value.spec, TensorSpec):
             storage = self._writes.storage_of(value)
             if storage is None or storage in self._trace.writes.storages:  # maybe after it was read
@@ -182,26 +188,27 @@ class _Reading:
             return self._before(value)
         return _rounded(self._number(value), dtype)
 
-    def _before(self, node: Node) -> Any:
-        """What the tensor held before its memory was written."""
+    def _before(self, node: Node) -> Number:
+        """The number that the tensor of `node` held before its memory was written."""
         fake = self._writes.input_at(node)
         return self._given(node) if fake is None else self._first(fake)
 
-    def _number(self, value: Any) -> Any:
+    def _number(self, value: object) -> Number:
         if isinstance(value, Node):
             for given in self._trace.numbers.by_expression.values():
                 if given.nodes.get(self._trace.tape.aten.graph.level) is value:
-                    return given.symbol.number()
+                    return cast(Number, given.symbol.number())
             raise _Unknown
-        if type(value) not in (int, float):
-            raise _Unknown
-        return value
+        if type(value) is int or type(value) is float:
+            return value
+        raise _Unknown
 
 
-def _rounded(value: Any, dtype: torch.dtype) -> Any:
+def _rounded(value: Number, dtype: torch.dtype) -> Number:
     """`value` as a tensor of this type holds it."""
     if type(value) in NUMBERS:
-        return value.node.symbols.call("float32" if dtype is torch.float32 else "float", value.node)
+        symbol: Symbol = cast(torch.SymFloat, value).node
+        return cast(Number, symbol.symbols.call("float32" if dtype is torch.float32 else "float", symbol))
     return float32(value) if dtype is torch.float32 else float(value)
 
 

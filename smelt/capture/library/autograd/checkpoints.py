@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
-from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.library.autograd.opaque_calls import run_opaque
 from smelt.capture.machine.vm import VM
 from smelt.errors import Unsupported
@@ -23,16 +22,16 @@ class _Reentrant(_Function):
     """What a reentrant checkpoint is to autograd, on fakes."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Any], *args: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: object, run: Callable[[], object], *args: object) -> object:  # type: ignore[override]
         return run()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: object, *grads: object) -> object:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a backward through a reentrant checkpoint"))
 
 
 @function(_CHECKPOINT)
-def _checkpoint(vm: VM, args: Any, kwargs: Any) -> Any:
+def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
     call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
@@ -50,7 +49,7 @@ def _checkpoint(vm: VM, args: Any, kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return vm.call(target, inputs, more)
 
-    def run() -> Any:
+    def run() -> object:
         return vm.call(target, inputs, more)
 
     if not reentrant:

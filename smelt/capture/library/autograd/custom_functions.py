@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 import torch.utils.checkpoint
 from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.graph import Node
 
-from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     instance_dict,
@@ -30,17 +32,18 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
 
 _Function = torch.autograd.Function
+_get_apply = operator.attrgetter("apply")  # of the base class in C, where torch's stubs have none
 
 
 @function(vars(_Function)["apply"].__func__)
-def _apply(vm: VM, args: Any, kwargs: Any) -> Any:
+def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
-    cls, *rest = args
+    cls, rest = cast(type[_Function], args[0]), args[1:]
     vm.outside.facts.use_class(cls)
     if torch._C._are_functorch_transforms_active():
         raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
     if torch.autograd.function._is_setup_context_defined(cls.setup_context):
-        forward = attributes.load_attr(vm, cls, "forward")
+        forward = cast(Callable[..., object], attributes.load_attr(vm, cls, "forward"))
         bound = inspect.signature(forward).bind(*rest, **kwargs)
         bound.apply_defaults()
         rest, kwargs = list(bound.args), bound.kwargs
@@ -53,12 +56,12 @@ def _apply(vm: VM, args: Any, kwargs: Any) -> Any:
     return run_opaque(vm, cls.apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
 
 
-def _requires_grad(value: Any) -> bool:
+def _requires_grad(value: object) -> bool:
     return type(value) is FakeTensor and value.requires_grad
 
 
-def _run_apply(vm: VM, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    apply = super(_Function, cls).apply
+def _run_apply(vm: VM, cls: type[_Function], args: Args, kwargs: Kwargs) -> object:
+    apply = _get_apply(super(_Function, cls))
     args = [contents.view(vm.outside, a) for a in args]
     return wrapping.fake(
         vm.outside,
@@ -66,23 +69,27 @@ def _run_apply(vm: VM, cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     )
 
 
-@function(FunctionCtx.set_materialize_grads)
-def _materialize(vm: VM, args: Any, kwargs: Any) -> None:
+_set_materialize: Callable[..., None] = FunctionCtx.set_materialize_grads
+
+
+@function(_set_materialize)
+def _materialize(vm: VM, args: Args, kwargs: Kwargs) -> None:
     if vm.trace.autograd.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
         vm.trace.autograd.custom.takes_none.add(id(args[0]))
-    FunctionCtx.set_materialize_grads(*args, **kwargs)
+    _set_materialize(*args, **kwargs)
 
 
-# ---- their backwards, while the joint graph is recorded
+# ---- backwards of custom functions, while the joint graph is recorded
 
 
-def record_backward(vm: VM, roots: Sequence[Any]) -> None:
+def record_backward(vm: VM, roots: Sequence[object]) -> None:
     """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
-    left it, and can still be guarded. It may not change what the frame leaves behind, which `roots` lead to."""
+    left it, and can still be guarded. The backward may not change what the frame leaves behind, which `roots` lead to:
+    that raises NotDifferentiable."""
     trace, log = vm.trace, vm.outside.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
-    before, settings = _held(vm, roots), torch_settings.read()
+    before, settings = _contents_of_made(vm, roots), torch_settings.read()
     log.closed = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
@@ -91,29 +98,31 @@ def record_backward(vm: VM, roots: Sequence[Any]) -> None:
         vm.running, log.closed = False, ""
     if torch_settings.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
-    if _held(vm, roots) != before:
+    if _contents_of_made(vm, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")
 
 
-def _held(vm: VM, roots: Sequence[Any]) -> list[Any]:
-    """What the objects hold that the program has made and leaves behind."""
+def _contents_of_made(vm: VM, roots: Sequence[object]) -> list[object]:
+    """The contents of each object that the program has made and leaves behind."""
     found = reach(roots, vm.outside.origins.of)
     made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
     return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
 
 
 @function(BackwardCFunction.apply)
-def _call_backward(vm: VM, args: Any, kwargs: Any) -> Any:
+def _call_backward(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Autograd's engine calls the backward of a custom function."""
-    ctx, *tangents = args
-    user = functools.partial(callbacks.in_window, vm, _user_backward(ctx._forward_cls), args)
+    ctx, tangents = cast(BackwardCFunction, args[0]), args[1:]
+    applied = _forward_class(ctx)
+    assert applied is not None
+    user = functools.partial(callbacks.in_window, vm, _user_backward(applied), args)
     trace = vm.trace
     if not trace.backward.is_recorded:
         return user()
-    with trace.backward.user_backward(ctx._forward_cls.__name__) as call:
+    with trace.backward.user_backward(applied.__name__) as call:
         before = _contents_of(ctx)
         given = user()
-        if not _contents_of(ctx).items() <= before.items():  # it may let go of what it has read
+        if not _contents_of(ctx).items() <= before.items():  # a backward may drop what it has read
             raise unsupported(f"the backward of {call.name} changes its ctx", UNSUPPORTED_EFFECT)
         results = given if type(given) is tuple else (given,)
         wanted = zip(results, ctx.needs_input_grad)
@@ -123,25 +132,30 @@ def _call_backward(vm: VM, args: Any, kwargs: Any) -> Any:
     return given
 
 
-def _user_backward(cls: Any) -> Callable[..., Any]:
+def _user_backward(cls: type[_Function]) -> Callable[..., object]:
     """What the user wrote, under one of two names. As in `BackwardCFunction.apply`."""
     if cls.backward is not _Function.backward and cls.vjp is not _Function.vjp:
         raise RuntimeError(
             "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of "
             "them."
         )
-    given: Callable[..., Any] = cls.backward if cls.vjp is _Function.vjp else cls.vjp
+    given: Callable[..., object] = cls.backward if cls.vjp is _Function.vjp else cls.vjp
     return given
 
 
 if hasattr(BackwardCFunction, "apply_boxed"):  # torch 2.11 has none
 
     @function(BackwardCFunction.apply_boxed)
-    def _call_boxed_backward(vm: VM, args: Any, kwargs: Any) -> Any:
+    def _call_boxed_backward(vm: VM, args: Args, kwargs: Kwargs) -> object:
         raise unsupported("a torch.autograd.Function with boxed_grads_call")
 
 
-def _contents_of(ctx: Any) -> dict[str, Any]:
+def _forward_class(node: object) -> type[_Function] | None:
+    """The custom function that a node of autograd's graph is a backward of, if it is one."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def _contents_of(ctx: object) -> dict[str, object]:
     """Ids of what the attributes hold, with the contents of containers. None is left out."""
     held = {name: value for name, value in (instance_dict(ctx) or {}).items() if value is not None}
     return {
@@ -153,7 +167,7 @@ def _contents_of(ctx: Any) -> dict[str, Any]:
     }
 
 
-def _parts_of(container: Any) -> list[Any]:
+def _parts_of(container: object) -> list[object]:
     items = items_of(container)
     return [part for pair in items for part in pair] if isinstance(container, dict) else items
 
@@ -161,14 +175,14 @@ def _parts_of(container: Any) -> list[Any]:
 def check_history(fakes: Iterable[FakeTensor]) -> None:
     """Raises Unsupported for a tensor whose gradients lead through a custom function of torch's own: a mode of torch that
     runs natively has applied it, and the graph holds only the operators of its forward."""
-    todo: list[Any] = [f.grad_fn for f in fakes if f.requires_grad]
-    seen: set[Any] = {None}
+    todo = [f.grad_fn for f in fakes if f.requires_grad]
+    seen: set[Node | None] = {None}
     while todo:
         node = todo.pop()
-        if node in seen:
+        if node is None or node in seen:
             continue
         seen.add(node)
-        applied = getattr(type(node), "_forward_cls", None)
+        applied = _forward_class(node)
         if applied is not None and applied.__module__.startswith("torch."):
             raise unsupported(f"torch.autograd.Function {applied.__name__}, applied by a mode of torch")
         todo += [following for following, _ in node.next_functions]

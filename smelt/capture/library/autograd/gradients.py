@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
 
-from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
+from smelt.capture.base.values import FunctionType
 from smelt.capture.library.autograd.hooks import hook_registered, meets_hooks
 from smelt.capture.library.autograd.opaque_calls import natively
 from smelt.capture.machine.vm import VM
@@ -20,7 +21,7 @@ from smelt.trace.not_differentiable import refuse
 
 
 @function(torch.autograd.grad)
-def _grad(vm: VM, args: Any, kwargs: Any) -> Any:
+def _grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Gradients of what the trace computed, whose operators are recorded."""
     if kwargs.get("is_grads_batched") or torch._C._are_functorch_transforms_active():
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
@@ -50,24 +51,26 @@ def _check_leaf(vm: VM, fake: FakeTensor) -> None:
 # --------------------------------------------------------------------------------- forward-mode differentiation
 
 
-def _switch_level(method: Any, function_: Callable[[], Any]) -> None:
+def _switch_level(method: FunctionType, switch: Callable[[], object]) -> None:
+    """Entering or leaving a level of forward-mode differentiation calls `switch`, which the graph repeats."""
+
     @function(method)
-    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         with natively(vm, method):
             result = native_calls.call_native_python(vm, method, args, kwargs)
-        vm.trace.call_recorder.switch_level(function_)
+        vm.trace.call_recorder.switch_level(switch)
         return result
 
 
-_switch_level(forward_ad.dual_level.__enter__, forward_ad.enter_dual_level)
-_switch_level(forward_ad.dual_level.__exit__, forward_ad.exit_dual_level)
+_switch_level(cast(FunctionType, forward_ad.dual_level.__enter__), forward_ad.enter_dual_level)
+_switch_level(cast(FunctionType, forward_ad.dual_level.__exit__), forward_ad.exit_dual_level)
 
 
-_leave: Any = torch.inference_mode.__exit__
+_leave = cast(FunctionType, torch.inference_mode.__exit__)
 
 
 @function(_leave)
-def _leave_inference_mode(vm: VM, args: Any, kwargs: Any) -> Any:
+def _leave_inference_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
     if id(args[0]) in vm.outside.origins:
         raise unsupported("an inference mode from outside is left")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 import torch.utils.checkpoint
 
-from smelt.capture.base.handlers import Handler, function, unsupported
+from smelt.capture.base.handlers import Args, Handler, Kwargs, function, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside.effects import Call
 from smelt.capture.rebuilding.kind import Kind
@@ -29,9 +30,10 @@ class HookHandle:
         self._registered = registered
 
     def remove(self) -> None:
+        """The hook is not registered when the effects are replayed."""
         self._calls[:] = [c for c in self._calls if c is not self._registered]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise unsupported(f"{name} of the handle of a hook")
 
     def __enter__(self) -> HookHandle:
@@ -41,12 +43,12 @@ class HookHandle:
         self.remove()
 
 
-def _cannot_leave(x: Any) -> Any:
+def _cannot_leave(x: object, *expressions: object) -> NoReturn:
     raise cannot_rebuild(x, "the handle of a hook")
 
 
-KINDS[HookHandle] = Kind(_cannot_leave, lambda x, text: _cannot_leave(x))
-_REGISTER: dict[str, Any] = {
+KINDS[HookHandle] = Kind(_cannot_leave, _cannot_leave)
+_REGISTER: dict[str, Callable[..., object]] = {
     "register_hook": torch.Tensor.register_hook,
     "register_post_accumulate_grad_hook": torch.Tensor.register_post_accumulate_grad_hook,
 }
@@ -55,7 +57,7 @@ _REGISTER: dict[str, Any] = {
 def _register(name: str) -> Handler:
     method = _REGISTER[name]
 
-    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         call = inspect.signature(method).bind(*args, **kwargs)
         tensor, hook = call.args
         if not tensor.requires_grad:
@@ -80,7 +82,7 @@ def hook_registered(vm: VM) -> bool:
     return any(call.target in _REGISTER.values() for call in vm.outside.log.calls)
 
 
-def meets_hooks(vm: VM, outputs: Any) -> bool:
+def meets_hooks(vm: VM, outputs: object) -> bool:
     """Whether gradients of `outputs` flow through a tensor that a hook was registered on."""
     ends = [outputs] if type(outputs) is FakeTensor else outputs
     if not isinstance(ends, (list, tuple)) or any(type(end) is not FakeTensor for end in ends):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from smelt.capture.base.handlers import unsupported
+from smelt.capture.base.handlers import Args, Kwargs, unsupported
 from smelt.capture.base.values import (
     LEAF_TYPES,
     NULL,
@@ -31,8 +31,8 @@ from smelt.trace.opaque import OpaqueCall
 
 
 @contextmanager
-def natively(vm: VM, function: Any) -> Iterator[None]:
-    """A window does not hand `function` back to the VM."""
+def natively(vm: VM, function: object) -> Iterator[None]:
+    """Inside, native code that calls `function` has it run for real instead of interpreted by the machine."""
     before, vm.frames.natively = vm.frames.natively, function
     try:
         yield
@@ -40,8 +40,14 @@ def natively(vm: VM, function: Any) -> Iterator[None]:
         vm.frames.natively = before
 
 
-def run_opaque(vm: VM, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-    """One torch-level call of `function`; `run` does on fakes what it does."""
+def run_opaque(
+    vm: VM, function: Callable[..., object], args: Args, kwargs: Kwargs, run: Callable[[], object]
+) -> object:
+    """Records `function(*args, **kwargs)` as one torch-level call and returns its results on fakes, which `run` computes.
+
+    Raises Unsupported where the call could not be repeated by the graph: it changes outside objects, or comes after a
+    change of one, or holds an object that the program made.
+    """
     if vm.contexts.tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
         raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
     for value in (*args, *kwargs.values()):
@@ -54,7 +60,7 @@ def run_opaque(vm: VM, function: Callable[..., Any], args: Any, kwargs: Any, run
     return out
 
 
-def _name(target: Any) -> str:
+def _name(target: object) -> str:
     return str(getattr(target, "__qualname__", type(target).__qualname__))
 
 
@@ -62,13 +68,13 @@ def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
     return id(made) not in vm.outside.origins
 
 
-def _hold(vm: VM, value: Any, depth: int = 0) -> None:
-    """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for what
-    the trace made, unless it is made anew at each call."""
+def _hold(vm: VM, value: object, depth: int = 0) -> None:
+    """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for an
+    object that the program made, unless each call of the graph makes it anew."""
     kind = type(value)
     if kind is FakeTensor or kind in LEAF_TYPES:
         return
-    if kind is FunctionType and _is_fresh(vm, value):
+    if type(value) is FunctionType and _is_fresh(vm, value):
         _hold_function(vm, value, depth)
     elif id(value) in vm.outside.origins and kind not in (list, tuple, dict):
         vm.outside.facts.use_identity(value)
@@ -118,7 +124,7 @@ def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
 _DEPTH = 8  # how deep functions that the trace made may refer to each other
 
 
-def _contents(cell: types.CellType) -> Any:
+def _contents(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -31,7 +29,7 @@ def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Ten
     return given
 
 
-def set_requires_grad(vm: VM, tensor: FakeTensor, requires_grad: Any = True) -> torch.Tensor:
+def set_requires_grad(vm: VM, tensor: FakeTensor, requires_grad: object = True) -> torch.Tensor:
     """`tensor.requires_grad_(requires_grad)`, which the torch-level graph repeats."""
     wanted = vm.truth(requires_grad)
     if vm.trace.is_input(tensor) and wanted == tensor.requires_grad:
@@ -42,7 +40,7 @@ def set_requires_grad(vm: VM, tensor: FakeTensor, requires_grad: Any = True) -> 
 TENSOR_METHODS["requires_grad_"] = set_requires_grad
 
 
-def set_grad(vm: VM, tensor: FakeTensor, value: Any) -> None:
+def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
     """`tensor.grad = value` of a tensor from outside: an effect, since nothing that is captured reads it but reads of
     the attribute."""
     if not vm.trace.is_input(tensor):
@@ -56,11 +54,11 @@ def set_grad(vm: VM, tensor: FakeTensor, value: Any) -> None:
     vm.outside.log.set_tensor_attribute(tensor, "grad", value)
 
 
-def set_data(vm: VM, tensor: FakeTensor, value: Any) -> None:
+def set_data(vm: VM, tensor: FakeTensor, value: object) -> None:
     raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
 
 
-def set_flag(vm: VM, tensor: FakeTensor, value: Any) -> None:
+def set_flag(vm: VM, tensor: FakeTensor, value: object) -> None:
     set_requires_grad(vm, tensor, value)
 
 
