@@ -236,8 +236,15 @@ def test_a_program_without_a_joint_graph() -> None:
     assert wanted == [True, False, False]
 
 
-def test_the_world_changes_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captured once more, from the start; a second change is final."""
+@pytest.mark.parametrize(
+    "only_thread, later",
+    [pytest.param(True, [], id="no other thread"), pytest.param(False, [["first"]], id="other threads")],
+)
+def test_the_world_changes_once(
+    monkeypatch: pytest.MonkeyPatch, only_thread: bool, later: list[list[str]]
+) -> None:
+    """Captured once more, from the start. A second change is final, unless another thread may have made it: then the next
+    call is captured."""
     changes = [1]
 
     def accepts(*args: Any) -> None:
@@ -245,13 +252,14 @@ def test_the_world_changes_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise WorldChanged("changed")
 
     monkeypatch.setattr(compiler, "verify_accepts", accepts)
+    monkeypatch.setattr(compiler, "is_only_thread", lambda: only_thread)
 
     def f(x: Any) -> Any:
         return x + 1
 
     assert run(f, [(X,), (X,)]) == [["first", "first"]]
     changes += [1, 1]
-    assert run(f, [(X,), (X,)]) == [["first", "first"]]
+    assert run(f, [(X,), (X,)]) == [["first", "first"], *later]
     assert not changes
 
 

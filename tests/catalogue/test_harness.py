@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smelt
-from tests.harness.catalogue import PYTHON, Compilation, Unlike, program, tensor
+from tests.harness.catalogue import PYTHON, TORCH, Compilation, Unlike, program, tensor
 
 
 def wrong(fn, kind):
@@ -130,9 +130,10 @@ def test_a_row_without_its_numbers_is_an_error():
         adding(graphs=1, breaks=["tired"])
 
 
-def test_another_version_of_python_may_differ_with_a_reason():
+def test_another_version_of_python_or_torch_may_differ_with_a_reason():
     adding(graphs=7, unlike={PYTHON: Unlike("bytecode", Compilation(1))})()
     adding(graphs=7, unlike={PYTHON: Unlike("bytecode")})()
+    adding(graphs=7, unlike={TORCH: Unlike("operators", Compilation(1))})()
     adding(graphs=1, unlike={"2.7": Unlike("bytecode", Compilation(7))})()
     with pytest.raises(AssertionError, match=r"the row says @program\(graphs=2\)"):
         adding(graphs=1, unlike={PYTHON: Unlike("bytecode", Compilation(2))})()

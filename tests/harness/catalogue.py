@@ -51,6 +51,7 @@ from tests.harness.snapshot import Fact, difference, snapshot, tensors_in
 
 SEED = 1234
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+TORCH = "torch " + ".".join(torch.__version__.split(".")[:2])
 
 
 @dataclass
@@ -113,7 +114,8 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Unlike:
-    """Why a row's numbers are not those of another version of Python, and what they are there (None: not counted yet)."""
+    """Why a row's numbers are not those of another version of Python or torch, and what they are there (None: not counted
+    yet)."""
 
     reason: str
     compilation: Compilation | None = None
@@ -151,7 +153,7 @@ def program(
         later: how many more the other calls compile.
         breaks: ids of the reasons why graphs break, once for each place, sorted.
         eager: ids of the reasons why a call, or the rest of one, runs eagerly, once for each place, sorted.
-        unlike: by version ("3.12") of Python, where its bytecode makes other numbers.
+        unlike: by version of Python ("3.12") or torch ("torch 2.11"), where bytecode or operators make other numbers.
         fullgraph: compile with `fullgraph=True`: anything uncaptured is an error.
         grad: True, False: grad mode during the calls; None: enabled, as by default.
         rtol, atol: tolerance of float32 values and Python floats.
@@ -160,7 +162,7 @@ def program(
     row = Compilation(graphs, later, tuple(breaks), tuple(eager))
     unknown = {*row.breaks, *row.eager} - REASONS.keys()
     assert not unknown, f"no reason of smelt/reasons.py: {unknown}"
-    said = unlike[PYTHON].compilation if PYTHON in unlike else row
+    said = next((unlike[version].compilation for version in (PYTHON, TORCH) if version in unlike), row)
 
     def decorate(factory: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(factory)
