@@ -11,8 +11,6 @@ from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 
 # How a name is found in the method resolution order.
 ABSENT = Sentinel("absent")
-
-
 FUNCTION = Sentinel("function")
 PROPERTY = Sentinel("property")
 CLASS_METHOD = Sentinel("classmethod")
@@ -57,6 +55,7 @@ class TypeInfo:
         return found if type(found) is FunctionType else None
 
     def find(self, name: str) -> Found:
+        """What the class has under `name`, without running code; ABSENT if nothing."""
         found = self.found.get(name)
         if found is None:
             found = self.found[name] = self._find(name)
@@ -71,6 +70,7 @@ class TypeInfo:
 
 
 def classify(found: object, owner: type) -> Found:
+    """By which rule of attribute lookup `found`, which the class `owner` holds, is read."""
     kind = type(found)
     how = _BY_TYPE.get(kind)
     if how is None:
@@ -86,7 +86,8 @@ def classify(found: object, owner: type) -> Found:
     return how, found, owner
 
 
-def type_find(cls: type, name: str) -> Any:
+def type_find(cls: type, name: str) -> object:
+    """What the class or its bases hold under `name`, unbound; MISSING if none of them does."""
     for base in cls.__mro__:
         found = base.__dict__.get(name, MISSING)
         if found is not MISSING:

@@ -164,7 +164,7 @@ def items_of(container: object) -> list[Any]:
     return list(kind.__iter__(container))  # type: ignore[arg-type]
 
 
-def instance_dict(obj: object) -> dict[str, Any] | None:
+def instance_dict(obj: object) -> dict[str, object] | None:
     """`obj.__dict__` of an instance, read below any `__getattribute__`; None when it has none."""
     if type(obj).__dictoffset__ == 0:
         return None

@@ -256,7 +256,7 @@ def _warn_signature(
 
 def _warning_action(vm: VM, message: Any, category: type, place: Place | int) -> str:
     """What the filters, which are guarded, say; they must not depend on text or a place that is known only later."""
-    filters = attributes.load_attr(vm, warnings, "filters")
+    filters: Any = attributes.load_attr(vm, warnings, "filters")
     origin = vm.outside.origins.known(filters)
     vm.outside.facts.guard("len", origin, len(filters))
     for i, entry in enumerate(filters):

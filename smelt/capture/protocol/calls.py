@@ -12,7 +12,7 @@ import re
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -60,8 +60,8 @@ def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
 
 def call_partial(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     target = attributes.load_partial_attr(vm, fn, "func")
-    bound = attributes.load_partial_attr(vm, fn, "args")
-    keywords = attributes.load_partial_attr(vm, fn, "keywords")
+    bound = cast(tuple[object, ...], attributes.load_partial_attr(vm, fn, "args"))
+    keywords = cast(Kwargs, attributes.load_partial_attr(vm, fn, "keywords"))
     if keywords:
         keywords = (
             contents.view(vm.outside, keywords, deep=False)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.values import MISSING, FunctionType
+from smelt.capture.base.values import MISSING, CellType, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import undo_log, wrapping
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 
-def read_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> Any:
+def read_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object:
+    """The contents of the cell at index `at` of the closure of an outside function, guarded."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
         origin = vm.outside.origins.const(function).child("cell", at)
@@ -20,15 +19,14 @@ def read_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> Any:
     return value
 
 
-def holds_value(vm: VM, cell: Any) -> bool:
-    """Whether a cell from outside that a resume function was given is not empty, guarded."""
-    empty = undo_log.cell_value(cell) is MISSING
-    if empty:
+def holds_value(vm: VM, cell: CellType) -> bool:
+    """True for a cell from outside that holds something. Raises Unsupported for an empty one: no guard says that it is."""
+    if undo_log.cell_value(cell) is MISSING:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an empty cell from outside"))
     return True
 
 
-def read_held_cell(vm: VM, cell: Any) -> Any:
+def read_held_cell(vm: VM, cell: CellType) -> object:
     """The contents of a cell that is itself a value from outside."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
@@ -37,31 +35,32 @@ def read_held_cell(vm: VM, cell: Any) -> Any:
     return value
 
 
-def cell_written(vm: VM, cell: Any) -> bool:
+def cell_written(vm: VM, cell: CellType) -> bool:
+    """Whether the trace has changed the cell."""
     return vm.outside.log.touches_cell(cell)
 
 
-def touch_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> None:
-    log = vm.outside.log
-    log.touch_cell(cell)
+def touch_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> None:
+    """Before the cell at index `at` of the closure of an outside function changes: the undo log remembers its contents."""
+    vm.outside.log.touch_cell(cell)
     _register_cell(vm, function, cell, at)
 
 
-def _register_cell(vm: VM, function: FunctionType, cell: Any, at: int) -> None:
+def _register_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> None:
     vm.outside.origins.register(
         cell, vm.outside.origins.const(function).child("member", "__closure__").child("item", at)
     )
 
 
 def register_cells(vm: VM, frame: Frame) -> None:
-    """The cells of a function from outside are outside objects."""
+    """Registers the cells in the closure of the frame's function, if that is from outside."""
     if id(frame.function) in vm.outside.origins:
         for at, cell in enumerate(frame.function.__closure__ or ()):
             _register_cell(vm, frame.function, cell, at)
 
 
 def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
-    """A function made by the trace. Its closure may hold cells from outside, which it reads and writes as such."""
+    """Notes a function that the trace made in `frame`: of the cells in its closure, those that are from outside stay so."""
     vm.outside.facts.made_function(made)
     own = {id(c) for c in made.__closure__ or ()}
     if not own or id(frame.function) not in vm.outside.origins:
@@ -83,7 +82,7 @@ def cell_place(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | Non
     return vm.cells.places.get(id(frame.locals[arg]))
 
 
-def cell_contents(vm: VM, frame: Frame, at: int) -> Any:
+def cell_contents(vm: VM, frame: Frame, at: int) -> object:
     """What the cell in a slot holds; MISSING if it is empty."""
     cell = frame.locals[at]
     if not cell_written(vm, cell):

@@ -10,13 +10,13 @@ profiler runs it does nothing, which is guarded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from smelt.capture.base.handlers import function, unsupported
+from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import LEAF_TYPES, instance_dict
@@ -45,7 +45,7 @@ _GRAD_IN: dict[type, Callable[[Any], bool]] = {
 }
 
 
-def use_state(vm: VM, manager: Any) -> None:
+def use_state(vm: VM, manager: object) -> None:
     """Native code is going to enter or leave `manager`: guards what an outside one holds."""
     if id(manager) not in vm.outside.origins:
         return
@@ -62,13 +62,13 @@ def _check_profiler(vm: VM) -> None:
 
 
 @function(_record_function.__enter__)
-def _enter_record(vm: VM, args: Any, kwargs: Any) -> Any:
+def _enter_record(vm: VM, args: Args, kwargs: Kwargs) -> object:
     _check_profiler(vm)
     return args[0]
 
 
 @function(_record_function.__exit__)
-def _exit_record(vm: VM, args: Any, kwargs: Any) -> None:
+def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
     _check_profiler(vm)
     left(vm, args[0])
 
@@ -83,7 +83,7 @@ def check_modes() -> bool:
     return bool(modes)
 
 
-def enter(vm: VM, manager: Any) -> Any:
+def enter(vm: VM, manager: object) -> object:
     """`manager.__enter__()`."""
     how, found, _ = vm.type_info(type(manager)).find("__enter__")
     native = how is not FUNCTION or runs_natively(found)
@@ -95,7 +95,7 @@ def enter(vm: VM, manager: Any) -> Any:
     return entered
 
 
-def left(vm: VM, manager: Any) -> None:
+def left(vm: VM, manager: object) -> None:
     """`manager.__exit__` is about to run."""
     if isinstance(manager, torch.autocast):
         vm.trace.call_recorder.leave_autocast()
@@ -105,7 +105,7 @@ def left(vm: VM, manager: Any) -> None:
         _leave_outside(vm, manager)
 
 
-def _leave_outside(vm: VM, manager: Any) -> None:
+def _leave_outside(vm: VM, manager: object) -> None:
     """A manager that was entered before a graph break: only those whose effect can be taken back."""
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
@@ -144,7 +144,9 @@ def leave_contexts(vm: VM) -> None:
 def settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
     found: list[Effect] = [Leave(manager) for manager, _ in vm.contexts.left]
-    replayed: list[Any] = list(vm.trace.call_recorder.first_state)
+    replayed: list[object] = list(
+        vm.trace.call_recorder.first_state
+    )  # the settings after what is found so far
     now = torch_settings.read()
     for manager, attributes_then in vm.contexts.left:
         _put_back(type(manager), attributes_then, replayed)
@@ -155,30 +157,30 @@ def settings(vm: VM) -> list[Effect]:
             and type(manager) is not torch.inference_mode
             and manager.prev is not replayed[0]
         ):
-            found.append(
-                Call(torch._C._set_grad_enabled, (manager.prev,))
-            )  # what the manager is going to put back
+            # what the manager is going to put back when it is left
+            found.append(Call(torch._C._set_grad_enabled, (manager.prev,)))
             replayed[0] = manager.prev
         found.append(Enter(manager))
         if inside is not None:
             replayed[0] = inside(manager)
     if found:
-        now = (now[0], replayed[1], *now[2:])  # inference mode is left to its manager
-    found += [Call(function, args) for function, args in torch_settings.difference(tuple(replayed), now)]
+        now = (now[0], cast(bool, replayed[1]), *now[2:])  # inference mode is left to its manager
+    then = cast(torch_settings.TorchSettings, tuple(replayed))
+    found += [Call(function, args) for function, args in torch_settings.difference(then, now)]
     return found
 
 
-def _put_back(kind: type, manager: dict[str, Any], state: list[Any]) -> None:
+def _put_back(kind: type, manager: dict[str, object], state: list[object]) -> None:
     """Changes `state` as leaving a manager with these attributes does. Grad mode is None where nothing tells."""
     if kind in _GRAD_IN:
         state[0] = None if kind is torch.inference_mode else manager["prev"]
     elif issubclass(kind, torch.autocast):
-        at = {"cpu": 2, "cuda": 4}.get(manager["device"])
+        at = {"cpu": 2, "cuda": 4}.get(cast(str, manager["device"]))
         if at is not None:
             state[at : at + 2] = manager["prev"], manager["prev_fastdtype"]
 
 
-def _restore_attributes(manager: Any, before: dict[str, Any]) -> None:
+def _restore_attributes(manager: object, before: dict[str, object]) -> None:
     own = instance_dict(manager)
     if own is not None and own != before:
         own.clear()

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Callable
-from typing import Any
 
 
-def _stop_iteration_error(error: Any) -> Any:
+def _stop_iteration_error(error: object) -> object:
     if isinstance(error, StopIteration):
         changed = RuntimeError("generator raised StopIteration")
         changed.__cause__ = changed.__context__ = error
@@ -20,15 +19,15 @@ def _stop_iteration_error(error: Any) -> Any:
     return error
 
 
-def _operand(a: Any) -> Any:
+def _operand(a: object) -> object:
     return a
 
 
-def _operands(a: Any, b: Any) -> Any:
+def _operands(a: object, b: object) -> object:
     return a, b
 
 
-def _native(number: int, arity: int) -> Callable[..., Any]:
+def _native(number: int, arity: int) -> Callable[..., object]:
     """(globals of the frame, operands) -> what the interpreter's own intrinsic makes of them."""
     instructions = [("RESUME", 0), *(("LOAD_FAST", i) for i in range(arity))]
     instructions += [(f"CALL_INTRINSIC_{arity}", number), ("RETURN_VALUE", 0)]
@@ -37,18 +36,18 @@ def _native(number: int, arity: int) -> Callable[..., Any]:
     return lambda scope, *operands: types.FunctionType(code, scope)(*operands)
 
 
-def _table(arity: int, numbers: range) -> dict[int, Callable[..., Any]]:
+def _table(arity: int, numbers: range) -> dict[int, Callable[..., object]]:
     return {n: _native(n, arity) for n in numbers} if f"CALL_INTRINSIC_{arity}" in dis.opmap else {}
 
 
 # handler(globals of the frame, operands)
-UNARY: dict[int, Callable[..., Any]] = {
+UNARY: dict[int, Callable[..., object]] = {
     3: lambda scope, error: _stop_iteration_error(error),
     5: lambda scope, value: +value,
     6: lambda scope, value: tuple(value),
     **_table(1, range(7, 12)),  # a TypeVar, ParamSpec, TypeVarTuple; Generic[...]; a type alias
 }
 PREP_RERAISE_STAR = 1  # of CALL_INTRINSIC_2: 3.11 has an instruction for it
-BINARY: dict[int, Callable[..., Any]] = _table(
+BINARY: dict[int, Callable[..., object]] = _table(
     2, range(2, 5)
 )  # a bound and a constrained TypeVar; __type_params__

@@ -13,8 +13,8 @@ import functools
 import gc
 import types
 import typing
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import ABSENT
@@ -29,9 +29,11 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
+from smelt.capture.outside.registry import Outside
 from smelt.capture.outside.undo_log import slot_names
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
+from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 from smelt.trace.fake import FakeTensor
 
@@ -66,7 +68,7 @@ def _read_chains(code: types.CodeType) -> Iterator[Chain]:
             yield from _read_chains(constant)
 
 
-def use_native(outside: Any, fn: FunctionType) -> None:
+def use_native(outside: Outside, fn: FunctionType) -> None:
     """The trace depends on what the native Python function `fn` is and reads."""
     if id(fn) in outside.memo.natives:
         return
@@ -85,10 +87,10 @@ def use_native(outside: Any, fn: FunctionType) -> None:
             use_native(outside, value)
 
 
-def use_state(vm: VM, args: Sequence[Any]) -> None:
+def use_state(vm: VM, args: Sequence[object]) -> None:
     """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
     for value in args:
-        kind: Any = type(value)
+        kind: type = type(value)
         if id(value) in vm.outside.origins and kind.__flags__ & _HEAP_TYPE and _is_library_class(kind):
             for name in (*(instance_dict(value) or ()), *slot_names(kind)):
                 attributes.load_default(vm, value, name, MISSING)
@@ -101,7 +103,7 @@ def _is_library_class(cls: type) -> bool:
     return is_native_module(name) and not name.startswith(("torch", "logging", "smelt", "numpy", "enum"))
 
 
-def _use_chain(outside: Any, fn: FunctionType, origin: Any, value: Any, rest: Chain) -> None:
+def _use_chain(outside: Outside, fn: FunctionType, origin: Origin, value: object, rest: Chain) -> None:
     while True:
         if type(value) in LEAF_TYPES:
             outside.facts.guard("eq", origin, value)
@@ -114,7 +116,7 @@ def _use_chain(outside: Any, fn: FunctionType, origin: Any, value: Any, rest: Ch
         use_native(outside, value)
 
 
-def use_signature(outside: Any, target: Any) -> None:
+def use_signature(outside: Outside, target: object) -> None:
     """The trace depends on `inspect.signature(target)`."""
     if isinstance(target, types.MethodType):
         return use_signature(outside, target.__func__)
@@ -145,7 +147,7 @@ def use_signature(outside: Any, target: Any) -> None:
 # ------------------------------------------------------------------------------ abstract classes, protocols
 
 
-def use_registrations(vm: VM, obj: Any, classes: Any) -> None:
+def use_registrations(vm: VM, obj: object, classes: object) -> None:
     """`isinstance(obj, classes)` or `issubclass(obj, classes)` is about to be asked of abstract classes or protocols."""
     for cls in _flat(classes):
         vm.outside.facts.use_class(cls)
@@ -157,7 +159,7 @@ def use_registrations(vm: VM, obj: Any, classes: Any) -> None:
             _use_members(vm, obj, cls)
 
 
-def _flat(classes: Any) -> Iterator[type]:
+def _flat(classes: object) -> Iterator[type]:
     if isinstance(classes, type):
         yield classes
     elif isinstance(classes, tuple):
@@ -167,7 +169,7 @@ def _flat(classes: Any) -> Iterator[type]:
         yield from _flat(classes.__args__)
 
 
-def _use_members(vm: VM, obj: Any, protocol: type) -> None:
+def _use_members(vm: VM, obj: object, protocol: type) -> None:
     """Which members of a protocol an object has."""
     kind = type(obj)
     if kind in LEAF_TYPES or kind is FakeTensor:
@@ -182,7 +184,16 @@ def _use_members(vm: VM, obj: Any, protocol: type) -> None:
 # ---------------------------------------------------------------------------------------- functools.lru_cache
 
 
-def cached_call(vm: VM, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+class _Cached(Protocol):
+    """What `functools.lru_cache` makes."""
+
+    __wrapped__: Callable[..., object]
+
+    def cache_parameters(self) -> Mapping[str, object]: ...
+    def __call__(self, *args: object, **kwargs: object) -> object: ...
+
+
+def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """What the cached function `fn` returns, guarded by the entry of its cache; MISSING: it must be interpreted.
 
     As in eager the cache answers where it has an entry, however stale, and a call without one runs for real and makes it.
@@ -208,18 +219,18 @@ def cached_call(vm: VM, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     )
 
 
-def _name(fn: Any) -> str:
+def _name(fn: _Cached) -> str:
     return str(getattr(fn.__wrapped__, "__qualname__", "a function"))
 
 
-def _is_key(vm: VM, value: Any) -> bool:
+def _is_key(vm: VM, value: object) -> bool:
     """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
     if is_constant(value) or is_identity(value):
         return True
     return has_identity_hash(value) and id(value) in vm.outside.origins
 
 
-def _guard_entry(vm: VM, fn: Any, cache: dict[Any, Any], key: Any) -> None:
+def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) -> None:
     used = vm.outside.memo.of(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
@@ -229,12 +240,12 @@ def _guard_entry(vm: VM, fn: Any, cache: dict[Any, Any], key: Any) -> None:
     )
 
 
-def _cache_of(fn: Any) -> dict[Any, Any]:
+def _cache_of(fn: _Cached) -> dict[object, object]:
     """The dictionary in which `functools.lru_cache` keeps results (or list elements that hold them)."""
     return next(r for r in gc.get_referents(fn) if type(r) is dict and r is not fn.__dict__)
 
 
-def _key(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _key(fn: _Cached, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """As Modules/_functoolsmodule.c makes it."""
     typed = fn.cache_parameters()["typed"]
     if not typed and not kwargs:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
@@ -13,15 +11,15 @@ from smelt.capture.protocol import attributes
 _SEQUENCE, _MAPPING, _MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
 
 
-def is_sequence(value: Any) -> bool:
+def is_sequence(value: object) -> bool:
     return bool(type(value).__flags__ & _SEQUENCE)
 
 
-def is_mapping(value: Any) -> bool:
+def is_mapping(value: object) -> bool:
     return bool(type(value).__flags__ & _MAPPING)
 
 
-def keys(vm: VM, subject: Any, names: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ...] | None:
     """The values of `subject` at `names`; None if one is missing."""
     for i, name in enumerate(names):
         if any(name == other for other in names[:i]):
@@ -36,14 +34,16 @@ def keys(vm: VM, subject: Any, names: tuple[Any, ...]) -> tuple[Any, ...] | None
     return tuple(found)
 
 
-def class_parts(vm: VM, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+def class_parts(
+    vm: VM, subject: object, cls: object, count: int, names: tuple[str, ...]
+) -> tuple[object, ...] | None:
     """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
     if not isinstance(cls, type):
         raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
     if not vm.call(isinstance, (subject, cls), {}):
         return None
     itself, positional = _positional(vm, cls, count) if count else (False, ())
-    found: list[Any] = [subject] if itself else []
+    found: list[object] = [subject] if itself else []
     seen: set[str] = set()
     for name in (*positional, *names):
         if name in seen:

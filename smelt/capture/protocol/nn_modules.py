@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
 
 from smelt.capture.base.handlers import Args, Kwargs, unsupported
-from smelt.capture.base.values import NULL
+from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.python_functions import call_function, interpret
@@ -37,7 +37,7 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     try:
         if function is NULL:
             return vm.call(owner, args, kwargs)
-        return call_function(vm, function, (owner, *args), kwargs)
+        return call_function(vm, cast(FunctionType, function), (owner, *args), kwargs)
     finally:
         vm.frames.module_callers.pop()
 

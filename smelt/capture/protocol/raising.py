@@ -7,9 +7,9 @@ each raise, when the frame that raised sees the exception.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
 
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
@@ -64,7 +64,7 @@ def chain(error: BaseException, handled: BaseException | None) -> None:
     error.__context__ = handled
 
 
-def made(vm: VM, what: Any) -> BaseException:
+def made(vm: VM, what: object) -> BaseException:
     """The exception that `raise what` raises."""
     if isinstance(what, type) and issubclass(what, BaseException):
         error = vm.call(what, (), {})
@@ -80,7 +80,7 @@ def made(vm: VM, what: Any) -> BaseException:
     return what
 
 
-def set_cause(vm: VM, error: BaseException, cause: Any) -> None:
+def set_cause(vm: VM, error: BaseException, cause: object) -> None:
     """`raise error from cause`."""
     if isinstance(cause, type) and issubclass(cause, BaseException):
         cause = vm.call(cause, (), {})
@@ -89,11 +89,11 @@ def set_cause(vm: VM, error: BaseException, cause: Any) -> None:
     error.__cause__ = cause
 
 
-def _is_exception_class(cls: Any) -> bool:
+def _is_exception_class(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, BaseException)
 
 
-def check_classes(classes: Any, grouped: bool = False) -> tuple[type, ...]:
+def check_classes(classes: object, grouped: bool = False) -> tuple[type, ...]:
     """What an `except` (`except*`: grouped) clause names, as a tuple. Raises TypeError where it is no exception class."""
     named = classes if isinstance(classes, tuple) else (classes,)
     if not all(map(_is_exception_class, named)):
@@ -104,11 +104,13 @@ def check_classes(classes: Any, grouped: bool = False) -> tuple[type, ...]:
 
 
 def matches(error: BaseException, classes: tuple[type, ...]) -> bool:
-    """By the order of resolution alone: an exception class's `__subclasscheck__` has no say."""
+    """Whether an `except` clause with these classes takes `error`: an exception class's `__subclasscheck__` is not asked."""
     return any(cls in type(error).__mro__ for cls in classes)
 
 
-def split(vm: VM, error: BaseException | None, classes: Any) -> tuple[Any, Any]:
+def split(
+    vm: VM, error: BaseException | None, classes: object
+) -> tuple[BaseException | None, BaseException | None]:
     """What `except* classes` takes of `error`, and the rest of it; None where that is nothing."""
     named = check_classes(classes, grouped=True)
     if error is None:
@@ -122,16 +124,18 @@ def split(vm: VM, error: BaseException | None, classes: Any) -> tuple[Any, Any]:
     pair = vm.native(error.split, (classes,))
     if not isinstance(pair, tuple) or len(pair) < 2:
         raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
-    return pair[:2]
+    return pair[0], pair[1]
 
 
-def after_clauses(vm: VM, original: BaseException, raised: list[Any]) -> BaseException | None:
-    """What is raised after the clauses of a `try` with `except*`, which raised or left over `raised`."""
-    raised = [e for e in raised if e is not None]
-    if not raised or not isinstance(original, BaseExceptionGroup):
-        return raised[0] if raised else None
-    again = [e for e in raised if _is_part(e, original)]
-    new = [e for e in raised if not _is_part(e, original)]
+def after_clauses(
+    vm: VM, original: BaseException, raised: Sequence[BaseException | None]
+) -> BaseException | None:
+    """What is raised after the clauses of a `try` with `except*`; `raised` is what each of them raised or left over."""
+    errors = [e for e in raised if e is not None]
+    if not errors or not isinstance(original, BaseExceptionGroup):
+        return errors[0] if errors else None
+    again = [e for e in errors if _is_part(e, original)]
+    new = [e for e in errors if not _is_part(e, original)]
     rest = _projection(vm, original, again)
     if not new:
         return rest
@@ -144,7 +148,7 @@ def _is_part(error: BaseException, original: BaseException) -> bool:
     return all(getattr(error, n) is getattr(original, n) for n in names)
 
 
-def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> Any:
+def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> BaseException | None:
     """`original` with only the exceptions that are in `parts`."""
     contents.open_exception(vm.outside, original)
     kept = {id(leaf) for part in parts for leaf in _leaves(part)}
@@ -152,7 +156,9 @@ def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]
     def keep(error: BaseException) -> bool:
         return not isinstance(error, BaseExceptionGroup) and id(error) in kept
 
-    return vm.native(original.subgroup, (keep,)) if kept else None
+    if not kept:
+        return None
+    return cast("BaseException | None", vm.native(original.subgroup, (keep,)))
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import types
 from collections.abc import Iterable
-from typing import Any
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
@@ -18,7 +17,8 @@ from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 _BUILTINS = vars(builtins)
 
 
-def load_global(vm: VM, namespace: dict[str, Any], name: str) -> Any:
+def load_global(vm: VM, namespace: dict[str, object], name: str) -> object:
+    """The global or builtin `name`, guarded. Raises NameError where there is none."""
     key = (id(namespace), name)
     value = vm.scopes.globals.get(key, MISSING)
     if value is MISSING:
@@ -28,7 +28,7 @@ def load_global(vm: VM, namespace: dict[str, Any], name: str) -> Any:
     return value
 
 
-def own_scope(vm: VM, scope: dict[str, Any]) -> None:
+def own_scope(vm: VM, scope: dict[str, object]) -> None:
     """`scope`, made by the trace, is to hold the globals of code that runs."""
     vm.scopes.made[id(scope)] = scope
     if "__builtins__" not in scope:
@@ -36,7 +36,7 @@ def own_scope(vm: VM, scope: dict[str, Any]) -> None:
         scope["__builtins__"] = _BUILTINS
 
 
-def expose(vm: VM, namespace: dict[str, Any]) -> dict[str, Any]:
+def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
     """`globals()`: from now on it is an object like any other, which stays as it is."""
     if vm.outside.log.touches_any(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
@@ -45,7 +45,7 @@ def expose(vm: VM, namespace: dict[str, Any]) -> dict[str, Any]:
     return namespace
 
 
-def _read_global(vm: VM, namespace: dict[str, Any], name: str) -> Any:
+def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     outside = vm.outside
     if id(namespace) in vm.scopes.made and name in namespace:
         return namespace[name]
@@ -60,7 +60,8 @@ def _read_global(vm: VM, namespace: dict[str, Any], name: str) -> Any:
     return wrapping.wrap(outside, found[name], outside.origins.const(found).child("item", name))
 
 
-def store_global(vm: VM, namespace: dict[str, Any], name: str, value: Any) -> None:
+def store_global(vm: VM, namespace: dict[str, object], name: str, value: object) -> None:
+    """`name = value` for a global name; the undo log remembers what an outside module held."""
     if id(namespace) in vm.scopes.made:
         namespace[name] = value
         return
@@ -71,7 +72,8 @@ def store_global(vm: VM, namespace: dict[str, Any], name: str, value: Any) -> No
     vm.scopes.globals[id(namespace), name] = value
 
 
-def delete_global(vm: VM, namespace: dict[str, Any], name: str) -> None:
+def delete_global(vm: VM, namespace: dict[str, object], name: str) -> None:
+    """`del name` of a global name."""
     if id(namespace) not in vm.scopes.made:
         changes.check_changeable(vm.outside, namespace)
         vm.outside.log.touch_global(namespace, name)
@@ -87,7 +89,7 @@ def _named_slots(vm: VM, frame: Frame) -> Iterable[tuple[str, int]]:
     return zip(vm.decode(original.source).local_names, original.places)
 
 
-def local_names(vm: VM, frame: Frame) -> dict[str, Any]:
+def local_names(vm: VM, frame: Frame) -> dict[str, object]:
     """`locals()`: for a function always the same dictionary, brought up to date."""
     if frame.namespace is not None:
         return frame.namespace

@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
-def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
+def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` of which one is a symbolic number: with numbers and tensors an expression or an operator, with
     anything else on the plain number."""
     if type(left) in _OPERANDS and type(right) in _OPERANDS:
@@ -35,58 +35,68 @@ def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     return vm.binary(fn, plain(left), plain(right))
 
 
-def native_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
     """What a function on numbers gives for symbolic ones; NotImplemented where there is no expression for it."""
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
     if fn in (torch.tensor, torch.as_tensor) and len(args) == 1:
-        return _tensor(*args, **(kwargs or {}))
+        return _tensor(args[0], kwargs or {})
     try:
         return symbols.apply(fn, args, kwargs)
     except TypeError:  # unhashable
         return NotImplemented
 
 
-def _tensor(number: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
-    """`torch.tensor(number)`, whose value the graph computes."""
-    if options:
+def _tensor(number: object, options: Mapping[str, object]) -> object:
+    """`torch.tensor(number, **options)`, whose value the graph computes; NotImplemented for other options than these two."""
+    if options.keys() - {"dtype", "device"}:
         return NotImplemented
     own = torch.int64 if type(number) is Int else torch.get_default_dtype()
-    return torch.full((), number, dtype=dtype or own, device=device)
+    dtype = cast("torch.dtype | None", options.get("dtype"))
+    device = cast("torch.device | None", options.get("device"))
+    return torch.full((), cast(float, number), dtype=dtype or own, device=device)
 
 
 def native_arguments(
-    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> tuple[Sequence[Any], Mapping[str, Any] | None]:
-    """The arguments as native code may see them."""
+    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None
+) -> tuple[Sequence[object], Mapping[str, object] | None]:
+    """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned."""
     if takes_symbols(fn):
         return args, kwargs
     return [plain_parts(a) for a in args], kwargs and {k: plain_parts(v) for k, v in kwargs.items()}
 
 
-def takes_symbols(fn: Any) -> bool:
+def takes_symbols(fn: object) -> bool:
     """Whether `fn` is a function of torch written in C: those know symbolic numbers, or ask them for their value."""
     kind = type(fn)
     if kind in _OPERATORS:
         return True
-    if kind is functools.partial:
+    if type(fn) is functools.partial:
         return takes_symbols(fn.func)
     if isinstance(fn, type):
         return issubclass(fn, _HOLDERS)
     if kind is types.BuiltinFunctionType and fn in _HOLDING:
         return True
     if kind in _UNBOUND:
-        return issubclass(torch.Tensor, fn.__objclass__) and fn.__objclass__ is not object
+        cls = cast(types.MethodDescriptorType, fn).__objclass__
+        return issubclass(torch.Tensor, cls) and cls is not object
     if kind in _BOUND:
-        owner = fn.__self__
-        if owner is None:
-            return getattr(torch._C._VariableFunctions, fn.__name__, None) is fn
-        return isinstance(owner, (torch.Tensor, *_HOLDERS)) or _module(owner).startswith("torch")
-    return kind is FunctionType and (fn.__module__ == "torch._tensor" or fn in _FUNCTIONAL)
+        return _is_method_of_torch(cast(types.BuiltinFunctionType, fn))
+    return type(fn) is FunctionType and (fn.__module__ == "torch._tensor" or fn in _FUNCTIONAL)
+
+
+def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
+    """Whether a bound function of C is one of `torch.*`, or a method of a tensor, a container or an object of torch."""
+    owner: object = fn.__self__
+    if owner is None:
+        return getattr(torch._C._VariableFunctions, fn.__name__, None) is fn
+    return isinstance(owner, (torch.Tensor, *_HOLDERS)) or _module(owner).startswith("torch")
 
 
 # Functions in Python that hand the number on to one of C and at most compare it, or ask for its class.
-_FUNCTIONAL = frozenset({F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor})
+_FUNCTIONAL: frozenset[object] = frozenset(
+    {F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor}
+)
 
 
 # Methods of containers that look their first argument up, or hash it.
@@ -97,21 +107,22 @@ LOOKUPS = frozenset(
     )
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
-_HOLDING: frozenset[Any] = frozenset({sorted, len, bool, iter, next})
+_HOLDING: frozenset[object] = frozenset({sorted, len, bool, iter, next})
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or float, symbolic or not; bools are none."""
     return type(value) in NUMBERS or type(value) is int or type(value) is float
 
 
-def _module(owner: Any) -> str:
+def _module(owner: object) -> str:
     if isinstance(owner, types.ModuleType):
         return owner.__name__
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
 
 
-def load_attr(vm: VM, number: Any, name: str) -> Any:
-    """`number.name`."""
+def load_attr(vm: VM, number: object, name: str) -> object:
+    """`number.name` of a symbolic number: all but `real` and the class are those of the plain number, which is pinned."""
     if name == "real":
         return number
     if name == "__class__":

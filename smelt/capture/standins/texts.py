@@ -9,7 +9,7 @@ holds: the text is that of the moment when it was made (a tensor that is written
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from smelt.errors import Unsupported
 from smelt.graph.effects import effects
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.trace import Trace
 
 _DisableFunction = torch._C.DisableTorchFunction
 
@@ -27,6 +28,7 @@ class Unreadable(Unsupported):
 
 
 def unreadable(what: str) -> Unsupported:
+    """The refusal of a program that looks at the characters of a `Text`: `what` it does."""
     return Unreadable(Reason(DATA_DEPENDENT, what))
 
 
@@ -35,22 +37,22 @@ class Text:
 
     __slots__ = ("args", "how")
 
-    def __init__(self, how: Callable[..., str], *args: Any) -> None:
+    def __init__(self, how: Callable[..., str], *args: object) -> None:
         self.how = how
         self.args = args
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> object:
         return Text(joined, self, other) if isinstance(other, (str, Text)) else NotImplemented
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: object) -> object:
         return Text(joined, other, self) if isinstance(other, str) else NotImplemented
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise unreadable(f"str.{name} of a tensor's text")
 
 
-def _reads(name: str) -> Callable[..., Any]:
-    def refuse(self: Text, *args: Any) -> Any:
+def _reads(name: str) -> Callable[..., object]:
+    def refuse(self: Text, *args: object) -> object:
         raise unreadable(f"str.{name} of a tensor's text")
 
     return refuse
@@ -72,7 +74,7 @@ class Shown:
 
     __slots__ = ("_after", "_copy", "_trace", "bare", "fake", "grad_fn", "is_parameter")
 
-    def __init__(self, trace: Any, fake: FakeTensor, bare: bool = False) -> None:
+    def __init__(self, trace: Trace, fake: FakeTensor, bare: bool = False) -> None:
         with _DisableFunction():
             history = fake.grad_fn
         self.fake = fake
@@ -84,7 +86,7 @@ class Shown:
         self._after = len(trace.tape.entries)
 
     @property
-    def tensor(self) -> Any:
+    def tensor(self) -> object:
         """The tensor itself; its copy if anything was written since."""
         written = any(
             isinstance(record.node.target, torch._ops.OpOverload) and effects(record.node.target).writes
@@ -101,7 +103,13 @@ class Shown:
         return self.bare or not (needs or (self.is_parameter and self.tensor is self._copy))
 
 
-def _node_name(node: Any) -> str:
+class _Node(Protocol):
+    """A node of autograd's graph."""
+
+    def name(self) -> str: ...
+
+
+def _node_name(node: _Node) -> str:
     name = type(node).__name__
     return node.name().rsplit("::", 1)[-1] if name == "CppFunction" else name
 
@@ -111,7 +119,7 @@ class Verbatim:
 
     __slots__ = ("text",)
 
-    def __init__(self, text: Any) -> None:
+    def __init__(self, text: object) -> None:
         self.text = text  # a string, or a `Text`
 
     def __repr__(self) -> str:
@@ -121,12 +129,14 @@ class Verbatim:
         return format(self.text, spec)
 
 
-def join_all(parts: Sequence[Any]) -> Any:
+def join_all(parts: Sequence[object]) -> object:
     """The concatenation of strings and `Text`s."""
-    return Text(joined, *parts) if any(type(p) is Text for p in parts) else "".join(parts)
+    return (
+        Text(joined, *parts) if any(type(p) is Text for p in parts) else "".join(cast("Sequence[str]", parts))
+    )
 
 
-def binary(fn: Any, left: Any, right: Any) -> Any:
+def binary(fn: Callable[..., object], left: object, right: object) -> object:
     """An operator of which at least one side is a `Text`: strings can be added to it."""
     if all(type(v) is Text or type(v) in LEAF_TYPES for v in (left, right)):
         return fn(left, right)
@@ -137,10 +147,12 @@ def binary(fn: Any, left: Any, right: Any) -> Any:
 
 
 def joined(*parts: str) -> str:
+    """The concatenation of strings."""
     return "".join(parts)
 
 
 def separated(separator: str, *parts: str) -> str:
+    """`separator.join(parts)`."""
     return separator.join(parts)
 
 
@@ -152,10 +164,10 @@ class tensor(torch.Tensor):
     """A tensor whose text shows another `grad_fn` than it has; named as text names tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    shown_history: Any
+    shown_history: object
 
     @property
-    def grad_fn(self) -> Any:  # type: ignore[override]
+    def grad_fn(self) -> object:  # type: ignore[override]
         return self.shown_history
 
 

@@ -4,8 +4,9 @@ Lookups read type and instance dictionaries directly, so that no user code runs 
 `__getattr__` and `__getattribute__` written in Python are interpreted. What was found is guarded: class attributes by the
 version of the class, instance attributes by their value, a method also by not being shadowed in the instance.
 
-`lookup.py` says how a name is found in a class, `instances.py` what each of these ways gives; `classes.py`, `tensors.py` and
-`namespaces.py` know the other kinds of objects; `load.py` and `store.py` choose among them.
+`load.py` and `store.py` choose by the type of the object: `instances.py`, with `nn_module_members.py` for parameters,
+buffers and submodules; `classes.py`; `tensors.py`; `namespaces.py` for modules, functions and partial calls. `lookup.py`
+says whether a special method is written in Python.
 """
 
 from smelt.capture.protocol.attributes.instances import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
-from typing import Any
+from typing import cast
 
 from smelt.capture.base.type_info import (
     ABSENT,
@@ -24,6 +24,7 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.protocol.attributes.instances import (
+    Descriptor,
     bind_class_method,
     from_class,
     load_non_data,
@@ -38,7 +39,8 @@ _self = super.__dict__["__self__"].__get__
 _self_class = super.__dict__["__self_class__"].__get__
 
 
-def load_class_attr(vm: VM, cls: type, name: str) -> Any:
+def load_class_attr(vm: VM, cls: type, name: str) -> object:
+    """`cls.name`, where the metaclass has the first say (`type.__getattribute__`)."""
     outside = vm.outside
     outside.facts.use_class(cls)
     outside.facts.use_class(type(cls))
@@ -72,7 +74,7 @@ def load_class_attr(vm: VM, cls: type, name: str) -> Any:
     return getattr(cls, name)
 
 
-def _class_dict(vm: VM, cls: type) -> Any:
+def _class_dict(vm: VM, cls: type) -> object:
     """`cls.__dict__` as it is now: the version of the class says that it stays so."""
     if vm.outside.origins.is_made_class(cls):
         return cls.__dict__
@@ -85,7 +87,7 @@ def _class_dict(vm: VM, cls: type) -> Any:
     )
 
 
-def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> Any:
+def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
     how, found, owner = own
     if how in (FUNCTION, PROPERTY, CACHED_PROPERTY):
         return found
@@ -105,12 +107,13 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> Any:
     return getattr(cls, name)
 
 
-def load_super_attr(vm: VM, proxy: super, name: str) -> Any:
+def load_super_attr(vm: VM, proxy: super, name: str) -> object:
+    """`proxy.name`, of what `super()` gave."""
     return find_super(vm, _this_class(proxy), _self(proxy), _self_class(proxy), name)
 
 
-def find_super(vm: VM, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
-    """`super(cls, obj).name`."""
+def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> object:
+    """`super(cls, obj).name`, where `obj_cls` is the class of `obj`, or `obj` itself in a classmethod."""
     mro = obj_cls.__mro__
     vm.outside.facts.use_class(obj_cls)
     for base in mro[mro.index(cls) + 1 :]:
@@ -120,18 +123,18 @@ def find_super(vm: VM, cls: type, obj: Any, obj_cls: type, name: str) -> Any:
     raise AttributeError(f"'super' object has no attribute {name!r}")
 
 
-def _bind_super(vm: VM, found: Any, obj: Any, obj_cls: type, name: str, base: type) -> Any:
+def _bind_super(vm: VM, found: object, obj: object, obj_cls: type, name: str, base: type) -> object:
     how = classify(found, base)[0]
     on_class = obj is obj_cls
     if how is FUNCTION:
-        return found if on_class else MethodType(found, obj)
+        return found if on_class else MethodType(cast(FunctionType, found), obj)
     if how is PROPERTY and not on_class:
-        return load_property(vm, obj, found)
-    if how is CLASS_METHOD and type(found.__func__) is FunctionType:
+        return load_property(vm, obj, cast(property, found))
+    if type(found) is classmethod and type(found.__func__) is FunctionType:
         return MethodType(found.__func__, obj_cls)
     if how is VALUE:
         return load_value(vm, obj, name, found, base)
     get = descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
         return vm.call_function(get, (from_class(vm, found, base, name), None if on_class else obj, obj_cls))
-    return found.__get__(None if on_class else obj, obj_cls)
+    return cast(Descriptor, found).__get__(None if on_class else obj, obj_cls)

@@ -1,15 +1,17 @@
-"""Attributes of instances: `object.__getattribute__`, descriptors, and the dictionaries of an `nn.Module`.
+"""Attributes of instances: `object.__getattribute__`, and what each kind of descriptor gives.
 
-One function for each way in which a class's attribute is found (`lookup.py`)."""
+`load_generic` looks a name up as the interpreter does. Two tables say what it then does: `DATA_LOADERS` for descriptors that
+come before the instance's own dictionary, `CLASS_LOADERS` for what the class holds otherwise (the kinds are those of
+`base/type_info.py`). The dictionaries of an `nn.Module` are in `nn_module_members.py`.
+"""
 
 from __future__ import annotations
 
 import enum
+import functools
 import types
 from collections.abc import Callable
-from typing import Any
-
-from torch import nn
+from typing import NoReturn, Protocol, cast
 
 from smelt.capture.base.type_info import (
     ABSENT,
@@ -28,22 +30,20 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentine
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import cells
+from smelt.capture.protocol.attributes import nn_module_members
 from smelt.capture.protocol.attributes.lookup import descriptor_method
 
-_SHADOWED = (
-    FUNCTION,
-    CLASS_METHOD,
-    STATIC_METHOD,
-    NON_DATA,
-    VALUE,
-)  # an instance attribute would win over these
+# Kinds of class attributes that an attribute of the instance would win over.
+_SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 
 
-MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-_module_getattr = nn.Module.__getattr__
+class Descriptor(Protocol):
+    """An object whose class defines `__get__`."""
+
+    def __get__(self, obj: object, cls: type | None = None, /) -> object: ...
 
 
-def load_generic(vm: VM, obj: Any, name: str, use_getattr: bool = True) -> Any:
+def load_generic(vm: VM, obj: object, name: str, use_getattr: bool = True) -> object:
     """`object.__getattribute__`, then the class's `__getattr__`."""
     memo = vm.outside.memo.by_id.get(id(obj))
     if memo is not None:
@@ -71,7 +71,9 @@ def load_generic(vm: VM, obj: Any, name: str, use_getattr: bool = True) -> Any:
     return _no_attribute(vm, obj, name, own)
 
 
-def instance_value(vm: VM, obj: Any, name: str, value: Any) -> Any:
+def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
+    """`value`, which the dictionary of `obj` holds under `name`, as a value of the machine; guarded, unless the trace stored
+    it."""
     outside = vm.outside
     origin = outside.origins.get(id(obj))
     if origin is None:
@@ -83,8 +85,8 @@ def instance_value(vm: VM, obj: Any, name: str, value: Any) -> Any:
     return result
 
 
-def _through_getattr(vm: VM, obj: Any, name: str, info: TypeInfo, own: dict[str, Any] | None) -> Any:
-    if info.getattr is _module_getattr and own is not None:
+def _through_getattr(vm: VM, obj: object, name: str, info: TypeInfo, own: dict[str, object] | None) -> object:
+    if info.getattr is nn_module_members.MODULE_GETATTR and own is not None:
         return module_entry(vm, obj, name, own)
     if type(info.getattr) is FunctionType:
         if own is not None and id(obj) in vm.outside.origins and vm.outside.log.was_absent(obj, name):
@@ -93,35 +95,19 @@ def _through_getattr(vm: VM, obj: Any, name: str, info: TypeInfo, own: dict[str,
     return vm.call(info.getattr, (obj, name), {})
 
 
-def module_entry(vm: VM, obj: Any, name: str, own: dict[str, Any]) -> Any:
-    """A parameter, buffer or submodule of an nn.Module."""
-    outside = vm.outside
-    for key in MODULE_DICTS:
-        entries = own.get(key)
-        if entries is not None and name in entries:
-            value = entries[name]
-            origin = outside.origins.get(id(obj))
-            if origin is None:
-                return wrapping.fake(outside, value)
-            if not outside.log.is_original(entries, name, value):
-                return value
-            result = wrapping.wrap(outside, value, origin.child("param", name))
-            outside.memo.of(obj)[name] = result
-            return result
-    return _no_attribute(vm, obj, name, own)
+def module_entry(vm: VM, obj: object, name: str, own: dict[str, object]) -> object:
+    """`nn.Module.__getattr__`: a parameter, buffer or submodule of `obj`, whose `__dict__` is `own`."""
+    found = nn_module_members.load_entry(vm, obj, name, own)
+    return _no_attribute(vm, obj, name, own) if found is MISSING else found
 
 
-def _no_attribute(vm: VM, obj: Any, name: str, own: dict[str, Any] | None) -> Any:
-    origin = vm.outside.origins.get(id(obj))
-    if own is not None and origin is not None and vm.outside.log.was_absent(obj, name):
-        parts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
-        if all(k != name for part in parts for k, _ in vm.outside.log.contents(part)):
-            vm.outside.facts.guard("no_attr", origin, name, key=name)
-    error = AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
-    raise error
+def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None) -> NoReturn:
+    if own is not None:
+        nn_module_members.guard_absent(vm, obj, name, own)
+    raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
 
 
-def set_instance(vm: VM, obj: Any, name: str, value: Any) -> None:
+def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
     """Stores in the instance itself, for real; the undo log remembers."""
     if type(obj) is types.CellType and id(obj) in vm.outside.origins:
         vm.outside.log.touch_cell(obj)
@@ -133,7 +119,7 @@ def set_instance(vm: VM, obj: Any, name: str, value: Any) -> None:
     object.__setattr__(obj, name, value)
 
 
-def read_slot(obj: Any, name: str) -> Any:
+def read_slot(obj: object, name: str) -> object:
     """The slot `name` of an instance, without its class's code; MISSING where it is empty."""
     try:
         return object.__getattribute__(obj, name)
@@ -141,33 +127,36 @@ def read_slot(obj: Any, name: str) -> Any:
         return MISSING
 
 
-def _load_property(vm: VM, obj: Any, name: str, found: Any) -> Any:
+def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
     return load_property(vm, obj, found)
 
 
-def load_property(vm: VM, obj: Any, found: property) -> Any:
+def load_property(vm: VM, obj: object, found: property) -> object:
+    """What the getter of a property gives for `obj`. Raises AttributeError if it has none."""
     if found.fget is None:
         return property.__get__(found, obj)  # raises
     return vm.call(found.fget, (obj,), {})
 
 
-def store_property(vm: VM, obj: Any, found: property, value: Any) -> None:
+def store_property(vm: VM, obj: object, found: property, value: object) -> None:
+    """Calls the setter of a property. Raises AttributeError if it has none."""
     if found.fset is None:
         property.__set__(found, obj, value)  # raises
     vm.call(found.fset, (obj, value), {})
 
 
-def delete_property(vm: VM, obj: Any, found: property) -> None:
+def delete_property(vm: VM, obj: object, found: property) -> None:
+    """Calls the deleter of a property. Raises AttributeError if it has none."""
     if found.fdel is None:
         property.__delete__(found, obj)  # raises
     vm.call(found.fdel, (obj,), {})
 
 
-def _load_native_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
-    """Slots, and what C types compute."""
+def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> object:
+    """The value of a slot, or what a C type computes."""
     outside = vm.outside
     if name == "__dict__":
-        return changes.own_dict(outside, obj, found.__get__(obj, type(obj)))
+        return changes.own_dict(outside, obj, cast(dict[str, object], found.__get__(obj, type(obj))))
     value = found.__get__(obj, type(obj))
     if name == "__class__":
         return vm.class_of(obj)
@@ -180,8 +169,9 @@ def _load_native_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
     return value
 
 
-def from_class(vm: VM, found: Any, owner: type, name: str, part: str | None = None) -> Any:
-    """An object of the user's that a class holds (a descriptor, what a staticmethod holds): from outside like any other."""
+def from_class(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:
+    """`found`, which the class `owner` holds under `name`, or its attribute `part` (what a staticmethod holds): read as any
+    object from outside is."""
     value = found if part is None else getattr(found, part)
     if type(value) is FunctionType or owner is None or vm.outside.origins.is_made_class(owner):
         return value
@@ -193,35 +183,40 @@ def from_class(vm: VM, found: Any, owner: type, name: str, part: str | None = No
     )
 
 
-def load_python_data(vm: VM, obj: Any, name: str, found: Any) -> Any:
+def load_python_data(vm: VM, obj: object, name: str, found: object) -> object:
+    """What the `__get__` of a data descriptor written in Python gives for `obj`."""
     if type(found) is enum.property and found is vars(enum.Enum).get(name):
         return load_generic(vm, obj, f"_{name}_")  # value, name: the library's own properties
     found = from_class(vm, found, vm.type_info(type(obj)).find(name)[2], name)
     get = descriptor_method(vm, found, "__get__")
-    return vm.call_function(get, (found, obj, type(obj)))
+    return vm.call_function(cast(FunctionType, get), (found, obj, type(obj)))
 
 
-DATA_LOADERS: dict[Sentinel, Callable[..., Any]] = {
+DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
     PROPERTY: _load_property,
     NATIVE_DATA: _load_native_data,
     PYTHON_DATA: load_python_data,
 }
 
 
-def load_value(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
+def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> object:
+    """A plain value `found` that the class `owner` holds under `name`."""
     if vm.outside.origins.is_made_class(owner) or vm.outside.log.touches(owner, name):
         return found
     return wrapping.wrap(vm.outside, found, vm.outside.origins.const(owner).child("attr", name), decided=True)
 
 
-def load_non_data(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
+def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type) -> object:
+    """What the `__get__` of a descriptor without `__set__` gives for `obj`."""
     get = descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
         return vm.call_function(get, (from_class(vm, found, owner, name), obj, type(obj)))
     return found.__get__(obj, type(obj))
 
 
-def _load_cached_property(vm: VM, obj: Any, name: str, found: Any, owner: type) -> Any:
+def _load_cached_property(
+    vm: VM, obj: object, name: str, found: functools.cached_property[object], owner: type
+) -> object:
     origin = vm.outside.origins.get(id(obj))
     if origin is not None and vm.outside.log.was_absent(obj, name):
         vm.outside.facts.guard("not_in_dict", origin, name, key=name)
@@ -230,19 +225,22 @@ def _load_cached_property(vm: VM, obj: Any, name: str, found: Any, owner: type) 
     return value
 
 
-def bind_class_method(vm: VM, found: Any, cls: type, owner: type, name: str) -> Any:
-    inner = found.__func__
+def bind_class_method(
+    vm: VM, found: classmethod[object, ..., object], cls: type, owner: type, name: str
+) -> object:
+    """The classmethod `found`, which `owner` holds under `name`, bound to `cls`."""
+    inner: object = found.__func__
     if type(inner) is FunctionType:
         return MethodType(inner, cls)
     get = descriptor_method(vm, inner, "__get__")
     if get is MISSING:
-        return MethodType(from_class(vm, found, owner, name, "__func__"), cls)
+        return MethodType(cast(Callable[..., object], from_class(vm, found, owner, name, "__func__")), cls)
     if type(get) is FunctionType:
         return vm.call_function(get, (from_class(vm, found, owner, name, "__func__"), cls, type(cls)))
     return found.__get__(None, cls)
 
 
-CLASS_LOADERS: dict[Sentinel, Callable[..., Any]] = {
+CLASS_LOADERS: dict[Sentinel, Callable[..., object]] = {
     FUNCTION: lambda vm, obj, name, found, owner: MethodType(found, obj),
     CLASS_METHOD: lambda vm, obj, name, found, owner: bind_class_method(vm, found, type(obj), owner, name),
     STATIC_METHOD: lambda vm, obj, name, found, owner: from_class(vm, found, owner, name, "__func__"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -37,7 +36,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
 
-def load_attr(vm: VM, obj: Any, name: str) -> Any:
+def load_attr(vm: VM, obj: object, name: str) -> object:
     """`obj.name`. Raises AttributeError as the object would."""
     cls = type(obj)
     loader = LOADERS.get(cls)
@@ -61,7 +60,7 @@ def load_attr(vm: VM, obj: Any, name: str) -> Any:
     return load_generic(vm, obj, name)
 
 
-def load_method(vm: VM, obj: Any, name: str) -> tuple[Any, Any]:
+def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
     """`obj.name` about to be called: (function, obj), or (NULL, what was found)."""
     cls = type(obj)
     if cls not in LOADERS and cls not in LEAF_TYPES:
@@ -73,7 +72,7 @@ def load_method(vm: VM, obj: Any, name: str) -> tuple[Any, Any]:
     return NULL, load_attr(vm, obj, name)
 
 
-def in_instance(vm: VM, obj: Any, name: str) -> bool:
+def in_instance(vm: VM, obj: object, name: str) -> bool:
     """Whether `name` is in the instance's dictionary, guarded."""
     outside, cls = vm.outside, type(obj)
     outside.facts.use_class(cls)
@@ -87,7 +86,7 @@ def in_instance(vm: VM, obj: Any, name: str) -> bool:
     return present
 
 
-def load_special(vm: VM, obj: Any, name: str) -> Any:
+def load_special(vm: VM, obj: object, name: str) -> object:
     """A special method of `obj`, as the interpreter finds it: through the class alone. MISSING if there is none."""
     cls = type(obj)
     if isinstance(obj, torch.Tensor) or cls in LOADERS:
@@ -101,7 +100,7 @@ def load_special(vm: VM, obj: Any, name: str) -> Any:
     return CLASS_LOADERS[how](vm, obj, name, found, owner)
 
 
-def load_default(vm: VM, obj: Any, name: str, default: Any) -> Any:
+def load_default(vm: VM, obj: object, name: str, default: object) -> object:
     """`getattr(obj, name, default)`."""
     try:
         return load_attr(vm, obj, name)
@@ -109,8 +108,8 @@ def load_default(vm: VM, obj: Any, name: str, default: Any) -> Any:
         return default
 
 
-def load_bound_attr(vm: VM, method: MethodType, name: str) -> Any:
-    """A bound method: its own members, then its function's."""
+def load_bound_attr(vm: VM, method: MethodType, name: str) -> object:
+    """An attribute of a bound method: its own, or its function's."""
     if name in ("__func__", "__self__"):
         return bound_part(vm, method, name)
     function = bound_part(vm, method, "__func__")
@@ -119,15 +118,17 @@ def load_bound_attr(vm: VM, method: MethodType, name: str) -> Any:
     return load_attr(vm, function, name)
 
 
-def load_array_attr(vm: VM, array: arrays.Array, name: str) -> Any:
+def load_array_attr(vm: VM, array: arrays.Array, name: str) -> object:
+    """An attribute of an array or NumPy scalar that the trace computes."""
     return arrays.attribute(array, name)
 
 
-def load_native(vm: VM, obj: Any, name: str) -> Any:
+def load_native(vm: VM, obj: object, name: str) -> object:
+    """An attribute of an object whose type is C code that runs nothing of the user's."""
     return getattr(obj, name)
 
 
-LOADERS: dict[type, Callable[[Any, Any, str], Any]] = {
+LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     FakeTensor: load_tensor_attr,
     arrays.Array: load_array_attr,
     types.ModuleType: load_module_attr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.type_info import FUNCTION, type_find
 from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES, FunctionType
@@ -20,7 +18,7 @@ def may_define_operators(kind: type) -> bool:
     return kind not in SIMPLE_TYPES and kind not in CONTAINER_TYPES
 
 
-def python_method(vm: VM, obj: Any, name: str) -> Any:
+def python_method(vm: VM, obj: object, name: str) -> FunctionType | None:
     """The special method `name` of obj's class if it is written in Python, else None. That there is none is guarded too."""
     cls = type(obj)
     if cls in LEAF_TYPES or cls in _VM_TYPES or cls in CONTAINER_TYPES:
@@ -30,6 +28,7 @@ def python_method(vm: VM, obj: Any, name: str) -> Any:
     return found if how is FUNCTION else None
 
 
-def descriptor_method(vm: VM, descriptor: Any, name: str) -> Any:
+def descriptor_method(vm: VM, descriptor: object, name: str) -> object:
+    """The method `name` (`__get__`, `__set__`) of a descriptor's class, guarded; MISSING if there is none."""
     vm.outside.facts.use_class(type(descriptor))
     return type_find(type(descriptor), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any
 
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.native_functions import is_native_module
@@ -16,7 +15,8 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 
 
-def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> Any:
+def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
+    """An attribute of a Python module, guarded by its value; its `__dict__` is what `globals()` gives."""
     outside, own = vm.outside, module.__dict__
     if name == "__dict__":
         return scopes.expose(vm, own)
@@ -35,7 +35,7 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> Any:
     return value
 
 
-def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> Any:
+def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
     """`__getattr__` of a module; that the name is not simply there is guarded."""
     outside, own = vm.outside, module.__dict__
     own_getattr = own.get("__getattr__")
@@ -48,7 +48,8 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> Any:
             outside.facts.guard("not_in_dict", outside.origins.known(module), name, key=name)
 
 
-def load_function_attr(vm: VM, function: FunctionType, name: str) -> Any:
+def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
+    """An attribute of a function written in Python; its code and defaults are guarded as one."""
     outside = vm.outside
     origin = outside.origins.get(id(function))
     if origin is not None and not hasattr(function, name) and not outside.log.touches(function, name):
@@ -84,13 +85,15 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> Any:
 _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
 
 
-def bound_part(vm: VM, method: MethodType, name: str) -> Any:
+def bound_part(vm: VM, method: MethodType, name: str) -> object:
+    """`__func__` or `__self__` of a bound method."""
     origin = vm.outside.origins.get(id(method))
     value = getattr(method, name)
     return value if origin is None else wrapping.wrap(vm.outside, value, origin.child("member", name))
 
 
-def load_partial_attr(vm: VM, partial: functools.partial[Any], name: str) -> Any:
+def load_partial_attr(vm: VM, partial: functools.partial[object], name: str) -> object:
+    """An attribute of a `functools.partial`; its function and arguments are guarded."""
     origin = vm.outside.origins.get(id(partial))
     value = getattr(partial, name)
     if origin is None or name not in ("func", "args", "keywords"):
@@ -98,7 +101,8 @@ def load_partial_attr(vm: VM, partial: functools.partial[Any], name: str) -> Any
     return wrapping.wrap(vm.outside, value, origin.child("member", name))
 
 
-def load_generator(vm: VM, obj: Generator, name: str) -> Any:
+def load_generator(vm: VM, obj: Generator, name: str) -> object:
+    """An attribute of a generator that the VM runs, as a real generator has it."""
     if name in ("send", "throw", "close", "__next__", "__iter__"):
         return getattr(obj, name)
     if name in ("__name__", "__qualname__"):

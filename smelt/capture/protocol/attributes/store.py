@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
-import torch
 from torch import nn
 
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import FUNCTION, PROPERTY, PYTHON_DATA, type_find
 from smelt.capture.base.values import MISSING, FunctionType, instance_dict
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import changes, wrapping
+from smelt.capture.outside import changes
 from smelt.capture.protocol import scopes
+from smelt.capture.protocol.attributes import nn_module_members
 from smelt.capture.protocol.attributes.instances import (
     DATA_LOADERS,
-    MODULE_DICTS,
     delete_property,
     from_class,
     set_instance,
@@ -29,13 +29,11 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 
-_module_setattr = nn.Module.__setattr__
 
-
-def store_attr(vm: VM, obj: Any, name: str, value: Any) -> None:
+def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     """`obj.name = value`."""
     cls = type(obj)
-    if cls is FakeTensor:
+    if type(obj) is FakeTensor:
         return store_tensor_attr(vm, obj, name, value)
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)
@@ -43,15 +41,17 @@ def store_attr(vm: VM, obj: Any, name: str, value: Any) -> None:
     vm.outside.facts.use_class(cls)
     if type(info.setattr) is types.WrapperDescriptorType:
         _store_natively(vm, obj, name, value, info.setattr)
-    elif info.setattr is not None and info.setattr is not _module_setattr:
+    elif info.setattr is not None and info.setattr is not nn_module_members.MODULE_SETATTR:
         vm.call(info.setattr, (obj, name, value), {})
-    elif info.is_module and info.setattr is _module_setattr:
-        store_in_module(vm, obj, name, value)
+    elif info.is_module and info.setattr is nn_module_members.MODULE_SETATTR:
+        store_in_module(vm, cast(nn.Module, obj), name, value)
     else:
         store_generic(vm, obj, name, value)
 
 
-def _store_natively(vm: VM, obj: Any, name: str, value: Any, store: Any) -> None:
+def _store_natively(
+    vm: VM, obj: object, name: str, value: object, store: Callable[[object, str, object], None]
+) -> None:
     """By the `__setattr__` of a C class, which stores in the instance (SimpleNamespace, exceptions, partial)."""
     if id(obj) in vm.outside.origins and instance_dict(obj) is None:
         raise Unsupported(
@@ -63,47 +63,30 @@ def _store_natively(vm: VM, obj: Any, name: str, value: Any, store: Any) -> None
     store(obj, name, value)
 
 
-def store_generic(vm: VM, obj: Any, name: str, value: Any) -> None:
+def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
     """`object.__setattr__`."""
     how, found, owner = vm.type_info(type(obj)).find(name)
     if how is PROPERTY:
         store_property(vm, obj, found, value)
     elif how is PYTHON_DATA:
         setter = descriptor_method(vm, found, "__set__")
-        vm.call_function(setter, (from_class(vm, found, owner, name), obj, value))
+        vm.call_function(cast(FunctionType, setter), (from_class(vm, found, owner, name), obj, value))
     else:
         set_instance(vm, obj, name, value)
 
 
-def store_in_module(vm: VM, obj: nn.Module, name: str, value: Any) -> None:
+def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
+    """`nn.Module.__setattr__`."""
     how = vm.type_info(type(obj)).find(name)[0]
-    own = instance_dict(obj) or {}
-    held = [own[k] for k in MODULE_DICTS if k in own]
-    special = isinstance(value, (nn.Parameter, nn.Module)) or any(name in entries for entries in held)
-    if how is PROPERTY and not special:
-        return store_generic(vm, obj, name, value)
-    if not special:
-        return set_instance(vm, obj, name, value)
-    for entries in held:
-        changes.touch(vm.outside, entries) if id(entries) in vm.outside.origins else _touch_part(
-            vm, obj, entries
-        )
-    changes.touch(vm.outside, obj)
-    vm.outside.memo.by_id.pop(id(obj), None)
-    with torch._C.DisableTorchFunction():
-        _module_setattr(obj, name, value)
+    if nn_module_members.belongs_in_dicts(obj, name, value):
+        nn_module_members.store_entry(vm, obj, name, value)
+    elif how is PROPERTY:
+        store_generic(vm, obj, name, value)
+    else:
+        set_instance(vm, obj, name, value)
 
 
-def _touch_part(vm: VM, obj: nn.Module, entries: dict[str, Any]) -> None:
-    """The dictionary of parameters, buffers or submodules of an outside module."""
-    origin = vm.outside.origins.get(id(obj))
-    if origin is not None:
-        key = next(k for k in MODULE_DICTS if obj.__dict__.get(k) is entries)
-        wrapping.wrap(vm.outside, entries, origin.child("attr", key))
-        changes.touch(vm.outside, entries)
-
-
-def _store_named(vm: VM, owner: Any, name: str, value: Any) -> None:
+def _store_named(vm: VM, owner: object, name: str, value: object) -> None:
     """An attribute of a class, module or function."""
     meta_setattr = vm.type_info(type(owner)).setattr
     if type(meta_setattr) is FunctionType and not is_native_module(meta_setattr.__globals__.get("__name__")):
@@ -112,7 +95,7 @@ def _store_named(vm: VM, owner: Any, name: str, value: Any) -> None:
         store_named(vm, owner, name, value)
 
 
-def store_named(vm: VM, owner: Any, name: str, value: Any) -> None:
+def store_named(vm: VM, owner: object, name: str, value: object) -> None:
     """`type.__setattr__` and its like."""
     outside = vm.outside
     if isinstance(owner, types.ModuleType) and (
@@ -127,7 +110,7 @@ def store_named(vm: VM, owner: Any, name: str, value: Any) -> None:
     vm.classes.forget(owner)
 
 
-def _touch_named(vm: VM, owner: Any, name: str) -> None:
+def _touch_named(vm: VM, owner: object, name: str) -> None:
     """Before an attribute of an outside class, module or function changes."""
     outside = vm.outside
     if isinstance(owner, type):
@@ -141,7 +124,7 @@ def _touch_named(vm: VM, owner: Any, name: str) -> None:
     outside.memo.of(owner).pop(name, None)
 
 
-def delete_attr(vm: VM, obj: Any, name: str) -> None:
+def delete_attr(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`."""
     if type(obj) is FakeTensor and vm.trace.is_input(obj):
         raise Unsupported(
@@ -158,19 +141,16 @@ def delete_attr(vm: VM, obj: Any, name: str) -> None:
     if how is PROPERTY:
         return delete_property(vm, obj, found)
     if how is PYTHON_DATA:
-        vm.call_function(descriptor_method(vm, found, "__delete__"), (found, obj))
+        vm.call_function(cast(FunctionType, descriptor_method(vm, found, "__delete__")), (found, obj))
         return
     if info.is_module:
-        own = instance_dict(obj) or {}
-        for key in MODULE_DICTS:
-            if key in own:
-                _touch_part(vm, obj, own[key])
+        nn_module_members.touch_dicts(vm, cast(nn.Module, obj))
     changes.touch(vm.outside, obj)
     vm.outside.memo.by_id.pop(id(obj), None)
     vm.native(delattr, (obj, name))
 
 
-def _delete_named(vm: VM, owner: Any, name: str) -> None:
+def _delete_named(vm: VM, owner: object, name: str) -> None:
     if isinstance(owner, types.ModuleType):
         load_attr(vm, owner, name)
         return scopes.delete_global(vm, vars(owner), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +17,8 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 
 
-def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> Any:
+def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
+    """`tensor.name`. Raises AttributeError in the words of the class that the user sees."""
     fast = TENSOR_FAST.get(name)
     if fast is not None:
         return fast(tensor)
@@ -44,7 +44,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> Any:
         raise AttributeError(text, name=name, obj=tensor) from None
 
 
-def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `.grad` of a tensor that is no leaf warns, once, in eager
@@ -52,35 +52,35 @@ def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> 
     return wrapping.wrap(vm.outside, value, vm.outside.origins.known(tensor).child("member", name))
 
 
-def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     if vm.outside.log.is_set_on_tensor(tensor, name):
         return tensor.grad
     return tensor_member(vm, tensor, real, name)
 
 
-def _tensor_is_leaf(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_is_leaf(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     before = tensor_member(vm, tensor, real, name)
     return tensor.is_leaf if vm.trace.writes.happened else before
 
 
-def _tensor_retains(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_retains(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     read = _tensor_refused if vm.trace.autograd.restated else tensor_member
     return read(vm, tensor, real, name)
 
 
-def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     """None can be guarded; what is not None is of another graph."""
     if getattr(real, name) is None and not (vm.trace.writes.happened and tensor.requires_grad):
         return tensor_member(vm, tensor, real, name)
     return _tensor_refused(vm, tensor, real, name)
 
 
-def _tensor_refused(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> Any:
+def _tensor_refused(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
 
 
 # Attributes of tensors that guards of their metadata do not cover.
-TENSOR_STATE: dict[str, Callable[[Any, FakeTensor, torch.Tensor, str], Any]] = {
+TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] = {
     "grad": _tensor_grad,
     "is_leaf": _tensor_is_leaf,
     "retains_grad": _tensor_retains,
@@ -102,10 +102,11 @@ def _fake_class(tensor: FakeTensor) -> type:
 
 
 def shape_of(tensor: FakeTensor) -> torch.Size:
+    """`tensor.shape`, in which sizes may be symbolic."""
     return torch.Size(tensor.spec.shape)  # type: ignore[arg-type]
 
 
-TENSOR_FAST: dict[str, Callable[[FakeTensor], Any]] = {
+TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
     "shape": shape_of,
     "dtype": lambda t: t.spec.dtype,
     "device": lambda t: t.spec.device,
@@ -120,7 +121,8 @@ TENSOR_FAST: dict[str, Callable[[FakeTensor], Any]] = {
 }
 
 
-def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: Any) -> None:
+def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:
+    """`tensor.name = value`. Raises Unsupported for an attribute of torch's on a tensor from outside."""
     setter = TENSOR_SETTERS.get(name)
     if setter is not None:
         return setter(vm, tensor, value)
