@@ -1,6 +1,6 @@
-"""The public functions, in torch.compile's own terms. Thin: arguments are checked here, everything else is below.
+"""The public functions, with torch.compile's names and arguments. Arguments are checked here; the work is done below.
 
-What is not built yet raises NotImplementedError naming itself; a wrong argument raises at once.
+A wrong argument raises OptionError or TypeError at once; one whose feature is not built yet, NotImplementedError.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Settings:
     options: tuple[tuple[str, Any], ...]
 
     def frame_compiler(self) -> FrameCompiler:
+        """A new one, with no entries. Raises what `registry.lookup` and `Config.with_options` raise."""
         return FrameCompiler(
             backend=registry.lookup(self.backend),
             config=config.DEFAULT.with_options(dict(self.options)),

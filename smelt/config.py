@@ -1,4 +1,4 @@
-"""Options. One frozen dataclass; `SMELT_<NAME>` environment variables set the defaults once, at import."""
+"""The options of `smelt.compile`; environment variables `SMELT_<NAME>` set their defaults, once, at import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smelt.errors import OptionError
 class Config:
     """What `options={...}` of `smelt.compile` accepts.
 
-    recompile_limit   entries per compiled function before it stays eager
+    recompile_limit   entries of one function; calls that none of them accepts then run eagerly
     fuse              join loops into kernels (False: one kernel per operator, for debugging)
     native_gemm       generate matrix products, convolutions and pooling where they were measured (False: ATen's always)
     verify            run the verifiers between stages
@@ -39,7 +39,7 @@ class Config:
             )
 
     def with_options(self, options: dict[str, Any] | None) -> Config:
-        """Raises OptionError for an unknown name or a value of the wrong type."""
+        """These options with some changed. Raises OptionError for an unknown name or a value of the wrong type."""
         names = {f.name: f for f in fields(self)}
         for key, value in (options or {}).items():
             if key not in names:

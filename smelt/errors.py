@@ -10,13 +10,15 @@ class SmeltError(Exception):
 
 
 class Unsupported(SmeltError):
-    """A frame cannot be captured. With `fullgraph=True` the user sees it; otherwise the frame runs eagerly."""
+    """Something cannot be captured, for `reason`. With `fullgraph=True` the user sees it; otherwise the graph breaks there,
+    or the call runs eagerly."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
         self.reason = reason
-        self.breaks = True  # whether a graph break is of use; otherwise the frame runs eagerly as a whole
-        self.path: tuple[int, ...] = ()  # where in the frames it was raised: see capture.driver.attempts.Stop
+        self.breaks = True  # whether the graph may break here; if not, the whole call runs eagerly
+        # Instructions begun in each frame of the VM, outermost first, when this was raised (capture.driver.attempts.Stop).
+        self.path: tuple[int, ...] = ()
 
 
 class BackendError(SmeltError):
@@ -32,4 +34,4 @@ class OptionError(SmeltError, ValueError):
 
 
 class PlanError(SmeltError, ValueError):
-    """Bytes that are no plan, or one that this process cannot run; or a plan that has no form in bytes."""
+    """Bytes that are not a plan, or a plan that this process cannot run or that cannot be written as bytes."""

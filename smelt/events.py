@@ -1,4 +1,4 @@
-"""Typed events. Whatever happens during compilation is emitted here; logs, the progress line and reports subscribe.
+"""Events: each step of a compilation is emitted here; the progress line, reports and tests subscribe.
 
 Subscribers run on the emitting thread, in order of subscription, and must not raise.
 """
@@ -8,16 +8,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+EventKind = Literal[
+    "capture-start",      # attempt: capture.driver.attempts.Attempt
+    "capture-end",        # seconds
+    "backend-start",
+    "backend-end",        # seconds
+    "stage",              # seconds; the event's name is that of the stage
+    "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward
+    "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls
+    "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define
+    "entry-installed",    # seconds, guards, inputs: numbers of them
+    "recompile",          # an entry refused the call. entry: its number; failure: guards.explain.Failure
+    "graph-break",        # reason: smelt.reasons.Reason
+    "no-joint-graph",     # reason: why autograd runs the graph operator by operator
+    "fallback",           # reason: why the call runs eagerly
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Event:
-    """`kind` is one of: capture-start, capture-end, backend-start, backend-end (seconds), stage (name, seconds), plan
-    (kernels: how many distinct ones, externs: names of the ATen operators called), fallback (reason), recompile (entry,
-    failure), entry-installed. A capture-start says which `attempt` it is."""
+    """`name` is the function that is compiled, where the kind does not say otherwise; `data` has what stands beside the kind
+    in `EventKind`."""
 
-    kind: str
+    kind: EventKind
     name: str
     data: dict[str, Any]
 
@@ -25,7 +40,8 @@ class Event:
 _subscribers: list[Callable[[Event], None]] = []
 
 
-def emit(kind: str, name: str = "", **data: Any) -> None:
+def emit(kind: EventKind, name: str = "", **data: Any) -> None:
+    """Calls every subscriber with the event; without subscribers none is made."""
     if _subscribers:
         event = Event(kind, name, data)
         for subscriber in tuple(_subscribers):

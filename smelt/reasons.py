@@ -25,6 +25,8 @@ class ReasonKind:
 
 @dataclass(frozen=True)
 class Reason:
+    """Why one graph broke or one call ran eagerly: `detail` names the function or object, `line` is the user's."""
+
     kind: ReasonKind
     detail: str
     line: Line | None = None

@@ -17,9 +17,9 @@ from smelt.trace.traced import Traced
 
 
 def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compiles `gm` (a torch-level graph from torch's own capture) with smelt.
+    """Compiles `gm`, a torch-level graph from torch's own capture, with smelt.
 
-    What smelt cannot compile yet (gradients, symbolic sizes, values read by Python) runs as `gm.forward`, with a warning.
+    A graph that smelt cannot compile here (symbolic sizes, values read by Python) runs as `gm.forward`, with a warning.
     """
     try:
         return _compile(gm, example_inputs)
@@ -49,7 +49,8 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callabl
 def _run_on_fakes(
     gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]
 ) -> tuple[Trace, tuple[Any, ...], Sequence[torch.Tensor]]:
-    """(trace, what `gm` returns on fakes, the fakes of its inputs). Tensors that `gm` holds become inputs of the trace."""
+    """(trace, what `gm` returns on fakes, the fakes of its inputs). Parameters and buffers of `gm` become inputs of the
+    trace, too."""
     trace = Trace()
     trace.inputs.on_unknown = trace.fake
     fakes = [trace.fake(_plain(x)) for x in example_inputs]

@@ -1,4 +1,4 @@
-"""Backends that compile nothing: for finding out which stage an error comes from."""
+"""The backends `eager` and `aot_eager`, which compile nothing: they tell which stage an error comes from."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from smelt.trace.traced import Traced
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
-    """The torch-level graph as it is, gradients and all."""
+    """Runs the torch-level graph, call by call; autograd records it as it does any program."""
     function = GraphFunction(traced.torch_graph)
     return lambda tensors: function(*tensors)
 
 
 def aot_eager(traced: Traced, config: Config) -> Compiled:
-    """The functional aten graphs, operator by operator: forward and, where gradients are needed, backward; the torch-level
-    graph where there is no joint graph."""
+    """Runs the functional aten graph, operator by operator; where gradients are needed, the forward and backward that the
+    joint graph is cut into. Runs the torch-level graph where gradients are needed and there is no joint graph."""
     if traced.joint is not None:
         return compile_joint(traced, traced.joint, config, _beneath_a_node)
     if traced.needs_grad:
@@ -38,7 +38,8 @@ def _by_operators(graph: Graph) -> Compiled:
 
 
 def _beneath_a_node(graph: Graph) -> Compiled:
-    """There, operators do not count writes in the versions of tensors as they do elsewhere."""
+    """Runs `graph` as the forward of a node of autograd, beneath which operators do not count writes in the versions of
+    tensors: the versions of the inputs that it writes are counted up here."""
     function = GraphFunction(graph)
     targets = {node.args[0] for node in graph if node.target is torch.ops.aten.copy_.default}
     written = [i for i, p in enumerate(graph.placeholders) if p in targets]

@@ -52,11 +52,11 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
     return compile_with_foreign
 
 
-def _name(backend: Any) -> str:
-    return getattr(backend, "__name__", type(backend).__name__)
+def _name(backend: object) -> str:
+    return str(getattr(backend, "__name__", type(backend).__name__))
 
 
-def _as_tuple(result: Any, backend: Any) -> tuple[Any, ...]:
+def _as_tuple(result: object, backend: object) -> tuple[Any, ...]:
     if isinstance(result, Sequence):
         return tuple(result)
     raise BackendError(

@@ -71,13 +71,12 @@ def effects(op: OpOverload) -> Effects:
 
 @functools.cache
 def is_composite(op: OpOverload) -> bool:
-    """Whether the operator is nothing but calls of others: autograd takes it apart before anything beneath sees it."""
+    """Whether the operator is composed of calls of others, which autograd sees in its place."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
 def is_effectful(op: object) -> bool:
-    """Whether an operator does more than give its result, and so happens even if nobody reads that: it writes memory or
-    draws random numbers."""
+    """Whether an operator writes memory or draws random numbers, so that it must run even if its result is not used."""
     return isinstance(op, OpOverload) and not effects(op).pure
 
 

@@ -43,7 +43,7 @@ def _step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
 
 
 def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
-    """Node -> the nodes that nobody needs after it ran."""
+    """Node -> the nodes whose values are not read after it has run."""
     last: dict[Node, Node] = {}
     for node in graph.nodes:
         if node.op not in ("placeholder", "output"):

@@ -1,7 +1,7 @@
 """Passes over graphs: dead code, common subexpressions.
 
-Each changes the graph it is given, and says how much it did: they are steps inside of a stage that makes a graph
-(`smelt.trace.finish`, `smelt.trace.joint_builder`, `smelt.autograd`), which nobody else has yet.
+Passes that change the graph they are given are for stages that make a graph (`smelt.trace.finish`,
+`smelt.trace.joint_builder`, `smelt.autograd`): no other code refers to it before the stage ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def changes_state(node: Node) -> bool:
 
 
 def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> int:
-    """Removes nodes without users that `keep` does not ask for; returns how many. Constants nobody reads go too."""
+    """Removes nodes that no node uses and for which `keep` is False, then unused constants; returns how many nodes."""
     used: set[Node] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -51,8 +51,8 @@ _NO_CHANGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.defa
 
 
 def eliminate_detach(graph: Graph, everywhere: bool = False) -> int:
-    """Drops `detach` and `alias` of computed values that nothing else uses (an aten graph has no gradients to stop);
-    `everywhere`: all of them, where the caller sees none of the graph's memory twice."""
+    """Removes `detach` and `alias` of computed values that have no other user, since an aten graph has no gradients to stop;
+    returns how many. `everywhere`: removes all of them, for graphs no two of whose results may share memory."""
     users = Counter(n for node in graph.nodes for n in argument_nodes(node))
     replaced: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -75,7 +75,7 @@ def substitute(graph: Graph, replaced: Mapping[Node, Node]) -> None:
 
 
 def copied(nodes: Iterable[Node], constants: Mapping[str, torch.Tensor]) -> tuple[Graph, dict[Node, Node]]:
-    """An aten graph of new nodes like `nodes` (in execution order), and which is the copy of which."""
+    """(aten graph, copies): a graph of copies of `nodes`, which are in execution order, and the copy of each node."""
     graph = Graph("aten")
     copy_of: dict[Node, Node] = {}
     graph.constants = dict(constants)
@@ -89,8 +89,8 @@ def copied(nodes: Iterable[Node], constants: Mapping[str, torch.Tensor]) -> tupl
 def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
     """Joins pure aten nodes of equal target and arguments; returns how many went. For functional aten graphs.
 
-    Values that reach an output through views stay apart: the caller may write one of them. Nodes `among` are joined with
-    each other only (what a backward computes again must not be what the forward computed: a checkpoint asks for that).
+    Values that an output may be a view of are not joined: the caller may write one of the outputs. The nodes `among` are
+    joined with each other only: what a checkpoint has the backward compute again must not be kept from the forward.
     """
     apart = _reach_output(graph)
     first: dict[Any, Node] = {}

@@ -1,7 +1,7 @@
 """Printing graphs: as a Python program that runs, and as a table.
 
-The program is a function `forward` of the placeholders; `exec` the text (with `constants` defined, where the graph has
-big ones) and call it. Every value that is not needed any more is set to None, as the interpreter drops it.
+The program is a function `forward` of the placeholders. A value that no later line reads is set to None, so that its memory
+is freed. Constants of more than 64 elements are not printed: the text reads them from a dictionary `constants`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _body(graph: Graph, names: dict[str, Any], comments: bool) -> list[str]:
 
 
 def _last_users(graph: Graph) -> dict[Node, list[Node]]:
-    """Node -> the computed values and inputs that nobody reads after it."""
+    """Node -> the inputs and computed values that no later node reads."""
     last: dict[Node, Node] = {}
     for node in graph.nodes:
         for argument in argument_nodes(node):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
-INFINITE = 1 << 62  # the upper bound of a size nobody bounded
+INFINITE = 1 << 62  # the upper bound of a size for which no smaller one is known
 
 Monomial = tuple["Expr", ...]  # atoms, sorted by their text; a power repeats its atom
 Term = tuple[Monomial, int]
@@ -149,7 +149,7 @@ Size = int | Expr
 _SYMS: dict[tuple[str, int, int], Sym] = {}
 _QUOTIENTS: dict[tuple[str, Size, Size], Quotient] = {}
 _SUMS: dict[tuple[tuple[Term, ...], int], Expr] = {}
-# What was computed before: layers of a model are alike, so nearly everything was.
+# Results of arithmetic. The layers of a model are alike, so that nearly all of it is computed many times.
 _MEMO: dict[tuple[Callable, Size, Size], Size] = {}
 _SUBSTITUTED: dict[tuple[Size | None, ...], Size] = {}  # an expression, and what its symbols become
 _AFFINE: dict[tuple[Expr, Sym], tuple[Size, Size] | None] = {}

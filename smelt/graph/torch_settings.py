@@ -1,8 +1,9 @@
 """torch's thread-local settings that torch-level graphs must repeat: grad mode, inference mode and autocast.
 
-They are not recorded when they change (context managers do it in many ways) but when a recorded call runs under settings
-other than the graph's so far: the nodes that `difference` gives are put before it. A graph ends under the settings that it
-began under; `restored` sees to that when it raises. Aten graphs run `beneath_autograd`.
+A change of settings is not recorded where it happens, since context managers change them in many ways. When a recorded
+call runs under other settings than the recorded call before it, the calls that `difference` gives are put into the graph
+before it. A graph ends under the settings that it began under, and `restored` puts them back when it raises. Aten graphs run
+`beneath_autograd`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _grad, _inference, _autocast, _autocast_dtype = (
 
 
 class _Thread(threading.local):
-    """Inference guards that graphs of this thread have entered, with the mode before each."""
+    """The inference modes that graphs of this thread have entered, each with whether inference mode was on before."""
 
     def __init__(self) -> None:
         self.guards: list[tuple[bool, Any]] = []
@@ -53,7 +54,9 @@ def difference(old: TorchSettings, new: TorchSettings) -> list[tuple[Callable[..
                 calls.append((torch.clear_autocast_cache, ()))
         if old[i + 1] != new[i + 1]:
             calls.append((torch.set_autocast_dtype, (device, new[i + 1])))
-    if old[1] != new[1]:  # which puts grad mode and autocast back to what they were at the switch before
+    if (
+        old[1] != new[1]
+    ):  # leaving inference mode puts grad mode and autocast back to what they were when it was entered
         calls.append((set_inference_mode, (new[1],)))
         calls += [(torch.set_autocast_enabled, (device, new[i])) for device, i in (("cpu", 2), ("cuda", 4))]
     if old[:2] != new[:2]:
@@ -68,7 +71,7 @@ def autocast_depth() -> int:
 
 
 def set_inference_mode(enabled: bool) -> None:
-    """Switches inference mode: undoes the latest switch of a graph where that gives it, else enters another."""
+    """Switches inference mode: leaves the one that a graph entered last, where that gives `enabled`, else enters one."""
     guards = _thread.guards
     if guards and guards[-1][0] == enabled:
         guards.pop()[1].__exit__(None, None, None)
@@ -92,7 +95,7 @@ CHANGES: frozenset[Any] = SETTINGS | {forward_ad.enter_dual_level}
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Puts the settings back where the block raises."""
+    """Puts back the settings of before if the context ends in an exception."""
     before, open_guards, level = read(), len(_thread.guards), forward_ad._current_level
     try:
         yield
@@ -108,7 +111,7 @@ def restored() -> Iterator[None]:
 
 @contextmanager
 def beneath_autograd() -> Iterator[None]:
-    """No gradients, no autocast, as where aten nodes were recorded."""
+    """No gradients and no autocast for the duration of the context: aten nodes were recorded under neither."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch._C._DisableAutocast())

@@ -1,7 +1,6 @@
-"""Walks over nested arguments: lists, tuples (named ones and sizes, too), dicts and slices, with anything as leaves.
+"""Walks over nested arguments: lists, tuples (also named ones and sizes), dicts and slices; all else is a leaf.
 
-A leaf is told by its class. What is of that class is never looked into, so a node or a tensor that could be iterated is a
-leaf all the same.
+The caller names the class of the leaves that it wants. An object of that class is a leaf even if it is a container.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 
 Kind = type | tuple[type, ...]
 
-# Classes of arguments that hold nothing: most arguments are sizes, so this is asked first.
+# Classes that are no containers. Most arguments are sizes, so these are looked for first.
 PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
 
 

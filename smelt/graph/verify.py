@@ -1,4 +1,4 @@
-"""Checks what `smelt.graph.ir` says always holds of a graph."""
+"""Checks the invariants of a graph that `smelt.graph.ir` states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from smelt.graph.ir import Graph, Node, argument_nodes
 
 
 def verify(graph: Graph, functional: bool = False) -> None:
-    """Raises VerificationError. `functional`: besides, nothing is written but inputs, by `copy_`, once each."""
+    """Raises VerificationError where an invariant does not hold. `functional`: nothing is written but inputs, each by one
+    `copy_` at most."""
     _verify_shape(graph)
     defined: set[Node] = set()
     names: set[str] = set()

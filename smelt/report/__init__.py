@@ -1,0 +1,1 @@
+"""What people look at: what a compiled callable holds (`inspect.py`), the progress line, the page of reasons."""

@@ -24,17 +24,18 @@ def _code(compiled: Callable[..., Any]) -> CodeType:
 
 
 def entries(compiled: Callable[..., Any]) -> list[Entry]:
-    """The compiled entries of `compiled` in the order in which they are tried."""
+    """The compiled entries of the function itself, oldest first; its resume functions have their own (`records`)."""
     return entries_of(_code(compiled))
 
 
 def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
-    """Why `compiled` is not one graph: calls that ran eagerly, then graph breaks; empty when all was captured whole."""
+    """Why `compiled` is not one graph: reasons of calls that ran eagerly, then of graph breaks. Empty when each call was
+    captured as one graph."""
     return reasons_of(_code(compiled))
 
 
 def records(compiled: Callable[..., Any]) -> list[tuple[str, Record]]:
-    """Name and record (entries, reasons, breaks) of the function and of each of its resume functions."""
+    """(name, record) of the function and of each of its resume functions. A record has `entries`, `reasons`, `breaks`."""
     return records_of(_code(compiled))
 
 
@@ -51,9 +52,9 @@ def source(compiled: Callable[..., Any]) -> str:
 def kernels(compiled: Callable[..., Any], config: Config = DEFAULT) -> str:
     """The kernels of all graphs as nested loops, with the ATen calls between them, and what was not fused and why.
 
-    What calls without gradients run under `config`: a graph that is differentiated is cut into parts, whose kernels differ.
-    Products and windows that are generated, and may absorb a kernel, are shown as the ATen calls that they stand for.
-    Raises Unsupported for tensors on a device without a target.
+    Shown is what calls without gradients run under `config`. Where gradients are needed, a graph is cut into a forward and a
+    backward, whose kernels differ. A matrix product, convolution or pooling that smelt generates is shown as the ATen call
+    that it replaces. Raises Unsupported for tensors on a device without a target.
     """
     found = [entry.traced for _, record in records(compiled) for entry in record.entries if entry.computes]
     return "\n\n".join(print_schedule(inference_schedule(traced, config)) for traced in found)

@@ -15,6 +15,8 @@ from smelt import events
 
 
 class _Line:
+    """A subscriber that writes the current stage over the line before."""
+
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.began = time.perf_counter()

@@ -1,4 +1,5 @@
-"""Plans that are loaded, and the memory they hold between calls.
+"""Plans that are loaded, and the memory that they hold between calls; the garbage collector (`collector.py`), and locks
+across forks (`forks.py`).
 
 Each plan keeps at most one idle arena, so that a call neither allocates its temporaries nor touches fresh pages. A call
 that finds it in use (another thread, or the same plan entered again) makes an arena of its own and drops it at the end.
@@ -14,7 +15,7 @@ _loaded: WeakSet[_native.Plan] = WeakSet()
 
 
 def track(native: _native.Plan) -> _native.Plan:
-    """Counts the plan's idle memory in `held_bytes` and lets `release_all` free it, for as long as the plan lives."""
+    """Returns `native`. Until the plan is freed, its idle memory counts in `held_bytes`, and `release_all` frees it."""
     _loaded.add(native)
     return native
 

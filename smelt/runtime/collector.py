@@ -9,8 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Compiling makes many objects and little garbage: collections would cost several times the work itself, and one of
-    all that torch and a model have made takes a third of a second."""
+    """Switches the garbage collector off for the duration of the context.
+
+    Compiling makes many objects and little garbage: collections would take several times as long as the work itself, and
+    one full collection of what torch and a model hold takes a third of a second.
+    """
     was = gc.isenabled()
     gc.disable()
     try:

@@ -9,17 +9,28 @@ it holds no lock of smelt's.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Protocol, TypeVar
 
 # The order in which locks are taken, outermost first.
 CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION, LINKS, LLVM = range(7)
 
-_locks: dict[int, Any] = {}
-_held: list[Any] = []  # by the thread that forks, in the order in which they were taken
+
+class Lock(Protocol):
+    """A lock that its thread may take again (an RLock)."""
+
+    def acquire(self) -> object: ...
+    def release(self) -> object: ...
 
 
-def hold_at_fork(lock: Any, place: int) -> Any:
-    """Returns `lock` (an RLock); a thread that forks will hold it meanwhile. `place` is one of the constants above."""
+_L = TypeVar("_L", bound=Lock)
+
+_locks: dict[int, Lock] = {}
+_held: list[Lock] = []  # by the thread that forks, in the order in which they were taken
+
+
+def hold_at_fork(lock: _L, place: int) -> _L:
+    """Returns `lock`; from now on a thread that forks holds it during the fork. `place` (a constant above) is its place in
+    the order in which locks are taken."""
     _locks[place] = lock
     return lock
 
