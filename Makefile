@@ -81,6 +81,7 @@ sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_models transformers
 	$(PY) -m benchmarks.sweep_models transformers-training
 	$(PY) -m benchmarks.sweep_models timm
+	$(PY) -m benchmarks.sweep_plans
 	$(PY) -m benchmarks.loops
 
 curves: $(VENV)/.native $(VENV)/.examples

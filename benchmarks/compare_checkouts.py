@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,11 @@ def main() -> None:
     for name in options.only or [SMALL, *MODELS]:
         rows[name] = compared(options.other, name, options.repeats, options.seconds)
         print(name, {k: f"{b / a:.2f}" for k, (a, b) in rows[name].items()}, flush=True)
-    text = "\n".join((f"{measure.machine()}\n", *table(rows)))
+    host = measure.machine()
+    where = f"{host['cpu']}, {host['threads']} threads, torch {host['torch']}, Python {host['python']}"
+    text = "\n".join(
+        (f"{date.today()}, {where}; `python -m benchmarks.compare_checkouts OTHER`\n", *table(rows))
+    )
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
