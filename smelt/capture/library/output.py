@@ -85,7 +85,7 @@ def _print(vm: VM, args: Any, kwargs: Any) -> None:
     separator = " " if options["sep"] is None else options["sep"]
     parts = [a if type(a) in (str, Text) else convert(vm, str, a) for a in args]
     if all(type(p) is str for p in (*parts, separator)):
-        parts = [separator.join(parts)]
+        parts = [separator.join(cast(list[str], parts))]
     if len(parts) > 1 and separator != " ":
         given["sep"] = separator
     defer(vm, print, *parts, **given)

@@ -12,18 +12,21 @@ import operator
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 
-from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Handler, method
+from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, method
 from smelt.capture.base.values import LEAF_TYPES, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS, hint
+from smelt.trace.symbols import NUMBERS, Float, Int, hint
+
+_Conversion = Callable[[object], str]  # str, repr or ascii
+_CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
 
 
 def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
@@ -32,9 +35,10 @@ def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
     return Shown(vm.trace, fake, bare)
 
 
-def _number(vm: VM, value: Any) -> Any:
-    """A number that changes from call to call, as part of a text. If the text is read, it must not be symbolic."""
-    vm.disclosed.shown_numbers.update(origin.path for origin in leaves(value.node.expression))
+def _number(vm: VM, value: object) -> object:
+    """A symbolic number, as part of a text. It is noted, since it must not be symbolic if the program reads the text."""
+    expression = cast("Int | Float", value).node.expression
+    vm.disclosed.shown_numbers.update(origin.path for origin in leaves(expression))
     return value
 
 
@@ -44,11 +48,11 @@ class _Structure:
     def __init__(self, vm: VM) -> None:
         self.vm = vm
         self.unknown = False
-        self._memo: dict[int, Any] = {}
+        self._memo: dict[int, object] = {}
 
-    def copy(self, value: Any) -> Any:
+    def copy(self, value: object) -> object:
         kind = type(value)
-        if kind is FakeTensor:
+        if type(value) is FakeTensor:
             self.unknown = True
             return _show(self.vm, value)
         if kind in LEAF_TYPES or (kind is tuple and is_constant(value)):
@@ -58,64 +62,65 @@ class _Structure:
             return _number(self.vm, value)
         if id(value) in self._memo:
             return self._memo[id(value)]
-        if kind is tuple:
+        if type(value) is tuple:
             return tuple(map(self.copy, value))
         copier = _COPIERS.get(kind)
         return copier(self, value) if copier is not None else self._other(value)
 
-    def list(self, value: Any, made: Any) -> Any:
+    def sequence(self, value: object, made: list[object] | collections.deque[object]) -> object:
         self._memo[id(value)] = made
         made.extend([self.copy(v) for v in self.vm.elements(value)])
         return made
 
-    def dict(self, value: Any, made: Any) -> Any:
+    def mapping(self, value: object, made: dict[object, object]) -> object:
         self._memo[id(value)] = made
         for key, item in dict.items(contents.view(self.vm.outside, value, deep=False)):
             made[key if is_constant(key) else self._key(key)] = self.copy(item)
         return made
 
-    def _key(self, key: Any) -> Any:
+    def _key(self, key: object) -> object:
         if type(key) is FakeTensor:
             raise unreadable("a tensor that is a key is formatted as text")
         return self._other(key)
 
-    def _other(self, value: Any) -> Verbatim:
+    def _other(self, value: object) -> Verbatim:
         text = convert(self.vm, repr, value)
         self.unknown |= type(text) is Text
         return Verbatim(text)
 
 
-_COPIERS: dict[type, Callable[[_Structure, Any], Any]] = {
-    list: lambda s, v: s.list(v, []),
-    collections.deque: lambda s, v: s.list(v, collections.deque(maxlen=v.maxlen)),
-    dict: lambda s, v: s.dict(v, {}),
-    collections.OrderedDict: lambda s, v: s.dict(v, collections.OrderedDict()),
+_COPIERS: dict[type, Callable[..., object]] = {
+    list: lambda s, v: s.sequence(v, []),
+    collections.deque: lambda s, v: s.sequence(v, collections.deque(maxlen=v.maxlen)),
+    dict: lambda s, v: s.mapping(v, {}),
+    collections.OrderedDict: lambda s, v: s.mapping(v, collections.OrderedDict()),
 }
 
 
-def convert(vm: VM, fn: Any, value: Any) -> Any:
+def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
     """`fn(value)` for str, repr or ascii: a string or a `Text`."""
     kind = type(value)
-    if kind is FakeTensor:
+    if type(value) is FakeTensor:
         return Text(fn, _show(vm, value))
     if kind in NUMBERS:
         return Text(fn, _number(vm, value))
-    if kind is Text:
+    if type(value) is Text:
         return value if fn is str else Text(fn, value)
     if kind in _COPIERS or (kind is tuple and not is_constant(value)):
         structure = _Structure(vm)
         made = structure.copy(value)
         return Text(fn, made) if structure.unknown else fn(made)
-    return _NATIVE[fn](vm, (value,), {})
+    return cast(str, _NATIVE[fn](vm, (value,), {}))
 
 
-_NATIVE: dict[Any, Handler] = {}  # what the builtins do with other objects
+_NATIVE: dict[object, Handler] = {}  # what the builtins do with other objects
 
 
-def formatted(vm: VM, value: Any, spec: Any) -> Any:
+def formatted(vm: VM, value: object, spec: object) -> str | Text:
     """`format(value, spec)`."""
     if type(spec) is Text:
         raise unreadable("a tensor's text is used as a format")
+    spec = cast(str, spec)  # whatever else it is, `format` raises
     if type(value) is FakeTensor:
         return _format_tensor(vm, value, spec)
     if type(value) in NUMBERS:
@@ -126,10 +131,10 @@ def formatted(vm: VM, value: Any, spec: Any) -> Any:
         return Text(format, value, spec) if spec else value
     if not spec and vm.type_info(type(value)).find("__format__")[1] is object.__format__:
         return convert(vm, str, value)
-    return _NATIVE[format](vm, (value, spec), {})
+    return cast(str, _NATIVE[format](vm, (value, spec), {}))
 
 
-def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> Any:
+def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
     """As `Tensor.__format__`: a tensor without dimensions as its number."""
     if value.dim() != 0:
         if spec:
@@ -140,7 +145,7 @@ def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> Any:
     return Text(format, _show(vm, value, bare=True), spec)
 
 
-def _sample(dtype: torch.dtype) -> Any:
+def _sample(dtype: torch.dtype) -> complex:
     """A number of the kind that `Tensor.item()` gives."""
     if dtype is torch.bool:
         return True
@@ -150,7 +155,7 @@ def _sample(dtype: torch.dtype) -> Any:
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.[\d*]+)?)(?P<kind>[a-zA-Z%])")
 
 
-def percent(vm: VM, pattern: str, values: Any) -> Any:
+def percent(vm: VM, pattern: str, values: object) -> object:
     """`pattern % values`."""
     several = values if type(values) is tuple else (values,)
     if all(type(v) in LEAF_TYPES for v in several):
@@ -166,17 +171,16 @@ def percent(vm: VM, pattern: str, values: Any) -> Any:
     return Text(operator.mod, pattern, made)
 
 
-def _percent_argument(vm: VM, conversion: str, value: Any) -> Any:
+def _percent_argument(vm: VM, conversion: str, value: object) -> object:
     kind = type(value)
     if kind in LEAF_TYPES:
         return value
     if conversion in "sra":
-        fn = {"s": str, "r": repr, "a": ascii}[conversion]
-        return Verbatim(convert(vm, fn, value))
+        return Verbatim(convert(vm, _CONVERSIONS[conversion], value))
     if kind in NUMBERS:
         f"%{conversion}" % hint(value)  # raises where the real number would
         return _number(vm, value)
-    if kind is FakeTensor:
+    if type(value) is FakeTensor:
         if conversion in "eEfFgG" and value.numel() == 1 and not value.dtype.is_complex:
             return _show(vm, value, bare=True)
         if conversion in "dioxX" and value.numel() == 1 and not value.dtype.is_floating_point:
@@ -185,7 +189,7 @@ def _percent_argument(vm: VM, conversion: str, value: Any) -> Any:
     return vm.native_argument(contents.view(vm.outside, value))
 
 
-def _holds_text(values: Iterable[Any]) -> bool:
+def _holds_text(values: Iterable[object]) -> bool:
     return any(
         type(v) in (Text, Shown, FakeTensor, *NUMBERS) or (type(v) is Verbatim and type(v.text) is Text)
         for v in values
@@ -193,7 +197,7 @@ def _holds_text(values: Iterable[Any]) -> bool:
 
 
 @method(str, "join")
-def _join(vm: VM, separator: Any, values: Any) -> Any:
+def _join(vm: VM, separator: object, values: object) -> object:
     parts = vm.elements(values)
     if not any(type(p) is Text for p in parts):
         return vm.native(str.join, (separator, parts))
@@ -203,12 +207,13 @@ def _join(vm: VM, separator: Any, values: Any) -> Any:
 
 
 @method(str, "format")
-def _format(vm: VM, pattern: Any, *args: Any, **kwargs: Any) -> Any:
+def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
     if not _holds_text((*args, *kwargs.values())):
         view = functools.partial(contents.view, vm.outside)
         args = tuple(vm.native_argument(view(a)) for a in args)
         return vm.native(pattern.format, args, {k: vm.native_argument(view(v)) for k, v in kwargs.items()})
-    parts, automatic = [], itertools.count()
+    parts: list[str | Text] = []
+    automatic = itertools.count()
     for text, field, spec, conversion in string.Formatter().parse(pattern):
         parts.append(text)
         if field is not None:
@@ -216,12 +221,12 @@ def _format(vm: VM, pattern: Any, *args: Any, **kwargs: Any) -> Any:
                 raise unreadable("a tensor is formatted by str.format")
             value = _field(field, automatic, args, kwargs)
             if conversion:
-                value = convert(vm, {"s": str, "r": repr, "a": ascii}[conversion], value)
+                value = convert(vm, _CONVERSIONS[conversion], value)
             parts.append(formatted(vm, value, spec or ""))
     return join_all(parts)
 
 
-def _field(field: str, automatic: Iterator[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _field(field: str, automatic: Iterator[int], args: Sequence[object], kwargs: dict[str, object]) -> object:
     if not field:
         return args[next(automatic)]
     if field.isdigit():
@@ -234,8 +239,8 @@ def _field(field: str, automatic: Iterator[int], args: Sequence[Any], kwargs: di
 # ----------------------------------------------------------------------------------------------------- handlers
 
 
-def _converting(fn: Any) -> Handler:
-    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+def _converting(fn: _Conversion) -> Handler:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and not kwargs:
             return convert(vm, fn, args[0])
         return _NATIVE[fn](vm, args, kwargs)
@@ -243,19 +248,19 @@ def _converting(fn: Any) -> Handler:
     return handler
 
 
-def _builtin_format(vm: VM, args: Any, kwargs: Any) -> Any:
+def _builtin_format(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) in (1, 2) and not kwargs:
         return formatted(vm, args[0], args[1] if len(args) == 2 else "")
     return _NATIVE[format](vm, args, kwargs)
 
 
-def _native_ascii(vm: VM, args: Any, kwargs: Any) -> Any:
+def _native_ascii(vm: VM, args: Args, kwargs: Kwargs) -> object:
     text = convert(vm, repr, *args)
     return Text(ascii, Verbatim(text)) if type(text) is Text else ascii(Verbatim(text))
 
 
 def install() -> None:
-    """Text of tensors, before what the builtins' own handlers do."""
+    """Puts the handlers of this module before those that the builtins have (`_NATIVE`): for tensors, and what holds them."""
     for fn in (str, repr, ascii):
         _NATIVE[fn] = BUILTINS.get(fn, _native_ascii)
         BUILTINS[fn] = _converting(fn)
