@@ -29,11 +29,11 @@ from smelt.capture.library import (
     function_transforms,
     numpy_conversions,
     optimizers,
-    output,
     stdlib,
     tensor_numbers,
 )
 from smelt.capture.library.autograd import checkpoints, custom_functions, gradients, hooks, tensor_state
+from smelt.capture.library.output import log_records, printing, warning_messages
 from smelt.capture.machine.state import Contexts, Exceptions
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
@@ -61,8 +61,9 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    builtins, checkpoints, container_constructors, containers, copying, custom_functions, descriptors, evaluation, gradients,
-    hooks, iteration, lengths, numpy_conversions, optimizers, output, stdlib, subscripts, suspended, tensor_state,
+    builtins, checkpoints, container_constructors, containers, copying, custom_functions, descriptors, evaluation,
+    gradients, hooks, iteration, lengths, log_records, numpy_conversions, optimizers, printing, stdlib, subscripts,
+    suspended, tensor_state, warning_messages,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
