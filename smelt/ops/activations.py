@@ -45,26 +45,32 @@ def _activation(f: Callable[..., Value], *overloads: Any, cost: float = 3.0) -> 
 
 
 def relu(x: Value) -> Value:
+    """max(x, 0): NaN stays NaN. A bool is its own result."""
     return x if x.dtype is torch.bool else call("maximum", x, const(0, x.dtype))
 
 
 def hardtanh(x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
+    """x between two bounds: NaN stays NaN."""
     return call("minimum", call("maximum", x, const(min_val, x.dtype)), const(max_val, x.dtype))
 
 
 def hardsigmoid(x: Value) -> Value:
+    """min(max(x + 3, 0), 6) / 6."""
     return hardtanh(x + 3, 0, 6) / 6
 
 
 def hardswish(x: Value) -> Value:
+    """x * min(max(x + 3, 0), 6) / 6, in this order of operations."""
     return x * hardtanh(x + 3, 0, 6) / 6
 
 
 def silu(x: Value) -> Value:
+    """x / (1 + exp(-x)): -0 where exp overflows, NaN at -inf, as in ATen."""
     return x / (call("exp", -x) + 1)
 
 
 def gelu(x: Value, approximate: str = "none") -> Value:
+    """x * P(normal variable < x) by erf; with `approximate="tanh"`, by x + 0.044715 * x**3."""
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
         return 0.5 * x * (call("tanh", inner) + 1)
@@ -72,27 +78,33 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
+    """x above 0, else x * negative_slope (NaN takes this branch and stays NaN)."""
     return where(above(x, 0), x, x * negative_slope)
 
 
 def elu(x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    """x * scale above 0, else alpha * scale * (exp(x * input_scale) - 1) by expm1."""
     return where(above(x, 0), x * scale, call("expm1", x * input_scale) * (alpha * scale))
 
 
 def celu(x: Value, alpha: float = 1.0) -> Value:
+    """elu with input_scale = 1 / alpha, so that the slope is continuous at 0."""
     return elu(x, alpha, 1.0, 1.0 / alpha)
 
 
 def softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    """log(1 + exp(beta * x)) / beta; x itself where beta * x is above the threshold."""
     scaled = x * beta
     return where(above(scaled, threshold), x, call("log1p", call("exp", scaled)) / beta)
 
 
 def mish(x: Value) -> Value:
+    """x * tanh(log(1 + exp(x))), in the order of ATen's kernel."""
     return x * call("tanh", call("log1p", call("exp", x)))
 
 
 def threshold(x: Value, threshold: float, value: float) -> Value:
+    """`value` where x is at most the threshold, else x (a NaN too)."""
     return where(compare("le", x, const(threshold, x.dtype)), const(value, x.dtype), x)
 
 
@@ -113,11 +125,13 @@ _activation(lambda x: hardtanh(x, 0, 6), aten.relu6.default, cost=2)
 
 @operator(aten._prelu_kernel.default)
 def prelu(b: Builder, x: Tensor, weight: Tensor) -> Tensor:
+    """x above 0, else x * weight; the weight is broadcast already."""
     return b.pointwise(lambda v, w: where(above(v, 0), v, v * w), [x, weight], cost=3)
 
 
 @operator(aten.glu.default)
 def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
+    """first half * sigmoid(second half), the halves taken along `dim`."""
     dim %= len(x.shape)
     half = b.spec.shape[dim]
     first = b.view(x, b.spec.shape, lambda i: i)

@@ -75,6 +75,7 @@ def batch_norm_without_running(
     momentum: float,
     eps: float,
 ) -> Results | None:
+    """(normalised, mean, 1/deviation), always of the batch: this overload has no other statistics."""
     return _normalised(b, x, weight, bias, eps)[2]
 
 

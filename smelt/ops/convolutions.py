@@ -28,6 +28,8 @@ declare("convolution", linear=("input bias", "weight bias"))
 
 @operator(aten.convolution.default)
 def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
+    """Of an image of one pixel, or with windows that do not overlap. None, so that ATen computes it, for others, for groups,
+    padding, transposed convolutions and weights that are not contiguous, and where the target's costs say so."""
     kernel = weight.shape[2:]
     c = Convolution(*settings).over(len(kernel))
     sizes = (*x.shape, *weight.shape, *b.spec.shape)

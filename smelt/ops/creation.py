@@ -43,31 +43,37 @@ def full(b: Builder, first: Any, value: Any, second: Any = None, **options: Any)
 
 @operator(aten.fill.Tensor)
 def fill(b: Builder, x: Tensor, value: Tensor) -> Tensor:
+    """The result's dtype and layout are the node's; of x only they matter, its elements are not read."""
     return b.pointwise(lambda v: v, [value], value.dtype)
 
 
 @operator(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default)
 def zeros(b: Builder, *args: Any, **options: Any) -> Tensor:
+    """Sizes, dtype and layout are the node's."""
     return b.constant(lambda index: const(0, b.spec.dtype))
 
 
 @operator(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def ones(b: Builder, *args: Any, **options: Any) -> Tensor:
+    """Sizes, dtype and layout are the node's."""
     return b.constant(lambda index: const(1, b.spec.dtype))
 
 
 @operator(aten.scalar_tensor.default, takes_numbers=True)
 def scalar_tensor(b: Builder, value: float, **options: Any) -> Tensor:
+    """A tensor without dimensions."""
     return full(b, (), value)
 
 
 @operator(aten.arange.default)
 def arange_end(b: Builder, end: float, **options: Any) -> Tensor:
+    """From 0 in steps of 1, `end` excluded."""
     return arange(b, 0, end)
 
 
 @operator(aten.arange.start)
 def arange_start(b: Builder, start: float, end: float, **options: Any) -> Tensor:
+    """In steps of 1, `end` excluded."""
     return arange(b, start, end)
 
 
@@ -88,6 +94,7 @@ def arange(b: Builder, start: float, end: float, step: float = 1, **options: Any
 
 @operator(aten.eye.default, aten.eye.m)
 def eye(b: Builder, *args: Any, **options: Any) -> Tensor:
+    """Also of a matrix that is not square: 1 where row and column agree."""
     dtype = b.spec.dtype
 
     def value(i: Index) -> Value:
@@ -98,11 +105,13 @@ def eye(b: Builder, *args: Any, **options: Any) -> Tensor:
 
 @operator(aten.tril.default, out=aten.tril.out)
 def tril(b: Builder, x: Tensor, diagonal: int = 0) -> Tensor:
+    """Elements with column - row <= diagonal; zero elsewhere, where x is not read."""
     return _triangle(b, x, lambda i: compare("le", index_value(i[-1] - i[-2]), index_value(diagonal)))
 
 
 @operator(aten.triu.default, out=aten.triu.out)
 def triu(b: Builder, x: Tensor, diagonal: int = 0) -> Tensor:
+    """Elements with column - row >= diagonal; zero elsewhere, where x is not read."""
     return _triangle(b, x, lambda i: compare("ge", index_value(i[-1] - i[-2]), index_value(diagonal)))
 
 

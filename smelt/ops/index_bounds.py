@@ -27,6 +27,7 @@ def of_last(rank: int) -> Callable[[Node], int]:
 
 
 def of_all(call: Node) -> int:
+    """The number of elements of the input: for positions in the flattened tensor."""
     return math.prod(_input(call).shape)  # type: ignore[arg-type]
 
 

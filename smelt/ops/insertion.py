@@ -43,6 +43,7 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
+    """x with `source` in the place of x[start:end:step] along `dim`."""
     return _scatter(b, x, source, _slice_part(b, source, dim, start, step))
 
 
@@ -50,6 +51,7 @@ def slice_scatter(
 def slice_backward(
     b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, start: int, end: int, step: int
 ) -> Tensor | None:
+    """Zeros with `grad` where the slice was; None for a step in the last dimension."""
     if step != 1 and dim % len(shape) == len(shape) - 1:  # gathers: ATen's copy into zeros is faster
         return None
     return _scatter(b, None, grad, _slice_part(b, grad, dim, start, step))
@@ -72,11 +74,13 @@ def _slice_part(b: Builder, source: Tensor, dim: int, start: int | None, step: i
 
 @operator(aten.select_scatter.default)
 def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """x with `source` in the place of x.select(dim, index)."""
     return _scatter(b, x, source, _select_part(b, dim, index))
 
 
 @operator(aten.select_backward.default)
 def select_backward(b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, index: int) -> Tensor:
+    """Zeros with `grad` where the selected index was."""
     return _scatter(b, None, grad, _select_part(b, dim, index))
 
 
@@ -90,6 +94,7 @@ def _select_part(b: Builder, dim: int, index: int) -> Part:
 def diagonal_scatter(
     b: Builder, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
+    """x with `source` on the diagonal; positions along it are the last dimension of `source`."""
     return _scatter(b, x, source, _diagonal_part(b, source, offset, dim1, dim2))
 
 
@@ -97,6 +102,7 @@ def diagonal_scatter(
 def diagonal_backward(
     b: Builder, grad: Tensor, shape: Sequence[Size], offset: int, dim1: int, dim2: int
 ) -> Tensor:
+    """Zeros with `grad` on the diagonal."""
     return _scatter(b, None, grad, _diagonal_part(b, grad, offset, dim1, dim2))
 
 

@@ -155,6 +155,7 @@ def binary_cross_entropy_with_logits(
 
 @operator(aten.soft_margin_loss.default)
 def soft_margin_loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    """log(1 + exp(-target * x)), in this form as in ATen: inf where exp overflows."""
     return _reduced(
         b, lambda u, t: call("log1p", call("exp", -t * u)), [x, target], reduction, 2 * TRANSCENDENTAL
     )

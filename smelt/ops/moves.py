@@ -29,6 +29,7 @@ declare("rot90", decomposed=True)
 
 @operator(aten.cat.default, out=aten.cat.out)
 def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    """Empty vectors (shape (0,)) do not count, as in ATen; parts may differ in dtype. None for symbolic sizes."""
     parts = [t for t in tensors if t.shape != (0,)]
     if not all(isinstance(s, int) for t in parts for s in t.shape):
         return None
@@ -39,6 +40,7 @@ def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
 
 @operator(aten.stack.default)
 def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """`dim` counts in the result's dimensions."""
     dim %= len(b.spec.shape)
     return _joined(b, tensors, dim, [1] * len(tensors), lambda i, at: (*i[:dim], *i[dim + 1 :]))
 
@@ -71,6 +73,7 @@ def _joined(b: Builder, parts: Sequence[Tensor], dim: int, sizes: Sequence[Any],
 
 @operator(aten.constant_pad_nd.default)
 def constant_pad_nd(b: Builder, x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """`pad` lists (before, after) from the last dimension on; a negative number crops."""
     before = [0] * len(x.shape)
     for k in range(len(pad) // 2):
         before[len(x.shape) - 1 - k] = pad[2 * k]
@@ -94,6 +97,7 @@ def constant_pad_nd(b: Builder, x: Tensor, pad: Sequence[int], value: float = 0)
 
 @operator(aten.flip.default)
 def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Element i of a flipped dimension of size n is element n - 1 - i of x."""
     flipped = {d % len(x.shape) for d in dims} if x.shape else set()
     return b.copy(
         x, x.shape, lambda i: tuple([x.shape[d] - 1 - e if d in flipped else e for d, e in enumerate(i)])
@@ -102,6 +106,7 @@ def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @operator(aten.roll.default)
 def roll(b: Builder, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Element i is element (i - shift) % size of x; without `dims` the flattened tensor rolls."""
     if not dims:
         return _roll_flat(b, x, shifts[0])
     shift = [0] * len(x.shape)
@@ -122,6 +127,7 @@ def _roll_flat(b: Builder, x: Tensor, shift: int) -> Tensor:
 
 @operator(aten.repeat.default)
 def repeat(b: Builder, x: Tensor, repeats: Sequence[int]) -> Tensor:
+    """Element i is element i % size of x; further repeats stand for new dimensions in front."""
     skip = len(repeats) - len(x.shape)
     return b.copy(
         x, b.spec.shape, lambda i: tuple([0 if s == 1 else e % s for e, s in zip(i[skip:], x.shape)])

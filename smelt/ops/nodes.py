@@ -14,7 +14,9 @@ class Emitter(Protocol):
 
     def emit(
         self, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, spec: Any = None
-    ) -> Node: ...
+    ) -> Node:
+        """The node of the call `op(*args, **kwargs)`. `spec` describes its result; None asks the shape function."""
+        ...
 
     def refuse(self, detail: str) -> Unsupported:
         """The exception to raise for what no nodes say."""

@@ -119,6 +119,7 @@ def batch_norm_inference(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor | None, ...] | None:
+    """(x * alpha + beta, None, None) from the running statistics."""
     return native_batch_norm(b, x, weight, bias, mean, variance, False, momentum, eps)
 
 
@@ -287,6 +288,8 @@ def _by_channel(make: Make, value: Node | None, rank: int) -> Node | None:
 
 
 def batch_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
+    """The node (x - mean) * scale * weight + bias. `items`: nodes of the saved results, 1 the mean and 2 the scale. None
+    where training needs one of these that is absent."""
     x, rank = given["input"], len(given["input"].spec.shape)
     if given.get("training"):
         if not items.keys() >= {1, 2}:

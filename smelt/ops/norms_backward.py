@@ -39,6 +39,7 @@ def layer_norm_backward(
     bias: Tensor | None,
     mask: Sequence[bool],
 ) -> Results:
+    """Weight's gradient is the sum of grad * xhat over the leading dimensions, bias's that of grad."""
     dims = range(len(x.shape) - len(normalized), len(x.shape))
     dx = dweight = dbias = None
     if mask[0]:

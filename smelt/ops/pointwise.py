@@ -171,6 +171,7 @@ _register_binary()
 
 @operator(aten.add.Tensor, aten.add.Scalar)
 def add(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    """x + alpha * y; bools are joined by `or`."""
     if result_type([x, y]) is torch.bool:
         return b.pointwise(lambda u, v: call("logical_or", u, v) if alpha else u, [x, y])
     return b.pointwise(lambda u, v, *a: u + _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
@@ -178,11 +179,13 @@ def add(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
 
 @operator(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    """x - alpha * y."""
     return b.pointwise(lambda u, v, *a: u - _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
 
 
 @operator(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
+    """y - alpha * x."""
     return b.pointwise(lambda u, v, *a: v - _scaled(u, *a), [x, y], scalars=_unless_one(alpha))
 
 
@@ -196,6 +199,7 @@ def _scaled(v: Value, alpha: Value | None = None) -> Value:
 
 @operator(aten.mul.Tensor, aten.mul.Scalar)
 def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
+    """Bools are joined by `and`."""
     compute = opmath(result_type([x, y]))  # scalars are not rounded to half precision first, unlike in add
     return b.pointwise(
         lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v, [x, y], compute
@@ -204,11 +208,13 @@ def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
 
 @operator(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(b: Builder, x: Operand, y: Operand) -> Tensor:
+    """True division: integers become the default float dtype first."""
     return b.pointwise(lambda u, v: u / v, [x, y], opmath(floating(result_type([x, y]))), cost=DIVISION)
 
 
 @operator(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Tensor | None:
+    """Rounded towards -inf ("floor") or zero ("trunc"); None where an integer division may be by zero."""
     if rounding_mode is None:
         return div(b, x, y)
     return _integral_division(b, x, y, "floordiv" if rounding_mode == "floor" else "truncdiv")
@@ -216,6 +222,7 @@ def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = Non
 
 @operator(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(b: Builder, x: Operand, y: Operand) -> Tensor | None:
+    """Rounded towards -inf, floats as Python's //. None where an integer division may be by zero, which raises."""
     return _integral_division(b, x, y, "floordiv")
 
 
@@ -264,6 +271,7 @@ POWERS: dict[float, tuple[Callable[[Value], Value], float]] = {
 
 @operator(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
+    """None for integers, which ATen raises to powers exactly."""
     dtype = result_type([x, y])
     if not dtype.is_floating_point:
         return None
@@ -272,6 +280,7 @@ def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
 
 @operator(aten.addcmul.default)
 def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
+    """x + (value * y) * z, multiplied in this order as ATen does."""
     return b.pointwise(
         lambda u, v, w, *a: u + _scaled(v, *a) * w, [x, y, z], cost=3, scalars=_unless_one(value)
     )
@@ -279,6 +288,7 @@ def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) ->
 
 @operator(aten.addcdiv.default)
 def addcdiv(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
+    """x + (value * y) / z, in this order as ATen does."""
     return b.pointwise(
         lambda u, v, w, *a: u + _scaled(v, *a) / w, [x, y, z], cost=DIVISION + 2, scalars=_unless_one(value)
     )
@@ -297,6 +307,7 @@ def lerp(b: Builder, start: Tensor, end: Tensor, weight: Operand) -> Tensor:
 
 @operator(aten.bitwise_not.default)
 def bitwise_not(b: Builder, x: Tensor) -> Tensor:
+    """Of a bool, `not`."""
     return b.pointwise(
         lambda v: test("logical_not", v) if v.dtype is torch.bool else call("bitwise_not", v), [x]
     )
@@ -304,11 +315,13 @@ def bitwise_not(b: Builder, x: Tensor) -> Tensor:
 
 @operator(aten.logical_not.default)
 def logical_not(b: Builder, x: Tensor) -> Tensor:
+    """x == 0 for every dtype: false for NaN."""
     return b.pointwise(lambda v: test("logical_not", v), [x], torch.bool)
 
 
 @operator(aten.isnan.default)
 def isnan(b: Builder, x: Tensor) -> Tensor:
+    """False for integers."""
     return b.pointwise(
         lambda v: test("isnan", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
     )
@@ -316,6 +329,7 @@ def isnan(b: Builder, x: Tensor) -> Tensor:
 
 @operator(aten.isinf.default)
 def isinf(b: Builder, x: Tensor) -> Tensor:
+    """Either sign; false for integers."""
     return b.pointwise(
         lambda v: test("isinf", v) if v.dtype.is_floating_point else const(False, torch.bool), [x]
     )
@@ -325,6 +339,7 @@ def isinf(b: Builder, x: Tensor) -> Tensor:
 def nan_to_num(
     b: Builder, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
+    """NaN becomes 0 unless `nan` says otherwise, infinities the largest and smallest finite numbers of the dtype."""
     if not x.dtype.is_floating_point:
         return copy_of(b, x)
     limits = torch.finfo(x.dtype)
@@ -339,6 +354,7 @@ def nan_to_num(
 
 
 def above(v: Value, bound: float) -> Value:
+    """v > bound: false for NaN."""
     return compare("gt", v, const(bound, v.dtype))
 
 
@@ -347,12 +363,14 @@ def above(v: Value, bound: float) -> Value:
 
 @operator(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where_(b: Builder, condition: Tensor, x: Operand, y: Operand) -> Tensor:
+    """Both sides in the promoted dtype."""
     compute = opmath(b.spec.dtype)
     return b.pointwise(where, [condition, x, y], (torch.bool, compute, compute))
 
 
 @operator(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    """The result keeps the dtype of x; the value is converted to it."""
     compute = opmath(x.dtype)
     return b.pointwise(lambda c, u, v: where(c, v, u), [mask, x, value], (torch.bool, compute, compute))
 
@@ -372,11 +390,13 @@ def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None
 
 @operator(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor:
+    """max(x, min): NaN stays NaN."""
     return clamp(b, x, min)
 
 
 @operator(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor:
+    """min(x, max): NaN stays NaN."""
     return clamp(b, x, None, max)
 
 
@@ -399,11 +419,13 @@ def copy_of(b: Builder, x: Tensor) -> Tensor:
 
 @operator(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default)
 def clone(b: Builder, x: Tensor, *, memory_format: Any = None) -> Tensor:
+    """The layout is the node's, which the shape function took from `memory_format`."""
     return copy_of(b, x)
 
 
 @operator(aten._to_copy.default)
 def to_copy(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor | None:
+    """A conversion of dtype or layout; None where the device changes or the result is not strided."""
     if b.spec.device != x.spec.device or kwargs.get("layout") not in (None, torch.strided):
         return None
     out = b.spec.dtype
@@ -414,6 +436,7 @@ def to_copy(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None, **kwargs
 
 @operator(aten.copy.default)
 def copy(b: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor | None:
+    """`source` broadcast to x and converted to its dtype; x is not read. None from another device."""
     if source.spec.device != b.spec.device:
         return None
     return b.pointwise(lambda v: v, [source], source.dtype, cost=0.5)

@@ -63,18 +63,22 @@ def _between(x: Value, low: float, high: float, strictly: bool) -> Value:
 
 
 def threshold(g: Value, x: Value, threshold: float) -> Value:
+    """g, but 0 where x <= threshold: g passes where x is NaN."""
     return _where(_is("le", x, threshold), 0, g, g.dtype)
 
 
 def sigmoid(g: Value, y: Value) -> Value:
+    """g * (1 - y) * y, with y the forward's result."""
     return g * (1 - y) * y
 
 
 def tanh(g: Value, y: Value) -> Value:
+    """g * (1 - y * y), with y the forward's result."""
     return g * (1 - y * y)
 
 
 def logit(g: Value, x: Value, eps: float | None = None) -> Value:
+    """g / (x * (1 - x)); beyond 0..1 NaN without `eps`, and 0 beyond eps..1 - eps with it."""
     slope = g / (x * (1 - x))  # infinite at 0 and 1, where the sign is that of g
     if eps is None or eps < 0:
         return _where(_between(x, 0, 1, False), slope, math.nan, g.dtype)
@@ -82,11 +86,13 @@ def logit(g: Value, x: Value, eps: float | None = None) -> Value:
 
 
 def silu(g: Value, x: Value) -> Value:
+    """g * s * (1 + x * (1 - s)) with s = sigmoid(x)."""
     s = call("sigmoid", x)
     return g * s * (x * (1 - s) + 1)
 
 
 def gelu(g: Value, x: Value, approximate: str) -> Value:
+    """g * (cdf(x) + x * pdf(x)) of the normal distribution; cdf by `_below`. "tanh": the slope of that approximation."""
     if approximate == "tanh":  # (1 + tanh(u)) / 2 is sigmoid(2 u)
         beta = 2 * math.sqrt(2 / math.pi)
         square = x * x
@@ -108,24 +114,29 @@ def _below(x: Value, density: Value) -> Value:
 
 
 def hardtanh(g: Value, x: Value, low: float, high: float) -> Value:
+    """g strictly between the bounds, else 0."""
     return _where(_between(x, low, high, True), g, 0, g.dtype)
 
 
 def hardsigmoid(g: Value, x: Value) -> Value:
+    """g / 6 strictly between -3 and 3, else 0."""
     sixth = 0.1666666716337204  # ATen has it in float32, also for float64
     return _where(_between(x, -3, 3, True), g * sixth, 0, g.dtype)
 
 
 def hardswish(g: Value, x: Value) -> Value:
+    """0 up to -3, g from 3 on, g * (x / 3 + 1/2) between."""
     above = where(_is("ge", x, 3), g, g * (x / 3 + 0.5))
     return _where(_is("le", x, -3), 0, above, g.dtype)
 
 
 def leaky_relu(g: Value, x: Value, slope: float, is_result: bool) -> Value:
+    """g where x > 0, else g * slope; x may be the forward's result, which has the same sign."""
     return where(_is("gt", x, 0), g, g * slope)
 
 
 def softplus(g: Value, x: Value, beta: float, threshold: float) -> Value:
+    """g * sigmoid(beta * x); g itself where beta * x is above the threshold."""
     return where(_is("gt", x * beta, threshold), g, g * call("sigmoid", x * beta))
 
 
@@ -138,6 +149,7 @@ def mish(g: Value, x: Value) -> Value:
 
 
 def shrink(g: Value, x: Value, bound: float) -> Value:
+    """g where x is outside -bound..bound, else 0: of hardshrink and of softshrink."""
     outside = compare("logical_or", _is("lt", x, -bound), _is("gt", x, bound))
     return _where(outside, g, 0, g.dtype)
 
@@ -159,6 +171,7 @@ _backward(shrink, aten.softshrink_backward.default)
 
 @operator(aten.gelu_backward.default)
 def gelu_backward(b: Builder, grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor | None:
+    """None for the exact form of float64."""
     if (
         approximate == "none" and x.dtype is torch.float64
     ):  # the formula is not that exact, and erf slower than ATen's
@@ -172,6 +185,7 @@ def gelu_backward(b: Builder, grad: Tensor, x: Tensor, *, approximate: str = "no
 def elu_backward(
     b: Builder, grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
 ) -> Tensor:
+    """For x <= 0: g * input_scale * (x + alpha * scale) if x is the forward's result, else with exp(x * input_scale)."""
     coefficient = alpha * scale
 
     def f(g: Value, v: Value) -> Value:
@@ -212,6 +226,7 @@ def prelu_backward(b: Builder, grad: Tensor, x: Tensor, weight: Tensor) -> tuple
 
 @operator(aten.native_dropout_backward.default)
 def native_dropout_backward(b: Builder, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """g * mask * scale, in this order."""
     return b.pointwise(lambda g, m: g * m * scale, [grad, mask], opmath(grad.dtype), cost=2.0)
 
 

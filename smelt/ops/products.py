@@ -47,6 +47,7 @@ def mm(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
 def addmm(
     b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor | None:
+    """Where `mm` serves, beta and alpha are 1 and the bias has the dtype of x; else None."""
     product = mm(b, x, y) if beta == alpha == 1 and bias.dtype is x.dtype else None
     return None if product is None else b.pointwise(lambda v, c: v + c, [product, bias])
 

@@ -45,6 +45,7 @@ def dims_of(x: Tensor, dim: Dims) -> tuple[int, ...]:
 
 
 def count_of(x: Tensor, dims: Sequence[int]) -> Size:
+    """The number of elements that a reduction over `dims` brings together."""
     return numel([x.shape[d] for d in dims])
 
 
@@ -61,6 +62,7 @@ def finish(b: Builder, x: Tensor, f: Callable[..., Value] | None = None, cost: f
 
 @operator(aten.sum.default)
 def sum_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Integers and bools sum in int64 unless `dtype` says otherwise."""
     return sum_dims(b, x, None, dtype=dtype)
 
 
@@ -68,11 +70,13 @@ def sum_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tenso
 def sum_dims(
     b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
+    """Integers and bools sum in int64 unless `dtype` says otherwise. An empty `dim` means all dimensions."""
     return finish(b, b.reduce("sum", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
 
 
 @operator(aten.mean.default)
 def mean_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum, divided by the count before it is rounded."""
     return mean(b, x, None, dtype=dtype)
 
 
@@ -80,6 +84,7 @@ def mean_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tens
 def mean(
     b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
+    """The sum, divided by the count before it is rounded: NaN over nothing."""
     dims = dims_of(x, dim)
     total = b.reduce("sum", x, dims, keepdim, opmath(b.spec.dtype))
     count = count_of(x, dims)
@@ -88,6 +93,7 @@ def mean(
 
 @operator(aten.prod.default)
 def prod_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Integers and bools multiply in int64 unless `dtype` says otherwise; 1 over nothing."""
     return finish(b, b.reduce("prod", x, dims_of(x, None), False, opmath(b.spec.dtype)))
 
 
@@ -95,6 +101,7 @@ def prod_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tens
 def prod_dim(
     b: Builder, x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
+    """Integers and bools multiply in int64 unless `dtype` says otherwise; 1 over nothing."""
     return finish(b, b.reduce("prod", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
 
 
@@ -102,6 +109,7 @@ def prod_dim(
 def vector_norm(
     b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor | None:
+    """Of the orders in `VECTOR_NORMS`; None for others."""
     norm = VECTOR_NORMS.get(ord)
     if norm is None:
         return None
@@ -126,31 +134,37 @@ VECTOR_NORMS: dict[
 
 @operator(aten.amax.default)
 def amax(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    """NaN wins."""
     return finish(b, b.reduce("max", x, dims_of(x, dim), keepdim))
 
 
 @operator(aten.amin.default)
 def amin(b: Builder, x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
+    """NaN wins."""
     return finish(b, b.reduce("min", x, dims_of(x, dim), keepdim))
 
 
 @operator(aten.max.default)
 def max_all(b: Builder, x: Tensor) -> Tensor:
+    """NaN wins."""
     return amax(b, x)
 
 
 @operator(aten.min.default)
 def min_all(b: Builder, x: Tensor) -> Tensor:
+    """NaN wins."""
     return amin(b, x)
 
 
 @operator(aten.max.dim)
 def max_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """(values, int64 positions along `dim`): NaN wins, and of equal ones the first."""
     return _extreme(b, x, dim, keepdim, "max", "argmax")
 
 
 @operator(aten.min.dim)
 def min_dim(b: Builder, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """(values, int64 positions along `dim`): NaN wins, and of equal ones the first."""
     return _extreme(b, x, dim, keepdim, "min", "argmin")
 
 
@@ -164,21 +178,25 @@ def _extreme(
 
 @operator(aten.argmax.default)
 def argmax(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """int64, in the flattened tensor without `dim`: NaN wins, and of equal ones the first."""
     return b.reduce("argmax", x, dims_of(x, dim), keepdim)
 
 
 @operator(aten.argmin.default)
 def argmin(b: Builder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """int64, in the flattened tensor without `dim`: NaN wins, and of equal ones the first."""
     return b.reduce("argmin", x, dims_of(x, dim), keepdim)
 
 
 @operator(aten.any.default, aten.any.dim, aten.any.dims)
 def any_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """NaN is true; the result has the node's dtype (uint8 of uint8, else bool)."""
     return finish(b, b.reduce("any", x, dims_of(x, dim), keepdim, torch.bool))
 
 
 @operator(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """NaN is true; the result has the node's dtype (uint8 of uint8, else bool)."""
     return finish(b, b.reduce("all", x, dims_of(x, dim), keepdim, torch.bool))
 
 
@@ -218,6 +236,7 @@ def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor
 def var(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
+    """Squared deviations over count - correction (1 by default): NaN or inf where that is 0 or less."""
     dims = dims_of(x, dim)
     _, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
     return finish(b, dropped(b, variance, dims, keepdim))
@@ -227,6 +246,7 @@ def var(
 def std(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
+    """The square root of the variance before it is rounded."""
     dims = dims_of(x, dim)
     _, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
     return finish(b, dropped(b, variance, dims, keepdim), lambda v: call("sqrt", v), DIVISION)
@@ -236,6 +256,7 @@ def std(
 def var_mean(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """(variance, mean)."""
     dims = dims_of(x, dim)
     center, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
     return (
@@ -249,11 +270,13 @@ def var_mean(
 
 @operator(aten.cumsum.default, out=aten.cumsum.out)
 def cumsum(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    """None where the dtype is accumulated in another one (half precision), and without dimensions."""
     return _scan(b, x, dim, "sum")
 
 
 @operator(aten.cumprod.default, out=aten.cumprod.out)
 def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    """None where the dtype is accumulated in another one (half precision), and without dimensions."""
     return _scan(b, x, dim, "prod")
 
 
@@ -288,6 +311,7 @@ def safe_softmax(b: Builder, x: Tensor, dim: int, dtype: torch.dtype | None = No
 
 @operator(aten._log_softmax.default, out=aten._log_softmax.out)
 def log_softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """x - max - log(sum of exp(x - max)), rounded once."""
     compute = opmath(x.dtype)
     _, total, top = _shifted(b, x, dim)
     return b.pointwise(

@@ -134,6 +134,7 @@ class Registry:
         self._rows.clear()
 
     def row(self, op: object) -> Operator:
+        """All that was declared for the overload, its own facts before those of its name; an empty row for anything else."""
         found = self._rows.get(op)
         if found is None:
             found = self._rows[op] = self._merged(op) if isinstance(op, OpOverload) else _NOTHING

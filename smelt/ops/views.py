@@ -30,16 +30,19 @@ declare("real imag", linear=("self",))
 
 @operator(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
 def alias(b: Builder, x: Tensor) -> Tensor:
+    """The same elements at the same indices."""
     return b.view(x, x.shape, lambda index: index)
 
 
 @operator(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def view(b: Builder, x: Tensor, shape: Sequence[Size], stride: Sequence[Size] | None = None) -> Tensor:
+    """The element at the same row-major position; the node's spec has the shape, with -1 resolved."""
     return b.view(x, b.spec.shape, reshape_index(x.shape, b.spec.shape))
 
 
 @operator(aten.permute.default)
 def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Dimension i of the result is dimension dims[i] of x."""
     rank = len(x.shape)
     place = [0] * rank  # place[d]: where dimension d of x went
     for position, d in enumerate(dims):
@@ -49,6 +52,7 @@ def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @operator(aten.transpose.int)
 def transpose(b: Builder, x: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Also of a tensor without dimensions, which stays as it is."""
     dims = list(range(len(x.shape)))
     if dims:
         dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
@@ -57,11 +61,13 @@ def transpose(b: Builder, x: Tensor, dim0: int, dim1: int) -> Tensor:
 
 @operator(aten.t.default)
 def t(b: Builder, x: Tensor) -> Tensor:
+    """Of at most two dimensions."""
     return permute(b, x, list(reversed(range(len(x.shape)))))
 
 
 @operator(aten.expand.default, aten.broadcast_to.default)
 def expand(b: Builder, x: Tensor, shape: Sequence[Size], *, implicit: bool = False) -> Tensor:
+    """The index is 0 in dimensions of size 1; new dimensions stand in front."""
     return b.view(x, b.spec.shape, lambda index: broadcast(index, x.shape))
 
 
@@ -69,6 +75,7 @@ def expand(b: Builder, x: Tensor, shape: Sequence[Size], *, implicit: bool = Fal
 def slice_(
     b: Builder, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
+    """Element i is element start + i * step, `start` clamped to 0..size; the node's shape tells where it ends."""
     dim %= len(x.shape)
     first = clamped(start or 0, x.shape[dim])
     return b.view(x, b.spec.shape, moved(dim, lambda i: first + i * step))
@@ -76,6 +83,7 @@ def slice_(
 
 @operator(aten.select.int)
 def select(b: Builder, x: Tensor, dim: int, index: int) -> Tensor:
+    """A negative index counts from the end."""
     dim %= len(x.shape)
     at = index + x.shape[dim] if index < 0 else index
     return b.view(x, b.spec.shape, _inserted(dim, at))
@@ -83,12 +91,14 @@ def select(b: Builder, x: Tensor, dim: int, index: int) -> Tensor:
 
 @operator(aten.unsqueeze.default)
 def unsqueeze(b: Builder, x: Tensor, dim: int) -> Tensor:
+    """`dim` counts in the result's dimensions."""
     dim %= len(x.shape) + 1
     return b.view(x, b.spec.shape, lambda i: (*i[:dim], *i[dim + 1 :]))
 
 
 @operator(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> Tensor:
+    """Named dimensions of another size than 1 stay."""
     rank = len(x.shape)
     named = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {d % rank for d in named if x.shape[d] == 1} if rank else set()
@@ -102,11 +112,13 @@ def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> T
 
 @operator(aten.split.Tensor)
 def split(b: Builder, x: Tensor, size: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Pieces of `size`; the last one may be smaller."""
     return _pieces(b, x, dim, [i * size for i in range(len(b.spec))])
 
 
 @operator(aten.split_with_sizes.default)
 def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Pieces of the given sizes, one after the other."""
     return _pieces(b, x, dim, [sum(sizes[:i]) for i in range(len(sizes))])
 
 
@@ -119,12 +131,14 @@ def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Ten
 
 @operator(aten.unbind.int)
 def unbind(b: Builder, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """One view for each index along `dim`, without that dimension."""
     dim %= len(x.shape)
     return tuple(b.view(x, spec.shape, _inserted(dim, at)) for at, spec in enumerate(b.spec))
 
 
 @operator(aten.diagonal.default)
 def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Positions along the diagonal are the last dimension; a positive offset is above the main diagonal."""
     rank = len(x.shape)
     row, column = dim1 % rank, dim2 % rank
 
@@ -138,6 +152,7 @@ def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 
 
 @operator(aten.unfold.default)
 def unfold(b: Builder, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Window i along the dimension starts at i * step; positions within a window are the last dimension."""
     if not x.shape:
         return b.view(x, b.spec.shape, lambda i: ())
     dim = dimension % len(x.shape)
@@ -177,6 +192,7 @@ def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
 
 
 def clamped(position: int, size: Size) -> int:
+    """A start of a slice as Python reads it: from the end if negative, then within 0..size."""
     length = static(size)
     return max(0, min(position + length if position < 0 else position, length))
 
@@ -186,6 +202,7 @@ def _inserted(dim: int, at: Size) -> Callable[[Index], Index]:
 
 
 def moved(dim: int, f: Callable[[Size], Size]) -> Callable[[Index], Index]:
+    """The index with `f` applied to its entry for `dim`."""
     return lambda i: (*i[:dim], f(i[dim]), *i[dim + 1 :])
 
 

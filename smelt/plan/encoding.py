@@ -48,13 +48,16 @@ class Writer:
         self.data.append(n)
 
     def raw(self, data: bytes) -> None:
+        """The number of bytes, then the bytes."""
         self.count(len(data))
         self.data += data
 
     def text(self, text: str) -> None:
+        """UTF-8, as `raw`."""
         self.raw(text.encode())
 
     def items(self, values: Sequence[Value]) -> None:
+        """The number of values, then each with its tag."""
         self.count(len(values))
         for value in values:
             self.value(value)
@@ -68,6 +71,7 @@ class Reader:
         self._records = records
 
     def value(self) -> Value:
+        """A tag and what it says. Raises PlanError for an unknown tag."""
         tag = self.take(1)
         read = _READERS.get(tag)
         if read is None:
@@ -75,15 +79,18 @@ class Reader:
         return read(self)
 
     def take(self, n: int) -> bytes:
+        """The next n bytes. Raises PlanError where fewer are left."""
         if n > len(self._data) - self._at:
             raise PlanError("the data ends in the middle of a value")
         self._at += n
         return self._data[self._at - n : self._at]
 
     def at_end(self) -> bool:
+        """Whether all bytes are read."""
         return self._at == len(self._data)
 
     def count(self) -> int:
+        """The inverse of `Writer.count`."""
         n = shift = 0
         while True:
             (byte,) = self.take(1)
@@ -93,18 +100,22 @@ class Reader:
             shift += 7
 
     def raw(self) -> bytes:
+        """The inverse of `Writer.raw`."""
         return self.take(self.count())
 
     def text(self) -> str:
+        """The inverse of `Writer.text`. Raises PlanError for what is not UTF-8."""
         try:
             return self.raw().decode()
         except UnicodeDecodeError as error:
             raise PlanError("a text is not UTF-8") from error
 
     def items(self) -> list[Value]:
+        """The inverse of `Writer.items`."""
         return [self.value() for _ in range(self.count())]
 
     def record(self) -> Value:
+        """A record: its class's number, then its fields in order. Raises PlanError for an unknown number."""
         number = self.count()
         if number not in self._records:
             raise PlanError(f"an unknown kind of record, {number}")

@@ -48,6 +48,7 @@ def place(intervals: Sequence[Interval], alignment: int) -> Placement:
 
 
 def aligned(nbytes: int, alignment: int) -> int:
+    """`nbytes` rounded up to a multiple of `alignment`."""
     return -(-nbytes // alignment) * alignment
 
 

@@ -25,6 +25,7 @@ def print_plan(plan: Plan) -> str:
 
 
 def print_step(step: Step) -> str:
+    """One line; a `Together` has one more for each of its launches."""
     match step:
         case Alloc():
             where = "own memory" if step.arena is None else f"arena[{step.arena}]"

@@ -34,6 +34,7 @@ class Roots:
                 self.keep(out)
 
     def root(self, buffer: int) -> int:
+        """The buffer whose memory `buffer` shares: itself if it has its own."""
         while (up := self._root.get(buffer, buffer)) != buffer:
             buffer = up
         return buffer
@@ -51,9 +52,11 @@ class Roots:
         self._kept.add(self.root(buffer))
 
     def is_kept(self, buffer: int) -> bool:
+        """Whether somebody may hold on to its memory after the call."""
         return self.root(buffer) in self._kept
 
     def may_use_arena(self, register: int) -> bool:
+        """Whether the register is a temporary with memory of its own that ends with the call, of a kind the arena holds."""
         if register >= len(self.buffers):
             return False
         buffer: BufferSpec = self.buffers[register]

@@ -161,6 +161,7 @@ def reads(step: Step) -> tuple[int, ...]:
 
 
 def defines(step: Step) -> tuple[int, ...]:
+    """Registers that hold their tensors from `step` on."""
     match step:
         case Alloc() | View():
             return (step.out,)
@@ -187,6 +188,7 @@ def kernel_names(plan: Plan) -> frozenset[str]:
 
 
 def launches(steps: Iterable[Step]) -> Iterator[Launch]:
+    """The kernel launches, those inside a `Together` too, in order."""
     for step in steps:
         if isinstance(step, Launch):
             yield step

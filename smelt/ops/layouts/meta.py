@@ -36,10 +36,12 @@ def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def uninitialized(x: torch.Tensor) -> torch.Tensor:
+    """A tensor on the CPU with the sizes, strides and dtype of x, and whatever is in its memory."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=CPU)
 
 
 def to_meta(value: Any) -> Any:
+    """`value` with each tensor inside replaced by a meta tensor of the same sizes, strides and dtype."""
     return map_leaves(value, torch.Tensor, _as_meta)
 
 
@@ -48,6 +50,7 @@ def _as_meta(x: torch.Tensor) -> torch.Tensor:
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+    """A contiguous meta tensor; the default dtype for None."""
     return torch.empty(shape, dtype=dtype, device=META)
 
 
@@ -79,8 +82,10 @@ def suggested_format(x: torch.Tensor) -> torch.memory_format:
 
 
 def only(grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients that an operator's output mask asks for, None for the others."""
     return tuple(g if want else None for g, want in zip(grads, wanted, strict=True))
 
 
 def filled(size: Sequence[int], *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    """The layout of `zeros` and `ones`: contiguous."""
     return fresh(size, dtype)

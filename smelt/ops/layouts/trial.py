@@ -44,6 +44,8 @@ def _cut(value: Any, fill: int) -> Any:
 
 
 def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Layouts of what `func` returns for zeros. NotImplemented where its shape function is not Python, a call could have
+    effects or depend on data, the sizes are large, or the call raises."""
     if _PYTHON not in func.py_kernels or not _may_be_tried(effects(func)):
         return NotImplemented
     if _size((*args, *kwargs.values())) > _FEW:

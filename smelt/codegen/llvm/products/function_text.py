@@ -39,12 +39,15 @@ class FunctionText:
 
     # integer and pointer arithmetic; operands are names or Python integers
     def add(self, a: str | int, b: str | int) -> str:
+        """a + b of 64 bits; the sum wraps."""
         return self.let(f"add i64 {a}, {b}")
 
     def sub(self, a: str | int, b: str | int) -> str:
+        """a - b of 64 bits; the difference wraps."""
         return self.let(f"sub i64 {a}, {b}")
 
     def mul(self, a: str | int, b: str | int) -> str:
+        """The low 64 bits of a * b."""
         return self.let(f"mul i64 {a}, {b}")
 
     def div(self, a: str | int, b: str | int) -> str:
