@@ -37,7 +37,7 @@ def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
 TENSOR_METHODS["numpy"] = _numpy
 
 
-def _tensor_of(function: object, convert: Callable[..., torch.Tensor]) -> None:
+def _tensor_of(function: Callable[..., object], convert: Callable[..., torch.Tensor]) -> None:
     """`function` makes tensors of what it is given: of a stand-in for an array, `convert` makes them."""
     before: Handler | None = BUILTINS.get(function)
 

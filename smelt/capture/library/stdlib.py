@@ -8,7 +8,8 @@ import inspect
 import os
 import sys
 import typing
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -254,5 +255,5 @@ def _lru_cache_wrapper(vm: VM, args: Any, kwargs: Any) -> Any:
 @function(functools.update_wrapper)
 def _update_wrapper(vm: VM, args: Any, kwargs: Any) -> Any:
     if id(args[0]) in vm.outside.origins:
-        return python_functions.interpret(vm, functools.update_wrapper, args, kwargs)
+        return python_functions.interpret(vm, cast(FunctionType, functools.update_wrapper), args, kwargs)
     return functools.update_wrapper(*args, **kwargs)

@@ -60,7 +60,7 @@ _KNOWN: dict[Any, Arity] = {
 _of: dict[Any, Arity] = {}
 
 
-def note(callables: Iterable[Any]) -> None:
+def note(callables: Iterable[Callable[..., object]]) -> None:
     """Notes the arity of builtins, where it can be told. Done when smelt is imported: later the user's code may have
     replaced a builtin that `inspect` itself uses."""
     for fn in callables:
@@ -69,7 +69,7 @@ def note(callables: Iterable[Any]) -> None:
             _of[fn] = found
 
 
-def _signature(fn: Any) -> Arity | None:
+def _signature(fn: Callable[..., object]) -> Arity | None:
     if isinstance(fn, type):
         return None
     try:
@@ -86,7 +86,7 @@ def _signature(fn: Any) -> Arity | None:
     )
 
 
-def accepts(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def accepts(fn: object, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether the builtin `fn` may be called with so many arguments and these keywords."""
     arity = _of.get(fn)
     if arity is None:

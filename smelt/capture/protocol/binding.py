@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
+from smelt.capture.base.bytecode import Code
 from smelt.capture.base.values import LEAF_TYPES, NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
@@ -12,15 +13,17 @@ from smelt.capture.outside import wrapping
 VARARGS, VARKEYWORDS = 4, 8
 
 
-def bind(vm: VM, fn: FunctionType, code: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def bind(
+    vm: VM, fn: FunctionType, code: Code, args: Sequence[object], kwargs: dict[str, object]
+) -> list[object]:
     """The slots of a frame of `fn` that is called with these arguments. Raises TypeError."""
-    slots: list[Any] = [NULL] * code.nlocals
+    slots: list[object] = [NULL] * code.nlocals
     count, given = code.argcount, len(args)
     slots[: min(count, given)] = args[:count]
     named = count + code.kwonly
     if code.flags & VARARGS:
         slots[named] = tuple(args[count:])
-    rest: dict[str, Any] | None = None
+    rest: dict[str, object] | None = None
     if code.flags & VARKEYWORDS:
         rest = slots[named + bool(code.flags & VARARGS)] = {}
     if kwargs:
@@ -33,7 +36,11 @@ def bind(vm: VM, fn: FunctionType, code: Any, args: Sequence[Any], kwargs: dict[
 
 
 def _bind_keywords(
-    fn: FunctionType, code: Any, slots: list[Any], kwargs: dict[str, Any], rest: dict[str, Any] | None
+    fn: FunctionType,
+    code: Code,
+    slots: list[object],
+    kwargs: dict[str, object],
+    rest: dict[str, object] | None,
 ) -> None:
     for name, value in kwargs.items():
         if not isinstance(name, str):
@@ -49,7 +56,7 @@ def _bind_keywords(
             raise TypeError(_unexpected(fn, code, name, kwargs))
 
 
-def _bind_defaults(vm: VM, fn: FunctionType, code: Any, slots: list[Any]) -> None:
+def _bind_defaults(vm: VM, fn: FunctionType, code: Code, slots: list[object]) -> None:
     defaults = fn.__defaults__ or ()
     first = code.argcount - len(defaults)
     missing = [code.local_names[at] for at in range(first) if slots[at] is NULL]
@@ -69,7 +76,10 @@ def _bind_defaults(vm: VM, fn: FunctionType, code: Any, slots: list[Any]) -> Non
         raise TypeError(_missing(fn, "keyword-only", missing))
 
 
-def _default(vm: VM, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
+def _default(
+    vm: VM, fn: FunctionType, kind: Literal["default", "kwdefault"], key: object, value: object
+) -> object:
+    """A default as a value of the machine."""
     decided = kind == "default"  # by the guard on the function; keyword defaults are a dictionary
     if id(fn) not in vm.outside.origins or (decided and type(value) in LEAF_TYPES):
         return value
@@ -79,7 +89,7 @@ def _default(vm: VM, fn: FunctionType, kind: Any, key: Any, value: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------- messages
 
 
-def _too_many(fn: FunctionType, code: Any, slots: list[Any], given: int) -> str:
+def _too_many(fn: FunctionType, code: Code, slots: list[object], given: int) -> str:
     count, defaults = code.argcount, len(fn.__defaults__ or ())
     takes = f"from {count - defaults} to {count}" if defaults else str(count)
     keywords = sum(slots[at] is not NULL for at in range(count, count + code.kwonly))
@@ -95,7 +105,7 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def _unexpected(fn: FunctionType, code: Any, name: str, kwargs: dict[str, Any]) -> str:
+def _unexpected(fn: FunctionType, code: Code, name: str, kwargs: dict[str, object]) -> str:
     by_position = [n for n in code.local_names[: code.posonly] if n in kwargs]
     if by_position:
         names = ", ".join(by_position)
@@ -111,7 +121,7 @@ def _missing(fn: FunctionType, kind: str, names: list[str]) -> str:
     return f"{fn.__qualname__}() missing {len(names)} required {kind} argument{_s(len(names))}: {listed}"
 
 
-def function_text(fn: Any) -> str:
+def function_text(fn: object) -> str:
     """How messages about an expanded call name what is called (`_PyObject_FunctionStr`)."""
     name = getattr(fn, "__qualname__", None)
     if not isinstance(name, str):

@@ -9,8 +9,8 @@ nearly all, are made directly.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
 
 from smelt import _native
 from smelt.capture.base.handlers import FUNCTIONS
@@ -27,10 +27,14 @@ from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, 
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import own, plain_parts
 
+R = TypeVar("R")
+
 # ------------------------------------------------------------------------------------------------------ calls
 
 
-def native(vm: VM, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+def native(
+    vm: VM, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object] | None = None
+) -> object:
     """`fn(*args, **kwargs)` for a function of C, or a Python function that runs natively.
 
     Raises what it raises, and Unsupported where Python code that it called could not be captured, whatever the
@@ -69,8 +73,10 @@ def native(vm: VM, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | Non
 _UNBOUND = (FunctionType, type)
 
 
-def in_window(vm: VM, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-    """The call, in a window."""
+def in_window(
+    vm: VM, fn: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object] | None = None
+) -> R:
+    """`fn(*args, **kwargs)` in a window. Raises what `native` does."""
     for value in args:
         vm.outside.facts.use_class(value if isinstance(value, type) else type(value))
         if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
@@ -88,7 +94,7 @@ def in_window(vm: VM, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | 
     return result
 
 
-def keyed(vm: VM, fn: Any, obj: Any, key: Any, *rest: Any) -> Any:
+def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
     """`fn(obj, key, *rest)` of a container: only the key is hashed and compared, so the contents need no look."""
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
@@ -97,7 +103,7 @@ def keyed(vm: VM, fn: Any, obj: Any, key: Any, *rest: Any) -> Any:
     return fn(obj, key, *rest)
 
 
-def _has_torch_function(vm: VM, args: Sequence[Any]) -> bool:
+def _has_torch_function(vm: VM, args: Sequence[object]) -> bool:
     """Torch would call it below the recording of the trace."""
     return any(type(a) is FakeTensor for a in args) and any(
         vm.classes.native_reach.get(type(a)) is True
@@ -106,7 +112,7 @@ def _has_torch_function(vm: VM, args: Sequence[Any]) -> bool:
     )
 
 
-def check_mode(vm: VM, manager: Any) -> None:
+def check_mode(vm: VM, manager: object) -> None:
     """A mode of torch with handlers of the user's would run them inside every operator, where no window is."""
     for name in ("__torch_function__", "__torch_dispatch__"):
         found = vm.type_info(type(manager)).find(name)[1]
@@ -118,7 +124,7 @@ def check_mode(vm: VM, manager: Any) -> None:
             vm.contexts.under_modes = True
 
 
-def called_back(vm: VM, fn: FunctionType, *slots: Any) -> Any:
+def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
     """The hook's question in a window: native code starts `fn`, whose frame has these argument slots."""
     name = fn.__globals__.get("__name__") or ""
     if name.startswith("smelt.") and name != "smelt.capture.protocol.polyfills":
@@ -138,7 +144,7 @@ def called_back(vm: VM, fn: FunctionType, *slots: Any) -> Any:
         raise
 
 
-def _note_new_class(vm: VM, slots: Sequence[Any]) -> None:
+def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
     """`__set_name__` and `__init_subclass__` run before the class that is made comes out of native code."""
     for value in slots:
         if isinstance(value, type) and id(value) not in vm.outside.origins:
@@ -146,13 +152,13 @@ def _note_new_class(vm: VM, slots: Sequence[Any]) -> None:
                 vm.outside.origins.made_class(value)
 
 
-def _arguments(vm: VM, fn: FunctionType, slots: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:
     """The call that gave a frame these slots. Defaults are left to be bound again, where they are guarded."""
     code, fake = fn.__code__, functools.partial(wrapping.fake, vm.outside)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
     args = [fake(v) for v in slots[:count]]
-    rest = slots[named] if code.co_flags & 4 else ()
+    rest = cast("tuple[object, ...]", slots[named]) if code.co_flags & 4 else ()
     defaults = fn.__defaults__ or ()
     if rest:
         args += [fake(v) for v in rest]
@@ -166,5 +172,6 @@ def _arguments(vm: VM, fn: FunctionType, slots: Sequence[Any]) -> tuple[list[Any
         if keyword_defaults.get(n, MISSING) is not v
     }
     if code.co_flags & 8:
-        kwargs.update({n: fake(v) for n, v in slots[-1].items()})
+        given = cast("dict[str, object]", slots[-1])
+        kwargs.update({n: fake(v) for n, v in given.items()})
     return args, kwargs

@@ -12,10 +12,9 @@ import re
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 
 from smelt.capture.base.handlers import Args, Kwargs, unsupported
@@ -40,8 +39,8 @@ from smelt.capture.protocol.python_functions import call_function
 _module_call = nn.Module.__call__
 
 
-def call(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`fn(*args, **kwargs)`."""
+def call(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
+    """`fn(*args, **kwargs)`, as the table `CALLERS` says for the type of `fn`."""
     caller = CALLERS.get(type(fn))
     if caller is not None:
         return caller(vm, fn, args, kwargs)
@@ -50,7 +49,8 @@ def call(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return call_object(vm, fn, args, kwargs)
 
 
-def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
+def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
+    """The call of a bound method: of its function, with the object that it is bound to in front."""
     if id(fn) in vm.outside.origins:
         function, owner = (attributes.bound_part(vm, fn, n) for n in ("__func__", "__self__"))
     else:
@@ -58,7 +58,8 @@ def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> Any:
     return call(vm, function, (owner, *args), kwargs)
 
 
-def call_partial(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def call_partial(vm: VM, fn: functools.partial[object], args: Args, kwargs: Kwargs) -> object:
+    """`functools.partial(...)(...)`; what an outside one holds is guarded."""
     target = attributes.load_partial_attr(vm, fn, "func")
     bound = cast(tuple[object, ...], attributes.load_partial_attr(vm, fn, "args"))
     keywords = cast(Kwargs, attributes.load_partial_attr(vm, fn, "keywords"))
@@ -72,8 +73,10 @@ def call_partial(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return call(vm, target, (*bound, *args), kwargs)
 
 
-def call_getter(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """operator.attrgetter and itemgetter."""
+def call_getter(
+    vm: VM, fn: operator.attrgetter[object] | operator.itemgetter[object], args: Args, kwargs: Kwargs
+) -> object:
+    """`operator.attrgetter(...)(obj)` and `operator.itemgetter(...)(obj)`."""
     vm.frames.tail = None
     vm.outside.facts.use_content(fn)
     parts = fn.__reduce__()[1]
@@ -88,12 +91,14 @@ def call_getter(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def call_object(vm: VM, obj: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An instance with `__call__`."""
+def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
+    """The call of an instance: of the `__call__` of its class. Raises TypeError where it has none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
     vm.outside.facts.use_class(type(obj))
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.api"):
-        return call_module(vm, obj, args, kwargs)  # a compiled module inside another: one graph
+        return call_module(
+            vm, cast(nn.Module, obj), args, kwargs
+        )  # a compiled module inside another: one graph
     original = getattr(obj, "_smelt_original", None) if type(obj).__module__ == "smelt._native" else None
     if original is not None:
         return call(vm, original, args, kwargs)
@@ -107,12 +112,13 @@ def call_object(vm: VM, obj: Any, args: Args, kwargs: Kwargs) -> Any:
         return wrapping.wrap(vm.outside, obj(), vm.outside.origins[id(obj)].child("call", None))
     kind = (type(obj).__module__, type(obj).__name__)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
-        return run_native(vm, obj, args, kwargs)
+        return run_native(vm, cast("Callable[..., object]", obj), args, kwargs)
     raise unsupported(f"calling a {type(obj).__qualname__}")
 
 
 _NUMPY_FUNCTIONS = {("numpy", "ufunc"), ("numpy", "_ArrayFunctionDispatcher")}
-CALLERS: dict[type, Callable[..., Any]] = {
+
+CALLERS: dict[type, Callable[..., object]] = {
     FunctionType: call_function,
     MethodType: call_method,
     types.BuiltinFunctionType: call_builtin,

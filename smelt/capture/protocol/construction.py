@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from collections.abc import Callable
 
 import torch
-import torch.utils.checkpoint
 
 from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import refusal, runs_natively, setting
@@ -20,8 +19,8 @@ from smelt.errors import Unsupported
 from smelt.reasons import TENSOR_SUBCLASS, Reason
 
 
-def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
-    """`cls(*args, **kwargs)`."""
+def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
+    """`cls(*args, **kwargs)`: a handler, the `__call__` of a metaclass, or what `type.__call__` does."""
     vm.frames.tail = None
     handler = BUILTINS.get(cls)
     if handler is not None:
@@ -36,8 +35,8 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
     return instantiate(vm, cls, args, kwargs)
 
 
-def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
-    """`type.__call__`: `__new__`, then `__init__`."""
+def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
+    """What `type.__call__` does: `__new__`, then `__init__`."""
     refused = setting(cls)
     if refused is not None:
         raise Unsupported(Reason(*refused))
@@ -71,16 +70,18 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _calls_back(args: Args, kwargs: Kwargs) -> bool:
+    """Whether an `__init__` that runs natively is given a function, which it may call."""
     return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
 
 
-def _new_object(vm: VM, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
+def _new_object(vm: VM, cls: type, new: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     if new is object.__new__ or issubclass(cls, (dict, list, set)):
         return new(cls)
     return vm.native(new, (cls, *args), kwargs)
 
 
-def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> Any:
+def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
+    """The instance of a class whose `__new__` and `__init__` are both written in C."""
     if issubclass(cls, CONTAINER_BASES) and args:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):

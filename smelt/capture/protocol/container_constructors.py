@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import collections
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
 import torch
 
-from smelt.capture.base.handlers import BUILTINS, Handler, builtin
+from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.iteration import each, from_iterable
 
-_make: Any
-for _make in (tuple, list, set, frozenset, collections.deque, torch.Size):
-    BUILTINS[_make] = from_iterable(_make)
+_FROM_ITERABLES: tuple[type, ...] = (tuple, list, set, frozenset, collections.deque, torch.Size)
+BUILTINS.update((make, from_iterable(make)) for make in _FROM_ITERABLES)
 
 
-def _dict_maker(make: Any) -> Handler:
-    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+def _dict_maker(make: Callable[..., object]) -> Handler:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         return vm.native(make, [mapping_or_pairs(vm, a) for a in args], kwargs)
 
     return handler
@@ -31,13 +31,13 @@ BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
 
 
 @builtin(collections.Counter)
-def _counter(vm: VM, args: Any, kwargs: Any) -> Any:
+def _counter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     args = [mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args]
     return vm.native(collections.Counter, args, kwargs)
 
 
 @builtin(collections.defaultdict)
-def _defaultdict(vm: VM, args: Any, kwargs: Any) -> Any:
+def _defaultdict(vm: VM, args: Args, kwargs: Kwargs) -> object:
     factory, *rest = args if args else (None,)
     if factory is not None and factory not in (list, dict, set, int, float, tuple, str, bool):
         factory = vm.native_callable(factory)
@@ -45,11 +45,12 @@ def _defaultdict(vm: VM, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(dict.fromkeys)
-def _dict_fromkeys(vm: VM, args: Any, kwargs: Any) -> Any:
+def _dict_fromkeys(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return vm.native(dict.fromkeys, (vm.elements(args[0]), *args[1:]))
 
 
-def mapping_or_pairs(vm: VM, obj: Any) -> Any:
+def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[object, ...]]:
+    """What `dict(obj)` reads: the dictionary of a mapping, the pairs of any other iterable. Raises what `dict` raises."""
     if isinstance(obj, dict):
         return mapping(vm, obj)
     if python_method(vm, obj, "keys") is not None:
@@ -57,7 +58,7 @@ def mapping_or_pairs(vm: VM, obj: Any) -> Any:
     return [_pair(vm, i, pair) for i, pair in enumerate(each(vm, obj))]
 
 
-def _pair(vm: VM, number: int, pair: Any) -> Any:
+def _pair(vm: VM, number: int, pair: object) -> tuple[object, ...]:
     if not isinstance(pair, tuple):
         if not hasattr(type(pair), "__iter__") and not hasattr(type(pair), "__getitem__"):
             raise TypeError(f"cannot convert dictionary update sequence element #{number} to a sequence")
@@ -69,9 +70,10 @@ def _pair(vm: VM, number: int, pair: Any) -> Any:
     return pair
 
 
-def mapping(vm: VM, obj: Any) -> Any:
+def mapping(vm: VM, obj: object) -> dict[object, object]:
     """What `**obj` or `dict.update(obj)` reads, as a dictionary."""
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
-        return contents.view(vm.outside, obj, deep=False)
+        return cast("dict[object, object]", contents.view(vm.outside, obj, deep=False))
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
-    return vm.native(dict, ([(k, vm.subscript(obj, k)) for k in keys],))
+    pairs = [(k, vm.subscript(obj, k)) for k in keys]
+    return cast("dict[object, object]", vm.native(dict, (pairs,)))

@@ -7,11 +7,12 @@ import bisect
 import collections
 import heapq
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS
-from smelt.capture.base.values import MISSING, is_constant, is_identity, is_lookup_key
+from smelt.capture.base.values import MISSING, Container, is_constant, is_identity, is_lookup_key
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import polyfills
@@ -28,11 +29,15 @@ _BLIND_METHODS = frozenset(
 )  # fmt: skip
 
 
-def _directly(fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _directly(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     return fn(*args, **kwargs)
 
 
-def call_container_method(vm: VM, name: str, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+def call_container_method(
+    vm: VM, name: str, fn: Callable[..., object], owner: Container, args: Args, kwargs: Kwargs
+) -> object:
+    """`owner.name(*args, **kwargs)` of a container, for a method `fn` of C that has no handler. The elements of an outside
+    container are guarded, and the container is noted as changed unless the method is known to change nothing."""
     outside = vm.outside
     if name == "update" and isinstance(owner, dict):
         args = [mapping_or_pairs(vm, a) for a in args]
@@ -49,7 +54,7 @@ def call_container_method(vm: VM, name: str, fn: Any, owner: Any, args: Args, kw
     if name in PURE_METHODS:
         return wrapping.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     if name == "remove" and seen is not owner and isinstance(owner, list):
-        at = vm.native(seen.index, args)
+        at = vm.native(cast("list[object]", seen).index, args)
         assert isinstance(at, int)
         changes.touch(outside, owner)
         return list.__delitem__(owner, at)
@@ -57,8 +62,9 @@ def call_container_method(vm: VM, name: str, fn: Any, owner: Any, args: Args, kw
     return wrapping.fake(outside, run(fn, args, kwargs))
 
 
-def _known_key(vm: VM, obj: Any, key: Any) -> bool:
-    """Whether a read of `obj[key]` must be guarded, alone: the trace has not written that entry."""
+def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
+    """Whether a read of `obj[key]` must be guarded, that entry alone: the dictionary is from outside, and the trace has not
+    written the entry. Raises Unsupported for a key that a guard could not look up."""
     outside = vm.outside
     if id(obj) not in outside.origins:
         return False
@@ -75,7 +81,7 @@ def _known_key(vm: VM, obj: Any, key: Any) -> bool:
 
 
 @method(dict, "get")
-def _dict_get(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
+def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
     if _known_key(vm, obj, key):
         present = bool(vm.keyed(dict.__contains__, obj, key))
         vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
@@ -89,11 +95,12 @@ def _dict_get(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
 
 
 @method(dict, "__contains__")
-def _dict_contains(vm: VM, obj: Any, key: Any) -> bool:
+def _dict_contains(vm: VM, obj: dict[object, object], key: object) -> bool:
     return contains_key(vm, obj, key)
 
 
-def contains_key(vm: VM, obj: Any, key: Any) -> bool:
+def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
+    """`key in obj`; of an outside dictionary the answer is guarded, and nothing else of it."""
     present = bool(vm.keyed(dict.__contains__, obj, key))
     if _known_key(vm, obj, key):
         vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
@@ -101,7 +108,7 @@ def contains_key(vm: VM, obj: Any, key: Any) -> bool:
 
 
 @method(dict, "setdefault")
-def _dict_setdefault(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
+def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     changes.touch(vm.outside, obj)
@@ -109,7 +116,7 @@ def _dict_setdefault(vm: VM, obj: Any, key: Any, default: Any = None) -> Any:
 
 
 @method(dict, "pop")
-def _dict_pop(vm: VM, obj: Any, key: Any, *default: Any) -> Any:
+def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) -> object:
     if not contains_key(vm, obj, key):
         if default:
             return default[0]
@@ -121,12 +128,12 @@ def _dict_pop(vm: VM, obj: Any, key: Any, *default: Any) -> Any:
 
 
 @method(dict, "__getitem__")
-def _dict_getitem(vm: VM, obj: Any, key: Any) -> Any:
+def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
     return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
 
 
 @method(dict, "__setitem__")
-def _dict_setitem(vm: VM, obj: Any, key: Any, value: Any) -> None:
+def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
     changes.touch(vm.outside, obj)
     changes.note_store(vm.outside, obj, "item", key, value)
     if isinstance(obj, collections.OrderedDict):
@@ -136,20 +143,20 @@ def _dict_setitem(vm: VM, obj: Any, key: Any, value: Any) -> None:
 
 
 @method(list, "__getitem__")
-def _list_getitem(vm: VM, obj: Any, key: Any) -> Any:
+def _list_getitem(vm: VM, obj: list[object], key: object) -> object:
     if isinstance(key, slice) and id(obj) in vm.outside.origins:
         return list.__getitem__(contents.open(vm.outside, obj), key)
     return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
 
 
 @method(list, "append")
-def _list_append(vm: VM, obj: Any, value: Any) -> None:
+def _list_append(vm: VM, obj: list[object], value: object) -> None:
     changes.touch(vm.outside, obj)
     list.append(obj, value)
 
 
 @method(list, "__len__")
-def _list_len(vm: VM, obj: Any) -> int:
+def _list_len(vm: VM, obj: object) -> int:
     return container_len(vm, obj)
 
 
@@ -157,14 +164,16 @@ METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
 
 
 @builtin(collections._count_elements)  # type: ignore[attr-defined]
-def _count_elements(vm: VM, args: Any, kwargs: Any) -> None:
+def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
     """What `Counter.update` does for elements."""
     counts, elements = args
+    counts = cast("dict[object, object]", counts)
     for element in vm.elements(elements):
         vm.store_item(counts, element, vm.binary(operator.add, _dict_get(vm, counts, element, 0), 1))
 
 
-def _interpreted(polyfill: Any) -> Handler:
+def _interpreted(polyfill: Callable[..., object]) -> Handler:
+    """The handler of a function of C that changes its argument and compares elements: the machine runs it in Python."""
     return lambda vm, args, kwargs: vm.call(polyfill, tuple(args), kwargs)
 
 

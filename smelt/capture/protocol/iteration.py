@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 from smelt.capture.base.frames import Generator, VMCallable
-from smelt.capture.base.handlers import BUILTINS, Handler, builtin
+from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES
 from smelt.capture.machine.native_reach import PLAIN_ITERATORS
@@ -24,14 +24,14 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 
 
-def get_iter(vm: VM, obj: Any) -> Any:
+def get_iter(vm: VM, obj: object) -> object:
     """`iter(obj)`."""
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(obj)
     if kind is Generator:
         return obj
-    if kind is FakeTensor:
+    if type(obj) is FakeTensor:
         return iter(_rows(obj))
     if may_define_operators(kind):
         found = _python_iterator(vm, obj)
@@ -40,13 +40,14 @@ def get_iter(vm: VM, obj: Any) -> Any:
     return iter(iterable(vm, obj))
 
 
-def _rows(tensor: FakeTensor) -> Any:
+def _rows(tensor: FakeTensor) -> tuple[FakeTensor, ...]:
+    """What iteration over a tensor gives. Raises what iteration over a real one would."""
     if not tensor.spec.shape:
         raise TypeError("iteration over a 0-d tensor")
-    return tensor.unbind(0)
+    return cast("tuple[FakeTensor, ...]", tensor.unbind(0))
 
 
-def _python_iterator(vm: VM, obj: Any) -> Any:
+def _python_iterator(vm: VM, obj: object) -> object:
     """`iter(obj)` where that is Python code; None where it is not."""
     found = python_method(vm, obj, "__iter__")
     if found is not None:
@@ -62,28 +63,32 @@ def _python_iterator(vm: VM, obj: Any) -> Any:
     return None
 
 
-def iterable(vm: VM, obj: Any) -> Any:
-    """Something that native code may iterate to the same effect as `obj`."""
+def iterable(vm: VM, obj: object) -> Iterable[object]:
+    """Something that native code may iterate over to the same effect as over `obj`: what it is to raise for an object that
+    is not iterable, it raises itself."""
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
-        return obj
+        return cast("Iterable[object]", obj)
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
         return contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else obj
-    if kind is FakeTensor:
+    if type(obj) is FakeTensor:
         return _rows(obj)
     if may_define_operators(kind):
         found = _python_iterator(vm, obj)
         if found is not None:
-            return iterate(vm, found) if python_method(vm, found, "__next__") is not None else found
+            if python_method(vm, found, "__next__") is not None:
+                return iterate(vm, found)
+            return cast("Iterable[object]", found)
     if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
     vm.outside.facts.check_readable(obj)
-    return obj
+    return cast("Iterable[object]", obj)
 
 
-def iterate(vm: VM, iterator: Any) -> Any:
+def iterate(vm: VM, iterator: object) -> Iterator[object]:
+    """What is left of `iterator`, whose `__next__` the machine carries out."""
     while True:
         try:
             value = next_item(vm, iterator)
@@ -92,12 +97,12 @@ def iterate(vm: VM, iterator: Any) -> Any:
         yield value
 
 
-def next_item(vm: VM, iterator: Any) -> Any:
+def next_item(vm: VM, iterator: object) -> object:
     """`next(iterator)`. Raises StopIteration."""
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(iterator)
-    if kind is Generator:
+    if type(iterator) is Generator:
         return iterator.send(None)
     if may_define_operators(kind):
         found = python_method(vm, iterator, "__next__")
@@ -105,19 +110,20 @@ def next_item(vm: VM, iterator: Any) -> Any:
             return vm.call_function(found, (iterator,))
     if id(iterator) in vm.outside.origins:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
-    value = next(iterator) if kind in PLAIN_ITERATORS else vm.native(next, (iterator,))
+    plain = kind in PLAIN_ITERATORS
+    value = next(cast("Iterator[object]", iterator)) if plain else vm.native(next, (iterator,))
     return wrapping.fake(vm.outside, value) if type(value) is not FakeTensor else value
 
 
-def elements(vm: VM, obj: Any, limit: int | None = None, hinted: bool = False) -> Any:
+def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False) -> Sequence[object]:
     """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM. `hinted`: its length is
     asked first, as `list` does."""
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(obj)
-    if kind is tuple:
+    if type(obj) is tuple:
         return obj
-    if kind is list and id(obj) not in vm.outside.origins:
+    if type(obj) is list and id(obj) not in vm.outside.origins:
         return list(obj)
     values = iterable(vm, obj)
     if hinted and may_define_operators(kind):
@@ -125,11 +131,11 @@ def elements(vm: VM, obj: Any, limit: int | None = None, hinted: bool = False) -
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):
         values = itertools.islice(values, limit)
     if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:
-        values = vm.native(list, (values,))
+        values = cast("list[object]", vm.native(list, (values,)))
     return [v if type(v) is FakeTensor else wrapping.fake(vm.outside, v) for v in values]
 
 
-def each(vm: VM, obj: Any) -> Iterator[Any]:
+def each(vm: VM, obj: object) -> Iterator[object]:
     """The elements one after the other: what follows the last that is asked for is not touched."""
     iterator = vm.get_iter(obj)
     while True:
@@ -141,14 +147,14 @@ def each(vm: VM, obj: Any) -> Iterator[Any]:
 
 
 @builtin(iter)
-def _iter(vm: VM, args: Any, kwargs: Any) -> Any:
+def _iter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
         return iter(VMCallable(vm, args[0]), args[1])
     return vm.get_iter(args[0])
 
 
 @builtin(next)
-def _next(vm: VM, args: Any, kwargs: Any) -> Any:
+def _next(vm: VM, args: Args, kwargs: Kwargs) -> object:
     try:
         return vm.next(args[0])
     except StopIteration:
@@ -158,41 +164,43 @@ def _next(vm: VM, args: Any, kwargs: Any) -> Any:
 
 
 @builtin(reversed)
-def _reversed(vm: VM, args: Any, kwargs: Any) -> Any:
+def _reversed(vm: VM, args: Args, kwargs: Kwargs) -> object:
     (obj,) = args
     found = python_method(vm, obj, "__reversed__")
     if found is not None:
         return vm.call_function(found, (obj,))
     if python_method(vm, obj, "__getitem__") is not None:
         return vm.call(polyfills.reversed_sequence, (obj,), {})
-    return reversed(vm.iterable(obj))  # type: ignore[call-overload]  # raises what `reversed` raises
+    return reversed(cast("Sequence[object]", vm.iterable(obj)))  # raises what `reversed` raises
 
 
 @builtin(zip)
-def _zip(vm: VM, args: Any, kwargs: Any) -> Any:
-    return zip(*[vm.iterable(a) for a in args], **kwargs)
+def _zip(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return zip(*[vm.iterable(a) for a in args], **cast("dict[str, bool]", kwargs))
 
 
 @builtin(map)
-def _map(vm: VM, args: Any, kwargs: Any) -> Any:
+def _map(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, *rest = args
     return map(vm.native_callable(fn), *[vm.iterable(a) for a in rest])
 
 
 @builtin(filter)
-def _filter(vm: VM, args: Any, kwargs: Any) -> Any:
+def _filter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, values = args
     return filter(None if fn is None else vm.native_callable(fn), vm.iterable(values))
 
 
 @builtin(sorted)
-def _sorted(vm: VM, args: Any, kwargs: Any) -> Any:
+def _sorted(vm: VM, args: Args, kwargs: Kwargs) -> object:
     kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
     return vm.native(sorted, (vm.elements(args[0], hinted=True),), kwargs)
 
 
 def _quantifier(stop: bool) -> Handler:
-    def handler(vm: VM, args: Any, kwargs: Any) -> bool:
+    """`any` (which stops at True) and `all` (at False): elements behind the one that decides are not asked for."""
+
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         for value in each(vm, args[0]):
             if vm.truth(value) is stop:
                 return stop
@@ -206,15 +214,15 @@ BUILTINS[any] = _quantifier(True)
 
 
 @builtin(sum)
-def _sum(vm: VM, args: Any, kwargs: Any) -> Any:
+def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
     total = kwargs.get("start", args[1] if len(args) > 1 else 0)
     for value in each(vm, args[0]):
         total = vm.binary(operator.add, total, value)
     return total
 
 
-def _extreme(choose: Any) -> Handler:
-    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+def _extreme(choose: Callable[..., object]) -> Handler:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
         if len(args) == 1:
             return vm.native(choose, (vm.elements(args[0]),), kwargs)
@@ -228,13 +236,15 @@ BUILTINS[max] = _extreme(max)
 
 
 @builtin(functools.reduce)
-def _reduce(vm: VM, args: Any, kwargs: Any) -> Any:
+def _reduce(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, values, *rest = args
     return functools.reduce(vm.native_callable(fn), vm.elements(values), *rest)
 
 
-def from_iterable(make: Any) -> Handler:
-    def handler(vm: VM, args: Any, kwargs: Any) -> Any:
+def from_iterable(make: Callable[..., object]) -> Handler:
+    """The handler of a builtin whose first argument is an iterable that it walks through to the end."""
+
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args:
             return make(**kwargs)
         return vm.native(make, (vm.elements(args[0], hinted=make in (list, tuple)), *args[1:]), kwargs)

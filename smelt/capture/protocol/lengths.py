@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any
+from collections.abc import Sized
+from typing import SupportsIndex, cast
 
-from smelt.capture.base.handlers import builtin
+from smelt.capture.base.handlers import Args, Kwargs, builtin
 from smelt.capture.base.values import CONTAINER_BASES
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
@@ -16,7 +17,7 @@ from smelt.trace.fake import FakeTensor
 
 
 @builtin(len)
-def _len(vm: VM, args: Any, kwargs: Any) -> int:
+def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
     if type(obj) is FakeTensor:
         if not obj.spec.shape:
@@ -28,25 +29,26 @@ def _len(vm: VM, args: Any, kwargs: Any) -> int:
     return container_len(vm, obj)
 
 
-def checked_len(found: Any) -> int:
-    """What `__len__` gave. Raises as the interpreter would."""
-    length = operator.index(found)
+def checked_len(found: object) -> int:
+    """What `__len__` returned, as a length. Raises TypeError or ValueError as the interpreter would."""
+    length = operator.index(cast(SupportsIndex, found))
     if length < 0:
         raise ValueError("__len__() should return >= 0")
     return length
 
 
-def container_len(vm: VM, obj: Any) -> int:
+def container_len(vm: VM, obj: object) -> int:
+    """`len(obj)` where no Python code is behind it; that of an outside container is guarded."""
     outside = vm.outside
     outside.facts.check_readable(obj)
     if outside.opened.stale:
         contents.update_copies(outside)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
         outside.facts.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
-    return len(obj)
+    return len(cast(Sized, obj))
 
 
-def ask_length(vm: VM, obj: Any) -> None:
+def ask_length(vm: VM, obj: object) -> None:
     """What `operator.length_hint(obj)` runs of the user's code."""
     for name in ("__len__", "__length_hint__"):
         found = python_method(vm, obj, name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
+import functools
 import types
-from typing import Any
 
 from smelt.capture.base.handlers import FUNCTIONS, Args, Kwargs
 from smelt.capture.base.values import MISSING, FunctionType, is_constant
@@ -17,8 +17,8 @@ from smelt.reasons import OUTPUT, Reason
 from smelt.trace.symbols import plain
 
 
-def call_lru_cached(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A cached function: its own cache answers, and is guarded; where it cannot be, the function is interpreted."""
+def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
+    """A call of a cached function. Its own cache answers and is guarded; where it cannot be, the function is interpreted."""
     handler = FUNCTIONS.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
@@ -51,8 +51,9 @@ _OUTPUT = frozenset(
 )
 
 
-def _cached_output(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A cached function that writes something: the compiled frame calls it for real, so that its cache decides."""
+def _cached_output(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
+    """The call of a cached function that prints or logs: the compiled frame makes it for real, so that its cache decides
+    whether anything is written. Raises Unsupported where the function does more than that."""
     vm.frames.tail = None
     log = vm.outside.log
     calls, changed = len(log.calls), log.changed
@@ -65,7 +66,8 @@ def _cached_output(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> bool:
+    """Whether the compiled frame may hold `value` for good, to call the function with it."""
     return (
         is_constant(value)
         or isinstance(value, (type, enum.Enum, FunctionType, types.ModuleType))
@@ -73,6 +75,6 @@ def _is_key(value: Any) -> bool:
     )
 
 
-def _makes_tensors(fn: Any) -> bool:
+def _makes_tensors(fn: object) -> bool:
     code = getattr(fn, "__code__", None)
     return code is None or "torch" in code.co_names

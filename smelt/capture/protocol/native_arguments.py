@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
-import torch.utils.checkpoint
 
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS
@@ -29,21 +28,23 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 
+_HEAP_TYPE = 1 << 9
 
-def native_callable(vm: VM, fn: Any) -> Callable[..., object]:
-    """`fn` as native code may call it."""
+
+def native_callable(vm: VM, fn: object) -> Callable[..., object]:
+    """`fn` as native code may call it: wrapped, so that the call comes back to the machine, where that has to make it."""
     if type(fn) is BuiltinType:
         return VMCallable(vm, fn) if has_effects(fn) else fn
-    return VMCallable(vm, fn) if _is_python(vm, fn) else fn
+    return VMCallable(vm, fn) if _is_python(vm, fn) else cast("Callable[..., object]", fn)
 
 
-def native_argument(vm: VM, value: Any) -> Any:
-    """An argument of a native function: Python callables come back to the VM. Raises Unsupported for an outside
+def native_argument(vm: VM, value: object) -> object:
+    """`value` as an argument of native code: Python callables come back to the machine. Raises Unsupported for an outside
     object of C that holds data (an array, a buffer): what native code reads from it could not be guarded."""
     kind = type(value)
     if kind in (FunctionType, MethodType):
         return VMCallable(vm, value) if _is_python(vm, value) else value
-    if kind is functools.partial or (kind is BuiltinType and has_effects(value)):
+    if kind is functools.partial or (type(value) is BuiltinType and has_effects(value)):
         return VMCallable(vm, value)
     vm.outside.facts.use_content(value)
     if id(value) in vm.outside.origins and is_opaque(value):
@@ -51,11 +52,12 @@ def native_argument(vm: VM, value: Any) -> Any:
     return value
 
 
-def _is_python(vm: VM, fn: Any) -> bool:
+def _is_python(vm: VM, fn: object) -> bool:
+    """Whether a call of `fn` is for the machine: it runs Python code of the user's, or has a handler."""
     kind = type(fn)
-    if kind is FunctionType:
+    if type(fn) is FunctionType:
         return fn in FUNCTIONS or fn in REFUSED or not is_native_module(fn.__globals__.get("__name__"))
-    if kind is MethodType:
+    if type(fn) is MethodType:
         return _is_python(vm, fn.__func__)
     if kind is functools.partial:
         return True
@@ -65,9 +67,9 @@ def _is_python(vm: VM, fn: Any) -> bool:
     return vm.type_info(kind).find("__call__")[0] is FUNCTION
 
 
-def has_effects(fn: Any) -> bool:
-    """Whether the VM must make a call of a C function that native code holds: it has a handler, is refused, or changes
-    the object that it is bound to."""
+def has_effects(fn: BuiltinType) -> bool:
+    """Whether the machine must make the call of a C function that native code holds: the function has a handler, is refused,
+    or may change the object that it is bound to."""
     if fn.__hash__ is None:
         return True
     owner = fn.__self__
@@ -76,15 +78,15 @@ def has_effects(fn: Any) -> bool:
     return not _is_constant_owner(owner)
 
 
-def _is_constant_owner(owner: Any) -> bool:
+def _is_constant_owner(owner: object) -> bool:
     return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
 
 
-def is_opaque(value: Any) -> bool:
+def is_opaque(value: object) -> bool:
     """Whether a value is an instance of a C class whose contents the VM cannot guard."""
     kind = type(value)
     if (
-        kind.__flags__ & (1 << 9)
+        kind.__flags__ & _HEAP_TYPE
         or kind in LEAF_TYPES
         or kind in PURE_TYPES
         or kind in CALLERS

@@ -10,15 +10,15 @@ import functools
 import io
 import random
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
 import torch
-import torch.utils.checkpoint
 
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, CODES, METHODS, TENSOR_METHODS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS, PURE_TYPES, REFUSED, refusal, setting
-from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, FunctionType, MethodType
+from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, BuiltinType, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, callbacks, context_managers, library_reads, symbolic_numbers
@@ -30,8 +30,10 @@ from smelt.reasons import RANDOM_STATE, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain_parts
 
+Descriptor = types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType
 
-def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+
+def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """A Python function of torch or the standard library, run for real."""
     vm.frames.tail = None
     handler = CODES.get(fn.__code__)
@@ -56,12 +58,12 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
 _INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "enum", "abc", "dataclasses"))
 
 
-def _introspect(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     for value in (*args, *kwargs.values()):
         if type(value) is FunctionType and id(value) in vm.outside.origins:
             library_reads.use_signature(vm.outside, value)
 
-    def given(value: Any) -> Any:
+    def given(value: object) -> object:
         return value if type(value) in _SHOWN else vm.native_argument(contents.view(vm.outside, value))
 
     return wrapping.fake(
@@ -69,10 +71,11 @@ def _introspect(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     )
 
 
-_SHOWN = (FunctionType, MethodType, types.BuiltinFunctionType)
+_SHOWN = (FunctionType, MethodType, BuiltinType)
 
 
-def run_native(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+    """The call of `fn` with what native code may see of the arguments; its result as a value of the machine."""
     view = functools.partial(contents.view, vm.outside)
     args = [
         a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args
@@ -85,11 +88,12 @@ def run_native(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return result if type(result) is FakeTensor else wrapping.fake(vm.outside, result)
 
 
-def call_torch_operator(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def call_torch_operator(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+    """`torch.ops.aten.name(...)`, with or without an overload."""
     return run_native(vm, fn, args, kwargs)
 
 
-def call_builtin(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     """A function or bound method written in C."""
     vm.frames.tail = None
     handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
@@ -118,7 +122,7 @@ def is_free(owner: object) -> bool:
     return type(owner).__name__.startswith("pybind11_detail_function_record")
 
 
-def call_descriptor(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> object:
     """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
     vm.frames.tail = None
     handler = BUILTINS.get(fn)
@@ -137,21 +141,25 @@ def call_descriptor(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
 
 
-def call_method_wrapper(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
     """`x.__add__` of a C class, bound."""
     vm.frames.tail = None
     handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if handler is not None:
         return handler(vm, (fn.__self__, *args), kwargs)
     if fn.__name__ in ("__set__", "__delete__") and args and type(args[0]) is FakeTensor:
-        return attributes.store_attr(vm, args[0], fn.__self__.__name__, *args[1:])
+        member = cast("types.GetSetDescriptorType", fn.__self__)
+        attributes.store_attr(vm, args[0], member.__name__, *args[1:])
+        return None
     return call_bound(vm, fn.__name__, fn, fn.__self__, args, kwargs)
 
 
-def call_bound(vm: VM, name: str, fn: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A C method `name` of `owner`; `fn` is bound to it."""
+def call_bound(
+    vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
+) -> object:
+    """The call of `fn`, which is the C method `name` of `owner`, bound."""
     kind = type(owner)
-    if kind is FakeTensor:
+    if type(owner) is FakeTensor:
         handler = TENSOR_METHODS.get(name)
         state = attributes.TENSOR_STATE.get(name)
         # `x.name` bound earlier, or `Tensor.name(x)`
@@ -191,11 +199,13 @@ def call_bound(vm: VM, name: str, fn: Any, owner: Any, args: Args, kwargs: Kwarg
 _NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))
 
 
-def _is_known(owner: Any) -> bool:
+def _is_known(owner: object) -> bool:
+    """Whether the methods of `owner` are known: it is a constant, a container, a text, a tuple or a tensor."""
     return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
 
 
 def _base_type(kind: type) -> type:
+    """The class under which `METHODS` has the methods of `kind`."""
     return next((b for b in CONTAINER_BASES if issubclass(kind, b)), kind)
 
 
@@ -205,7 +215,8 @@ IMMUTABLE = (
 )  # fmt: skip
 
 
-def _check_native_object(vm: VM, name: str, owner: Any) -> None:
+def _check_native_object(vm: VM, name: str, owner: object) -> None:
+    """Raises Unsupported for a method of an outside object of C that may change it, or that reads what no guard sees."""
     kind = type(owner)
     vm.outside.facts.use_content(owner)
     if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *IMMUTABLE)):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 
 from smelt.capture.base.handlers import Args, Kwargs, unsupported
@@ -23,12 +22,12 @@ _GLOBAL_HOOKS = (
 )
 
 
-def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-    """`nn.Module.__call__`: straight to `forward` when no hook is registered anywhere, guarded."""
+def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
+    """`module(*args, **kwargs)`. Raises Unsupported for hooks on backwards while gradients are recorded."""
     if torch.is_grad_enabled() and _has_backward_hooks(module):
         raise unsupported("a module with backward hooks")
     if _has_hooks(vm, module):
-        return interpret(vm, nn.Module._call_impl, (module, *args), kwargs)
+        return interpret(vm, cast(FunctionType, nn.Module._call_impl), (module, *args), kwargs)
     origin = vm.outside.origins.get(id(module))
     if origin is not None:
         vm.outside.facts.guard("no_hooks", origin)
@@ -50,6 +49,7 @@ def _has_backward_hooks(module: nn.Module) -> bool:
 
 
 def _has_hooks(vm: VM, module: nn.Module) -> bool:
+    """Whether `__call__` does more than to call `forward`. That no hook is registered for all modules is guarded here."""
     own = module.__dict__
     if any(
         own.get(n) for n in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import collections
 import operator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.type_info import ABSENT, FUNCTION
-from smelt.capture.base.values import CONTAINER_BASES, is_constant, is_identity
+from smelt.capture.base.values import CONTAINER_BASES, Container, is_constant, is_identity
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import formatting, symbolic_numbers
@@ -25,6 +26,7 @@ from smelt.capture.standins import texts
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, plain
 
+_Items = Sequence[object]
 _NAMES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
     operator.floordiv: "floordiv", operator.mod: "mod",
@@ -42,16 +44,16 @@ _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
 _HEAP_TYPE = 1 << 9
 
 
-def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
+def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` for a function of the operator module."""
     a, b = type(left), type(right)
     if a is str and fn is operator.mod:
-        return formatting.percent(vm, left, right)
+        return formatting.percent(vm, cast(str, left), right)
     if a is texts.Text or b is texts.Text:
         return texts.binary(fn, left, right)
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
         if a is tuple and b is tuple and fn in _EQUALITY:
-            return _equal_items(vm, left, right) is (fn is operator.eq)
+            return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
         return fn(left, right) if a is not tuple and b is not tuple else vm.native(fn, (left, right))
     if a is list and b is list and fn in _EQUALITY:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
@@ -72,14 +74,14 @@ def binary(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     )
 
 
-def _equal_items(vm: VM, left: Any, right: Any) -> bool:
-    """Equality of sequences, element by element: what is compared may be outside objects, or Python code."""
+def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
+    """Equality of sequences, element by element: an element may be from outside, or have an `__eq__` written in Python."""
     if len(left) != len(right):
         return False
     return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
 
 
-def _in_place(vm: VM, fn: Any, left: Any, right: Any) -> Any:
+def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
     if isinstance(left, list) and fn is operator.iadd:
         right = elements(vm, right)
     else:
@@ -90,7 +92,7 @@ def _in_place(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     return vm.native(fn, (left, right))
 
 
-def _python_operator(vm: VM, fn: Any, left: Any, right: Any) -> Any:
+def _python_operator(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     asked, written = False, fn
     if fn in _IN_PLACE:
         plain = _IN_PLACE[fn]
@@ -118,8 +120,11 @@ def _python_operator(vm: VM, fn: Any, left: Any, right: Any) -> Any:
     return _refused_by_both(written, left, right) if asked else NotImplemented
 
 
-def _tries(vm: VM, fn: Any, names: tuple[str, str], left: Any, right: Any) -> list[tuple[Any, str, Any]]:
-    """Whose method is asked, in order: a subclass on the right first, but for arithmetic only if it has its own."""
+def _tries(
+    vm: VM, fn: Callable[..., object], names: tuple[str, str], left: object, right: object
+) -> list[tuple[object, str, object]]:
+    """Which methods are asked, in order, each as (object, name, other operand). A subclass on the right comes first, for
+    arithmetic only if it has a method of its own."""
     forward, reflected = (left, names[0], right), (right, names[1], left)
     a, b = type(left), type(right)
     if a is b:
@@ -135,7 +140,7 @@ def _differs(vm: VM, a: type, b: type, name: str) -> bool:
     return vm.type_info(a).find(name)[1] is not vm.type_info(b).find(name)[1]
 
 
-def _inverted_equality(vm: VM, obj: Any, other: Any) -> Any:
+def _inverted_equality(vm: VM, obj: object, other: object) -> object:
     """`object.__ne__`."""
     if vm.type_info(type(obj)).find("__ne__")[1] is not object.__ne__:
         return NotImplemented
@@ -144,8 +149,8 @@ def _inverted_equality(vm: VM, obj: Any, other: Any) -> Any:
     return result if result is NotImplemented else not truth(vm, result)
 
 
-def _refused_by_both(fn: Any, left: Any, right: Any) -> Any:
-    """The operator where methods in Python have been asked and did not know: not asked again by native code."""
+def _refused_by_both(fn: Callable[..., object], left: object, right: object) -> object:
+    """What the operator gives where methods in Python have returned NotImplemented, without calling them once more."""
     stand_ins = [_stand_in(v) for v in (left, right)]
     if any(v is None for v in stand_ins):
         return NotImplemented
@@ -154,7 +159,7 @@ def _refused_by_both(fn: Any, left: Any, right: Any) -> Any:
     return fn(*stand_ins)  # raises, with the names of their classes
 
 
-def _stand_in(value: Any) -> Any:
+def _stand_in(value: object) -> object:
     """An object without operators whose class has the same name; None for classes that inherit from another of C."""
     kind = type(value)
     if kind is FakeTensor:
@@ -170,7 +175,7 @@ def _stand_in_class(name: str) -> type:
     return type(name, (), {})
 
 
-def truth(vm: VM, value: Any) -> bool:
+def truth(vm: VM, value: object) -> bool:
     """`bool(value)`."""
     kind = type(value)
     if kind in SIMPLE_TYPES:
@@ -192,7 +197,7 @@ def truth(vm: VM, value: Any) -> bool:
     return bool(vm.native(bool, (value,)))
 
 
-def _checked_truth(name: str, result: Any) -> bool:
+def _checked_truth(name: str, result: object) -> bool:
     """What `__bool__` or `__len__` gave. Raises as the interpreter would."""
     if name == "__len__":
         return checked_len(result) != 0
@@ -201,7 +206,7 @@ def _checked_truth(name: str, result: Any) -> bool:
     return result
 
 
-def same(vm: VM, left: Any, right: Any) -> bool:
+def same(vm: VM, left: object, right: object) -> bool:
     """`left is right`. That two outside objects are different is guarded."""
     if left is right:
         return True
@@ -215,7 +220,7 @@ def same(vm: VM, left: Any, right: Any) -> bool:
     return False
 
 
-def contains(vm: VM, value: Any, container: Any) -> bool:
+def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-def reversed_sequence(obj: Any) -> Iterator[Any]:
+class _Indexable(Protocol[T_co]):
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+class _Orderable(Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+O = TypeVar("O", bound=_Orderable)
+
+
+def reversed_sequence(obj: Sequence[T]) -> Iterator[T]:
+    """The iterator of `reversed` over an object without `__reversed__`."""
     for i in range(len(obj) - 1, -1, -1):
         yield obj[i]
 
 
-def iterate_sequence(obj: Any) -> Iterator[Any]:
+def iterate_sequence(obj: _Indexable[T]) -> Iterator[T]:
     """The iterator of an object with `__getitem__` only."""
     i = 0
     while True:
@@ -27,12 +42,12 @@ def iterate_sequence(obj: Any) -> Iterator[Any]:
 # As Lib/heapq.py and Lib/bisect.py have them.
 
 
-def heappush(heap: list[Any], item: Any) -> None:
+def heappush(heap: list[O], item: O) -> None:
     heap.append(item)
     _sift_down(heap, 0, len(heap) - 1)
 
 
-def heappop(heap: list[Any]) -> Any:
+def heappop(heap: list[O]) -> O:
     last = heap.pop()
     if heap:
         first = heap[0]
@@ -42,26 +57,26 @@ def heappop(heap: list[Any]) -> Any:
     return last
 
 
-def heapreplace(heap: list[Any], item: Any) -> Any:
+def heapreplace(heap: list[O], item: O) -> O:
     first = heap[0]
     heap[0] = item
     _sift_up(heap, 0)
     return first
 
 
-def heappushpop(heap: list[Any], item: Any) -> Any:
+def heappushpop(heap: list[O], item: O) -> O:
     if heap and heap[0] < item:
         item, heap[0] = heap[0], item
         _sift_up(heap, 0)
     return item
 
 
-def heapify(x: list[Any]) -> None:
+def heapify(x: list[O]) -> None:
     for i in reversed(range(len(x) // 2)):
         _sift_up(x, i)
 
 
-def _sift_down(heap: list[Any], start: int, at: int) -> None:
+def _sift_down(heap: list[O], start: int, at: int) -> None:
     new = heap[at]
     while at > start:
         parent = (at - 1) >> 1
@@ -72,7 +87,7 @@ def _sift_down(heap: list[Any], start: int, at: int) -> None:
     heap[at] = new
 
 
-def _sift_up(heap: list[Any], at: int) -> None:
+def _sift_up(heap: list[O], at: int) -> None:
     end, start, new = len(heap), at, heap[at]
     child = 2 * at + 1
     while child < end:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import REFUSED, is_never_entered, runs_natively
@@ -17,7 +15,8 @@ from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STAT
 COROUTINE, ASYNC_GENERATOR = 0x80, 0x200  # CO_COROUTINE and CO_ASYNC_GENERATOR of `co_flags`
 
 
-def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = None) -> Any:
+def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = None) -> object:
+    """`fn(*args, **kwargs)`. Raises Unsupported where the function is refused, or marked as one to leave alone."""
     kwargs = kwargs if kwargs is not None else {}
     handler = FUNCTIONS.get(fn)
     if handler is not None:
@@ -52,6 +51,7 @@ def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:
 
 
 def _check_marks(fn: FunctionType) -> None:
+    """Raises Unsupported for a function that was disabled for compilers, or that asks for a graph break."""
     marks = fn.__dict__
     if marks.get("_torchdynamo_disable") or marks.get("__smelt_disable__"):
         raise Unsupported(Reason(DISABLED, fn.__qualname__))
@@ -59,8 +59,8 @@ def _check_marks(fn: FunctionType) -> None:
         raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
 
 
-def interpret(vm: VM, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Runs a Python function in the VM."""
+def interpret(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    """Runs a Python function in the machine, whatever the tables of native functions say of it."""
     vm.outside.facts.use_function(fn)
     code = vm.decode(fn.__code__)
     if code.flags & (COROUTINE | ASYNC_GENERATOR):

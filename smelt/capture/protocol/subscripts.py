@@ -5,10 +5,18 @@ from __future__ import annotations
 import collections
 import enum
 import operator
-from typing import Any
+from collections.abc import Sized
+from typing import cast
 
 from smelt.capture.base.handlers import BUILTINS
-from smelt.capture.base.values import CONTAINER_BASES, CONTAINER_TYPES, MISSING, is_constant, is_identity
+from smelt.capture.base.values import (
+    CONTAINER_BASES,
+    CONTAINER_TYPES,
+    MISSING,
+    Container,
+    is_constant,
+    is_identity,
+)
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol.attributes import python_method
@@ -22,17 +30,17 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain_parts
 
 
-def subscript(vm: VM, obj: Any, key: Any) -> Any:
+def subscript(vm: VM, obj: object, key: object) -> object:
     """`obj[key]`."""
     kind = type(obj)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
-    if kind is FakeTensor:
+    if type(obj) is FakeTensor:
         return obj[contents.view(vm.outside, key)]
     if kind in SIMPLE_TYPES and kind is not type:
         return vm.keyed(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
-        return _container_item(vm, obj, key)
+        return _container_item(vm, cast(Container, obj), key)
     if isinstance(obj, type):
         return _class_item(vm, obj, key)
     found = python_method(vm, obj, "__getitem__")
@@ -46,42 +54,43 @@ def subscript(vm: VM, obj: Any, key: Any) -> Any:
     return wrapping.fake(vm.outside, vm.native(operator.getitem, (obj, contents.view(vm.outside, key))))
 
 
-def found_by(vm: VM, obj: Any, key: Any) -> Any:
-    """What `key` is to a dictionary from outside: the tensor itself instead of its fake."""
+def found_by(vm: VM, obj: object, key: object) -> object:
+    """The key with which `obj` is to be looked up: an outside dictionary holds the tensor itself, not its fake."""
     if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.origins:
         real = vm.trace.real(key)
         return key if real is None else real
     return key
 
 
-def _plain_key(obj: Any, key: Any) -> Any:
-    """A key that native code looks up holds no symbolic numbers."""
+def _plain_key(obj: object, key: object) -> object:
+    """`key`; without symbolic numbers in it where native code looks it up."""
     native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
     return plain_parts(key) if native else key
 
 
-def _class_item(vm: VM, cls: Any, key: Any) -> Any:
+def _class_item(vm: VM, cls: type, key: object) -> object:
     found = python_method(vm, cls, "__getitem__")
     if found is None or isinstance(cls, enum.EnumMeta):
         return vm.native(operator.getitem, (cls, key))
     return vm.call_function(found, (cls, key))
 
 
-def _container_item(vm: VM, obj: Any, key: Any) -> Any:
+def _container_item(vm: VM, obj: Container, key: object) -> object:
     outside = vm.outside
     key = found_by(vm, obj, key)
     if id(obj) in outside.origins:
         if isinstance(key, slice):
-            return contents.open(outside, obj)[key]
+            return operator.getitem(cast("list[object]", contents.open(outside, obj)), key)
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key)
     elif isinstance(obj, dict) and not vm.keyed(dict.__contains__, obj, key):
         return _missing_item(vm, obj, key)
-    base: Any = next(b for b in CONTAINER_BASES if isinstance(obj, b))
+    base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(obj, b)))
     return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
 
 
-def _missing_item(vm: VM, obj: Any, key: Any) -> Any:
+def _missing_item(vm: VM, obj: dict[object, object], key: object) -> object:
+    """What `obj[key]` is for a key that the dictionary does not have. Raises KeyError."""
     contains_key(vm, obj, key)
     if isinstance(obj, collections.Counter):
         return 0
@@ -100,14 +109,14 @@ def _missing_item(vm: VM, obj: Any, key: Any) -> Any:
     return obj[key]
 
 
-def item_value(vm: VM, obj: Any, key: Any, value: Any) -> Any:
-    """What was read at `obj[key]`, guarded unless the trace wrote it."""
+def item_value(vm: VM, obj: object, key: object, value: object) -> object:
+    """`value`, which the container `obj` has at `key`, as a value of the machine: guarded unless the trace wrote it."""
     outside = vm.outside
     if id(obj) not in outside.origins:
         return wrapping.fake(outside, value)
     if type(key) is int and key < 0 and not isinstance(obj, dict):
         container_len(vm, obj)
-        key += len(obj)
+        key += len(cast(Sized, obj))
     if not outside.log.is_original(obj, key, value):
         return value
     if not (is_constant(key) or is_identity(key)):
@@ -122,12 +131,12 @@ def item_value(vm: VM, obj: Any, key: Any, value: Any) -> Any:
     return found
 
 
-def store_item(vm: VM, obj: Any, key: Any, value: Any) -> None:
+def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     """`obj[key] = value`."""
     kind = type(obj)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
-    if kind is FakeTensor:
+    if type(obj) is FakeTensor:
         obj[contents.view(vm.outside, key)] = contents.view(vm.outside, value)
         return
     found = python_method(vm, obj, "__setitem__")
@@ -151,7 +160,7 @@ def store_item(vm: VM, obj: Any, key: Any, value: Any) -> None:
     vm.native(operator.setitem, (obj, key, value))
 
 
-def delete_item(vm: VM, obj: Any, key: Any) -> None:
+def delete_item(vm: VM, obj: object, key: object) -> None:
     """`del obj[key]`."""
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
