@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from smelt.errors import PlanError, VerificationError
 from smelt.graph.ir import TensorSpec
 from smelt.plan.code import Function, Library, Processor
+from smelt.plan.conforms import fields_of
 from smelt.plan.encoding import Reader, Writer
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together, View
 from smelt.plan.verify import verify
@@ -38,6 +38,8 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     10: (Processor, ("triple", "name", "features")),
 }
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
+# A library: its processor, object files, exports, and where among the libraries each imported symbol is defined.
+LibraryFields = tuple[Processor, tuple[bytes, ...], tuple[str, ...], dict[str, int]]
 # Fields of a plan, in order, behind torch's version, the libraries and the kernels.
 PLAN = ("n_inputs", "constants", "n_registers", "steps", "outputs", "arena_bytes", "release_gil", "numbers")
 
@@ -65,9 +67,7 @@ def from_bytes(data: bytes) -> Plan:
     try:
         plan = _read_plan(reader)
         verify(plan)
-    except (VerificationError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
-        if isinstance(error, PlanError):
-            raise
+    except VerificationError as error:
         raise PlanError(f"no plan, although the checksum holds: {error}") from error
     if not reader.at_end():
         raise PlanError("bytes behind the plan")
@@ -89,16 +89,26 @@ def _body(data: bytes) -> bytes:
 
 
 def _read_plan(reader: Reader) -> Plan:
-    version = reader.value()
+    version = reader.of(str)
     if version != str(torch.__version__):
         raise PlanError(f"a plan made with torch {version}; operators of {torch.__version__} may differ")
     libraries: list[Library] = []
-    for processor, objects, exports, imports in reader.value():
+    for processor, objects, exports, imports in reader.of(list[LibraryFields]):
         libraries.append(
             Library(processor, objects, exports, {s: _at(libraries, i) for s, i in imports.items()})
         )
-    kernels = {symbol: Function(_at(libraries, i), name) for symbol, (i, name) in reader.value().items()}
-    return Plan(kernels=kernels, **{field: reader.value() for field in PLAN})
+    kernels = {
+        symbol: _exported(_at(libraries, i), name)
+        for symbol, (i, name) in reader.of(dict[str, tuple[int, str]]).items()
+    }
+    declared = fields_of(Plan)
+    return Plan(kernels=kernels, **{field: reader.like(declared[field], field) for field in PLAN})
+
+
+def _exported(library: Library, name: str) -> Function:
+    if name not in library.exports:
+        raise PlanError(f"a library without the function {name}")
+    return Function(library, name)
 
 
 def _at(libraries: Sequence[Library], place: int) -> Library:
@@ -107,7 +117,7 @@ def _at(libraries: Sequence[Library], place: int) -> Library:
     return libraries[place]
 
 
-def _library_fields(library: Library, place: Mapping[Library, int]) -> tuple[Any, ...]:
+def _library_fields(library: Library, place: Mapping[Library, int]) -> LibraryFields:
     imports = {symbol: place[other] for symbol, other in library.imports.items()}
     return library.processor, library.objects, library.exports, imports
 

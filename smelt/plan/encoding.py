@@ -1,19 +1,29 @@
 """Values as bytes and back: a tag of one byte, then what the tag says. docs/plan.md lists the tags.
 
+Bytes may be damaged or made up: whoever reads a value says of which type it has to be (`Reader.of`); a record's fields are
+what its class declares.
+
 Nothing is looked up by a name in the bytes but torch's dtypes, layouts, memory formats and operators, and nothing is called.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from smelt.errors import PlanError
-from smelt.graph.sizes import Expr, Quotient, Size, Sym
+from smelt.graph.sizes import Atom, Expr, Quotient, Size, Sym
+from smelt.plan.conforms import fields_of, name_of, test_of
+
+T = TypeVar("T")
+DEPTH = 100  # of values inside values: a fifth of the frames that Python allows by default
+INT_BYTES = 32  # of an integer; what is printed of a plan stays short
+INT64 = 1 << 63
 
 Value = Any  # what an ATen call may be given, and tuples, lists and dicts of it
 
@@ -24,9 +34,17 @@ class Writer:
     def __init__(self, records: Mapping[type, tuple[int, Sequence[str]]]) -> None:
         self.data = bytearray()
         self._records = records  # class -> number, fields in order
+        self._depth = 0
 
     def value(self, value: Value) -> None:
         """Raises PlanError for what has no form in bytes."""
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise PlanError(f"values nested more than {DEPTH} deep have no form in bytes")
+        self._tagged(value)
+        self._depth -= 1
+
+    def _tagged(self, value: Value) -> None:
         kind = type(value)
         if kind in self._records:
             number, fields = self._records[kind]
@@ -69,14 +87,32 @@ class Reader:
     def __init__(self, data: bytes, records: Mapping[int, tuple[type, Sequence[str]]]) -> None:
         self._data, self._at = data, 0
         self._records = records
+        self._depth = 0
+
+    def of(self, annotation: type[T]) -> T:
+        """The next value, which has to be what a type annotation says: a class, `tuple[int, ...]`, `dict[str, Any]`."""
+        read: T = self.like(annotation, "a value")
+        return read
+
+    def like(self, annotation: object, what: str) -> Value:
+        """The same for any annotation, unions too. `what`: the value's name in the message."""
+        value = self.value()
+        if not test_of(annotation)(value):
+            raise PlanError(f"{what} has to be {name_of(annotation)}; a {type(value).__name__} is there")
+        return value
 
     def value(self) -> Value:
-        """A tag and what it says. Raises PlanError for an unknown tag."""
+        """The next value, of any type: a tag and what it says. Raises PlanError for an unknown tag."""
         tag = self.take(1)
-        read = _READERS.get(tag)
+        read = READERS.get(tag)
         if read is None:
             raise PlanError(f"an unknown tag, {tag!r}, at byte {self._at - 1}")
-        return read(self)
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise PlanError(f"values are nested more than {DEPTH} deep")
+        value = read(self)
+        self._depth -= 1
+        return value
 
     def take(self, n: int) -> bytes:
         """The next n bytes. Raises PlanError where fewer are left."""
@@ -98,6 +134,8 @@ class Reader:
             if byte < 0x80:
                 return n
             shift += 7
+            if shift > 63:
+                raise PlanError("a count of more than 64 bits")
 
     def raw(self) -> bytes:
         """The inverse of `Writer.raw`."""
@@ -120,19 +158,26 @@ class Reader:
         if number not in self._records:
             raise PlanError(f"an unknown kind of record, {number}")
         cls, fields = self._records[number]
-        return cls(**{name: self.value() for name in fields})
+        declared = fields_of(cls)
+        return cls(**{name: self.like(declared[name], f"{cls.__name__}.{name}") for name in fields})
 
 
 # ------------------------------------------------------------------------------------------------------------- integers
 
 
 def _write_int(w: Writer, n: int) -> None:
+    data = n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
+    if len(data) > INT_BYTES:
+        raise PlanError(f"an integer of {len(data)} bytes has no form in bytes")
     w.data += b"i"
-    w.raw(n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True))
+    w.raw(data)
 
 
 def _read_int(r: Reader) -> int:
-    return int.from_bytes(r.raw(), "little", signed=True)
+    data = r.raw()
+    if len(data) > INT_BYTES:
+        raise PlanError(f"an integer of {len(data)} bytes")
+    return int.from_bytes(data, "little", signed=True)
 
 
 # ------------------------------------------------------------------------------------------------- symbolic expressions
@@ -148,11 +193,11 @@ def _write_sum(w: Writer, e: Expr) -> None:
 
 
 def _read_sum(r: Reader) -> Size:
-    total: Size = _whole(r.value())
+    total: Size = r.of(int)
     for _ in range(r.count()):
-        term: Size = _whole(r.value())
-        for atom in r.items():
-            term = term * _size(atom)
+        term: Size = r.of(int)
+        for _ in range(r.count()):
+            term = term * r.of(Atom)
         total = total + term
     return total
 
@@ -165,8 +210,10 @@ def _write_symbol(w: Writer, s: Sym) -> None:
 
 
 def _read_symbol(r: Reader) -> Sym:
-    name = r.text()
-    return Sym(name, _whole(r.value()), _whole(r.value()))
+    name, lo, hi = r.text(), r.of(int), r.of(int)
+    if lo > hi:
+        raise PlanError(f"a symbol from {lo} to {hi}")
+    return Sym(name, lo, hi)
 
 
 def _write_quotient(w: Writer, q: Quotient) -> None:
@@ -186,22 +233,10 @@ def _read_modulo(r: Reader) -> Size:
 
 
 def _divided(r: Reader) -> tuple[Size, Size]:
-    left, right = _size(r.value()), _size(r.value())
+    left, right = r.like(Size, "a dividend"), r.like(Size, "a divisor")
     if isinstance(right, int) and right <= 0:
         raise PlanError(f"a size divided by {right}")
     return left, right
-
-
-def _size(value: Value) -> Size:
-    if type(value) is not int and not isinstance(value, Expr):
-        raise PlanError(f"a size is expected, got {value!r}")
-    return value
-
-
-def _whole(value: Value) -> int:
-    if type(value) is not int:
-        raise PlanError(f"an integer is expected, got {value!r}")
-    return value
 
 
 # --------------------------------------------------------------------------------------------------------------- torch's
@@ -214,10 +249,12 @@ def _write_device(w: Writer, device: torch.device) -> None:
 
 
 def _read_device(r: Reader) -> torch.device:
-    kind, index = r.text(), r.value()
+    kind, index = r.text(), r.like(int | None, "a device's index")
+    if index is not None and not 0 <= index < 128:  # torch keeps it in eight bits, with a sign
+        raise PlanError(f"a device of index {index}")
     try:
         return torch.device(kind) if index is None else torch.device(kind, index)
-    except (RuntimeError, TypeError) as error:
+    except RuntimeError as error:
         raise PlanError(f"an unknown device, {kind!r}") from error
 
 
@@ -244,7 +281,7 @@ def _write_tensor(w: Writer, t: torch.Tensor) -> None:
     if t.device.type != "cpu" or t.layout is not torch.strided:
         raise PlanError(f"a constant on {t.device} with layout {t.layout} has no form in bytes")
     t = t.detach().resolve_conj().resolve_neg()
-    span = 0 if 0 in t.shape else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+    span = _span(t.shape, t.stride())
     memory = torch.as_strided(t, (span,), (1,), t.storage_offset()).contiguous()
     w.data += b"x"
     for value in (t.dtype, tuple(t.shape), t.stride()):
@@ -253,16 +290,26 @@ def _write_tensor(w: Writer, t: torch.Tensor) -> None:
 
 
 def _read_tensor(r: Reader) -> torch.Tensor:
-    dtype, shape, stride = r.value(), r.value(), r.value()
+    dtype, shape, stride = r.of(torch.dtype), r.of(tuple[int, ...]), r.of(tuple[int, ...])
     data = r.raw()
+    if len(data) != _span(shape, stride) * dtype.itemsize:
+        raise PlanError(f"{len(data)} bytes for a tensor of {dtype} with sizes {shape} and strides {stride}")
     try:
         # A copy, so that torch aligns it.
         memory = (
             torch.frombuffer(bytearray(data), dtype=dtype).clone() if data else torch.empty(0, dtype=dtype)
         )
         return torch.as_strided(memory, shape, stride)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except RuntimeError as error:
         raise PlanError(f"a tensor that cannot be: {error}") from error
+
+
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last. Raises PlanError for what torch cannot count."""
+    fits = len(shape) == len(stride) and all(0 <= n < INT64 for n in (*shape, *stride))
+    if not fits or math.prod(max(n, 1) for n in shape) >= INT64:
+        raise PlanError(f"a tensor with sizes {tuple(shape)} and strides {tuple(stride)}")
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
 
 
 def _named(
@@ -346,7 +393,10 @@ def _read_dict(r: Reader) -> dict[Value, Value]:
     flat = r.items()
     if len(flat) % 2:
         raise PlanError("a key without a value")
-    return dict(zip(flat[::2], flat[1::2]))
+    try:
+        return dict(zip(flat[::2], flat[1::2]))
+    except TypeError as error:
+        raise PlanError(f"a key that cannot be: {error}") from error
 
 
 # By class. Where the class itself has no entry, the first that the value is an instance of (a `torch.Size` is a tuple).
@@ -372,7 +422,7 @@ _WRITERS: dict[type, Callable[[Writer, Any], None]] = {
     torch.Tensor: _write_tensor,
 }
 
-_READERS: dict[bytes, Callable[[Reader], Any]] = {
+READERS: dict[bytes, Callable[[Reader], Any]] = {
     b"T": lambda r: True,
     b"F": lambda r: False,
     b"N": lambda r: None,

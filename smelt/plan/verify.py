@@ -5,7 +5,7 @@ from __future__ import annotations
 from smelt.errors import VerificationError
 from smelt.plan.memory import ALIGNMENT
 from smelt.plan.printer import print_step
-from smelt.plan.steps import Alloc, Free, Plan, View, defines, reads, span_bytes
+from smelt.plan.steps import Alloc, Free, Plan, Together, View, defines, reads, span_bytes
 
 
 def verify(plan: Plan) -> None:
@@ -14,6 +14,7 @@ def verify(plan: Plan) -> None:
     defined: set[int] = set()
     freed: set[int] = set()
     for i, step in enumerate(plan.steps):
+        _verify_alone(plan, i)
         for r in reads(step):
             _require(r not in freed, plan, i, f"r{r} is freed here")
             _require(r in held or r in defined, plan, i, f"r{r} is not defined here")
@@ -27,6 +28,21 @@ def verify(plan: Plan) -> None:
         live = out is None or ((out in held or out in defined) and out not in freed)
         _require(live, plan, len(plan.steps), f"the output r{out} is not live at the end")
     _verify_arena(plan)
+
+
+def _verify_alone(plan: Plan, i: int) -> None:
+    """What holds of a step whatever the others are."""
+    step = plan.steps[i]
+    if isinstance(step, Alloc | View):
+        _require(len(step.shape) == len(step.stride), plan, i, "not as many strides as sizes")
+        counted = [n for n in (*step.shape, *step.stride) if isinstance(n, int)]
+        _require(all(n >= 0 for n in counted), plan, i, "a negative size or stride")
+        fixed = len(counted) == 2 * len(step.shape)
+        _require(
+            isinstance(step, View) or step.arena is None or fixed, plan, i, "a symbolic size in the arena"
+        )
+    if isinstance(step, Together):
+        _require(len(step.work) == len(step.launches), plan, i, "not as many shares of work as launches")
 
 
 def _verify_arena(plan: Plan) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,9 +19,9 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym
 from smelt.plan.bytes import HEADER, MAGIC, VERSION, from_bytes, to_bytes
 from smelt.plan.code import Function, Library
-from smelt.plan.encoding import Reader, Writer
+from smelt.plan.encoding import READERS, Reader, Writer
 from smelt.plan.printer import print_plan
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together, View
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Step, Together, View
 from tests.harness.kernels import hand_written
 
 aten = torch.ops.aten
@@ -242,22 +244,107 @@ def test_steps_that_break_an_invariant() -> None:
         from_bytes(to_bytes(replace(increment(), steps=(Free((7,)),))))
 
 
-def test_damage_that_the_checksum_does_not_see_is_an_error_or_a_plan() -> None:
+TAGS = [tag[0] for tag in READERS]
+BodyChange = Callable[[bytearray, int, random.Random], object]
+DAMAGE: dict[str, BodyChange] = {
+    "byte": lambda body, at, rng: body.__setitem__(at, rng.randrange(256)),
+    "tag": lambda body, at, rng: body.__setitem__(at, rng.choice(TAGS)),
+    "bit": lambda body, at, rng: body.__setitem__(at, body[at] ^ 1 << rng.randrange(8)),
+    "more": lambda body, at, rng: body.insert(at, rng.choice((rng.choice(TAGS), rng.randrange(4)))),
+    "less": lambda body, at, rng: body.__delitem__(slice(at, at + rng.randrange(1, 5))),
+    "moved": lambda body, at, rng: body.__setitem__(slice(at, at + 9), body[at // 2 : at // 2 + 9]),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_that_the_checksum_does_not_see_is_an_error_or_a_plan(kind: str) -> None:
     """Never a crash of the process, nor another kind of exception."""
     steps = (
         Alloc(2, (N, 2), (2, 1), F32, CPU),
         alloc(3, 4, arena=0),
         View(4, 3, (2,), (1,), N // 3),
-        Aten(aten.add.Tensor, (Reg(0), Reg(1)), {"alpha": 2}, (5,)),
+        Together(
+            (Launch("increment", (0, 2), N * M - 4, 4), Launch("increment", (1, 3), 4, 8)), (64, 64), 64
+        ),
+        BumpVersion((0,)),
+        Aten(
+            aten.add.Tensor, (Reg(0), Reg(1)), {"alpha": 2}, (5,), expect=(TensorSpec((2,), (1,), F32, CPU),)
+        ),
         Free((2, 3, 4)),
     )
-    body = to_bytes(Plan(1, (torch.ones(2),), 6, steps, (5,), 64))[HEADER.size :]
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(2000):
+    compiled = hand_written()["increment"].library
+    code = Function(Library(compiled.processor, (b"object",), ("increment",)), "increment")
+    plan = Plan(1, (torch.ones(2),), 6, steps, (5,), 64, kernels={"increment": code})
+    body, rng = to_bytes(plan)[HEADER.size :], random.Random(kind)
+    for _ in range(1000):
         changed = bytearray(body)
-        for at in torch.randint(len(body), (3,), generator=generator).tolist():
-            changed[at] = int(torch.randint(256, (), generator=generator))
+        for _ in range(rng.choice((1, 2, 3))):
+            DAMAGE[kind](changed, rng.randrange(len(changed)), rng)
         try:
-            from_bytes(sealed(bytes(changed)))
+            print_plan(from_bytes(sealed(bytes(changed))))
         except PlanError:
             continue
+
+
+def encoded(*values: object) -> bytes:
+    writer = Writer({})
+    for v in values:
+        writer.value(v)
+    return bytes(writer.data)
+
+
+UNREADABLE = {
+    "nested": (b"(\x01" * 5000, "nested more than 100 deep"),
+    "count": (b"(" + b"\xff" * 20, "more than 64 bits"),
+    "integer": (b"i\xac\x02" + b"\x01" * 300, "an integer of 300 bytes"),
+    "key": (b"{\x02[\x00N", "a key that cannot be"),
+    "symbol": (b"y\x01n" + encoded(3, 2), "a symbol from 3 to 2"),
+    "product of sums": (
+        b"z" + encoded(0) + b"\x01" + encoded(1) + b"\x01" + encoded(N + M),
+        "has to be Atom",
+    ),
+    "division by true": (b"/" + encoded(N, True), "a divisor has to be"),
+    "device": (b"D\x03cpu" + encoded(1 << 40), "a device of index"),
+    "tensor of no dtype": (b"x" + encoded("float32", (), ()) + b"\x00", "has to be dtype"),
+    "tensor of few bytes": (b"x" + encoded(F32, (2,), (1,)) + b"\x00", "0 bytes for a tensor"),
+    "tensor without end": (b"x" + encoded(F32, (1 << 40, 1 << 40), (0, 0)) + b"\x00", "a tensor with sizes"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_values_that_cannot_be(name: str) -> None:
+    data, message = UNREADABLE[name]
+    with pytest.raises(PlanError, match=message):
+        Reader(data, {}).value()
+
+
+def test_what_cannot_be_read_is_not_written() -> None:
+    nested: object = ()
+    for _ in range(200):
+        nested = (nested,)
+    with pytest.raises(PlanError, match="nested"):
+        encoded(nested)
+    with pytest.raises(PlanError, match="an integer of"):
+        encoded(1 << 5000)
+
+
+@pytest.mark.parametrize(
+    "step, message",
+    [
+        (replace(alloc(1, 8), stride=()), "not as many strides as sizes"),
+        (replace(alloc(1, 8), shape=(-8,)), "a negative size"),
+        (Alloc(1, (N,), (1,), F32, CPU, arena=0), "a symbolic size in the arena"),
+        (Together((Launch("increment", (0, 0), 8, 8),), (), 1), "not as many shares of work"),
+        (Alloc(True, (8,), (1,), F32, CPU), "Alloc.out has to be int; a bool"),
+        (Launch("increment", ("x",), 8, 8), r"Launch.regs has to be tuple\[int"),  # type: ignore[arg-type]
+    ],
+)
+def test_steps_that_cannot_be(step: Step, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        from_bytes(to_bytes(replace(increment(), steps=(step,))))
+
+
+def test_code_that_its_library_lacks() -> None:
+    function = hand_written()["increment"]
+    with pytest.raises(PlanError, match="a library without the function decrement"):
+        from_bytes(to_bytes(replace(increment(), kernels={"x": Function(function.library, "decrement")})))
