@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import torch
 
+from smelt.codegen.calls.matrices import plan_product
+from smelt.codegen.calls.request import Request
 from smelt.codegen.cost import prefers_native
-from smelt.codegen.generated.matrices import plan_product
-from smelt.codegen.generated.request import Request
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.product import Product
 from smelt.codegen.load import load

@@ -52,7 +52,7 @@ ORDER = Layers(
         "smelt.capture.interpreter": [REST, "opcodes"],
         "smelt.capture.library": [REST, "output", "autograd"],
         "smelt.capture.protocol": [REST, "attributes", "scopes", "cells", "symbolic_numbers"],
-        "smelt.codegen": ["generate", "generated", REST, "triton", "llvm"],
+        "smelt.codegen": ["generate", "calls", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
         "smelt.ops": [
             REST,

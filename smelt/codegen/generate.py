@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from smelt.codegen.generated.items import Prefer, ProductItem, compile_items, with_products
+from smelt.codegen.calls.items import Prefer, ProductItem, compile_items, with_products
 from smelt.loops.ir import Kernel
 from smelt.plan.code import CompiledKernel
 from smelt.plan.items import Item, LaunchItem, Role

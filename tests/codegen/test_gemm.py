@@ -10,9 +10,9 @@ import random
 import pytest
 import torch
 
+from smelt.codegen.calls.matrices import MATRIX_CALLS, plan_product
+from smelt.codegen.calls.request import Refused, Request
 from smelt.codegen.cost import prefers_product
-from smelt.codegen.generated.matrices import MATRIX_CALLS, plan_product
-from smelt.codegen.generated.request import Refused, Request
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.products import compile as compiler
 from smelt.codegen.llvm.products import library, tiling

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smelt.codegen.generated.absorb import Absorbed, absorbed, readers_of
-from smelt.codegen.generated.matrices import MATRIX_CALLS, MatrixCall
-from smelt.codegen.generated.request import Refused
-from smelt.codegen.generated.windows import WINDOW_CALLS, WindowCall
+from smelt.codegen.calls.absorb import Absorbed, absorbed, readers_of
+from smelt.codegen.calls.matrices import MATRIX_CALLS, MatrixCall
+from smelt.codegen.calls.request import Refused
+from smelt.codegen.calls.windows import WINDOW_CALLS, WindowCall
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
 from smelt.codegen.llvm.products.product import Product

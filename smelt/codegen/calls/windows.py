@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.generated.request import NotGenerated, Refused, Request, with_bias
+from smelt.codegen.calls.request import NotGenerated, Refused, Request, with_bias
 from smelt.codegen.llvm.products.epilogue import ROW, Epilogue
 from smelt.codegen.llvm.products.epilogue import refusal as epilogue_refusal
 from smelt.codegen.llvm.windows.window import Pair, Window, refusal

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from smelt.codegen.generated.request import is_dense
+from smelt.codegen.calls.request import is_dense
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, Epilogue, product_value
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs

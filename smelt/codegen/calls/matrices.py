@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.generated.request import (
+from smelt.codegen.calls.request import (
     Argument,
     NotGenerated,
     Refused,
