@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from smelt.codegen.calls.matrices import MATRIX_CALLS, plan_product
-from smelt.codegen.calls.request import Refused, Request
+from smelt.codegen.calls.request import Request
 from smelt.codegen.cost import prefers_product
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.products import compile as compiler
@@ -285,15 +285,14 @@ def test_several_products_in_one_module():
 def test_refusals_say_why():
     a, b, bias = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
     out = torch.empty(3, 5)
-    reason = lambda *args, **kwargs: plan(*args, **kwargs).reason
-    assert "not a matrix product" in reason(aten.add.Tensor, a, a, out=a)
-    assert "beta or alpha" in reason(aten.addmm.default, bias, a, b, 2.0, out=out)
-    assert "dtypes" in reason(aten.mm.default, a.half(), b.half(), out=out.half())
-    assert "empty" in reason(aten.mm.default, a[:0], b, out=out[:0])
-    assert "contiguous" in reason(aten.mm.default, a, b, out=torch.empty(3, 10)[:, ::2])
+    assert "not a matrix product" in plan(aten.add.Tensor, a, a, out=a)
+    assert "beta or alpha" in plan(aten.addmm.default, bias, a, b, 2.0, out=out)
+    assert "dtypes" in plan(aten.mm.default, a.half(), b.half(), out=out.half())
+    assert "empty" in plan(aten.mm.default, a[:0], b, out=out[:0])
+    assert "contiguous" in plan(aten.mm.default, a, b, out=torch.empty(3, 10)[:, ::2])
     x, w = torch.randn(3, 11, 50).transpose(0, 1)[:, :, :], torch.randn(70, 50)
-    assert "join" in reason(aten.linear.default, x, w, out=torch.empty(11, 3, 70))
-    assert isinstance(plan(aten.matmul.default, a, b[:, 0], out=torch.empty(3)), Refused)
+    assert "join" in plan(aten.linear.default, x, w, out=torch.empty(11, 3, 70))
+    assert isinstance(plan(aten.matmul.default, a, b[:, 0], out=torch.empty(3)), str)
 
 
 def test_the_cost_rule_on_a_measured_and_on_an_unknown_host():

@@ -8,7 +8,6 @@ from typing import Any
 
 from smelt.codegen.calls.absorb import Absorbed, absorbed, readers_of
 from smelt.codegen.calls.matrices import MATRIX_CALLS, MatrixCall
-from smelt.codegen.calls.request import Refused
 from smelt.codegen.calls.windows import WINDOW_CALLS, WindowCall
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
@@ -114,13 +113,13 @@ def _call(schedule: Schedule, item: ExternItem) -> MatrixCall | WindowCall | str
 
 def _product_item(
     schedule: Schedule, item: ExternItem, call: MatrixCall | WindowCall, fused: Absorbed | None
-) -> ProductItem | Refused:
+) -> ProductItem | str:
     name = str(item.op).split(".")[1]
     if fused is None:
         made = call.plan(call.result, name, NO_EPILOGUE)
     else:
         made = call.plan(fused.out_spec, f"{name}_{fused.name}", fused.epilogue)
-    if isinstance(made, Refused):
+    if isinstance(made, str):
         return made
     operands = tuple(call.buffers[i] for i in made.operands)
     inputs, out = ((), item.outs[0]) if fused is None else (fused.inputs, fused.out)

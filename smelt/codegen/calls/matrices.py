@@ -16,7 +16,6 @@ import torch
 from smelt.codegen.calls.request import (
     Argument,
     NotGenerated,
-    Refused,
     Request,
     integers,
     is_dense,
@@ -46,8 +45,9 @@ class MatrixCall:
     buffers: tuple[int | None, ...]
     result: TensorSpec
 
-    def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | Refused:
-        """The product that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s."""
+    def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | str:
+        """The product that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or why there
+        is none."""
         return plan_product(self.op, self.args, out, name, epilogue)
 
 
@@ -156,8 +156,8 @@ def plan_product(
     out: TensorSpec,
     name: str,
     epilogue: Epilogue = NO_EPILOGUE,
-) -> Request | Refused:
-    """The product that computes `epilogue(op(*args))` into `out`, whose memory overlaps no operand.
+) -> Request | str:
+    """The product that computes `epilogue(op(*args))` into `out`, whose memory overlaps no operand; or why there is none.
 
     `args`: all arguments in the schema's order, tensors as their specs; trailing defaults may be missing. In `epilogue` the
     product is the result of `op`, bias included; ROW and COL index `out` as a matrix (leading dimensions that a
@@ -167,8 +167,8 @@ def plan_product(
         if op in _FORMS:
             return _matrix_product(_FORMS[op], args, out, name, epilogue)
     except NotGenerated as refused:
-        return Refused(str(refused))
-    return Refused(f"{op} is not a matrix product")
+        return str(refused)
+    return f"{op} is not a matrix product"
 
 
 def _matrix_product(

@@ -26,15 +26,8 @@ class Request:
     operands: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Refused:
-    """Why an ATen call stays an ATen call."""
-
-    reason: str
-
-
 class NotGenerated(Exception):
-    """Raised while a call is described; its text is the reason of a `Refused`."""
+    """Raised while a call is described; its text says why the call stays ATen's."""
 
 
 def tensor(argument: Argument) -> TensorSpec:

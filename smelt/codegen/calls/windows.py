@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.calls.request import NotGenerated, Refused, Request, with_bias
+from smelt.codegen.calls.request import NotGenerated, Request, with_bias
 from smelt.codegen.llvm.products.epilogue import ROW, Epilogue
 from smelt.codegen.llvm.products.epilogue import refusal as epilogue_refusal
 from smelt.codegen.llvm.windows.window import Pair, Window, refusal
@@ -34,16 +34,17 @@ class WindowCall:
     result: TensorSpec
     bias: TensorSpec | None = None
 
-    def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | Refused:
-        """The window that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s."""
+    def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | str:
+        """The window that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or why there
+        is none."""
         try:
             if self.bias is not None:
                 epilogue = with_bias(epilogue, self.bias, [ROW], out.dtype)
         except NotGenerated as refused:
-            return Refused(str(refused))
+            return str(refused)
         reason = self._refusal(out, epilogue)
         if reason is not None:
-            return Refused(reason)
+            return reason
         strides = (static(out.stride[0]), static(out.stride[1]))
         window = replace(self.window, name=name, y_strides=strides, epilogue=epilogue)
         return Request(window, tuple(range(len(self.buffers))))
