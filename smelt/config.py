@@ -22,7 +22,7 @@ class Config:
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
-                      all that is dear to compute again (1); see docs/autograd.md
+                      all that is expensive to compute again (1); see docs/autograd.md
     """
 
     recompile_limit: int = 8

@@ -1,6 +1,7 @@
 """What the source may do: imports point down the lists below, no modules import each other, no other compiler does smelt's
 work, nobody reaches for what another module keeps to itself, and `Any` does not spread."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,16 @@ def test_imports_point_down():
         for p in ORDER.problems(SMELT)
         if not any(p.startswith(f"{a}:") and f" {b}:" in p for a, b in UPWARD)
     ] == []
+
+
+def test_architecture_lists_the_folders_in_this_order():
+    text = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
+    table = text[text.index("## Folders") : text.index("## Decisions")]
+    first_cells = re.findall(r"^\| (`.*?) \|", table, re.M)
+    named = [re.sub(r"\.py$|/$", "", name) for cell in first_cells for name in re.findall(r"`(.*?)`", cell)]
+    assert named == [name for name in ORDER.orders["smelt"] if name != "_native"]
+    [capture] = re.findall(r"its packages, top first: (.*?) \|", table)
+    assert re.findall(r"`(.*?)`", capture) == ORDER.orders["smelt.capture"]
 
 
 PLANTED = Layers({"p": ["top", "low"], "p.low": ["upper", ("left", "right"), REST]})
