@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from smelt.capture.standins import arrays
+from smelt.capture.standins import numpy_ufuncs
 from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 
 DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
 NUMBERS: tuple[Any, ...] = (2, 1.5, True, np.float64(2), np.float32(0.5), np.int8(3), -3, 300)
-UFUNCS = [*arrays._BY_RESULT, *arrays._BY_OPERANDS, *arrays._BY_ITSELF]
+UFUNCS = [*numpy_ufuncs.BY_RESULT, *numpy_ufuncs.BY_OPERANDS, *numpy_ufuncs.BY_ITSELF]
 NAMES = (
     "sum", "prod", "mean", "std", "var", "max", "min", "argmax", "argmin", "any", "all", "cumsum", "cumprod", "sort",
     "ravel", "transpose", "squeeze", "diff", "ptp",
