@@ -14,7 +14,14 @@ import torch
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT
-from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, MISSING, instance_dict, is_identity
+from smelt.capture.base.values import (
+    CONTAINER_BASES,
+    HEAP_TYPE_FLAG,
+    LEAF_TYPES,
+    MISSING,
+    instance_dict,
+    is_identity,
+)
 from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes
@@ -26,7 +33,6 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
 _Part = Callable[[object], object]  # what a part of the copied object becomes
-_HEAP_TYPE = 1 << 9
 _REDUCTIONS = (("__reduce_ex__", (4,)), ("__reduce__", ()))
 _STATE_METHODS = ("__getstate__", "__setstate__")
 _NEW_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
@@ -93,7 +99,7 @@ def _new_tuple(obj: tuple[object, ...], items: list[object]) -> object:
 
 def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:
     kind = type(obj)
-    if kind in PURE_TYPES or not (kind.__flags__ & _HEAP_TYPE or isinstance(obj, CONTAINER_BASES)):
+    if kind in PURE_TYPES or not (kind.__flags__ & HEAP_TYPE_FLAG or isinstance(obj, CONTAINER_BASES)):
         return _copy_native(vm, obj, memo, part)
     if any(python_method(vm, obj, n) is not None for n in ("__reduce_ex__", "__reduce__", *_STATE_METHODS)):
         reduced = _reduced(vm, obj)
@@ -186,5 +192,5 @@ def _slots(cls: type) -> Iterable[str]:
         n
         for b in cls.__mro__
         for n, v in b.__dict__.items()
-        if type(v) is types.MemberDescriptorType and b.__flags__ & _HEAP_TYPE
+        if type(v) is types.MemberDescriptorType and b.__flags__ & HEAP_TYPE_FLAG
     ]

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from smelt.capture.base.values import (
     CONTAINER_BASES,
+    HEAP_TYPE_FLAG,
     MISSING,
     CellType,
     Container,
@@ -52,7 +53,7 @@ def slot_names(cls: type) -> Iterator[str]:
         for name, found in base.__dict__.items():
             if (
                 type(found) is types.MemberDescriptorType
-                and base.__flags__ & (1 << 9)
+                and base.__flags__ & HEAP_TYPE_FLAG
                 and not _is_dunder(name)
             ):
                 yield name

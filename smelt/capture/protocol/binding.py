@@ -10,7 +10,7 @@ from smelt.capture.base.values import LEAF_TYPES, NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 
-VARARGS, VARKEYWORDS = 4, 8
+VARARGS, VARKEYWORDS = 4, 8  # CO_VARARGS and CO_VARKEYWORDS of `co_flags`
 
 
 def bind(

@@ -20,6 +20,7 @@ from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import symbolic_numbers
+from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS
 from smelt.capture.standins.arrays import hidden_refusal
 from smelt.capture.standins.texts import Text, Unreadable
 from smelt.errors import Unsupported
@@ -95,7 +96,7 @@ def in_window(
 
 
 def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
-    """`fn(obj, key, *rest)` of a container: only the key is hashed and compared, so the contents need no look."""
+    """`fn(obj, key, *rest)` of a container. Only the key is hashed and compared: it alone decides about a window."""
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
@@ -104,7 +105,7 @@ def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: ob
 
 
 def _has_torch_function(vm: VM, args: Sequence[object]) -> bool:
-    """Torch would call it below the recording of the trace."""
+    """Whether torch would call a `__torch_function__` of the user's, which it does below the recording of the trace."""
     return any(type(a) is FakeTensor for a in args) and any(
         vm.classes.native_reach.get(type(a)) is True
         and vm.type_info(type(a)).find("__torch_function__")[1] is not None
@@ -113,7 +114,8 @@ def _has_torch_function(vm: VM, args: Sequence[object]) -> bool:
 
 
 def check_mode(vm: VM, manager: object) -> None:
-    """A mode of torch with handlers of the user's would run them inside every operator, where no window is."""
+    """Raises Unsupported where `manager` is a mode of torch with a handler of the user's: torch would run that inside every
+    operator, where no window is."""
     for name in ("__torch_function__", "__torch_dispatch__"):
         found = vm.type_info(type(manager)).find(name)[1]
         found = getattr(found, "__func__", found)
@@ -125,7 +127,8 @@ def check_mode(vm: VM, manager: object) -> None:
 
 
 def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
-    """The hook's question in a window: native code starts `fn`, whose frame has these argument slots."""
+    """What the frame hook asks in a window: native code starts `fn`, whose frame has these argument slots. Gives the result
+    of the call, or NATIVELY where the function is to run as it is."""
     name = fn.__globals__.get("__name__") or ""
     if name.startswith("smelt.") and name != "smelt.capture.protocol.polyfills":
         _native.skip(fn)
@@ -145,7 +148,8 @@ def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
 
 
 def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
-    """`__set_name__` and `__init_subclass__` run before the class that is made comes out of native code."""
+    """Notes a class that C code is making where it is first seen: in `__set_name__` or `__init_subclass__`, which run before
+    native code gives the class to its caller."""
     for value in slots:
         if isinstance(value, type) and id(value) not in vm.outside.origins:
             if (value.__name__, value.__bases__) == vm.classes.being_made[-1]:
@@ -153,12 +157,12 @@ def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
 
 
 def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:
-    """The call that gave a frame these slots. Defaults are left to be bound again, where they are guarded."""
+    """The arguments of the call that gave a frame these slots. Defaults are left out: binding them again guards them."""
     code, fake = fn.__code__, functools.partial(wrapping.fake, vm.outside)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
     args = [fake(v) for v in slots[:count]]
-    rest = cast("tuple[object, ...]", slots[named]) if code.co_flags & 4 else ()
+    rest = cast("tuple[object, ...]", slots[named]) if code.co_flags & VARARGS else ()
     defaults = fn.__defaults__ or ()
     if rest:
         args += [fake(v) for v in rest]
@@ -171,7 +175,7 @@ def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[
         for n, v in zip(names[count:named], slots[count:named])
         if keyword_defaults.get(n, MISSING) is not v
     }
-    if code.co_flags & 8:
+    if code.co_flags & VARKEYWORDS:
         given = cast("dict[str, object]", slots[-1])
         kwargs.update({n: fake(v) for n, v in given.items()})
     return args, kwargs

@@ -2,7 +2,8 @@
 
 Functions of Python are carried out in `python_functions.py`, what runs natively in `native_calls.py`, classes in
 `construction.py`, `nn.Module`s in `nn_modules.py`. Here is what only leads to another callable: bound methods, partials,
-objects with `__call__`."""
+objects with `__call__`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,6 @@ from smelt.capture.protocol.native_calls import (
     call_builtin,
     call_descriptor,
     call_method_wrapper,
-    call_torch_operator,
     run_native,
 )
 from smelt.capture.protocol.nn_modules import call_module
@@ -130,8 +130,8 @@ CALLERS: dict[type, Callable[..., object]] = {
     functools.partial: call_partial,
     functools._lru_cache_wrapper: call_lru_cached,
     type: construct,
-    torch._ops.OpOverloadPacket: call_torch_operator,
-    torch._ops.OpOverload: call_torch_operator,
+    torch._ops.OpOverloadPacket: run_native,
+    torch._ops.OpOverload: run_native,
     operator.attrgetter: call_getter,
     operator.itemgetter: call_getter,
 }

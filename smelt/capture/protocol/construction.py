@@ -57,7 +57,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         if not isinstance(obj, cls):
             return obj
     elif python_init:
-        if runs_natively(init) and not _calls_back(args, kwargs):
+        if runs_natively(init) and not _is_given_functions(args, kwargs):
             return run_native(vm, cls, args, kwargs)
         obj = _new_object(vm, cls, new, args, kwargs)
     else:
@@ -69,7 +69,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     return obj
 
 
-def _calls_back(args: Args, kwargs: Kwargs) -> bool:
+def _is_given_functions(args: Args, kwargs: Kwargs) -> bool:
     """Whether an `__init__` that runs natively is given a function, which it may call."""
     return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
 

@@ -1,5 +1,6 @@
 """Methods of builtin containers, outside ones included: `list.append` notes the change, `dict.get` guards the one entry that
-it reads. Methods without a handler go through `call_container_method`."""
+it reads. Methods without a handler go through `call_container_method`.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def iterable(vm: VM, obj: object) -> Iterable[object]:
         found = _python_iterator(vm, obj)
         if found is not None:
             if python_method(vm, found, "__next__") is not None:
-                return iterate(vm, found)
+                return _iterate(vm, found)
             return cast("Iterable[object]", found)
     if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
@@ -87,7 +87,7 @@ def iterable(vm: VM, obj: object) -> Iterable[object]:
     return cast("Iterable[object]", obj)
 
 
-def iterate(vm: VM, iterator: object) -> Iterator[object]:
+def _iterate(vm: VM, iterator: object) -> Iterator[object]:
     """What is left of `iterator`, whose `__next__` the machine carries out."""
     while True:
         try:
@@ -136,14 +136,8 @@ def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False
 
 
 def each(vm: VM, obj: object) -> Iterator[object]:
-    """The elements one after the other: what follows the last that is asked for is not touched."""
-    iterator = vm.get_iter(obj)
-    while True:
-        try:
-            value = vm.next(iterator)
-        except StopIteration:
-            return
-        yield value
+    """The elements of `obj` one after the other: the machine advances to an element only when it is asked for."""
+    return _iterate(vm, get_iter(vm, obj))
 
 
 @builtin(iter)

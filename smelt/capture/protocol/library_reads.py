@@ -19,6 +19,7 @@ from typing import Protocol
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import (
+    HEAP_TYPE_FLAG,
     LEAF_TYPES,
     MISSING,
     FunctionType,
@@ -43,7 +44,6 @@ Chain = tuple[str, ...]
 
 _chains: dict[types.CodeType, tuple[Chain, ...]] = {}
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
-_HEAP_TYPE = 1 << 9
 
 
 def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
@@ -91,7 +91,7 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
     """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
     for value in args:
         kind: type = type(value)
-        if id(value) in vm.outside.origins and kind.__flags__ & _HEAP_TYPE and _is_library_class(kind):
+        if id(value) in vm.outside.origins and kind.__flags__ & HEAP_TYPE_FLAG and _is_library_class(kind):
             for name in (*(instance_dict(value) or ()), *slot_names(kind)):
                 attributes.load_default(vm, value, name, MISSING)
 

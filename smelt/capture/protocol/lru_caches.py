@@ -34,21 +34,12 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     return vm.call(fn.__wrapped__, args, kwargs) if found is MISSING else found
 
 
+# Names that say, where a cached function uses them, that it writes something.
 _OUTPUT = frozenset(
     (
-        "print",
-        "write",
-        "warn",
-        "warning",
-        "warning_once",
-        "warn_once",
-        "debug",
-        "info",
-        "error",
-        "critical",
-        "log",
+        "print", "write", "warn", "warning", "warning_once", "warn_once", "debug", "info", "error", "critical", "log",
     )
-)
+)  # fmt: skip
 
 
 def _cached_output(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:

@@ -1,5 +1,6 @@
 """What native code is given: Python callables come back to the machine, and an outside object of C whose data native code
-could read unguarded is refused."""
+could read unguarded is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from smelt.capture.base.native_functions import PURE_TYPES, REFUSED, is_native_m
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import (
     CONTAINER_BASES,
+    HEAP_TYPE_FLAG,
     LEAF_TYPES,
     BuiltinType,
     FunctionType,
@@ -27,8 +29,6 @@ from smelt.capture.protocol.native_calls import IMMUTABLE, is_free
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-
-_HEAP_TYPE = 1 << 9
 
 
 def native_callable(vm: VM, fn: object) -> Callable[..., object]:
@@ -86,7 +86,7 @@ def is_opaque(value: object) -> bool:
     """Whether a value is an instance of a C class whose contents the VM cannot guard."""
     kind = type(value)
     if (
-        kind.__flags__ & _HEAP_TYPE
+        kind.__flags__ & HEAP_TYPE_FLAG
         or kind in LEAF_TYPES
         or kind in PURE_TYPES
         or kind in CALLERS

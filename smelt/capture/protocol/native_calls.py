@@ -1,5 +1,6 @@
 """Calls that run for real: functions and methods of C, and the Python functions of torch and the standard library that the
-machine takes as leaves. Handlers answer in their place where there is one; what has unknown effects is refused."""
+machine takes as leaves. Handlers answer in their place where there is one; what has unknown effects is refused.
+"""
 
 from __future__ import annotations
 
@@ -88,11 +89,6 @@ def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) ->
     return result if type(result) is FakeTensor else wrapping.fake(vm.outside, result)
 
 
-def call_torch_operator(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
-    """`torch.ops.aten.name(...)`, with or without an overload."""
-    return run_native(vm, fn, args, kwargs)
-
-
 def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     """A function or bound method written in C."""
     vm.frames.tail = None
@@ -158,20 +154,11 @@ def call_bound(
     vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
 ) -> object:
     """The call of `fn`, which is the C method `name` of `owner`, bound."""
-    kind = type(owner)
     if type(owner) is FakeTensor:
-        handler = TENSOR_METHODS.get(name)
-        state = attributes.TENSOR_STATE.get(name)
-        # `x.name` bound earlier, or `Tensor.name(x)`
-        if state is not None and handler is None and vm.trace.is_input(owner):
-            real = vm.trace.real(owner)
-            assert real is not None
-            state(vm, owner, real, name)
-        return run_native(vm, fn, args, kwargs) if handler is None else handler(vm, owner, *args, **kwargs)
-    if args and vm.trace.numbers.symbols is not None and name in symbolic_numbers.LOOKUPS:
-        args = (plain_parts(args[0]), *args[1:])
-    if args and type(args[0]) is FakeTensor and name in symbolic_numbers.LOOKUPS:
-        args = (found_by(vm, owner, args[0]), *args[1:])
+        return _call_tensor_method(vm, name, fn, owner, args, kwargs)
+    kind = type(owner)
+    if args and name in symbolic_numbers.LOOKUPS:
+        args = (_lookup_key(vm, owner, args[0]), *args[1:])
     handler = METHODS.get((_base_type(kind), name))
     if handler is not None:
         if not accepts(getattr(_base_type(kind), name, None), (owner, *args), kwargs):
@@ -194,6 +181,28 @@ def call_bound(
         return run_native(vm, fn, args, kwargs)
     args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
     return wrapping.fake(vm.outside, vm.native(fn, args, kwargs))
+
+
+def _call_tensor_method(
+    vm: VM, name: str, fn: Callable[..., object], owner: FakeTensor, args: Args, kwargs: Kwargs
+) -> object:
+    """`x.name(...)` of a tensor: bound earlier, or called as `Tensor.name(x, ...)`."""
+    handler = TENSOR_METHODS.get(name)
+    if handler is not None:
+        return handler(vm, owner, *args, **kwargs)
+    state = attributes.TENSOR_STATE.get(name)
+    if state is not None and vm.trace.is_input(owner):
+        real = vm.trace.real(owner)
+        assert real is not None
+        state(vm, owner, real, name)
+    return run_native(vm, fn, args, kwargs)
+
+
+def _lookup_key(vm: VM, owner: object, key: object) -> object:
+    """The first argument of a method that looks it up in `owner`."""
+    if vm.trace.numbers.symbols is not None:
+        key = plain_parts(key)
+    return found_by(vm, owner, key)
 
 
 _NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))

@@ -1,25 +1,26 @@
 """Operators: arithmetic and comparisons, truth, `is` and `in`.
 
 Each follows CPython's protocol: special methods that are written in Python are interpreted, everything else runs natively on
-what `contents.view` lets native code see."""
+what `contents.view` lets native code see.
+"""
 
 from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.type_info import ABSENT, FUNCTION
-from smelt.capture.base.values import CONTAINER_BASES, Container, is_constant, is_identity
+from smelt.capture.base.values import CONTAINER_BASES, HEAP_TYPE_FLAG, Container, is_constant, is_identity
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import formatting, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_operators
 from smelt.capture.protocol.containers import contains_key
-from smelt.capture.protocol.iteration import elements, get_iter, iterate
+from smelt.capture.protocol.iteration import each, elements
 from smelt.capture.protocol.lengths import checked_len, container_len
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.standins import texts
@@ -41,7 +42,6 @@ _METHODS = {
 _IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
 _EQUALITY = (operator.eq, operator.ne)
 _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
-_HEAP_TYPE = 1 << 9
 
 
 def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
@@ -82,6 +82,7 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
 
 
 def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
+    """`left += right` and its like of a container: noted as a change."""
     if isinstance(left, list) and fn is operator.iadd:
         right = elements(vm, right)
     else:
@@ -93,6 +94,7 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
 
 
 def _python_operator(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+    """The operator by methods that are written in Python; NotImplemented where native code is to be asked."""
     asked, written = False, fn
     if fn in _IN_PLACE:
         plain = _IN_PLACE[fn]
@@ -151,27 +153,28 @@ def _inverted_equality(vm: VM, obj: object, other: object) -> object:
 
 def _refused_by_both(fn: Callable[..., object], left: object, right: object) -> object:
     """What the operator gives where methods in Python have returned NotImplemented, without calling them once more."""
-    stand_ins = [_stand_in(v) for v in (left, right)]
-    if any(v is None for v in stand_ins):
+    bare = [_without_operators(v) for v in (left, right)]
+    if any(v is None for v in bare):
         return NotImplemented
     if fn in _EQUALITY:
         return (left is right) is (fn is operator.eq)
-    return fn(*stand_ins)  # raises, with the names of their classes
+    return fn(*bare)  # raises, with the names of their classes
 
 
-def _stand_in(value: object) -> object:
-    """An object without operators whose class has the same name; None for classes that inherit from another of C."""
+def _without_operators(value: object) -> object:
+    """An object without operators whose class is called as that of `value`, so that the message of a TypeError is the same;
+    None where the class of `value` inherits from one of C, which may have operators."""
     kind = type(value)
     if kind is FakeTensor:
-        return _stand_in_class("Parameter" if getattr(value, "_is_param", False) else "Tensor")()
+        return _empty_class("Parameter" if getattr(value, "_is_param", False) else "Tensor")()
     if not may_define_operators(kind):
-        return value if value is not None else _stand_in_class("NoneType")()
-    if any(not b.__flags__ & _HEAP_TYPE and b is not object for b in kind.__mro__):
+        return value if value is not None else _empty_class("NoneType")()
+    if any(not b.__flags__ & HEAP_TYPE_FLAG and b is not object for b in kind.__mro__):
         return None
-    return _stand_in_class(kind.__name__)()
+    return _empty_class(kind.__name__)()
 
 
-def _stand_in_class(name: str) -> type:
+def _empty_class(name: str) -> type:
     return type(name, (), {})
 
 
@@ -220,6 +223,11 @@ def same(vm: VM, left: object, right: object) -> bool:
     return False
 
 
+def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
+    """Whether one of the candidates is `value` or equals it."""
+    return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in candidates)
+
+
 def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
     if vm.outside.opened.stale:
@@ -230,18 +238,13 @@ def contains(vm: VM, value: object, container: object) -> bool:
         if found is not None:
             return truth(vm, vm.call_function(found, (container, value)))
         if python_method(vm, container, "__iter__") is not None or kind is Generator:
-            return any(
-                value is v or truth(vm, binary(vm, operator.eq, v, value))
-                for v in iterate(vm, get_iter(vm, container))
-            )
+            return _among(vm, value, each(vm, container))
     if isinstance(container, (dict, set, frozenset)):
         value = plain(value)
     if isinstance(container, dict):
         return contains_key(vm, container, found_by(vm, container, value))
     if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
-        return any(
-            value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in elements(vm, container)
-        )
+        return _among(vm, value, elements(vm, container))
     vm.outside.facts.check_readable(container)
     if isinstance(container, (set, frozenset)) and not is_constant(value):
         vm.outside.facts.use_identity(value)

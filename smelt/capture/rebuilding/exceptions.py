@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 
+from smelt.capture.base.values import HEAP_TYPE_FLAG
 from smelt.capture.rebuilding.kind import Expressions
 
-TPFLAGS_HEAPTYPE = 1 << 9  # Include/object.h: the class was made by Python code
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _EVERY_EXCEPTION = frozenset(vars(BaseException)) | frozenset(vars(BaseExceptionGroup))
 
@@ -19,7 +19,7 @@ def exception_args(x: BaseException) -> tuple[object, ...]:
 
 def _native_bases(x: BaseException) -> list[type]:
     """The classes of C that an exception's class inherits from, nearest first."""
-    return [k for k in type(x).__mro__ if not k.__flags__ & TPFLAGS_HEAPTYPE]
+    return [k for k in type(x).__mro__ if not k.__flags__ & HEAP_TYPE_FLAG]
 
 
 def new_exception(x: BaseException, cls: str, text: Expressions) -> str:
