@@ -88,9 +88,8 @@ class Code:
     instructions: list[tuple[Handler, Any]]
     names: list[str]  # opcode of each instruction
     lines: list[int]
-    handlers: tuple[
-        tuple[int, int, int, int, bool], ...
-    ]  # exception table: start, end, target, stack depth, push lasti
+    # exception table: start, end, target, stack depth, whether the index of the instruction is pushed
+    handlers: tuple[tuple[int, int, int, int, bool], ...]
     nlocals: int  # locals, cells and free variables
     nfree: int
     argcount: int
@@ -100,9 +99,10 @@ class Code:
     parameters: dict[str, int]  # name -> slot, positional and keyword-only
     line_objects: dict[int, Line]
     original: Original | None = None  # of a resume function
-    live: list[frozenset[int]] | None = None  # see capture.liveness; made when a graph break asks for it
+    live: list[frozenset[int]] | None = None  # see `breaks/liveness.py`; made when a graph break asks for it
 
     def line(self, pc: int) -> Line:
+        """Source line of the instruction at index `pc`."""
         number = self.lines[pc]
         found = self.line_objects.get(number)
         if found is None:
@@ -139,6 +139,9 @@ def _lines(code: types.CodeType, offsets: list[int]) -> list[int]:
 
 
 def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[str], Handler]) -> Code:
+    """The instructions of `code`, with their handlers from `table`, by name of the opcode; `unknown` makes the others.
+
+    Jumps have indices of instructions as arguments, names and constants stand in place of their indices."""
     raw, index = raw_instructions(code)
     names = [dis.opname[op] for op, *_ in raw]
     instructions = []

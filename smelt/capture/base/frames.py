@@ -72,7 +72,7 @@ class Frame:
         return self.code.line(self.pc - 1 if self.pc else 0)
 
     def unwind(self, error: BaseException) -> bool:
-        """Goes to the handler of `error` in this frame, as the exception table says. False: there is none."""
+        """Moves to the handler of `error` in this frame, as the exception table says; False if there is none."""
         at = self.pc - 1
         for start, end, target, depth, push_at in self.code.handlers:
             if start <= at < end:
@@ -86,7 +86,7 @@ class Frame:
         return False
 
     def clear(self) -> None:
-        """The frame has ended: what it alone held is dropped, in order."""
+        """Drops what the frame holds, its locals in order and then its stack: it has ended."""
         slots = self.locals
         for at in range(len(slots)):
             slots[at] = None
@@ -96,13 +96,20 @@ class Frame:
 CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))
 
 
+class Generators(Protocol):
+    """Where a machine keeps the generators that it has made."""
+
+    generators: list[weakref.ref[Generator]]
+
+
 class Machine(Protocol):
-    """What runs frames: the VM (`machine/vm.py`)."""
+    """What generators and callables need of the machine that runs their frames: the VM (`machine/vm.py`)."""
 
-    frames: Any
-    running: bool
-    released: bool
+    running: bool  # the user's code runs
+    released: bool  # the capture is over
 
+    @property
+    def frames(self) -> Generators: ...
     def run(self, frame: Frame, error: BaseException | None = None) -> object: ...
     def call(self, fn: object, args: Sequence[object], kwargs: dict[str, object]) -> object: ...
     def drop(self, generator: Generator) -> None: ...
@@ -126,6 +133,7 @@ class Generator:
         return self.send(None)
 
     def send(self, value: object) -> object:
+        """As `generator.send`: runs the frame to its next `yield`. Raises StopIteration where it returns."""
         if self.state is FINISHED:
             raise StopIteration
         if self.state is CREATED and value is not None:
@@ -136,6 +144,7 @@ class Generator:
     def throw(
         self, kind: type[BaseException] | BaseException, value: object = None, traceback: object = None
     ) -> object:
+        """As `generator.throw`: raises the exception where the frame is suspended, first in what it delegates to."""
         error = (
             kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
         )
@@ -183,22 +192,25 @@ class Generator:
         return frame.stack[-1] if self.state is SUSPENDED and resumes_delegation else None
 
     def _throw_into(self, inner: object, error: BaseException) -> object:
-        """What `inner` yields in answer. Raises what it raises; `error` itself if it cannot be told."""
+        """Throws `error` into the iterator `inner` and gives what that yields. Raises what it raises, and `error` itself if
+        `inner` has no `throw` or was closed."""
         closing = isinstance(error, GeneratorExit)
         method = getattr(inner, "close" if closing else "throw", None)
         arguments = () if closing else (error,)
         if method is not None:
             self.state = RUNNING
             try:
-                told = method(*arguments) if type(inner) is Generator else self.vm.call(method, arguments, {})
+                answer = (
+                    method(*arguments) if type(inner) is Generator else self.vm.call(method, arguments, {})
+                )
             finally:
                 self.state = SUSPENDED
             if not closing:
-                return told
+                return answer
         raise error
 
     def _end_delegation(self, value: object) -> object:
-        """Goes on after the `yield from`, whose value is `value`."""
+        """Continues the frame after its `yield from`, whose value is `value`."""
         frame = self.frame
         target = frame.instructions[frame.pc - 2][1]  # SEND, YIELD_VALUE, RESUME
         if frame.code.names[target] == "END_SEND":
@@ -214,6 +226,7 @@ class Generator:
             self.vm.drop(self)
 
     def close(self) -> None:
+        """As `generator.close`. Raises RuntimeError if the frame yields once more."""
         if self.state is SUSPENDED:
             try:
                 self.throw(GeneratorExit())

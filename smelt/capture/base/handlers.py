@@ -1,4 +1,4 @@
-"""What the VM does in place of a call: three tables that `builtins`, `containers` and `library` fill.
+"""What the VM does in place of a call: tables that the modules of `protocol/` and `library/` fill.
 
 `BUILTINS` is by C callable, `METHODS` by (builtin base class, method name), `FUNCTIONS` by Python function. A handler takes
 `(vm, args, kwargs)`, one of a method `(vm, obj, *args, **kwargs)`, and returns the result; what it read from outside is
@@ -37,16 +37,20 @@ def _in(table: dict[K, Handler], *keys: K) -> Callable[[Handler], Handler]:
 
 
 def builtin(*callables: object) -> Callable[[Handler], Handler]:
+    """Decorates the handler of callables of C: `handler(vm, args, kwargs)`."""
     return _in(BUILTINS, *callables)
 
 
 def function(*functions: object) -> Callable[[Handler], Handler]:
+    """Decorates the handler of functions written in Python: `handler(vm, args, kwargs)`."""
     return _in(FUNCTIONS, *functions)
 
 
 def method(base: type, *names: str) -> Callable[[Handler], Handler]:
+    """Decorates the handler of methods of a builtin class: `handler(vm, obj, *args, **kwargs)`."""
     return _in(METHODS, *((base, n) for n in names))
 
 
 def unsupported(detail: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:
+    """The error of a handler that does not know how to do a call; capture ends with it."""
     return Unsupported(Reason(kind, detail))

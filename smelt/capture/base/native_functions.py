@@ -83,6 +83,7 @@ def is_native_module(name: str | None) -> bool:
 
 
 def runs_natively(function: types.FunctionType) -> bool:
+    """Whether a function written in Python is called as if it were C: for its module, unless it is in `INTERPRETED`."""
     name = function.__globals__.get("__name__")
     return is_native_module(name) and function.__code__ not in _interpreted_codes()
 
@@ -157,6 +158,7 @@ _NEVER_ENTERED = frozenset(
 
 
 def is_never_entered(function: types.FunctionType) -> bool:
+    """Whether a function's package is one whose functions are called as a whole or not at all, never interpreted."""
     name = function.__globals__.get("__name__")
     return type(name) is str and name.partition(".")[0] in _NEVER_ENTERED
 

@@ -84,9 +84,14 @@ def iterator_at(iterator: _I, state: object) -> _I:
 # ---------------------------------------------------------------------------------------------------- generators
 
 
+def _machine(g: Generator) -> VM:
+    assert isinstance(g.vm, VM)  # nothing else makes generators
+    return g.vm
+
+
 def _continuation(g: Generator) -> Continuation:
     """Where the generator's frame goes on."""
-    frame, vm = g.frame, cast(VM, g.vm)
+    frame, vm = g.frame, _machine(g)
     cells.register_cells(vm, frame)
     if g.state is CREATED:  # POP_TOP and RESUME come next
         return continuation(Originals(vm.decode), frame, frame.pc + 1, frame.stack)
@@ -103,7 +108,7 @@ def _generator_text(g: Generator, text: Expressions) -> str:
     if g.state is FINISHED:
         return f"finished_generator({g.frame.function.__name__!r}, {g.frame.function.__qualname__!r})"
     rest = _continuation(g)
-    function = resume_function(cast(VM, g.vm).decode, rest.point)
+    function = resume_function(_machine(g).decode, rest.point)
     function.__name__, function.__qualname__ = g.frame.function.__name__, g.frame.function.__qualname__
     call = f"{text.constant(function, function.__name__)}({', '.join(map(text, rest.values))})"
     return call if g.state is CREATED else f"advanced({call})"

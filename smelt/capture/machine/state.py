@@ -19,7 +19,7 @@ from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 from smelt.capture.machine.native_reach import NativeReach
 from smelt.trace.fake import FakeTensor
 
-Manager = Any  # a context manager, the user's or torch's
+Manager = Any  # a context manager, the user's or torch's, of which attributes besides __enter__ and __exit__ are read
 
 
 @dataclass
@@ -100,6 +100,7 @@ class Classes:
         self.native_reach = NativeReach(self.use_class)
 
     def info(self, cls: type) -> TypeInfo:
+        """What is known of `cls`, made when it is asked for first."""
         found = self.infos.get(cls)
         if found is None:
             found = self.infos[cls] = TypeInfo(cls)
@@ -132,6 +133,5 @@ class HeldByGraph:
 
     # tensors that a hook was registered on, with their `grad_fn` then
     hooked: list[tuple[FakeTensor, object]] = field(default_factory=list)
-    cells: list[tuple[CellType, object]] = field(
-        default_factory=list
-    )  # of functions in the graph, with contents
+    # cells of functions that the graph calls, with their contents
+    cells: list[tuple[CellType, object]] = field(default_factory=list)
