@@ -59,7 +59,7 @@ ORDER = Layers(
             REST,
             "layouts",
             "registry",
-            ("recompute", "tracing", "nodes", "index_bounds", "convolution"),
+            ("recompute", "trace_rules", "nodes", "index_bounds", "convolution"),
         ],
     }
 )

@@ -9,7 +9,7 @@ import torch
 from smelt.ops.layouts.meta import fresh, like
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
 
@@ -57,4 +57,4 @@ def _attention_backward_layout(
 
 declare(aten._scaled_dot_product_flash_attention_for_cpu.default, layout=_attention_layout)
 declare(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, layout=_attention_backward_layout)
-declare(aten._fused_sdp_choice.default, traced=Traced.ATTENTION)
+declare(aten._fused_sdp_choice.default, trace_rule=TraceRule.ATTENTION)

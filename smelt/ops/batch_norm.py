@@ -21,7 +21,7 @@ from smelt.ops.norms import batch_norm_formula, batch_norm_training_layout, stat
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, dropped, moments
 from smelt.ops.registry import declare, operator
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -212,7 +212,7 @@ declare(
 )
 declare(aten._native_batch_norm_legit_functional.default, layout=_batch_norm_functional_layout)
 declare(aten.native_batch_norm_backward.default, layout=_batch_norm_backward_layout)
-declare(aten._native_batch_norm_legit.default, traced=Traced.STATISTICS)
+declare(aten._native_batch_norm_legit.default, trace_rule=TraceRule.STATISTICS)
 declare(
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,

@@ -16,7 +16,7 @@ from smelt.loops.values import index as index_value
 from smelt.ops.layouts.meta import filled, fresh, like
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
 
@@ -178,7 +178,7 @@ declare(
 declare(aten.scalar_tensor.default, layout=_scalar_layout)
 declare(aten.arange.default, layout=_arange_layout)
 declare(aten.arange.start, aten.arange.start_step, layout=_arange_between_layout)
-declare(aten._efficientzerotensor.default, traced=Traced.ZERO)
+declare(aten._efficientzerotensor.default, trace_rule=TraceRule.ZERO)
 declare(aten.full.default, aten.full_like.default, filled=lambda first, value: value)
 declare(aten.scalar_tensor.default, filled=lambda value: value)
 declare(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, filled=lambda *args: 0)

@@ -10,7 +10,7 @@ import torch
 from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
 
@@ -63,5 +63,5 @@ declare(aten.embedding.default, layout=_embedding_layout)
 declare(aten.embedding_dense_backward.default, layout=_embedding_backward_layout)
 declare(aten.index_put.default, layout=_index_put_layout)
 declare(aten.nonzero_static.default, run_on_zeros=True)
-declare(aten.index.Tensor, traced=Traced.MASKS)
-declare("nonzero nonzero_static masked_select", traced=Traced.VALUES)
+declare(aten.index.Tensor, trace_rule=TraceRule.MASKS)
+declare("nonzero nonzero_static masked_select", trace_rule=TraceRule.VALUES)

@@ -17,7 +17,7 @@ from smelt.loops.values import index as index_value
 from smelt.ops.layouts.meta import fresh
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 from smelt.ops.views import clamped, moved
 
 aten = torch.ops.aten
@@ -179,4 +179,4 @@ def _of_sizes_layout(grad: torch.Tensor, sizes: Sequence[int], *_: Any) -> torch
 
 
 declare(aten.slice_backward.default, aten.select_backward.default, layout=_of_sizes_layout)
-declare(aten.as_strided_scatter.default, traced=Traced.STRIDED_SCATTER)
+declare(aten.as_strided_scatter.default, trace_rule=TraceRule.STRIDED_SCATTER)

@@ -18,7 +18,7 @@ from smelt.ops.nodes import Make
 from smelt.ops.recompute import Class
 from smelt.ops.reductions import count_of, moments
 from smelt.ops.registry import declare, operator
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
@@ -257,7 +257,7 @@ def _batch_norm_layout(
 declare(aten.native_layer_norm.default, layout=_layer_norm_layout)
 declare(aten.native_group_norm.default, layout=_group_norm_layout)
 declare(aten._native_batch_norm_legit_no_training.default, layout=_batch_norm_layout)
-declare(aten.native_batch_norm.default, traced=Traced.STATISTICS)
+declare(aten.native_batch_norm.default, trace_rule=TraceRule.STATISTICS)
 
 
 # ---- the result again, from saved statistics

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from smelt.ops.registry import declare
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
-declare(torch.ops.prim.device.default, traced=Traced.DEVICE)
-declare("_local_scalar_dense item", traced=Traced.NUMBER)
-declare("is_nonzero", traced=Traced.TRUTH)  # not taken apart in inference mode
-declare("equal allclose is_set_to", traced=Traced.VALUES)
-declare("set_ resize_ resize_as_ _resize_output_ record_stream", traced=Traced.REFUSED)
+declare(torch.ops.prim.device.default, trace_rule=TraceRule.DEVICE)
+declare("_local_scalar_dense item", trace_rule=TraceRule.NUMBER)
+declare("is_nonzero", trace_rule=TraceRule.TRUTH)  # not taken apart in inference mode
+declare("equal allclose is_set_to", trace_rule=TraceRule.VALUES)
+declare("set_ resize_ resize_as_ _resize_output_ record_stream", trace_rule=TraceRule.REFUSED)

@@ -28,7 +28,7 @@ from smelt.loops.values import (
 from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class, OperatorClass
 from smelt.ops.registry import declare, operator
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
 
@@ -479,5 +479,5 @@ declare(
     *(aten.xlogy.Tensor, aten.special_xlog1py.default),
     run_on_zeros=True,
 )
-declare("to", traced=Traced.CONVERSION)
-declare(aten._to_copy.default, traced=Traced.COPY)
+declare("to", trace_rule=TraceRule.CONVERSION)
+declare(aten._to_copy.default, trace_rule=TraceRule.COPY)

@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from smelt.graph.ir import Node
 from smelt.ops.nodes import Make
 from smelt.ops.recompute import OperatorClass
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
 # `f(builder, *args, **kwargs)`, called with the aten arguments (tensors as lazy `Tensor`s). Gives a `Tensor`, a tuple of
 # them, or None: "call the ATen operator", which is also what happens to operators without a lowering.
@@ -42,7 +42,7 @@ class Facts(TypedDict, total=False):
     layout: Callable[..., Any] | None
     run_on_zeros: bool
     needs_room: bool
-    traced: Traced | None
+    trace_rule: TraceRule | None
     view: OpOverload | None
     written_through: Callable[..., Node] | None
     filled: Callable[..., Any] | None
@@ -72,8 +72,8 @@ class Operator:
             returns, or NotImplemented for what it does not know (ops/layouts).
         run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
         needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
-        traced: how a call is treated while it is recorded, if not simply recorded; `view`: the operator of views that this
-            one is beneath autograd, or whose result an operator in place makes of its tensor.
+        trace_rule: how a trace treats a call that it does not simply record; `view`: the operator of views that this one
+            is beneath autograd, or whose result an operator in place makes of its tensor.
         written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` gives a node
             with the shape of `base` that holds `value` where the view looks and `base` elsewhere. Of several results, the
             number of the one that is written comes before the arguments.
@@ -98,7 +98,7 @@ class Operator:
     layout: Callable[..., Any] | None = None
     run_on_zeros: bool = False
     needs_room: bool = False
-    traced: Traced | None = None
+    trace_rule: TraceRule | None = None
     view: OpOverload | None = None
     written_through: Callable[..., Node] | None = None
     filled: Callable[..., Any] | None = None

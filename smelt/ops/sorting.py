@@ -7,7 +7,7 @@ import torch
 from smelt.ops.index_bounds import along
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
 
@@ -15,6 +15,6 @@ declare(
     "sort topk kthvalue mode unique_dim _unique2 searchsorted bucketize argsort msort", recompute=Class.SORT
 )
 declare(aten.topk.default, needs_room=True)
-declare("_unique2 unique_dim unique_consecutive", traced=Traced.VALUES)
+declare("_unique2 unique_dim unique_consecutive", trace_rule=TraceRule.VALUES)
 declare(aten.mode.default, aten.sort.default, aten.argsort.default, index_bound=along(1))
 declare(aten.topk.default, aten.kthvalue.default, index_bound=along(2))

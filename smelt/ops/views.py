@@ -18,7 +18,7 @@ from smelt.ops.layouts.meta import to_meta
 from smelt.ops.nodes import Emitter
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
 
@@ -378,15 +378,15 @@ declare(aten.view_as_complex.default, written_through=_through_from_complex)
 
 # ---- while they are recorded
 
-declare("lift_fresh lift", traced=Traced.LIFT)
-declare(aten.unsafe_split.Tensor, traced=Traced.VIEW, view=aten.split.Tensor)
-declare(aten.unsafe_split_with_sizes.default, traced=Traced.VIEW, view=aten.split_with_sizes.default)
-declare(aten.as_strided.default, aten.as_strided_copy.default, traced=Traced.STRIDED)
-declare(aten.squeeze_.default, traced=Traced.RESHAPED, view=aten.squeeze.default)
-declare(aten.squeeze_.dim, traced=Traced.RESHAPED, view=aten.squeeze.dim)
-declare(aten.squeeze_.dims, traced=Traced.RESHAPED, view=aten.squeeze.dims)
-declare(aten.unsqueeze_.default, traced=Traced.RESHAPED, view=aten.unsqueeze.default)
-declare(aten.transpose_.default, traced=Traced.RESHAPED, view=aten.transpose.int)
-declare(aten.t_.default, traced=Traced.RESHAPED, view=aten.t.default)
-declare(aten.as_strided_.default, traced=Traced.RESHAPED, view=aten.as_strided.default)
-declare(aten.detach_.default, traced=Traced.RESHAPED, view=aten.detach.default)
+declare("lift_fresh lift", trace_rule=TraceRule.LIFT)
+declare(aten.unsafe_split.Tensor, trace_rule=TraceRule.VIEW, view=aten.split.Tensor)
+declare(aten.unsafe_split_with_sizes.default, trace_rule=TraceRule.VIEW, view=aten.split_with_sizes.default)
+declare(aten.as_strided.default, aten.as_strided_copy.default, trace_rule=TraceRule.STRIDED)
+declare(aten.squeeze_.default, trace_rule=TraceRule.RESHAPED, view=aten.squeeze.default)
+declare(aten.squeeze_.dim, trace_rule=TraceRule.RESHAPED, view=aten.squeeze.dim)
+declare(aten.squeeze_.dims, trace_rule=TraceRule.RESHAPED, view=aten.squeeze.dims)
+declare(aten.unsqueeze_.default, trace_rule=TraceRule.RESHAPED, view=aten.unsqueeze.default)
+declare(aten.transpose_.default, trace_rule=TraceRule.RESHAPED, view=aten.transpose.int)
+declare(aten.t_.default, trace_rule=TraceRule.RESHAPED, view=aten.t.default)
+declare(aten.as_strided_.default, trace_rule=TraceRule.RESHAPED, view=aten.as_strided.default)
+declare(aten.detach_.default, trace_rule=TraceRule.RESHAPED, view=aten.detach.default)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.graph.effects import is_composite
 from smelt.ops.registry import row
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace import special
 from smelt.trace.arguments import Args, Kwargs, Unnameable
@@ -45,7 +45,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _run_alone(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """An operator outside of every torch-level call: its own torch-level node."""
-        if row(func).traced is Traced.LIFT:  # gives a constant
+        if row(func).trace_rule is TraceRule.LIFT:  # gives a constant
             return self._run(func, args, kwargs)
         call = self._call
         try:
@@ -64,7 +64,7 @@ class DispatchMode(TorchDispatchMode):
     def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if self._numbers.symbols is not None:
             args, kwargs = pinned_arguments(func, args, kwargs, everywhere=self._call.is_opaque)
-        rule = special.RULES.get(row(func).traced)
+        rule = special.RULES.get(row(func).trace_rule)
         if rule is not None:
             out = rule(self._operator_recorder, func, args, kwargs)
             if out is not NotImplemented:

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.ops.registry import row
-from smelt.ops.tracing import Traced
+from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace import shapes
 from smelt.trace.arguments import Args, Kwargs
@@ -135,7 +135,7 @@ def _as_strided(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs
     """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
     so only what they cover may be reached. An offset counts from the start of the storage."""
     fake, *rest = args
-    size, stride, *offset = rest[1:] if row(func).traced is Traced.STRIDED_SCATTER else rest
+    size, stride, *offset = rest[1:] if row(func).trace_rule is TraceRule.STRIDED_SCATTER else rest
     first = offset[0] if offset else kwargs.get("storage_offset")
     if first is None:
         first = fake.storage_offset()
@@ -200,21 +200,21 @@ def _number_copied(recorder: OperatorRecorder, func: OpOverload, args: Args, kwa
     return recorder.run(aten.scalar_tensor.default, args, options)
 
 
-RULES: dict[Traced | None, Rule] = {
-    Traced.DEVICE: _device,
-    Traced.NUMBER: _read_value,
-    Traced.TRUTH: lambda *call: bool(_read_value(*call)),
-    Traced.VALUES: _dynamic,
-    Traced.LIFT: _lift,
-    Traced.MASKS: _index,
-    Traced.VIEW: _as_view,
-    Traced.RESHAPED: _change_metadata,
-    Traced.STRIDED: _as_strided,
-    Traced.STRIDED_SCATTER: _as_strided,
-    Traced.STATISTICS: _batch_norm,
-    Traced.ATTENTION: _attention_choice,
-    Traced.ZERO: _zero_tensor,
-    Traced.CONVERSION: _converted,
-    Traced.COPY: _number_copied,
-    Traced.REFUSED: _refuse_effect,
+RULES: dict[TraceRule | None, Rule] = {
+    TraceRule.DEVICE: _device,
+    TraceRule.NUMBER: _read_value,
+    TraceRule.TRUTH: lambda *call: bool(_read_value(*call)),
+    TraceRule.VALUES: _dynamic,
+    TraceRule.LIFT: _lift,
+    TraceRule.MASKS: _index,
+    TraceRule.VIEW: _as_view,
+    TraceRule.RESHAPED: _change_metadata,
+    TraceRule.STRIDED: _as_strided,
+    TraceRule.STRIDED_SCATTER: _as_strided,
+    TraceRule.STATISTICS: _batch_norm,
+    TraceRule.ATTENTION: _attention_choice,
+    TraceRule.ZERO: _zero_tensor,
+    TraceRule.CONVERSION: _converted,
+    TraceRule.COPY: _number_copied,
+    TraceRule.REFUSED: _refuse_effect,
 }

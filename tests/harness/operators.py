@@ -65,7 +65,7 @@ def _fate(op: OpOverload, decomposed: bool) -> str:
         "lowered": row(op).lowering is not None,
         "decomposed": decomposed,
         "composite": is_composite(op),
-        "ruled": row(op).traced is not None,
+        "ruled": row(op).trace_rule is not None,
         "rewritten": bool(does.writes) and pure_of(op) is not None,
         "writes": bool(does.writes),
         "values": does.data_dependent or does.dynamic_shape,

@@ -1,6 +1,6 @@
-"""In which ways a call of an operator is treated while it is recorded, where it is not simply recorded.
+"""Names of the rules for operators that a trace does not simply record.
 
-What is done in each case is in `trace/special.py`; which operators the case is of, the families here declare.
+The rules are in `trace/special.py`; the modules of the families here declare which operators each is for.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import Enum, auto
 
 
-class Traced(Enum):
-    """How a call is treated."""
+class TraceRule(Enum):
+    """What the operator does that a node of the graph cannot say by itself."""
 
     DEVICE = auto()  # asks for the device of a tensor
     NUMBER = auto()  # reads a number from memory
