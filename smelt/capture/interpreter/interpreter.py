@@ -22,14 +22,21 @@ from smelt.capture.base.values import MISSING, Sentinel
 from smelt.capture.breaks import suspended
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
 from smelt.capture.library import (
-    builtins,
+    attribute_functions,
+    classes,
+    compiler_queries,
+    context_variables,
     copying,
     descriptors,
     evaluation,
+    exceptions,
     function_transforms,
+    function_wrappers,
+    iterators,
     numpy_conversions,
     optimizers,
-    stdlib,
+    special_methods,
+    tensor_methods,
     tensor_numbers,
 )
 from smelt.capture.library.autograd import checkpoints, custom_functions, gradients, hooks, tensor_state
@@ -61,9 +68,10 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    builtins, checkpoints, container_constructors, containers, copying, custom_functions, descriptors, evaluation,
-    gradients, hooks, iteration, lengths, log_records, numpy_conversions, optimizers, printing, stdlib, subscripts,
-    suspended, tensor_state, warning_messages,
+    attribute_functions, checkpoints, classes, compiler_queries, container_constructors, containers,
+    context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
+    gradients, hooks, iteration, iterators, lengths, log_records, numpy_conversions, optimizers, printing,
+    special_methods, subscripts, suspended, tensor_methods, tensor_state, warning_messages,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

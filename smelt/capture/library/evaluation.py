@@ -1,9 +1,11 @@
-"""`globals`, `locals`, `eval`, `exec` and `compile`: what looks at, or runs in, the scope of the frame that calls it."""
+"""`globals`, `locals`, `eval`, `exec`, `compile` and `sys._getframe`: functions that use the frame that calls them."""
 
 from __future__ import annotations
 import __future__
 
+import sys
 import types
+from typing import NoReturn
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import Args, Kwargs, builtin, unsupported
@@ -92,3 +94,8 @@ def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, o
     if type(names) is not dict or id(names) in vm.outside.origins:
         raise unsupported(f"{mode}() with names from outside")
     return scope, names
+
+
+@builtin(sys._getframe)
+def _getframe(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
+    raise unsupported("sys._getframe")

@@ -1,0 +1,100 @@
+"""Functions about attributes: `getattr` and its like, `object.__setattr__` and its like, `vars`, `dir`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import cast
+
+from torch import nn
+
+from smelt.capture.base.handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.base.values import MISSING, instance_dict
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes
+from smelt.capture.protocol import attributes, scopes
+from smelt.capture.protocol.attributes import python_method
+from smelt.trace.fake import FakeTensor
+
+_Name = tuple[object, str]  # an object, and the name of an attribute
+
+
+@builtin(getattr)
+def _getattr(vm: VM, args: _Name | tuple[object, str, object], kwargs: Kwargs) -> object:
+    if len(args) == 2:
+        return attributes.load_attr(vm, *args)
+    obj, name, default = args
+    return attributes.load_default(vm, obj, name, default)
+
+
+@builtin(hasattr)
+def _hasattr(vm: VM, args: _Name, kwargs: Kwargs) -> bool:
+    obj, name = args
+    return attributes.load_default(vm, obj, name, MISSING) is not MISSING
+
+
+@builtin(setattr)
+def _setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    attributes.store_attr(vm, *args)
+
+
+@builtin(delattr)
+def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
+    attributes.delete_attr(vm, *args)
+
+
+@builtin(object.__getattribute__)
+def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
+    obj, name = args
+    return attributes.load_generic(vm, obj, name, use_getattr=False)
+
+
+@builtin(object.__setattr__)
+def _object_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
+    store(vm, *args)
+
+
+@builtin(type.__setattr__)
+def _type_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    attributes.store_named(vm, *args)
+
+
+@builtin(object.__delattr__)
+def _object_delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
+    obj, name = args
+    if type(obj) is FakeTensor:
+        return attributes.delete_attr(vm, obj, name)
+    changes.touch(vm.outside, obj)
+    vm.outside.memo.by_id.pop(id(obj), None)
+    object.__delattr__(obj, name)
+
+
+@function(nn.Module.__getattr__)
+def _module_getattr(vm: VM, args: _Name, kwargs: Kwargs) -> object:
+    obj, name = args
+    return attributes.module_entry(vm, obj, name, instance_dict(obj) or {})
+
+
+@function(nn.Module.__setattr__)
+def _module_setattr(vm: VM, args: tuple[nn.Module, str, object], kwargs: Kwargs) -> None:
+    attributes.store_in_module(vm, *args)
+
+
+@builtin(vars)
+def _vars(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if not args:
+        return scopes.local_names(vm, vm.calling)
+    return attributes.load_attr(vm, args[0], "__dict__")
+
+
+@builtin(dir)
+def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if not args:
+        return sorted(scopes.local_names(vm, vm.calling))
+    own = python_method(vm, args[0], "__dir__")
+    if own is not None:
+        return sorted(cast("Sequence[str]", vm.elements(vm.call_function(own, (args[0],)))))
+    if id(args[0]) in vm.outside.origins and not isinstance(args[0], (type, types.ModuleType)):
+        raise unsupported("dir() of an outside object")
+    return vm.native(dir, args)

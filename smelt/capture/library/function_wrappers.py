@@ -1,0 +1,117 @@
+"""What `functools` makes around functions (partial calls, caches, dispatch by class), and `inspect.signature`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from smelt.capture.base.frames import VMCallable
+from smelt.capture.base.handlers import CODES, Args, Kwargs, builtin, function, unsupported
+from smelt.capture.base.native_functions import nested_codes
+from smelt.capture.base.values import FunctionType
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import contents, wrapping
+from smelt.capture.protocol import attributes, library_reads, python_functions
+
+_native_signature: Callable[..., inspect.Signature] = inspect.signature
+_native_update_wrapper: Callable[..., object] = functools.update_wrapper
+_make_partial: Callable[..., object] = functools.partial
+_make_cached: Callable[..., object] = functools._lru_cache_wrapper
+
+
+@builtin(functools.partial)
+def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return _make_partial(*args, **kwargs)
+
+
+@builtin(functools._lru_cache_wrapper)
+def _lru_cache_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return _make_cached(*args, **kwargs)
+
+
+@function(functools.update_wrapper)
+def _update_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Interpreted where it would change a function from outside."""
+    if id(args[0]) in vm.outside.origins:
+        return python_functions.interpret(vm, cast(FunctionType, functools.update_wrapper), args, kwargs)
+    return _native_update_wrapper(*args, **kwargs)
+
+
+@function(inspect.signature)
+def _signature(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    given = args[0]
+    target = given.function if type(given) is VMCallable else given
+    library_reads.use_signature(vm.outside, target)
+    return _native_signature(target, *args[1:], **kwargs)
+
+
+# ----------------------------------------------------------------------------------- functools.singledispatch
+
+
+def _code(outer: FunctionType, name: str) -> types.CodeType:
+    return next(code for code in nested_codes(outer.__code__) if code.co_name == name)
+
+
+def _cell(function: FunctionType, name: str) -> object:
+    return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
+    """The registered function that `dispatch(cls)` chooses; the registry is guarded."""
+    registry = cast("dict[object, object]", _cell(dispatch, "registry"))
+    if id(dispatch) in vm.outside.origins:
+        at = dispatch.__code__.co_freevars.index("registry")
+        wrapping.wrap(vm.outside, registry, vm.outside.origins.const(dispatch).child("cell", at))
+        contents.open(vm.outside, registry)
+    vm.outside.facts.use_class(cls)
+    return dispatch(cls)
+
+
+def _dispatch(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    return _implementation(vm, fn, cast(type, args[0]))
+
+
+def _wrapper(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    if not args:
+        return fn(*args, **kwargs)  # raises
+    dispatch = cast(FunctionType, _cell(fn, "dispatch"))
+    if id(fn) in vm.outside.origins:
+        vm.outside.origins.const(dispatch)
+    chosen = _implementation(vm, dispatch, cast(type, attributes.load_attr(vm, args[0], "__class__")))
+    return vm.call(chosen, args, kwargs)
+
+
+def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    if any(id(cell.cell_contents) in vm.outside.origins for cell in fn.__closure__ or () if _is_full(cell)):
+        raise unsupported(f"{fn.__qualname__} of a function from outside")
+    return fn(*args, **kwargs)
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+_SOURCE = cast(FunctionType, functools.singledispatch)
+_make_dispatching: Callable[..., object] = functools.singledispatch
+CODES[_code(_SOURCE, "dispatch")] = _dispatch
+CODES[_code(_SOURCE, "wrapper")] = _wrapper
+CODES[_code(_SOURCE, "register")] = _register
+
+
+@function(functools.singledispatch)
+def _single_dispatch(vm: VM, args: tuple[Callable[..., object]], kwargs: Kwargs) -> object:
+    return _make_dispatching(*args, **kwargs)
+
+
+def _lambdas(outer: FunctionType) -> Iterator[types.CodeType]:
+    return (code for code in nested_codes(outer.__code__) if code.co_name == "<lambda>")
+
+
+for _found in _lambdas(_SOURCE):
+    CODES[_found] = _register

@@ -1,0 +1,125 @@
+"""Tensors: metadata by method, parameters and buffers, methods that change something besides the values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import torch
+from torch import nn
+
+from smelt.capture.base.handlers import TENSOR_METHODS, Args, Handler, Kwargs, builtin, function, unsupported
+from smelt.capture.library.autograd.tensor_state import make_parameter
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
+from smelt.capture.protocol import attributes
+from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.trace.fake import FakeTensor
+
+
+def _tensor_size(vm: VM, tensor: FakeTensor, dim: int | None = None) -> object:
+    shape = attributes.shape_of(tensor)
+    return shape if dim is None else shape[dim]
+
+
+_METADATA: dict[str, Handler] = {
+    "size": _tensor_size,
+    "dim": lambda vm, t: len(t.spec.shape),
+    "ndimension": lambda vm, t: len(t.spec.shape),
+    "numel": lambda vm, t: attributes.shape_of(t).numel(),
+    "stride": lambda vm, t, dim=None: t.spec.stride if dim is None else t.spec.stride[dim],
+    "is_floating_point": lambda vm, t: t.spec.dtype.is_floating_point,
+    "is_complex": lambda vm, t: t.spec.dtype.is_complex,
+    "element_size": lambda vm, t: t.spec.dtype.itemsize,
+    "get_device": lambda vm, t: -1 if t.spec.device.type == "cpu" else t.spec.device.index,
+}
+TENSOR_METHODS.update(_METADATA)
+
+
+def _as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
+    raise unsupported(f"a tensor becomes a {cls.__qualname__}", TENSOR_SUBCLASS)
+
+
+TENSOR_METHODS["as_subclass"] = _as_subclass
+
+
+def _check_own(vm: VM, tensor: FakeTensor, name: str) -> None:
+    if vm.trace.is_input(tensor):
+        raise unsupported(f"Tensor.{name} of a tensor from outside", UNSUPPORTED_EFFECT)
+
+
+def _own_only(name: str) -> Handler:
+    def handler(vm: VM, tensor: FakeTensor, *args: object, **kwargs: object) -> object:
+        _check_own(vm, tensor, name)
+        return wrapping.fake(vm.outside, getattr(tensor, name)(*args, **kwargs))
+
+    return handler
+
+
+# Methods that change something about a tensor besides its values.
+for _name in (
+    "rename_", "share_memory_", "set_", "resize_", "resize_as_", "detach_",
+    "_clear_non_serializable_cached_data", "__setstate__", "sparse_resize_", "sparse_resize_and_clear_",
+    "unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "as_strided_", "set_data", "_set_data",
+):  # fmt: skip
+    if hasattr(torch.Tensor, _name):
+        TENSOR_METHODS[_name] = _own_only(_name)
+
+
+@function(torch.Tensor.__iter__)
+def _tensor_iter(vm: VM, args: tuple[FakeTensor], kwargs: Kwargs) -> object:
+    return iter(args[0].unbind(0))
+
+
+# --------------------------------------------------------------------------------------------- making tensors
+
+
+@builtin(nn.Parameter)
+def _parameter(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    data = kwargs.get("data", args[0] if args else None)
+    requires_grad = cast(bool, kwargs.get("requires_grad", args[1] if len(args) > 1 else True))
+    if type(data) is not FakeTensor:
+        raise unsupported("nn.Parameter of something that is not a tensor", UNSUPPORTED_OBJECT)
+    return make_parameter(vm, data, requires_grad)
+
+
+class _BufferMarks(Protocol):
+    """The attributes that make a tensor a buffer."""
+
+    persistent: bool
+    _is_buffer: bool
+
+
+@builtin(nn.parameter.Buffer)
+def _buffer(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    call = inspect.signature(_buffer_signature).bind(*args, **kwargs)
+    call.apply_defaults()
+    data, persistent = call.arguments["data"], call.arguments["persistent"]
+    if type(data) is not FakeTensor:
+        raise unsupported("nn.Buffer of something that is not a tensor", UNSUPPORTED_OBJECT)
+    made = data.detach().requires_grad_(data.requires_grad)
+    marks = cast(_BufferMarks, made)
+    marks.persistent, marks._is_buffer = persistent, True
+    return made
+
+
+def _buffer_signature(data: object = None, *, persistent: bool = True) -> None: ...
+
+
+_native_one_hot: Callable[..., object] = torch._C._nn.one_hot
+
+
+@builtin(torch._C._nn.one_hot)
+def _one_hot(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """On a CPU eager checks that no class is out of range; torch's shape function would compare values for it."""
+    call = inspect.signature(_one_hot_signature).bind(*args, **kwargs)
+    call.apply_defaults()
+    classes, count = cast("tuple[object, int]", call.args)
+    if type(classes) is not FakeTensor or count < 0 or classes.device.type != "cpu":
+        return _native_one_hot(*args, **kwargs)
+    made = torch.zeros((*classes.shape, count), dtype=torch.int64)
+    return made.scatter_(-1, classes.unsqueeze(-1), 1)
+
+
+def _one_hot_signature(tensor: object, num_classes: int = -1) -> None: ...
