@@ -106,7 +106,7 @@ def left(vm: VM, manager: object) -> None:
 
 
 def _leave_outside(vm: VM, manager: object) -> None:
-    """A manager that was entered before a graph break: only those whose effect can be taken back."""
+    """A manager that was entered before a graph break is left. Raises Unsupported unless that can be taken back."""
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
@@ -171,7 +171,8 @@ def settings(vm: VM) -> list[Effect]:
 
 
 def _put_back(kind: type, manager: dict[str, object], state: list[object]) -> None:
-    """Changes `state` as leaving a manager with these attributes does. Grad mode is None where nothing tells."""
+    """Changes the settings `state` as leaving a manager with these attributes does. Grad mode becomes None for a manager
+    that does not keep what it was."""
     if kind in _GRAD_IN:
         state[0] = None if kind is torch.inference_mode else manager["prev"]
     elif issubclass(kind, torch.autocast):

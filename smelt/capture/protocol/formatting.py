@@ -51,6 +51,7 @@ class _Structure:
         self._memo: dict[int, object] = {}
 
     def copy(self, value: object) -> object:
+        """What takes the place of `value`: a `Shown` for a tensor, a copy of a container, a `Verbatim` for most objects."""
         kind = type(value)
         if type(value) is FakeTensor:
             self.unknown = True
@@ -135,7 +136,7 @@ def formatted(vm: VM, value: object, spec: object) -> str | Text:
 
 
 def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
-    """As `Tensor.__format__`: a tensor without dimensions as its number."""
+    """As `Tensor.__format__`, which formats a tensor without dimensions as its number."""
     if value.dim() != 0:
         if spec:
             kind = "Parameter" if getattr(value, "_is_param", False) else "Tensor"

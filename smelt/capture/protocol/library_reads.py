@@ -1,4 +1,4 @@
-"""What library code that runs natively reads from the world: guarded as if the VM had interpreted it.
+"""What library code that runs natively reads of globals, attributes and caches: guarded as if the VM had interpreted it.
 
 `use_native` is for Python functions of torch: their code, their defaults, and the global names that they read (with the
 attributes of modules directly behind them), helpers of the same module included. `use_registrations` is for `isinstance` and

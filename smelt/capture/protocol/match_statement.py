@@ -12,10 +12,12 @@ _SEQUENCE, _MAPPING, _MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
 
 
 def is_sequence(value: object) -> bool:
+    """What MATCH_SEQUENCE decides: a flag of the class says so, no `__len__` or `__getitem__` is asked."""
     return bool(type(value).__flags__ & _SEQUENCE)
 
 
 def is_mapping(value: object) -> bool:
+    """What MATCH_MAPPING decides, by a flag of the class as well."""
     return bool(type(value).__flags__ & _MAPPING)
 
 

@@ -40,7 +40,8 @@ def is_traceable(value: np.ndarray) -> bool:
 
 
 class Array:
-    """`scalar`: a NumPy scalar (np.float32) rather than an array of no dimensions. `outside`: memory of an outside array."""
+    """An array whose elements `tensor` holds. `scalar`: it stands for a NumPy scalar (np.float32) rather than an array of no
+    dimensions. `outside`: its memory is that of an outside array."""
 
     __slots__ = ("outside", "scalar", "tensor")
     __hash__ = None  # type: ignore[assignment]

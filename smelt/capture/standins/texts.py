@@ -86,7 +86,7 @@ class Shown:
         self._after = len(trace.tape.entries)
 
     @property
-    def tensor(self) -> object:
+    def tensor(self) -> torch.Tensor:
         """The tensor itself; its copy if anything was written since."""
         written = any(
             isinstance(record.node.target, torch._ops.OpOverload) and effects(record.node.target).writes
