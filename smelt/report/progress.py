@@ -1,6 +1,6 @@
 """A progress line on the terminal while something compiles: what, which stage, for how long.
 
-Subscribes to `smelt.events`; writes to stderr, only to a terminal unless told otherwise, and clears itself when done.
+Subscribes to `smelt.events`; writes to stderr if that is a terminal, or to a given stream, and clears the line when done.
 """
 
 from __future__ import annotations

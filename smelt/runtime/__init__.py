@@ -1,8 +1,9 @@
 """Plans that are loaded, and the memory that they hold between calls; the garbage collector (`collector.py`), and locks
 across forks (`forks.py`).
 
-Each plan keeps at most one idle arena, so that a call neither allocates its temporaries nor touches fresh pages. A call
-that finds it in use (another thread, or the same plan entered again) makes an arena of its own and drops it at the end.
+A plan keeps one idle arena for each device and stream, so that a call neither allocates its temporaries nor touches fresh
+pages. A call that finds it in use (another thread, or the same plan entered again) makes an arena of its own and drops it
+at the end.
 """
 
 from __future__ import annotations
