@@ -27,7 +27,7 @@ FATES = {
     "composite": "taken apart by autograd before anything is recorded",
     "lowered": "loops",
     "decomposed": "smaller operators, which are loops",
-    "ruled": "treated by a rule of its own while it is recorded (`smelt/ops/tracing.py`)",
+    "ruled": "treated by a rule of its own while it is recorded (`smelt/ops/trace_rules.py`)",
     "rewritten": "writes an argument: recorded as the operator that gives the new value",
     "writes": "writes an argument and has no pure counterpart: refused, the graph breaks there",
     "values": "its result's size, or a number, is in memory: a constant if that is known, else a graph break",
