@@ -86,7 +86,7 @@ def _others(x: Tensor) -> tuple[int, ...]:
 def _normalised(
     b: Builder, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Results]:
-    """(mean and variance with all dimensions kept, the operator's first three results)"""
+    """(mean and variance of the batch with all dimensions kept, the operator's first three results)"""
     compute, dims = opmath(x.dtype), _others(x)
     center, variance = moments(b, x, dims, 0, compute)
     rstd = b.pointwise(
@@ -181,7 +181,7 @@ def _batch_norm_functional_layout(
     var: torch.Tensor,
     *settings: Any,
 ) -> Any:
-    """Returns what the running statistics become as well."""
+    """The layouts that the training form gives, and those of the new running statistics."""
     results = batch_norm_training_layout(x, weight, bias, mean, var, *settings)
     return results if results is NotImplemented else (*results, like(mean), like(var))
 

@@ -1,4 +1,4 @@
-"""What a convolution is besides its tensors."""
+"""The settings of a convolution: everything but its tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Convolution(NamedTuple):
     groups: int
 
     def over(self, n: int) -> Convolution:
-        """With a number for each of `n` dimensions, where one may stand for all."""
+        """The same settings with a number for each of `n` dimensions: a single number stands for all of them."""
         stride, padding, dilation, extra = (
             list(v) * n if len(v) == 1 else v
             for v in (self.stride, self.padding, self.dilation, self.output_padding)

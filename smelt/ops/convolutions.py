@@ -1,5 +1,5 @@
-"""Convolutions that are something simpler, where products are generated: a row times a matrix (one pixel), or a product
-with disjoint patches."""
+"""Convolutions written as matrix products, where the target generates products: those of one pixel (a row times a matrix)
+and those with disjoint patches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *set
 
 
 def _one_pixel(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Of one image: the squeeze and excitation of a network."""
+    """The convolution of one image of one pixel, as in squeeze-and-excitation blocks: a row times the weight."""
     if not is_row_product(b, x, weight):
         return None
     rest = (0,) * (len(x.shape) - 2)
@@ -105,7 +105,7 @@ def convolution_format(
 
 
 def channels_of(weight: torch.Tensor, convolution: Convolution) -> int:
-    """Of the result."""
+    """The number of channels of the convolution's result."""
     return weight.shape[1] * convolution.groups if convolution.transposed else weight.shape[0]
 
 

@@ -144,7 +144,7 @@ def _convolution_backward_layout(
         return NotImplemented
     if 0 in (grad.numel(), x.numel(), weight.numel()):
         return NotImplemented
-    if wanted[2] and not wanted[1]:  # some libraries give the weight's all the same
+    if wanted[2] and not wanted[1]:  # some libraries compute the gradient of the weight then, too
         return NotImplemented
     c = Convolution(*of_convolution).over(n)
     outputs = channels_of(weight, c)
@@ -152,7 +152,7 @@ def _convolution_backward_layout(
     real, real_weight, memory_format, backend = convolution_format(x, weight, bias, c)
     formats = [memory_format, memory_format]
     if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
-        # The others look at the weight's format once more; groups are computed one by one and joined.
+        # Other libraries than oneDNN look at the weight's memory format again; groups are computed one by one and joined.
         if memory_format != torch.contiguous_format and (c.transposed or c.groups > 1):
             return NotImplemented
         formats[1] = suggested_format(real_weight.contiguous(memory_format=memory_format))

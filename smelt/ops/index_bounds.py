@@ -1,4 +1,4 @@
-"""Numbers that all indices which an operator gives are below, from the shape of its input."""
+"""Upper bounds (exclusive) of the indices that an operator returns, from the shape of its input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def along(position: int) -> Callable[[Node], int]:
 
 
 def of_last(rank: int) -> Callable[[Node], int]:
-    """How many places the last `rank` dimensions have."""
+    """The number of elements in the last `rank` dimensions."""
     return lambda call: math.prod(_input(call).shape[-rank:])  # type: ignore[arg-type]
 
 

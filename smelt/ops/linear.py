@@ -37,7 +37,7 @@ def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
 
 
 def is_zero_constant(node: Node) -> bool:
-    """Whether it is zero whatever the tangents are: where a condition cuts gradients off, say."""
+    """Whether the node gives zeros whatever the tangents are, as where a condition cuts gradients off."""
     filled = row(node.target).filled
     if filled is None:
         return False

@@ -35,7 +35,7 @@ NONE, MEAN, SUM = range(3)  # ATen's numbers of the reductions
 
 
 def _share(x: Tensor, reduction: int) -> float:
-    """What one element's loss counts in the result."""
+    """The factor of one element's loss in the result: 1 over the number of elements for a mean, else 1."""
     return 1 / static(numel(x.shape)) if reduction == MEAN else 1.0
 
 
@@ -163,7 +163,7 @@ def soft_margin_loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEA
 
 @operator(aten.soft_margin_loss_backward.default)
 def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Of log(1 + exp(-target * x))."""
+    """grad times the derivative of log(1 + exp(-target * x)) by x, which is -target * sigmoid(-target * x)."""
     share = _share(x, reduction)
     return b.pointwise(
         lambda g, u, t: -t * call("sigmoid", -t * u) * share * g,
@@ -195,7 +195,7 @@ def nll_loss_backward(
         return value / cast(load(total_weight, ()), compute) if reduction == MEAN else value
 
     def there(load: Load, at: Index) -> tuple[Value, Value]:
-        """The target's class, and whether it counts."""
+        """The target's class, and whether it is another than the ignored one."""
         number = cast(load(target, at), torch.int64)
         return number, compare("ne", number, const(ignored, torch.int64))
 

@@ -126,7 +126,7 @@ class _Lowerer:
             id(r) for step in builder.made for r in (step.results if isinstance(step, Extern) else (step,))
         }
         results = tuple(
-            _renamed(r if r is None or id(r) in fresh else self.again(builder, r), builder.name)
+            _renamed(r if r is None or id(r) in fresh else self.own_copy(builder, r), builder.name)
             for r in results
         )
         for tensor, spec in zip(results, specs):
@@ -139,8 +139,8 @@ class _Lowerer:
             self.steps.append(step)
         return results if isinstance(result, tuple) else results[0]
 
-    def again(self, builder: Builder, tensor: Tensor) -> Tensor:
-        """A result that the lowering did not make: the same values, but a tensor of its own."""
+    def own_copy(self, builder: Builder, tensor: Tensor) -> Tensor:
+        """A copy of a result that the lowering did not make, such as an argument that it returned."""
         return builder.copy(tensor, tensor.shape, lambda index: index)
 
     def extern(self, node: Node, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What rules of operators are given that write nodes of an aten graph."""
+"""The interfaces through which rules of operators write nodes of an aten graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Emitter(Protocol):
         ...
 
     def refuse(self, detail: str) -> Unsupported:
-        """The exception to raise for what no nodes say."""
+        """The exception to raise for a call that no nodes can express."""
         ...
 
 

@@ -176,7 +176,7 @@ def rms_norm(
 
 
 def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
-    """On a CPU, means and deviations have the input's dtype; they are float32 beside parameters that are. As
+    """On a CPU, means and deviations have the input's dtype; beside float32 parameters they are float32. As
     `is_mixed_type` in ATen's cpu/mixed_data_type.h, which looks at the first parameter that is given."""
     first = next((p for p in parameters if p is not None), x)
     return x.dtype if first.dtype == x.dtype else torch.float32
@@ -283,7 +283,7 @@ def _rms_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node])
 
 
 def _by_channel(make: Make, value: Node | None, rank: int) -> Node | None:
-    """A vector of the channels, seen so that it lines up with dimension 1 of `rank`."""
+    """A view of a vector over the channels that broadcasts to tensors of `rank` dimensions, of which 1 is the channels'."""
     return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
 
 

@@ -109,7 +109,7 @@ def _weighted(b: Builder, grad: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _sums(b: Builder, h: Tensor, xhat: Tensor, dims: Sequence[int], keepdim: bool = True) -> list[Tensor]:
-    """Of h and of h * xhat."""
+    """The sums of h and of h * xhat over `dims`."""
     product = _step(b, lambda u, v: u * v, [h, xhat])
     return [b.reduce("sum", t, dims, keepdim, product.dtype) for t in (h, product)]
 
@@ -131,7 +131,7 @@ def _input(
 
 
 def _step(b: Builder, f: Callable[..., Value], operands: Sequence[Tensor]) -> Tensor:
-    """A value on the way, of the shape of the first operand."""
+    """An intermediate value, of the shape of the first operand and the dtype that ATen computes in."""
     x = operands[0]
     compute = opmath(x.dtype)
     return b.pointwise(f, operands, compute, compute, float(len(operands) - 1), x.shape)

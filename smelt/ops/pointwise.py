@@ -446,7 +446,7 @@ def copy(b: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> T
 
 
 def _with_number_layout(func: OpOverload) -> Callable[..., Any]:
-    """The form of `func` whose second operand is a tensor takes a number too."""
+    """A layout function that asks the C++ shape function of `func`, which takes a number as its second operand, too."""
     return lambda x, number, *rest: of_cpp(func, (x, number, *rest), {})
 
 

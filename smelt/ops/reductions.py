@@ -297,7 +297,7 @@ def softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 @operator(aten._safe_softmax.default)
 def safe_softmax(b: Builder, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor | None:
-    """softmax, but rows of nothing than -inf (fully masked ones) give zeros."""
+    """As softmax, but rows in which everything is -inf (fully masked ones) give zeros."""
     if dtype not in (None, x.dtype):
         return None
     exponent, total, top = _shifted(b, x, dim)

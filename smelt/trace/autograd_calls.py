@@ -1,4 +1,4 @@
-"""What the traced program told autograd, and what is wanted of it."""
+"""The calls by which the traced program configures autograd, and whether a joint graph is wanted."""
 
 from __future__ import annotations
 

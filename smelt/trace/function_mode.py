@@ -94,7 +94,7 @@ class FunctionMode(TorchFunctionMode):
                 raise
         finally:
             call.node = None
-        if failure is not None:  # raised where nothing is handled: it has no context of ours
+        if failure is not None:  # raised outside of the handler, so that smelt's error is not its __context__
             raise failure
         if call.wrote or func in STATEFUL or has_new(out):
             self._call_recorder.record(node, func, out)

@@ -1,7 +1,8 @@
-"""What a program says to autograd about its inputs: `requires_grad_`, `retain_grad`.
+"""Gradient flags that a program sets on its inputs: `requires_grad_`, `retain_grad`.
 
-On fakes autograd has done it where the program did; a joint graph that runs tells it of the real inputs. Whoever requires a
-gradient at some time must do so before the node is made, which has an edge for each; all else comes after the node.
+While the program is recorded they are set on fakes; when its joint graph runs, they are set on the real inputs. An input that
+requires a gradient at any time must do so before the node of autograd is made, which has an edge for each such input; all
+other flags are set after that.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class GradFlags:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the program may run again, once it ran: it takes no gradient away."""
+        """Whether the program may run a second time: it switches `requires_grad` of no input off."""
         return all(flag for _, flag in self.end)
 
     @classmethod

@@ -110,7 +110,7 @@ class Inputs(Sequence[FakeTensor]):
         )
 
     def forget(self) -> None:
-        """Lets go of the real tensors, and of who asked for this trace."""
+        """Drops the references to the real tensors and to the callback `on_unknown`."""
         self.on_unknown = None
         self._by_real.clear()
         self._reals.clear()

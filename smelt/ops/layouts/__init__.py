@@ -8,10 +8,10 @@ them that runs in a process imports torch's own compiler and sympy, for a second
 3. the operator itself on real tensors of zeros, if they are few and it would otherwise be a Python function;
 4. torch's function.
 
-The answers of 2 and 3 are those of a CPU. Which dtypes a CPU has kernels for is no matter of shapes: after 1 the
+The answers of 2 and 3 are those of a CPU. Shape functions do not know for which dtypes a CPU has kernels: after 1 the
 operator is tried on tensors of one element. Where a row says
-`run_on_zeros`, that comes first. A layout that is NotImplemented, and an operator that
-refuses zeros, hand on to the next.
+`run_on_zeros`, that comes first. Where a layout returns NotImplemented, or an
+operator refuses zeros, the next in the list is asked.
 """
 
 from __future__ import annotations
