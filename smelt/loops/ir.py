@@ -225,7 +225,7 @@ def stage_values(stage: Stage) -> list[Value]:
 
 
 def walk(values: list[Value], into: Callable[[Value], bool] | None = None) -> Iterator[Value]:
-    """Every subexpression once, operands after their users; operands of those alone for which `into` holds, if given."""
+    """Every subexpression once, operands after their users; with `into`, operands only of values for which it holds."""
     seen: set[int] = set()
     stack = list(values)
     while stack:

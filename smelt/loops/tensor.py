@@ -44,8 +44,8 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """`cost` estimates the arithmetic of one element (an addition is 1). `view`: the body is one load and its index is
-    all there is to it. `sum`, where it is known without a reduction: dimensions, and the sum over them (dimensions kept)."""
+    """`cost` estimates the arithmetic of one element (an addition is 1). `view`: the body is one load, without
+    arithmetic. `sum`, where it is known without a reduction: dimensions, and the sum over them (dimensions kept)."""
 
     inputs: tuple[Tensor, ...]
     body: Callable[[Load, Index], Value]

@@ -43,7 +43,7 @@ def verify(kernel: Kernel) -> None:
 
 
 def _values(stage: Stage) -> list[Value]:
-    """Every value computed at a point of the stage, once; of what is no value at all nothing is read."""
+    """Every value computed at a point of the stage, once; arguments that are no values are skipped."""
     return list(walk(stage_values(stage)))
 
 

@@ -17,7 +17,7 @@ from smelt.trace.tape import Tape
 
 
 class Backward:
-    """Puts what autograd's engine runs where it belongs: at the aten level alone, with the lines of the forward.
+    """Records what autograd's engine runs: at the aten level only, with the user's lines of the forward.
 
     `tangents` are the fakes that the backward starts from. What always holds: `CurrentCall.node` is a node of no graph
     while the engine runs, one for torch's own backwards and one for each call of a backward of the user's.

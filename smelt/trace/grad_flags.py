@@ -1,8 +1,8 @@
 """Gradient flags that a program sets on its inputs: `requires_grad_`, `retain_grad`.
 
-While the program is recorded they are set on fakes; when its joint graph runs, they are set on the real inputs. An input that
-requires a gradient at any time must do so before the node of autograd is made, which has an edge for each such input; all
-other flags are set after that.
+While the program is recorded they are set on fakes; when its joint graph runs, they are set on the real inputs. An input
+that requires a gradient at any time must do so before the node of autograd is made, which has an edge for each such input;
+all other flags are set after that.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class KnownValues:
         return None if value is UNKNOWN else value
 
     def number(self, fake: FakeTensor) -> Any:
-        """The number that a tensor of one element holds, if whoever asked for this trace knows one; else None."""
+        """The number that a tensor of one element holds, as `on_read` gives it; None where it gives none."""
         return None if self.on_read is None or self._call.is_opaque else self.on_read(fake)
 
     def run(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:

@@ -27,7 +27,7 @@ class TraceParts:
         numbers: the symbolic numbers that operators were given.
         writes: the memory that was written, or must not be.
         copies: the copies made in place of views.
-        autograd: what the program told autograd.
+        autograd: the calls by which the program configures autograd.
         backward: what is recorded of autograd's engine.
         call_recorder: records torch-level calls.
         operator_recorder: records ATen operators.

@@ -82,7 +82,7 @@ def _run_engine(
         switched_on(sources),
     ):
         try:
-            # What `torch.autograd.grad` calls; itself it imports sympy, for sizes that are symbols.
+            # `torch.autograd.grad` calls this; calling that would import sympy, for symbolic sizes.
             gradients = parts.backward.run(
                 functools.partial(
                     _engine_run_backward,
@@ -167,7 +167,7 @@ def _edge(inputs: Inputs, fake: FakeTensor) -> FakeTensor | GradientEdge:
 def _tangent(value: FakeTensor) -> FakeTensor:
     """A fake laid out as the value it belongs to, densely."""
     with torch._C._DisableTorchDispatch():
-        # Asked of a CPU's tensor, whose memory nobody touches: for meta tensors torch's Python code answers, slowly.
+        # An uninitialized CPU tensor answers this: for meta tensors slow Python code of torch does.
         dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
         elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")
         return wrap(elem, value.device)

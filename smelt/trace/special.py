@@ -86,7 +86,8 @@ def _as_view(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: K
 
 
 def _batch_norm(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`native_batch_norm` writes its running statistics without saying so in its schema; its successors say it."""
+    """`native_batch_norm` writes its running statistics without saying so in its schema; it is recorded as the newer
+    operator whose schema says it."""
     *tensors, mean, var, training, momentum, eps = args
     if mean is None:
         return recorder.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})

@@ -70,7 +70,7 @@ class Trace(TraceParts):
         return self.call.paused()
 
     def forget_inputs(self) -> None:
-        """Lets go of the real tensors, and of who asked for this trace."""
+        """Drops the references to the real tensors and to the callback for unknown ones."""
         self.known.on_read = None
         self.inputs.forget()
 
