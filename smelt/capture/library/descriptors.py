@@ -61,7 +61,7 @@ for _name in ("getter", "setter", "deleter"):
     method(property, _name)(_with_accessor(_name))
 
 
-# ---------------------------------------------------------------------------------------------- made natively
+# ------------------------------------------------------------------------------------------------ constructors
 
 
 def _made_natively(make: Callable[..., object]) -> Handler:

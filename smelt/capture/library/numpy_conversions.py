@@ -18,6 +18,7 @@ _NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.det
 
 
 def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
+    """`tensor.numpy()`: the array itself where the values are known, or else a stand-in for it."""
     known = vm.trace.known.value(tensor)
     if known is not None:
         return known.numpy(*args, **kwargs).copy()

@@ -50,6 +50,8 @@ def _check_own(vm: VM, tensor: FakeTensor, name: str) -> None:
 
 
 def _own_only(name: str) -> Handler:
+    """The method `name`, refused for tensors from outside: their change would not be replayed."""
+
     def handler(vm: VM, tensor: FakeTensor, *args: object, **kwargs: object) -> object:
         _check_own(vm, tensor, name)
         return wrapping.fake(vm.outside, getattr(tensor, name)(*args, **kwargs))
@@ -112,7 +114,7 @@ _native_one_hot: Callable[..., object] = torch._C._nn.one_hot
 
 @builtin(torch._C._nn.one_hot)
 def _one_hot(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """On a CPU eager checks that no class is out of range; torch's shape function would compare values for it."""
+    """On a CPU classes out of range are an error, which `scatter_` raises too; torch's code for fakes compares values."""
     call = inspect.signature(_one_hot_signature).bind(*args, **kwargs)
     call.apply_defaults()
     classes, count = cast("tuple[object, int]", call.args)

@@ -230,6 +230,7 @@ class _Writes:
         return [*self._by_storage.get(storage, ()), *self._by_storage.get(None, ())]
 
     def storage_of(self, node: Node) -> int | None:
+        """The storage of the tensor that `node` gave; None where no record tells."""
         self._look()
         if node not in self._storages:
             self._look_at_inputs()

@@ -41,8 +41,8 @@ TENSOR_METHODS["requires_grad_"] = set_requires_grad
 
 
 def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
-    """`tensor.grad = value` of a tensor from outside: an effect, since nothing that is captured reads it but reads of
-    the attribute."""
+    """`tensor.grad = value` of a tensor from outside: an effect, which the compiled frame replays. Raises Unsupported for
+    a tensor that the program computed."""
     if not vm.trace.is_input(tensor):
         raise unsupported("the grad of a computed tensor is set", UNSUPPORTED_EFFECT)
     if value is not None and type(value) is not FakeTensor:
@@ -55,10 +55,12 @@ def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
 
 
 def set_data(vm: VM, tensor: FakeTensor, value: object) -> None:
+    """`tensor.data = value`, which is refused."""
     raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
 
 
 def set_flag(vm: VM, tensor: FakeTensor, value: object) -> None:
+    """`tensor.requires_grad = value`."""
     set_requires_grad(vm, tensor, value)
 
 
