@@ -25,6 +25,7 @@ from smelt.loops.ir import (
     Stage,
     Store,
     Value,
+    walk,
 )
 from smelt.loops.tensor import Index, Reduce, Scan, Tensor
 from smelt.loops.values import COSTS, both, compare, where
@@ -368,25 +369,12 @@ def linear(tensor: Tensor, index: Index) -> Size:
 
 def cost(value: Value) -> float:
     """Arithmetic of an expression, in additions, shared parts counted once."""
-    return sum(COSTS.get(v.op, 1.0) for v in parts(value))
-
-
-def parts(value: Value) -> Iterator[Value]:
-    """Every distinct value in an expression."""
-    seen = {value}
-    todo = [value]
-    while todo:
-        v = todo.pop()
-        yield v
-        for a in v.args:
-            if isinstance(a, Value) and a not in seen:
-                seen.add(a)
-                todo.append(a)
+    return sum(COSTS.get(v.op, 1.0) for v in walk([value]))
 
 
 def _indices(draft: _Draft) -> Iterator[Size]:
     for root in [s.value for s in draft.stores] + [r.value for r in draft.reductions]:
-        for v in parts(root):
+        for v in walk([root]):
             if v.op == "load":
                 yield v.args[1]
             elif v.op == "index":
