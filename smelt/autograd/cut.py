@@ -8,7 +8,7 @@ forward, the sink for the backward. Besides
 * value -> sink: infinite if an operator of the backward reads it;
 * value -> sink: a token, if the backward recorded it but it depends on no tangent (the sine of a cosine's derivative).
   Such a value may be computed in the forward already, where that saves bytes: a mask is smaller than what it is made of.
-  Not so what may not run twice: the products that a checkpoint of the user's computes again, say.
+  This does not hold for what may not run twice, such as the products that a user's checkpoint computes again.
 
 Bytes are multiplied by more than all else together: the cut keeps the fewest bytes, and among equals takes the least
 work. So a transcendental function is only run again where that saves bytes, and of values of equal size the one nearest

@@ -20,7 +20,7 @@ _NOT_RANDOM = {"aten::_scaled_dot_product_flash_attention_for_cpu"}
 
 
 @dataclass(frozen=True)
-class Result:
+class DeclaredResult:
     """One declared result. `arg` names the argument that a view looks at or that a `same` result is."""
 
     kind: ResultKind
@@ -34,7 +34,7 @@ class Effects:
 
     names: tuple[str, ...]
     writes: tuple[str, ...]
-    results: tuple[Result, ...]
+    results: tuple[DeclaredResult, ...]
     random: bool
     changes_metadata: bool  # transpose_, squeeze_, resize_, set_ ...
     data_dependent: bool  # returns a number or a bool read from memory
@@ -94,7 +94,7 @@ def _classify(op: OpOverload) -> Effects:
     )
 
 
-def _result(returned: Any, arguments: Any) -> Result:
+def _result(returned: Any, arguments: Any) -> DeclaredResult:
     is_list = "List" in str(returned.type)
     info = returned.alias_info
     for a in arguments:
@@ -103,7 +103,7 @@ def _result(returned: Any, arguments: Any) -> Result:
         if (
             is_list and "*" in a.alias_info.after_set
         ):  # split, unbind: `Tensor(a -> *) self`, results unmarked
-            return Result("view", a.name, is_list)
+            return DeclaredResult("view", a.name, is_list)
         if info is not None and a.alias_info.before_set & (info.before_set | info.after_set):
-            return Result("same" if info.is_write else "view", a.name, is_list)
-    return Result("fresh", is_list=is_list)
+            return DeclaredResult("same" if info.is_write else "view", a.name, is_list)
+    return DeclaredResult("fresh", is_list=is_list)

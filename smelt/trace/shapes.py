@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
 from smelt.graph import specs
-from smelt.graph.effects import Effects, Result
+from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
@@ -215,7 +215,7 @@ class _FirstCall:
         spec = parts[0].spec if single else tuple(_part_spec(p) for p in parts)
         return value, Answer(None if single else tuple, parts, spec)
 
-    def _wrap(self, result: Result, item: Any, index: int) -> tuple[Any, Part | None]:
+    def _wrap(self, result: DeclaredResult, item: Any, index: int) -> tuple[Any, Part | None]:
         """(the fake of a result, or of element `index` of one; how to make it again, None when that cannot be kept)."""
         if item is None:
             return None, Part("none")
@@ -236,14 +236,14 @@ class _FirstCall:
         spec = spec_of(item, self.device)
         return wrap(item, self.device, spec), Part("fresh", spec)
 
-    def _given_back(self, result: Result, index: int) -> tuple[FakeTensor, Part]:
+    def _given_back(self, result: DeclaredResult, index: int) -> tuple[FakeTensor, Part]:
         source = self.info.argument(result.arg, self.args, self.kwargs)
         position = -1
         if isinstance(source, (list, tuple)):
             source, position = source[index], index
         return source, Part("same", source.spec, result.arg, position)
 
-    def _view(self, result: Result, item: torch.Tensor) -> tuple[FakeTensor, Part | None]:
+    def _view(self, result: DeclaredResult, item: torch.Tensor) -> tuple[FakeTensor, Part | None]:
         source = self.info.argument(result.arg, self.args, self.kwargs)
         device = source.device if isinstance(source, torch.Tensor) else self.device
         spec = spec_of(item, device)
