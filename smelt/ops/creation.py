@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ def triu(b: Builder, x: Tensor, diagonal: int = 0) -> Tensor:
     return _triangle(b, x, lambda i: compare("ge", index_value(i[-1] - i[-2]), index_value(diagonal)))
 
 
-def _triangle(b: Builder, x: Tensor, keep: Any) -> Tensor:
+def _triangle(b: Builder, x: Tensor, keep: Callable[[Index], Value]) -> Tensor:
     def body(load: Load, i: Index) -> Value:
         inside = keep(i)
         return where(inside, load.where(inside)(x, i), const(0, x.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,13 @@ def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return _joined(b, tensors, dim, [1] * len(tensors), lambda i, at: (*i[:dim], *i[dim + 1 :]))
 
 
-def _joined(b: Builder, parts: Sequence[Tensor], dim: int, sizes: Sequence[Any], index: Any) -> Tensor:
+def _joined(
+    b: Builder,
+    parts: Sequence[Tensor],
+    dim: int,
+    sizes: Sequence[Size],
+    index: Callable[[Index, Size], Index],
+) -> Tensor:
     """Parts one after the other along `dim`: a chain of `where`, each part read only where it stands."""
     dtype = b.spec.dtype
     starts = [sum(sizes[:k]) for k in range(len(sizes))]

@@ -6,11 +6,11 @@ stays with ATen.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
-from smelt.graph.sizes import bounds, numel
+from smelt.graph.sizes import Size, bounds, numel
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Reduce, Tensor
@@ -61,7 +61,7 @@ def is_row_product(b: Builder, x: Tensor, y: Tensor) -> bool:
     return row <= limits.row_bytes or whole <= limits.row_cached_bytes
 
 
-def dots(b: Builder, x: Tensor, y: Tensor, entry: Any) -> Tensor:
+def dots(b: Builder, x: Tensor, y: Tensor, entry: Callable[[Size, Size], Index]) -> Tensor:
     """result[0, n, ...] = sum over k of x[0, k, ...] * y[entry(n, k)]; trailing dimensions have size 1."""
     rest = (0,) * (len(x.shape) - 2)
 

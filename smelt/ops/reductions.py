@@ -11,7 +11,7 @@ from smelt.graph.sizes import Size, numel, static
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import ReductionKind, Value
-from smelt.loops.tensor import Tensor
+from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
 from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta import fresh, like, of_cpp
@@ -223,7 +223,7 @@ def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor
         return x
     kept = [d for d in range(len(x.shape)) if d not in dims]
 
-    def index(i: Any) -> Any:
+    def index(i: Index) -> Index:
         full: list[Size] = [0] * len(x.shape)
         for d, e in zip(kept, i):
             full[d] = e

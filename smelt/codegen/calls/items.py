@@ -128,6 +128,7 @@ def _product_item(
 
 
 def _in_schema_order(item: ExternItem) -> list[Any]:
+    """All arguments of the call, defaults included."""
     schema = item.op._schema.arguments
     values = [*item.args]
     for argument in schema[len(values) :]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -94,7 +94,7 @@ def _mean_pool(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -
 def _window(
     schedule: Schedule,
     item: ExternItem,
-    kind: Any,
+    kind: Literal["sum", "max", "mean"],
     buffers: tuple[int, ...],
     x: TensorSpec,
     kernel: Sequence[int],
