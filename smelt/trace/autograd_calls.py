@@ -7,7 +7,7 @@ from smelt.trace.fake import FakeTensor
 
 
 class AutogradCalls:
-    """What recording must know of autograd besides what autograd does with the fakes.
+    """What a trace notes of autograd, besides the state that autograd keeps on the fakes.
 
     Attributes:
         wants_joint: a backend wants the joint graph of forward and backward.

@@ -81,7 +81,7 @@ class CallRecorder:
         self._name_results(node, out)
 
     def _name_results(self, node: Node, out: Any) -> Any:
-        """Lets every new fake in `out` know its torch-level node; fills in `node.spec`."""
+        """Sets the torch-level node of every new fake in `out` to `node`, and fills in `node.spec`."""
         if type(out) is FakeTensor:
             node.spec = out.spec
             if out.torch_node is None:

@@ -1,7 +1,7 @@
 """Backwards of custom `autograd.Function`s in a joint graph: Python code of the user's that autograd's engine calls.
 
 What torch's own operators record in a backward is linear in the tangents, reads nothing but what the forward gave, and
-writes nothing that others hold. Of what a user writes that has to be found out:
+writes nothing that others hold. Whether this holds for a backward that a user wrote has to be checked:
 
 * It may write only memory of its own. Which tensors share memory with a gradient depends on what the engine did before.
 * It may not draw random numbers: the graph's backward runs as a whole, the engine calls only what it needs.

@@ -103,8 +103,8 @@ def _run_engine(
 
 
 def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[int, ...]:
-    """The values that others are computed from. Autograd must know them as such: someone may ask for their gradients, put
-    hooks on them, or change what flows through them. In the order of their computation."""
+    """The values that others are computed from. Autograd must know them as such: the program may ask for their gradients,
+    put hooks on them, or change what flows through them. In the order of their computation."""
     place = {(values[i].grad_fn, values[i].output_nr): i for i in with_tangent}
     found = [place[p] for p in read_by({fn for fn, _ in place}) & place.keys()]
     # autograd numbers its nodes as they are made
