@@ -304,7 +304,7 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
         replace(FIRST, joint_graph=False),
     ),
     "told": (
-        [FailedAttempt(UserException(ValueError(), told=True))],
+        [FailedAttempt(UserException(ValueError(), asked_compiling=True))],
         [replace(FIRST, says_compiling=False)],
         replace(FIRST, says_compiling=False),
     ),

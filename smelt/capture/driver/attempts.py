@@ -137,8 +137,8 @@ def _only_views(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Atte
 
 def _says_not_compiling(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     assert isinstance(failed.error, UserException)
-    told = attempt.says_compiling and failed.error.told
-    return replace(start, says_compiling=False, stop=attempt.stop) if told else None
+    asked = attempt.says_compiling and failed.error.asked_compiling
+    return replace(start, says_compiling=False, stop=attempt.stop) if asked else None
 
 
 def _no_joint_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:

@@ -9,11 +9,12 @@ from smelt.graph.ir import Line
 class UserException(Exception):
     """The user's code raised `error` (at `line`) while it was captured. Everything it changed is rolled back."""
 
-    def __init__(self, error: BaseException, line: Line | None = None, told: bool = False) -> None:
+    def __init__(self, error: BaseException, line: Line | None = None, asked_compiling: bool = False) -> None:
         super().__init__(repr(error))
         self.error = error
         self.line = line
-        self.told = told  # the program was told that it is being compiled
+        # the program asked whether it is being compiled, and was told that it is
+        self.asked_compiling = asked_compiling
 
 
 class WorldChanged(VerificationError):

@@ -29,7 +29,7 @@ from smelt.capture.library.autograd import custom_functions, hooks, opaque_calls
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.outside.effects import Effect
-from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes
 from smelt.errors import Unsupported

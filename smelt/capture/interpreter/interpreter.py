@@ -44,7 +44,7 @@ from smelt.capture.library.output import log_records, printing, warning_messages
 from smelt.capture.machine.state import Contexts, Exceptions
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
-from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import (
     arity,
     callbacks,
@@ -101,7 +101,7 @@ class Interpreter(VM):
             trace,
             Outside(trace, self.where),
             Exceptions(host=sys.exception(), outer=raising.outer()),
-            Contexts(transforms=function_transforms.levels()),
+            Contexts(transforms=function_transforms.open_transforms()),
         )
         trace.inputs.on_unknown = self._unknown_tensor
         trace.known.on_read = functools.partial(tensor_numbers.number, self)

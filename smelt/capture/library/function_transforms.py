@@ -31,10 +31,10 @@ _LEAVE = {
     _functorch.TransformType.Functionalize: _functorch._func_decrement_nesting,
 }
 
-Levels = tuple[int, str | None, bool, int]
+OpenTransforms = tuple[int, str | None, bool, int]
 
 
-def levels() -> Levels:
+def open_transforms() -> OpenTransforms:
     """(open transforms, why saved-tensor hooks are disabled, forward gradients enabled, level of forward mode)."""
     return (
         _functorch.get_dynamic_layer_stack_depth(),
@@ -44,21 +44,21 @@ def levels() -> Levels:
     )
 
 
-def check_start(now: Levels) -> None:
+def check_start(now: OpenTransforms) -> None:
     """Raises Unsupported inside of a transform that is open already: values would leave the call wrapped for its level."""
     if now[0]:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a call inside a transform of torch.func"))
 
 
-def check_break(before: Levels) -> None:
-    """Raises Unsupported if a transform was opened since `levels` gave `before`: the compiled frame has no transform open,
+def check_break(before: OpenTransforms) -> None:
+    """Raises Unsupported if a transform was opened since `open_transforms` gave `before`: the compiled frame has none open,
     and its values would be wrapped for a level that is gone. The graph breaks at a caller's call of the transform."""
     if _functorch.get_dynamic_layer_stack_depth() > before[0]:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break inside a transform of torch.func"))
 
 
-def restore(before: Levels) -> None:
-    """Leaves what is still open since `levels` gave `before`."""
+def restore(before: OpenTransforms) -> None:
+    """Leaves what is still open since `open_transforms` gave `before`."""
     depth, message, forward, level = before
     while _functorch.get_dynamic_layer_stack_depth() > depth:
         _LEAVE[_functorch.peek_interpreter_stack().key()]()

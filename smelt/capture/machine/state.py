@@ -78,7 +78,9 @@ class Cells:
 class Contexts:
     """Settings that are open: context managers, context variables, transforms, modes."""
 
-    transforms: tuple[int, str | None, bool, int]  # `function_transforms.levels()` when the capture began
+    transforms: tuple[
+        int, str | None, bool, int
+    ]  # `function_transforms.open_transforms()` when the capture began
     # managers entered natively, with their attributes before; and those from outside that were left
     entered: list[tuple[Manager, dict[str, object]]] = field(default_factory=list)
     left: list[tuple[Manager, dict[str, object]]] = field(default_factory=list)

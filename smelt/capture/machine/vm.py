@@ -32,7 +32,7 @@ from smelt.capture.machine.state import (
     Scopes,
     Stopping,
 )
-from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.outside import Outside
 from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
 from smelt.errors import Unsupported

@@ -6,7 +6,7 @@ A store gives a class a new version, so a class whose attributes the trace store
 from __future__ import annotations
 
 from smelt.capture.base.values import MISSING, instance_dict, is_identity, is_lookup_key
-from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.outside import Outside
 from smelt.errors import Unsupported
 from smelt.guards.origin import OriginKind
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason

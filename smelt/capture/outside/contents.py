@@ -22,7 +22,7 @@ from smelt.capture.base.values import (
     is_plain_key,
 )
 from smelt.capture.outside import wrapping
-from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.outside import Outside
 from smelt.capture.outside.wrapping import guard_elements
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason

@@ -22,7 +22,7 @@ from smelt.capture.base.values import (
     is_identity,
     is_plain_key,
 )
-from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.outside import Outside
 from smelt.capture.rebuilding.constants import is_bound
 from smelt.capture.standins import arrays
 from smelt.errors import Unsupported

@@ -30,7 +30,7 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
-from smelt.capture.outside.registry import Outside
+from smelt.capture.outside.outside import Outside
 from smelt.capture.outside.undo_log import slot_names
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
