@@ -109,10 +109,17 @@ class Machine(Protocol):
     released: bool  # the capture is over
 
     @property
-    def frames(self) -> Generators: ...
-    def run(self, frame: Frame, error: BaseException | None = None) -> object: ...
-    def call(self, fn: object, args: Sequence[object], kwargs: dict[str, object]) -> object: ...
-    def drop(self, generator: Generator) -> None: ...
+    def frames(self) -> Generators:
+        """The generators that run in this capture are noted there."""
+
+    def run(self, frame: Frame, error: BaseException | None = None) -> object:
+        """Runs `frame` until it returns or yields; with `error`, raises that where the frame stands."""
+
+    def call(self, fn: object, args: Sequence[object], kwargs: dict[str, object]) -> object:
+        """The call, carried out by the machine."""
+
+    def drop(self, generator: Generator) -> None:
+        """Closes a suspended generator that nobody holds any more."""
 
 
 class Generator:
@@ -166,10 +173,12 @@ class Generator:
 
     @property
     def running(self) -> bool:
+        """`gi_running`."""
         return self.state is RUNNING
 
     @property
     def suspended(self) -> bool:
+        """`gi_suspended`: it has yielded and not ended."""
         return self.state is SUSPENDED
 
     @property

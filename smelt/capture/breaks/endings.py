@@ -13,8 +13,11 @@ class Ending(Protocol):
     """`roots`: the objects that the compiled frame needs for it; `write`: its last statements."""
 
     @property
-    def roots(self) -> tuple[object, ...]: ...
-    def write(self, writer: Writer, resumes: Resumes) -> list[str]: ...
+    def roots(self) -> tuple[object, ...]:
+        """The objects that the last statements refer to."""
+
+    def write(self, writer: Writer, resumes: Resumes) -> list[str]:
+        """The statements that end the compiled frame."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class Return:
 
     @property
     def roots(self) -> tuple[object, ...]:
+        """What is returned."""
         return (self.result,)
 
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:
+        """One `return` statement."""
         return [f"return {writer(self.result)}"]

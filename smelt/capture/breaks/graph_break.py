@@ -28,9 +28,14 @@ class Writer(Protocol):
     """What `emit.Writer` offers here."""
 
     def __call__(self, x: object) -> str: ...
-    def bind(self, x: object, expression: str) -> None: ...
-    def fresh_name(self, hint: str) -> str: ...
-    def constant(self, x: object, hint: str) -> str: ...
+    def bind(self, x: object, expression: str) -> None:
+        """From now on `x` is written as `expression`."""
+
+    def fresh_name(self, hint: str) -> str:
+        """A variable name that the compiled frame does not use yet."""
+
+    def constant(self, x: object, hint: str) -> str:
+        """The name under which the compiled frame finds `x` in its scope."""
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,13 @@ class Originals:
         self._decode = decode
 
     def of(self, frame: Frame) -> tuple[types.CodeType, Code]:
+        """The code object that `frame` stems from, and how it is decoded: for a resume function that of the original."""
         original = frame.code.original
         source = frame.function.__code__ if original is None else original.source
         return source, frame.code if original is None else self._decode(source)
 
     def live(self, source: types.CodeType, code: Code) -> list[frozenset[int]]:
+        """For each instruction the slots whose values are read later; computed once for each code object."""
         if code.live is None:
             code.live = live_slots(code, source)
         return code.live

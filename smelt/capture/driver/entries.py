@@ -89,7 +89,8 @@ class Compiler(Protocol):
     target: Callable[[], _native.Wrapped | None]
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer: ...
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Drops all entries, as `smelt.reset` asks."""
 
 
 _compilers: weakref.WeakValueDictionary[int, Compiler] = (

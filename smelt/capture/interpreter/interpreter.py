@@ -80,6 +80,7 @@ _CALLING = ("CALL", "CALL_FUNCTION_EX")  # an earlier one may have been answered
 
 
 def decoded(code: types.CodeType) -> Code:
+    """The instructions of `code`; decoded once for as long as the code object lives."""
     entry = _decoded.get(id(code))
     if entry is None:
         key = id(code)
@@ -118,6 +119,7 @@ class Interpreter(VM):
         return None
 
     def stack(self) -> tuple[Line, ...]:
+        """The lines at which the frames stand, outermost first."""
         lines = []
         frame = self.frame or self.frames.root
         while frame is not None:
@@ -155,6 +157,9 @@ class Interpreter(VM):
         raise error
 
     def handled_exception(self) -> BaseException | None:
+        """What `sys.exception()` is for the program.
+
+        Raises Unsupported where the caller of the captured function handles one, which no guard can tell."""
         frame = self.frame
         while frame is not None:
             if frame.handled is not None:

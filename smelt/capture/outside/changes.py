@@ -13,6 +13,7 @@ from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
 def check_changeable(outside: Outside, obj: object) -> None:
+    """Raises Unsupported for an object that must stay as it is: a namespace that `globals()` has given out."""
     if id(obj) in outside.changed.fixed:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
 

@@ -23,6 +23,8 @@ class SetAttr(Effect):
 
 @dataclass(frozen=True, eq=False)
 class DelAttr(Effect):
+    """`object.__delattr__(target, name)`."""
+
     name: str
 
 
@@ -36,6 +38,8 @@ class SetItem(Effect):
 
 @dataclass(frozen=True, eq=False)
 class DelItem(Effect):
+    """`dict.__delitem__(target, key)`."""
+
     key: Any
 
 

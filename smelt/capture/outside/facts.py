@@ -63,6 +63,7 @@ class Facts:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
+        """All guards, in the order in which the facts were learnt."""
         return tuple(self.by_key.values())
 
     def guard(self, kind: GuardKind, origin: Origin | None, value: object = None, key: object = None) -> None:

@@ -49,6 +49,7 @@ class _Snapshot:
 
 
 def slot_names(cls: type) -> Iterator[str]:
+    """The names of `__slots__` of a class and its bases, those of C classes left out."""
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
             if (
@@ -117,6 +118,7 @@ class UndoLog:
 
     @property
     def empty(self) -> bool:
+        """Whether the trace has changed nothing and deferred nothing."""
         return not (self.changed or self.calls)
 
     @property
@@ -182,6 +184,7 @@ class UndoLog:
             self._named[key] = (owner, name, vars(owner).get(name, MISSING), setattr, delattr)
 
     def touch_cell(self, cell: CellType) -> None:
+        """Before the contents of an outside cell change."""
         self._check_open()
         if id(cell) not in self._cells:
             self._cells[id(cell)] = (cell, cell_value(cell))
@@ -192,9 +195,11 @@ class UndoLog:
         self._tensors[id(fake), name] = SetAttr(fake, name, value)
 
     def is_set_on_tensor(self, fake: object, name: str) -> bool:
+        """Whether the trace has set this attribute of the tensor."""
         return (id(fake), name) in self._tensors
 
     def call(self, deferred: Call) -> None:
+        """`deferred` is made by the compiled frame, after the graph has run."""
         self._check_open()
         self.calls.append(deferred)
 
@@ -230,6 +235,7 @@ class UndoLog:
         return self.is_original_attribute(obj, cast(str, key), value)
 
     def is_original_attribute(self, obj: object, name: str, value: object) -> bool:
+        """Whether `value`, now found as this attribute, was there before capture."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None:
             return True
@@ -276,6 +282,7 @@ class UndoLog:
         return (*self.calls, *found, *self._tensors.values())
 
     def roll_back(self) -> None:
+        """Puts every object back as it was when capture began. Runs no code of the user."""
         for cell, old in self._cells.values():
             _set_cell(cell, old)
         for owner, name, old, store, delete in self._named.values():
@@ -289,6 +296,7 @@ class UndoLog:
 
 
 def cell_value(cell: CellType) -> object:
+    """The contents of a cell; MISSING if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:

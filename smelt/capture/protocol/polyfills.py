@@ -43,11 +43,13 @@ def iterate_sequence(obj: _Indexable[T]) -> Iterator[T]:
 
 
 def heappush(heap: list[O], item: O) -> None:
+    """`heapq.heappush`, whose comparisons may be Python code."""
     heap.append(item)
     _sift_down(heap, 0, len(heap) - 1)
 
 
 def heappop(heap: list[O]) -> O:
+    """`heapq.heappop`, whose comparisons may be Python code."""
     last = heap.pop()
     if heap:
         first = heap[0]
@@ -58,6 +60,7 @@ def heappop(heap: list[O]) -> O:
 
 
 def heapreplace(heap: list[O], item: O) -> O:
+    """`heapq.heapreplace`, whose comparisons may be Python code."""
     first = heap[0]
     heap[0] = item
     _sift_up(heap, 0)
@@ -65,6 +68,7 @@ def heapreplace(heap: list[O], item: O) -> O:
 
 
 def heappushpop(heap: list[O], item: O) -> O:
+    """`heapq.heappushpop`, whose comparisons may be Python code."""
     if heap and heap[0] < item:
         item, heap[0] = heap[0], item
         _sift_up(heap, 0)
@@ -72,6 +76,7 @@ def heappushpop(heap: list[O], item: O) -> O:
 
 
 def heapify(x: list[O]) -> None:
+    """`heapq.heapify`, whose comparisons may be Python code."""
     for i in reversed(range(len(x) // 2)):
         _sift_up(x, i)
 
@@ -102,8 +107,10 @@ def _sift_up(heap: list[O], at: int) -> None:
 
 
 def insort_right(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> None:
+    """`bisect.insort_right`, whose comparisons may be Python code."""
     a.insert(bisect.bisect_right(a, x if key is None else key(x), lo, hi, key=key), x)
 
 
 def insort_left(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> None:
+    """`bisect.insort_left`, whose comparisons may be Python code."""
     a.insert(bisect.bisect_left(a, x if key is None else key(x), lo, hi, key=key), x)

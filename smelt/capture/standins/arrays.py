@@ -51,30 +51,37 @@ class Array:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
+        """Of NumPy."""
         return DTYPES[self.tensor.dtype]
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """As of the array."""
         return tuple(self.tensor.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
+        """In bytes, as NumPy counts them."""
         return tuple(s * self.itemsize for s in self.tensor.stride())
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return self.tensor.dim()
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return self.tensor.numel()
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all elements."""
         return self.size * self.itemsize
 
     def example(self) -> np.generic | np.ndarray:

@@ -168,6 +168,7 @@ class tensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> object:  # type: ignore[override]
+        """An object whose class has the name of the node that the text shows."""
         return self.shown_history
 
 

@@ -115,11 +115,13 @@ def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def is_iterable(value: object) -> bool:
+    """Whether `iter(value)` would be tried: the class has `__iter__`, or `__getitem__`."""
     kind = type(value)
     return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
 def class_name(vm: VM, value: object) -> str:
+    """The name of the value's class, as error messages of the interpreter give it."""
     return vm.class_of(value).__name__
 
 

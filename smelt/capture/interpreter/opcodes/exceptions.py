@@ -37,6 +37,7 @@ def _check_eg_match(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("PREP_RERAISE_STAR")
 def prep_reraise_star(vm: VM, frame: Frame, arg: int) -> None:
+    """After the clauses of `except*`: what is left to raise, or None, takes the place of both operands."""
     frame.stack[-2:] = (raising.after_clauses(vm, *frame.stack[-2:]),)
 
 

@@ -14,6 +14,8 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def opcode(*names: str) -> Callable[[Handler], Handler]:
+    """Registers a handler for the opcodes of these names."""
+
     def add(handler: Handler) -> Handler:
         for name in names:
             HANDLERS[name] = handler
@@ -23,6 +25,8 @@ def opcode(*names: str) -> Callable[[Handler], Handler]:
 
 
 def unknown(name: str) -> Handler:
+    """The handler of an opcode that has none: it refuses to be captured."""
+
     def refuse(vm: VM, frame: Frame, arg: int) -> object:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, name))
 
