@@ -1,10 +1,13 @@
 """Shared set-up: deterministic seeds, and timm beside a CPU-only torch (benchmarks/models.py declares what it needs)."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.harness.settings import close_autocasts
 
 # The same examples at each run, so that a change is judged by what it changes. SMELT_RANDOM=1 looks for others.
 settings.register_profile("same", derandomize=True)
@@ -18,7 +21,11 @@ if not torch.cuda.is_available():
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed() -> Iterator[None]:
+    """The same start for all tests; none may leave an autocast open, or closed twice: its cache of cast weights would
+    answer later tests."""
     torch.manual_seed(0)
     # torch's operator database, imported by some test, forbids to set flags such as cudnn.benchmark.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+    yield
+    assert close_autocasts() == 0

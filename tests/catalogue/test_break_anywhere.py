@@ -25,10 +25,15 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.errors import Unsupported
 from smelt.reasons import GRAPH_BREAK_REQUESTED, Reason
 from tests.harness.catalogue import observe_world, report
+from tests.harness.settings import close_autocasts
 from tests.harness.snapshot import difference
 
 PLACES = int(os.environ.get("SMELT_BREAKS", "0"))
 BREAKS = 3  # forced in a program; what comes after is captured as usual
+FAILING = {
+    "autocast_as_a_decorator": "the rest of the decorator is a function of a module of torch and runs natively during "
+    "capture, so that the autocast is left once more than it is entered",
+}
 
 
 def _programs() -> Iterator[Any]:
@@ -42,7 +47,9 @@ def _all_programs() -> Iterator[Any]:
         for name, value in vars(importlib.import_module(f"tests.catalogue.{module.name}")).items():
             factory = getattr(value, "__wrapped__", None)
             if getattr(value, "__test__", False) and factory is not None and not factory.__code__.co_argcount:
-                yield pytest.param(factory, id=f"{module.name[5:]}-{name}")
+                reason = FAILING.get(name)
+                marks = [pytest.mark.xfail(reason=reason, strict=not PLACES)] if reason else []
+                yield pytest.param(factory, id=f"{module.name[5:]}-{name}", marks=marks)
 
 
 class Forced:
@@ -96,6 +103,7 @@ def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
                 problem = difference(got.facts, want[number].facts, 1e-5, 1e-5)
                 assert problem is None, f"broken at {at}, call {number}: {problem}\n{report(compiled[0])}"
     torch.set_grad_enabled(True)
+    assert close_autocasts() == 0
 
 
 def _call(self: Any, method: Callable[..., Any], original: Callable[..., Any], *args: Any) -> Any:
