@@ -612,7 +612,7 @@ def distributions():
 @program(graphs=2, breaks=["data-dependent-condition", "data-dependent-condition"])
 def distributions_that_validate():
     def fn(logits):
-        categorical = torch.distributions.Categorical(logits=logits)
+        categorical = torch.distributions.Categorical(logits=logits, validate_args=True)
         sample = categorical.sample()
         return sample, categorical.log_prob(sample)
 
