@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import smelt
-from benchmarks.models import tensors
+from benchmarks.sweep_plans import results
 from smelt import _native
 from smelt.codegen.load import load
 from smelt.plan.bytes import from_bytes, to_bytes
@@ -33,19 +30,6 @@ def travelling(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(cpu, "load", journey)
     return sizes
-
-
-def results(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
-    """What the compiled model computes in evaluation, in training, and the gradients of a sum of squares."""
-    found = []
-    torch.manual_seed(1)  # for dropout
-    with torch.no_grad():
-        found += tensors(smelt.compile(model.eval(), fullgraph=True)(**inputs))
-    out = [t for t in tensors(smelt.compile(model.train(), fullgraph=True)(**inputs)) if t.requires_grad]
-    loss: Any = sum(t.square().mean() for t in out)
-    model.zero_grad()
-    loss.backward()
-    return found + [t.detach() for t in out] + [p.grad for p in model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("name", MODELS)
