@@ -2,7 +2,7 @@
 #   make demo    the main job: compile real models, compare eager, torch.compile and smelt
 #   make test    all tests            make lint    ruff, mypy, clang-format
 #   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save
-#   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models)
+#   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models, CPython's tests)
 #   make curves  train examples/train_gpt.py eager and compiled, plot both loss curves
 PYTHON ?= python3
 # Used only where the Python above has no torch of its own. TORCH_ARGS may name an index with CPU builds.
@@ -82,6 +82,7 @@ sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_models transformers-training
 	$(PY) -m benchmarks.sweep_models timm
 	$(PY) -m benchmarks.sweep_plans
+	$(PY) -m benchmarks.sweep_cpython
 	$(PY) -m benchmarks.loops
 
 curves: $(VENV)/.native $(VENV)/.examples
