@@ -45,14 +45,27 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
 
     def gradients(primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor | None, ...]) -> Gradients:
         with torch.enable_grad():
-            results = forward()(*primals)
+            seen = tuple(map(_unhooked, primals))
+            results = forward()(*seen)
             defined = [(results[i], t) for i, t in zip(joint.tangents, tangents) if t is not None]
             return torch.autograd.grad(
                 [result for result, _ in defined],
-                [primals[i] for i in joint.gradients],
+                [seen[i] for i in joint.gradients],
                 [tangent for _, tangent in defined],
                 create_graph=True,
                 allow_unused=True,
             )
 
     return gradients
+
+
+def _unhooked(primal: torch.Tensor) -> torch.Tensor:
+    """`primal` as a view, whose gradient is asked for in its place: the hooks of `primal` (and what keeps its gradient) run
+    once, where the engine that called the node takes that gradient on. What the program finds on a tensor it finds here."""
+    if not primal.requires_grad:
+        return primal
+    view = primal.view_as(primal)
+    vars(view).update(vars(primal))
+    if isinstance(primal, torch.nn.Parameter):
+        view._is_param = True  # type: ignore[attr-defined]
+    return view
