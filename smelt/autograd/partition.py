@@ -20,6 +20,7 @@ from smelt.config import Config
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.passes import has_effect
 from smelt.graph.printer import spec_text
+from smelt.ops.raising import must_run
 from smelt.trace.joint import Joint
 
 aten = torch.ops.aten
@@ -165,8 +166,19 @@ class _Builder:
         primals = joint.graph.placeholders[: joint.n_primals]
         outputs = joint.graph.output.args[0][: joint.n_outputs]
         returned = (*outputs, *(kept for _, kept in self.temporaries))
-        order = _alive(self._forward_order(), returned)
+        order = self._alive(self._forward_order(), returned)
         return _graph(joint.graph, primals, order, returned, lambda argument, user: argument)
+
+    def _alive(self, order: list[Node], returned: Iterable[Node | None]) -> list[Node]:
+        """`order` without what neither a returned value nor an effect needs, errors of the forward among them."""
+        used = {n for n in returned if n is not None}
+        alive: list[Node] = []
+        for node in reversed(order):
+            stays = has_effect if node in self.problem.backward else must_run
+            if node in used or stays(node):
+                alive.append(node)
+                used.update(argument_nodes(node))
+        return alive[::-1]
 
     def _forward_order(self) -> list[Node]:
         """In the order of the joint graph; what the backward recorded, as soon as what it reads is there."""
@@ -224,17 +236,6 @@ class _Builder:
                 found.append(node)
                 stack += [self._read(a, node) for a in argument_nodes(node)]
         return sorted(found, key=self.problem.position.__getitem__)
-
-
-def _alive(order: list[Node], returned: Iterable[Node | None]) -> list[Node]:
-    """`order` without what neither a returned value nor an effect needs."""
-    used = {n for n in returned if n is not None}
-    alive: list[Node] = []
-    for node in reversed(order):
-        if node in used or has_effect(node):
-            alive.append(node)
-            used.update(argument_nodes(node))
-    return alive[::-1]
 
 
 def _graph(

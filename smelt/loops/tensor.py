@@ -124,7 +124,8 @@ class Number(Tensor):
 
 @dataclass(eq=False)
 class Extern:
-    """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor."""
+    """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor. `raises`: it may
+    raise because of the values that it reads."""
 
     op: torch._ops.OpOverload
     args: tuple[object, ...]
@@ -133,6 +134,7 @@ class Extern:
     name: str
     line: Line | None = None
     order: int = -1
+    raises: bool = False
 
 
 @dataclass(eq=False)

@@ -83,7 +83,9 @@ declare(
     aten.replication_pad3d.default,
     needs_room=True,
 )
-declare(aten.max_unpool2d.default, aten.max_unpool3d.default, run_on_zeros=True)
+declare(
+    aten.max_unpool2d.default, aten.max_unpool3d.default, run_on_zeros=True, raises=True
+)  # for an index out of range
 declare(
     "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
     "adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward "

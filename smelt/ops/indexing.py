@@ -19,6 +19,12 @@ declare(
     "scatter scatter_add scatter_reduce index_put index_add index_copy index_fill index_reduce masked_scatter put",
     recompute=Class.SCATTER,
 )
+declare(
+    "index index_select gather embedding _embedding_bag _embedding_bag_forward_only take scatter scatter_add "
+    "scatter_reduce index_put _index_put_impl index_add index_copy index_fill index_reduce masked_scatter put "
+    "embedding_renorm",
+    raises=True,  # for an index out of range, or too few elements
+)
 declare("index index_select gather", linear=("self",))
 declare("embedding", linear=("weight",))
 declare("index_put _unsafe_index_put", linear=("self values",))

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from smelt.costs import Costs
-from smelt.graph.effects import effects, is_effectful
+from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
 from smelt.loops.tensor import GAP, CopyBack, Extern, Number, Program, Step, Stored, Tensor
+from smelt.ops.raising import may_raise, must_run
 from smelt.ops.registry import row
 
 aten = torch.ops.aten
@@ -58,7 +59,7 @@ class _Lowerer:
                 self.values[node] = (
                     self.values.get(node.args[0], ())[node.args[1]] if self.uses[node] else None
                 )
-            elif self.uses[node] or is_effectful(node.target):
+            elif self.uses[node] or must_run(node):
                 self.values[node] = self.call(node)
         return Program(tuple(self.inputs), tuple(self.constants), tuple(self.steps), self.outputs)
 
@@ -155,7 +156,7 @@ class _Lowerer:
             for spec in specs
         )
         op = with_number(node.target, args)
-        step = Extern(op, tuple(args), kwargs, results, _short(node), node.line, self.next())
+        step = Extern(op, tuple(args), kwargs, results, _short(node), node.line, self.next(), may_raise(node))
         self.steps.append(step)
         return results if isinstance(node.spec, tuple | list) else results[0]
 
@@ -194,7 +195,7 @@ def _live_uses(graph: Graph) -> Counter[Node]:
     """How often each node is used by nodes that matter."""
     uses: Counter[Node] = Counter()
     for node in reversed(graph.nodes):
-        if node.op == "output" or uses[node] or (node.op == "call_function" and is_effectful(node.target)):
+        if node.op == "output" or uses[node] or (node.op == "call_function" and must_run(node)):
             uses.update(argument_nodes(node))
     return uses
 

@@ -21,6 +21,7 @@ from smelt.ops.views import reshape_index
 aten = torch.ops.aten
 
 declare("cat stack constant_pad_nd flip roll repeat repeat_interleave", recompute=Class.MOVEMENT)
+declare("repeat_interleave", raises=True)  # for a negative count
 declare("cat stack", linear=("tensors",))
 declare("constant_pad_nd", linear=("self value",))
 declare("flip roll repeat", linear=("self",))

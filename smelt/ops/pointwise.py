@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from smelt.graph.ir import Node
+from smelt.graph.ir import Node, TensorSpec
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import floating, opmath, result_type
 from smelt.loops.ir import Value
@@ -164,6 +164,16 @@ def _binary(op: str, cost: float, to_float: bool) -> Callable[[Builder, Operand,
 
 _register_unary()
 _register_binary()
+
+
+def _divides_integers(node: Node) -> bool:
+    """Whether a division may raise: of integers, by a tensor or by zero."""
+    whole = not isinstance(node.spec, TensorSpec) or not node.spec.dtype.is_floating_point
+    rounds = node.target._schema.name != "aten::div" or node.kwargs.get("rounding_mode") is not None
+    return whole and rounds and (isinstance(node.args[1], Node) or node.args[1] == 0)
+
+
+declare("div floor_divide remainder fmod", raises=_divides_integers)
 
 
 # ---- arithmetic

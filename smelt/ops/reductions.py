@@ -25,6 +25,7 @@ declare(
     "logsumexp nansum nanmean count_nonzero dist trace median nanmedian",
     recompute=Class.REDUCTION,
 )
+declare("histc histogram bincount", raises=True)  # for a range that is not finite, a negative number
 declare(aten.max.other, aten.min.other, recompute=Class.POINTWISE)
 declare("cumsum cumprod cummax cummin logcumsumexp", recompute=Class.SCAN)
 declare("_softmax _log_softmax _safe_softmax", recompute=Class.ROWS)

@@ -52,6 +52,7 @@ class Facts(TypedDict, total=False):
     index_bound: Callable[[Node], int] | None
     zero_or_one: bool
     redrawn: Literal["like", "from"] | None
+    raises: bool | Callable[[Node], bool]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Operator:
         zero_or_one: all that it gives is 0 or 1, whatever the dtype.
         redrawn: fills with random numbers, which the same state of the generator gives again: a tensor `like` the first
             argument, whose values it does not read, or one drawn `from` them.
+        raises: whether it may raise because of the values that it reads; by the node where the arguments decide. It runs
+            although nobody reads its result, and before anything that the caller sees is written (ops/raising.py).
     """
 
     lowering: Lowering | None = None
@@ -108,6 +111,7 @@ class Operator:
     index_bound: Callable[[Node], int] | None = None
     zero_or_one: bool = False
     redrawn: Literal["like", "from"] | None = None
+    raises: bool | Callable[[Node], bool] = False
 
 
 _NOTHING = Operator()

@@ -14,6 +14,7 @@ aten = torch.ops.aten
 declare(
     "sort topk kthvalue mode unique_dim _unique2 searchsorted bucketize argsort msort", recompute=Class.SORT
 )
+declare("searchsorted bucketize", raises=True)  # a sorter out of range
 declare(aten.topk.default, needs_room=True)
 declare("_unique2 unique_dim unique_consecutive", trace_rule=TraceRule.VALUES)
 declare(aten.mode.default, aten.sort.default, aten.argsort.default, index_bound=along(1))

@@ -36,6 +36,7 @@ class Grouping:
         self.readers: dict[Tensor, list[Group]] = defaultdict(list)
         self.refusals: list[str] = []
         self.effects: set[int] = set()  # the latest ATen call that does more than give results
+        self.raising: set[int] = set()  # the ATen calls that may raise
 
     def add(self, step: Unit | Extern) -> None:
         """Puts a unit into the best group that will have it, or into one of its own; an ATen call always."""
@@ -61,14 +62,17 @@ class Grouping:
         if is_effectful(extern.op):  # random numbers are drawn in program order
             parents |= self.effects
             self.effects = {group.id}
+        if extern.raises:
+            self.raising.add(group.id)
         written = arguments if extern.op._schema.is_mutable else []
         self.settle(group, parents, arguments, [*written, *(r for r in extern.results if r is not None)])
 
     def parents(self, unit: Unit) -> set[int]:
-        """Groups that must run before the unit: what it reads, and for an input it overwrites, its readers."""
+        """Groups that must run before the unit: what it reads, and for an input it overwrites, its readers, and what may
+        raise, since a call that raises has written nothing (and can be made again)."""
         found = {self.writer[t].id for t, _ in unit.reads if t in self.writer}
         if unit.target is not None:
-            found |= {g.id for g in self.readers[unit.target]}
+            found |= {g.id for g in self.readers[unit.target]} | self.raising
         return found
 
     def home(self, unit: Unit, parents: set[int]) -> Group | None:

@@ -141,7 +141,7 @@ def _choose(
     chosen = _Chosen(set(), set())
     for step in reversed(program.steps):
         if isinstance(step, Extern):
-            if is_effectful(step.op) or any(r in needed for r in step.results):
+            if is_effectful(step.op) or step.raises or any(r in needed for r in step.results):
                 chosen.externs.add(step.order)
                 needed.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
         elif isinstance(step, Tensor) and (step in needed or reads[step]):

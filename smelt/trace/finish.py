@@ -10,6 +10,7 @@ import torch
 
 from smelt.graph import passes
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.ops.raising import must_run
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.functionalize import functionalize
 from smelt.trace.inputs import Inputs
@@ -35,7 +36,7 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     _end(torch_graph, [fake.torch_node for fake in outputs])
     _end(aten_graph, ends[: len(outputs)])
     passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
-    passes.eliminate_dead(aten_graph)
+    passes.eliminate_dead(aten_graph, keep=must_run)
     passes.eliminate_detach(aten_graph)
     passes.eliminate_common(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
@@ -98,6 +99,6 @@ def _note_gradients(tape: Tape, inputs: Inputs) -> None:
 def _impure_calls(tape: Tape) -> set[Node]:
     """Torch-level nodes that must stay although nobody uses their result."""
     nodes = (entry.node for entry in tape.entries)
-    impure = {n.source for n in nodes if passes.has_effect(n) and n.source is not None}
+    impure = {n.source for n in nodes if must_run(n) and n.source is not None}
     stateful = {n for n in tape.torch.graph if n.op != "placeholder" and passes.changes_state(n)}
     return impure | stateful | tape.kept

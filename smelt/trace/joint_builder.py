@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from smelt.graph import passes
 from smelt.graph.ir import Graph, Node, argument_nodes
+from smelt.ops.raising import must_run
 from smelt.trace.custom_functions import check_linear
 from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint, RecordedBackward
@@ -51,6 +52,10 @@ class JointBuilder:
         last = ends[len(recorded.values) - len(recorded.written) : len(recorded.values)]
         yield from zip(recorded.written, last, strict=True)  # type: ignore[misc]
 
+    def _stays(self, node: Node) -> bool:
+        """Whether a node without users stays. Eager runs of the backward what gradients need, so nothing else raises."""
+        return passes.has_effect(node) if node in self.late else must_run(node)
+
     def joint(self, inputs: Sequence[FakeTensor], placeholders: Sequence[Node]) -> Joint:
         """`inputs` are those of the finished trace; `placeholders` their nodes, and then those of the numbers."""
         recorded, graph = self.recorded, self.graph
@@ -74,7 +79,7 @@ class JointBuilder:
         specs = tuple(None if n is None else n.spec for n in returned)
         output = Node("output", "output", (returned,), {}, "output", specs)
         graph.nodes = [*primals, *tangents, *graph.nodes, output]
-        passes.eliminate_dead(graph)
+        passes.eliminate_dead(graph, keep=self._stays)
         if not {a for node in graph for a in argument_nodes(node)} <= set(graph.nodes):
             raise refuse("the backward reads a tensor or a number that the forward does not")
         if len(tangents) > 1:

@@ -211,7 +211,8 @@ class FrameCompiler:
         """Compiles what was captured, and installs it."""
         name = fn.__qualname__
         graph = compiled_graph(self.backend, self.config, captured)
-        frame = compiled_frame(fn, captured, graph, self.resumes)
+        functional = getattr(self.backend, "differentiates", False)
+        frame = compiled_frame(fn, captured, graph, self.resumes, functional)
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect)
             tree = _native.GuardTree(spec.native)

@@ -14,7 +14,7 @@ from smelt.capture.driver.entries import Backend, Graph
 from smelt.capture.driver.run import CapturedFrame
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
 from smelt.capture.emit.replay import stores_of
-from smelt.capture.emit.rerun import is_repeatable
+from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.rebuilding.reach import reach
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
@@ -45,9 +45,10 @@ def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) ->
 
 
 def compiled_frame(
-    fn: FunctionType, captured: CapturedFrame, graph: Graph, resumes: Resumes
+    fn: FunctionType, captured: CapturedFrame, graph: Graph, resumes: Resumes, functional: bool
 ) -> CompiledFrame:
-    """The function that replaces the frame. Raises Unsupported where it would have to make an object that it cannot make."""
+    """The function that replaces the frame; `functional`: the graph was compiled from the aten level. Raises Unsupported
+    where it would have to make an object that it cannot make."""
     traced = captured.traced
     code = fn.__code__
     with stage("emit", code.co_qualname):
@@ -64,7 +65,8 @@ def compiled_frame(
             graph if _does_something(traced) else None,
             resumes,
             [n.symbol.expression for n in traced.numbers],
-            fn if is_repeatable(traced.aten_graph) else None,
+            fn,
+            repeat_of(traced, functional),
             captured.handles,
         )
 

@@ -22,7 +22,7 @@ from types import CodeType, FunctionType
 from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.replay import Store
-from smelt.capture.emit.rerun import guarded_call, rerun, rerun_for_handler
+from smelt.capture.emit.rerun import RANDOM_STATE, Repeat, guarded, rerun, rerun_for_handler
 from smelt.capture.emit.writer import Writer, slot_names
 from smelt.capture.rebuilding.names import NAMES
 from smelt.capture.rebuilding.reach import Reach
@@ -66,6 +66,7 @@ def emit(
     resumes: Resumes,
     symbols: Sequence[Expression] = (),
     original: FunctionType | None = None,
+    repeat: Repeat | None = None,
     handles: bool = False,
 ) -> CompiledFrame:
     """Writes and compiles the function that replaces a frame of `code`.
@@ -76,7 +77,8 @@ def emit(
         outputs: the fakes that `graph` returns; None for `graph` leaves out the call.
         resumes: makes the functions in which a frame goes on after a graph break.
         symbols: the numbers that `graph` takes after the tensors.
-        original: runs the call where the graph raises before any store (`rerun.py`); None: the exception goes on.
+        original: runs the call where the graph raises before any store (`rerun.py`).
+        repeat: how it does; None: the exception goes on.
         handles: the user's code may have a handler for it.
     """
     slots = slot_names(code)
@@ -91,13 +93,14 @@ def emit(
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
     call = _graph_call(writer, targets, [o for _, o in inputs], symbols) if graph is not None else []
-    if call and (statements or handles) and original is not None:
-        call = guarded_call(call, code, slots, writer.constant(original, f"original_{original.__name__}"))
-    body = [*writer.head, *call]
-    body += writer.lines
-    body += statements
-    body += last
-    scope = {**writer.scope, "graph": graph, "rerun": rerun_for_handler if handles else rerun}
+    rest = [*writer.lines, *statements, *last]
+    if call and original is not None and repeat is not None and (repeat.expected or statements or handles):
+        name = writer.constant(original, f"original_{original.__name__}")
+        body = [*writer.head, *guarded(call, rest, code, slots, name, repeat.draws)]
+    else:
+        body = [*writer.head, *call, *rest]
+    again = rerun_for_handler if handles else rerun
+    scope = {**writer.scope, "graph": graph, "rerun": again, **RANDOM_STATE}
     return _compiled(code, slots, body, scope, tuple(writer.collect))
 
 
