@@ -4,7 +4,9 @@
 
 Every program is decided by its seed and kind. Differences are shrunk and printed; benchmarks/results/programs.md says how
 many programs of each kind ran, under which versions, and how many differed. With `--gradients` all tensors require
-gradients, which are compared too; the file is programs-gradients.md, and says also how many backwards were compiled.
+gradients, which are compared too; the file is programs-gradients.md, and says also how many backwards were compiled. In
+the kinds with changing worlds programs change objects around them through native functions, and between their calls the
+arguments, the module's state, methods and classes change.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 
 import smelt
 from smelt import events
-from tests.harness.generate import PRELUDE, Options, Replayed, Seeded, shrink, write_program
+from tests.harness.generate import Options, Replayed, Seeded, prelude, shrink, write_program
 from tests.harness.generated import kind_of, outcome
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,11 +47,14 @@ class Kind:
 
 def kinds() -> list[Kind]:
     return [
-        Kind("whole", Options(), "eager", 0.3),
-        Kind("graph breaks", Options(breaks=True), "eager", 0.4),
+        Kind("whole", Options(), "eager", 0.2),
+        Kind("whole, changing worlds", Options(worlds=True), "eager", 0.15),
+        Kind("graph breaks", Options(breaks=True), "eager", 0.2),
+        Kind("graph breaks, changing worlds", Options(breaks=True, worlds=True), "eager", 0.15),
         Kind("graph breaks, larger", Options(breaks=True, statements=25), "eager", 0.05),
         Kind("graph breaks and gradients", Options(breaks=True, grad=True), "eager", 0.1),
-        Kind("graph breaks, kernels", Options(breaks=True), "smelt", 0.1),
+        Kind("graph breaks, kernels", Options(breaks=True), "smelt", 0.05),
+        Kind("graph breaks, changing worlds, kernels", Options(breaks=True, worlds=True), "smelt", 0.05),
         Kind("gradients, kernels", Options(grad=True), "smelt", 0.05),
     ]
 
@@ -57,10 +62,17 @@ def kinds() -> list[Kind]:
 def gradient_kinds() -> list[Kind]:
     small = Options(grad=True, statements=5)
     return [
-        Kind("gradients, kernels", small, "smelt", 0.35),
+        Kind("gradients, kernels", small, "smelt", 0.2),
+        Kind("gradients, hooks, changing worlds, kernels", replace(small, worlds=True), "smelt", 0.15),
         Kind("gradients, kernels, larger", Options(grad=True), "smelt", 0.15),
         Kind("gradients, operators", small, "aot_eager", 0.2),
-        Kind("graph breaks and gradients, kernels", replace(small, breaks=True), "smelt", 0.3),
+        Kind("graph breaks and gradients, kernels", replace(small, breaks=True), "smelt", 0.15),
+        Kind(
+            "graph breaks, gradients, hooks, changing worlds",
+            replace(small, breaks=True, worlds=True),
+            "smelt",
+            0.15,
+        ),
     ]
 
 
@@ -87,7 +99,7 @@ def _shrunk(kind: Kind, numbers: list[int], problem: str) -> str:
         found = outcome(write_program(Replayed(candidate), kind.options), kind.options, kind.backend)
         return found is not None and kind_of(found) == kind_of(problem)
 
-    return write_program(Replayed(shrink(numbers, fails)), kind.options).removeprefix(PRELUDE)
+    return write_program(Replayed(shrink(numbers, fails)), kind.options).removeprefix(prelude(kind.options))
 
 
 def report(done: list[Kind], first: int) -> str:

@@ -482,6 +482,21 @@ def deque_window():
     return fn, [(tensor(3),)] * 4, window
 
 
+@program(graphs=1, later=1)
+def ordered_dictionary_of_the_caller():
+    class Doubling(collections.OrderedDict):
+        def pop(self, key, default=None):
+            return super().pop(key, default) * 2
+
+    def fn(x, table):
+        table.setdefault("c", x)
+        return x * table.pop("a"), list(table)
+
+    return fn, [
+        (tensor(3), kind(a=1, b=2)) for kind in (collections.OrderedDict, collections.OrderedDict, Doubling)
+    ]
+
+
 @program(graphs=1)
 def ordered_dictionary():
     held = collections.OrderedDict(a=1, b=2, c=3)

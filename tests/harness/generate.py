@@ -15,7 +15,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any, Protocol
+
+from tests.harness import generate_worlds
 
 PRELUDE = """\
 import contextlib
@@ -116,6 +119,9 @@ STATE = Box(torch.ones(3))
 """
 
 
+CALLS = 6  # of each program
+
+
 class Choices(Protocol):
     def pick(self, n: int) -> int:
         """A number from 0 to n - 1; 0 is the simplest."""
@@ -177,10 +183,12 @@ def _smaller(numbers: list[int]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Options:
-    """`breaks`: operations that the capture may not get across. `grad`: all tensors require gradients."""
+    """`breaks`: operations that the capture may not get across. `grad`: all tensors require gradients; with `worlds` some
+    have hooks. `worlds`: programs change what is outside of them, and it changes between calls."""
 
     breaks: bool = False
     grad: bool = False
+    worlds: bool = False
     statements: int = 10
 
 
@@ -274,6 +282,8 @@ class Program:
         table: list[Callable[[], None]] = simple + (compound if self.depth < 3 else []) + leave
         if self.options.breaks:
             table += [self.breaks, self.breaks, self.breaks]
+        if self.options.worlds:
+            table += [self.effect] * 8
         self.one_of(table)()
 
     # ---- tensors
@@ -299,6 +309,7 @@ class Program:
             ]
             + ([self._broken] if self.options.breaks else [])
             + ([self._differentiated] * 3 if self.options.grad else [])
+            + ([self._hooked] * 2 if self.options.grad and self.options.worlds else [])
         )(depth - 1)
 
     def full(self, depth: int = 2) -> str:
@@ -349,6 +360,9 @@ class Program:
                 f"torch.nn.functional.leaky_relu({a}, 0.5)",
             ]
         ), "full"
+
+    def _hooked(self, depth: int) -> tuple[str, str]:
+        return self.filled(self.one_of(generate_worlds.HOOKS), depth), "full"
 
     def _scaled(self, depth: int) -> tuple[str, str]:
         a, kind = self.tensor(depth)
@@ -441,6 +455,32 @@ class Program:
                 f"({self.full(0)}.sum() > 0 and {a}) + {self.full(0)}",
             ]
         ), "full"
+
+    # ---- the world outside
+
+    def filled(self, template: str, depth: int = 1) -> str:
+        """A template of `generate_worlds` with expressions in its places."""
+        makers: dict[str, Callable[[], str]] = {
+            "full": lambda: self.full(depth),
+            "name": lambda: self.variable("full")[0],
+            "number": self.number,
+            "items": lambda: self.one_of(self.names["list"]),
+            "table": lambda: self.one_of(self.names["dict"]),
+            "key": lambda: self.one_of("abcd"),
+        }
+        used = [place for _, place, _, _ in Formatter().parse(template) if place]
+        return template.format(**{place: makers[place]() for place in dict.fromkeys(used)})
+
+    def effect(self) -> None:
+        self.line(self.filled(self.one_of(generate_worlds.EFFECTS)))
+
+    def change(self) -> list[str]:
+        """The body of `change`: before each call but the first, up to two statements."""
+        lines = ["call, x, n, items, table = given"]
+        for call in range(1, CALLS):
+            for _ in range(self.pick(3)):
+                lines.append(f"if call == {call}: {self.one_of(generate_worlds.CHANGES).format()}")
+        return [*lines, "return x, n, items, table"]
 
     # ---- numbers and conditions
 
@@ -828,8 +868,14 @@ class Program:
             self.names["int"].append(name)
 
 
+def prelude(options: Options) -> str:
+    """What stands above the program's function."""
+    return PRELUDE + (generate_worlds.PRELUDE if options.worlds else "")
+
+
 def write_program(choices: Choices, options: Options) -> str:
-    """The source of a module with the function `program`."""
+    """The source of a module with the function `program`; with `worlds` also `change`, which is given the number of a call
+    and its arguments before each call, and gives the arguments to use."""
     p = Program(choices, options)
     for kind, names in (("full", ["x"]), ("int", []), ("list", ["items"]), ("dict", ["table"])):
         p.names[kind] += names
@@ -843,4 +889,7 @@ def write_program(choices: Choices, options: Options) -> str:
     results = [*p.names["full"][-2:], *p.names["row"][-1:], *p.names["scalar"][-1:], *p.names["int"][-2:]]
     results += [*p.names["list"][-2:], *p.names["dict"][-1:], *(f"{b}.value" for b in p.names["box"][-1:])]
     p.line(f"return {', '.join(dict.fromkeys(results))},")
-    return PRELUDE + "def program(x, n, items, table):\n" + "\n".join(p.lines) + "\n"
+    source = prelude(options)
+    if options.worlds:
+        source += "def change(given):\n" + "\n".join(f"    {line}" for line in p.change()) + "\n\n"
+    return source + "def program(x, n, items, table):\n" + "\n".join(p.lines) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 import smelt
 from tests.harness.agreement import failure_of
 from tests.harness.catalogue import observe_world
-from tests.harness.generate import Options
+from tests.harness.generate import CALLS, Options
 from tests.harness.snapshot import difference
 
 
@@ -36,13 +37,31 @@ def world(source: str, grad: bool) -> Any:
     namespace: dict[str, Any] = {"__name__": "generated"}
     exec(compile(source, name, "exec"), namespace)
 
-    calls = [_arguments(*a, grad) for a in [(2, 1), (4, 2)] * 3]
+    calls = [_arguments(*a, grad) for a in [(2, 1), (4, 2)] * (CALLS // 2)]
     leaves = [found for _, found in calls]
 
     def state() -> Any:
-        return namespace["LOG"], namespace["COUNT"], namespace["STATE"], leaves
+        more = namespace["observed"]() if "observed" in namespace else ()
+        return namespace["LOG"], namespace["COUNT"], namespace["STATE"], leaves, more
 
-    return namespace["program"], [arguments for arguments, _ in calls], state
+    arguments = [arguments for arguments, _ in calls]
+    if "change" in namespace:
+        return namespace["program"], _Changing(arguments, namespace["change"]), state
+    return namespace["program"], arguments, state
+
+
+class _Changing(list[tuple[Any, ...]]):
+    """The arguments of calls; before each one is given out, the program's world changes."""
+
+    def __init__(
+        self, arguments: list[tuple[Any, ...]], change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    ) -> None:
+        super().__init__(arguments)
+        self._change = change
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for number, given in enumerate(super().__iter__()):
+            yield self._change((number, *given))
 
 
 def difference_of(source: str, options: Options, backend: str = "eager") -> str | None:

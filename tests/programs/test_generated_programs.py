@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.harness import generate_worlds
 from tests.harness.generate import Options, Replayed, Seeded, shrink, write_program
 from tests.harness.generated import outcome
 
@@ -88,6 +90,14 @@ def test_programs_are_valid_and_various() -> None:
         "break\n",
     ):
         assert bodies.count(text) > 4, text
+
+
+def test_every_template_of_a_changing_world_is_written() -> None:
+    options = Options(grad=True, worlds=True)
+    bodies = "\n".join(write_program(Seeded(seed), options).split("def change", 1)[1] for seed in range(1500))
+    for template in (*generate_worlds.EFFECTS, *generate_worlds.HOOKS, *generate_worlds.CHANGES):
+        longest = max((text for text, _, _, _ in Formatter().parse(template)), key=len)
+        assert longest in bodies, template
 
 
 def test_shrinking_ends_at_the_simplest_program_that_still_fails() -> None:

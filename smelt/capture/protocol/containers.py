@@ -108,12 +108,17 @@ def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     return present
 
 
+def _base(obj: dict[object, object]) -> type[dict[object, object]]:
+    """Whose methods change `obj`: an OrderedDict keeps the order of its keys apart, where those of `dict` do not reach."""
+    return collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+
+
 @method(dict, "setdefault")
 def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     changes.touch(vm.outside, obj)
-    return vm.keyed(dict.setdefault, obj, key, default)
+    return vm.keyed(_base(obj).setdefault, obj, key, default)
 
 
 @method(dict, "pop")
@@ -124,7 +129,7 @@ def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) 
         raise KeyError(key)
     value = vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     changes.touch(vm.outside, obj)
-    vm.keyed(type(obj).pop, obj, key)
+    vm.keyed(_base(obj).pop, obj, key)
     return value
 
 
@@ -137,10 +142,7 @@ def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
 def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
     changes.touch(vm.outside, obj)
     changes.note_store(vm.outside, obj, "item", key, value)
-    if isinstance(obj, collections.OrderedDict):
-        vm.keyed(collections.OrderedDict.__setitem__, obj, key, value)
-    else:
-        vm.keyed(dict.__setitem__, obj, key, value)
+    vm.keyed(_base(obj).__setitem__, obj, key, value)
 
 
 @method(list, "__getitem__")
