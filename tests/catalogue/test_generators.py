@@ -1,5 +1,6 @@
 """Generators, iterators and comprehensions: made, delegated to, half consumed, passed around, stored."""
 
+import functools
 import itertools
 from collections import deque
 
@@ -947,5 +948,55 @@ def generator_in_finally():
     def fn(x):
         log = []
         return list(gen(x, log)), log
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def endless_iterators_are_advanced_one_by_one():
+    def numbers():
+        i = 0
+        while True:
+            yield i
+            i += 1
+
+    def fn(x):
+        it = itertools
+        total = sum(b for a, b in zip(range(5), it.chain.from_iterable(it.repeat((0, 1)))))
+        for i, v in enumerate(it.repeat(3)):
+            if i > 5:
+                break
+            total += v
+        for i, v in enumerate(numbers()):
+            if i > 3:
+                break
+            total += v
+        total += sum(it.islice(it.starmap(pow, it.repeat((2, 3))), 2))
+        total += sum(it.islice(it.accumulate(it.count()), 4))
+        total += sum(a * b for a, b in it.islice(it.pairwise(it.chain.from_iterable(it.repeat([1, 2]))), 3))
+        first, second = it.tee(it.count())
+        total += next(first) + next(first) + next(second)
+        total += sum(it.islice(it.compress(it.count(), it.cycle([0, 1])), 4))
+        total += len([k for k, g in it.islice(it.groupby(it.count(), lambda v: v // 3), 4)])
+        return x + total
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def reduce_takes_elements_as_it_goes():
+    def fn(x):
+        seen = []
+
+        def numbered():
+            for i in range(4):
+                seen.append(i)
+                yield i
+
+        def add(a, b):
+            seen.append((a, b))
+            return a + b
+
+        return x + functools.reduce(add, numbered()), seen
 
     return fn, [(tensor(3),)] * 3

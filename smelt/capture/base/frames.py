@@ -7,7 +7,7 @@ operands only after it has succeeded. The result of a call is delivered by the c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from smelt.capture.base.bytecode import Code
@@ -266,20 +266,23 @@ class Generator:
 
 
 class VMCallable:
-    """A Python callable handed to native code: calling it comes back to the VM."""
+    """A callable handed to native code: calling it comes back to the VM. `finish` makes of its result what native code may
+    look at."""
 
-    __slots__ = ("function", "vm")
+    __slots__ = ("finish", "function", "vm")
 
     function: Any
 
-    def __init__(self, vm: Machine, fn: object) -> None:
+    def __init__(self, vm: Machine, fn: object, finish: Callable[[object], object] | None = None) -> None:
         self.vm = vm
         self.function = fn
+        self.finish = finish
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if self.vm.released:  # native code kept it for longer than the capture
             return self.function(*args, **kwargs)
-        return self.vm.call(self.function, args, kwargs)
+        result = self.vm.call(self.function, args, kwargs)
+        return result if self.finish is None else self.finish(result)
 
     def __repr__(self) -> str:
         return repr(self.function)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -120,6 +120,8 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
             return _view_items(outside, value, kind)
         if deep and kind in (dict, collections.OrderedDict):
             return _view_dict(outside, cast(dict[object, object], value))
+        if deep and isinstance(value, (dict, list)):
+            open_compared(outside, dict.values(value) if isinstance(value, dict) else list.__iter__(value))
         return value
     if isinstance(value, tuple):
         return _view_items(outside, value, functools.partial(tuple.__new__, type(value))) if deep else value
@@ -128,6 +130,15 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
     if isinstance(value, BaseException):
         open_exception(outside, value)
     return outside.seen.arrays.get(id(value), value) if kind is np.ndarray else value
+
+
+def open_compared(outside: Outside, values: Iterable[object]) -> None:
+    """Native code is going to compare values, or ask for their truth: guards all that is in those that are containers from
+    outside, or hold some. Raises Unsupported where it would meet real tensors."""
+    for value in values:
+        if type(value) not in LEAF_TYPES and view(outside, value) is not value:
+            detail = f"native code compares a {type(value).__qualname__} that holds tensors"
+            raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
 
 
 def open_exception(outside: Outside, error: BaseException) -> None:

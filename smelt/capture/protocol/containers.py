@@ -8,7 +8,7 @@ import bisect
 import collections
 import heapq
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
@@ -18,6 +18,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import polyfills
 from smelt.capture.protocol.container_constructors import mapping_or_pairs
+from smelt.capture.protocol.iteration import comparing
 from smelt.capture.protocol.lengths import container_len
 from smelt.reasons import UNSUPPORTED_OBJECT
 
@@ -28,6 +29,14 @@ _BLIND_METHODS = frozenset(
         "rotate", "values",
     )
 )  # fmt: skip
+
+
+_COMPARING_METHODS = frozenset(("count", "index", "remove", "sort"))
+
+
+def _compared(owner: Container) -> Iterable[object]:
+    """The elements of a list or deque, as they are. Of others, which compare only what can be hashed, none."""
+    return owner if isinstance(owner, (list, collections.deque)) else ()
 
 
 def _directly(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
@@ -47,11 +56,11 @@ def call_container_method(
             vm.iterable(a) if not isinstance(a, dict) else contents.view(outside, a, deep=False) for a in args
         ]
     run = _directly if name in _BLIND_METHODS else vm.native
-    if name == "sort":
-        kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
+    seen = contents.open(outside, owner) if id(owner) in outside.origins else owner
+    if name in _COMPARING_METHODS:
+        kwargs = comparing(vm, [*args, *_compared(seen)], kwargs)
     if id(owner) not in outside.origins:
         return wrapping.fake(outside, run(fn, args, kwargs))
-    seen = contents.open(outside, owner)
     if name in PURE_METHODS:
         return wrapping.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     if name == "remove" and seen is not owner and isinstance(owner, list):

@@ -176,19 +176,54 @@ def _zip(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(map)
 def _map(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, *rest = args
-    return map(vm.native_callable(fn), *[vm.iterable(a) for a in rest])
+    return map(element_function(vm, fn), *[vm.iterable(a) for a in rest])
 
 
 @builtin(filter)
 def _filter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, values = args
-    return filter(None if fn is None else vm.native_callable(fn), vm.iterable(values))
+    return filter(predicate(vm, fn), vm.iterable(values))
 
 
 @builtin(sorted)
 def _sorted(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
-    return vm.native(sorted, (vm.elements(args[0], hinted=True),), kwargs)
+    values = vm.elements(args[0], hinted=True)
+    return vm.native(sorted, (values,), comparing(vm, values, kwargs))
+
+
+def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
+    """The keyword arguments of a function of C that compares `values`, or what `key` makes of them: what it looks into is
+    guarded."""
+    if kwargs.get("key") is None:
+        contents.open_compared(vm.outside, values)
+        return kwargs
+    return {**kwargs, "key": element_function(vm, kwargs["key"], functools.partial(opened, vm))}
+
+
+def opened(vm: VM, value: object) -> object:
+    """`value`, which native code is going to compare."""
+    contents.open_compared(vm.outside, (value,))
+    return value
+
+
+def element_function(
+    vm: VM, fn: object, finish: Callable[[object], object] | None = None
+) -> Callable[..., object]:
+    """`fn` as native code may call it with what it takes from an iterable: all calls come back to the machine, also those of
+    functions of C, which may look into elements from outside."""
+    if not callable(fn) or type(fn) is _KEY_WRAPPER:
+        return cast("Callable[..., object]", fn)
+    return VMCallable(vm, fn, finish)
+
+
+_KEY_WRAPPER = type(
+    functools.cmp_to_key(lambda a, b: 0)
+)  # keeps its argument; the comparison comes back to the machine
+
+
+def predicate(vm: VM, fn: object) -> Callable[..., object]:
+    """`fn` (None: `bool`) as native code may call it that asks only whether the result is true."""
+    return element_function(vm, bool if fn is None else fn, vm.truth)
 
 
 def _quantifier(stop: bool) -> Handler:
@@ -217,10 +252,8 @@ def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 def _extreme(choose: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        kwargs = {k: vm.native_argument(v) for k, v in kwargs.items()}
-        if len(args) == 1:
-            return vm.native(choose, (vm.elements(args[0]),), kwargs)
-        return vm.native(choose, args, kwargs)
+        values = vm.elements(args[0]) if len(args) == 1 else args
+        return vm.native(choose, (values,) if len(args) == 1 else values, comparing(vm, values, kwargs))
 
     return handler
 
@@ -232,7 +265,7 @@ BUILTINS[max] = _extreme(max)
 @builtin(functools.reduce)
 def _reduce(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, values, *rest = args
-    return functools.reduce(vm.native_callable(fn), vm.elements(values), *rest)
+    return functools.reduce(element_function(vm, fn), each(vm, values), *rest)
 
 
 def from_iterable(make: Callable[..., object]) -> Handler:
@@ -246,5 +279,10 @@ def from_iterable(make: Callable[..., object]) -> Handler:
     return handler
 
 
-BUILTINS[enumerate] = from_iterable(enumerate)
-BUILTINS[itertools.chain.from_iterable] = from_iterable(itertools.chain.from_iterable)
+@builtin(enumerate)
+def _enumerate(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if args:
+        return enumerate(
+            vm.iterable(args[0]), *cast("tuple[int, ...]", args[1:]), **cast("dict[str, int]", kwargs)
+        )
+    return enumerate(vm.iterable(kwargs["iterable"]), cast(int, kwargs.get("start", 0)))

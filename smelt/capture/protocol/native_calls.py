@@ -179,6 +179,8 @@ def call_bound(
         _check_native_object(vm, name, owner)
     if isinstance(owner, torch.Tensor):
         return run_native(vm, fn, args, kwargs)
+    if isinstance(owner, tuple):
+        contents.open_compared(vm.outside, owner)
     args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
     return wrapping.fake(vm.outside, vm.native(fn, args, kwargs))
 

@@ -54,7 +54,11 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
         if a is tuple and b is tuple and fn in _EQUALITY:
             return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
-        return fn(left, right) if a is not tuple and b is not tuple else vm.native(fn, (left, right))
+        if a is not tuple and b is not tuple:
+            return fn(left, right)
+        if fn in _COMPARISONS:
+            contents.open_compared(vm.outside, (left, right))
+        return vm.native(fn, (left, right))
     if a is list and b is list and fn in _EQUALITY:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
     if a in NUMBERS or b in NUMBERS:
@@ -68,7 +72,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         return _in_place(vm, fn, left, right)
     outside.facts.check_readable(left)
     outside.facts.check_readable(right)
-    deep = fn in (operator.eq, operator.ne)
+    deep = fn in _COMPARISONS
     return wrapping.fake(
         outside, vm.native(fn, (contents.view(outside, left, deep), contents.view(outside, right, deep)))
     )

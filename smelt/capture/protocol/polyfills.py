@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -37,6 +37,18 @@ def iterate_sequence(obj: _Indexable[T]) -> Iterator[T]:
             return
         yield value
         i += 1
+
+
+def chained(iterables: Iterable[Iterable[T]]) -> Iterator[T]:
+    """`itertools.chain.from_iterable`."""
+    for iterable in iterables:
+        yield from iterable
+
+
+def starmap(function: Callable[..., T], iterable: Iterable[Iterable[object]]) -> Iterator[T]:
+    """`itertools.starmap`."""
+    for arguments in iterable:
+        yield function(*arguments)
 
 
 # As Lib/heapq.py and Lib/bisect.py have them.
