@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 import smelt
+from benchmarks import errors
 from smelt import events
 
 TOLERANCE = 1e-4  # of the largest magnitude of a tensor
 GRADIENT_TOLERANCE = 1e-3
-FLOOR = 1e-3  # of the largest of all gradients: below it, gradients are zero but for rounding
+FLOOR = 1e-3  # of buffers: below it, they are zero but for rounding
 
 
 class NotComparable(Exception):
@@ -71,7 +72,11 @@ def agrees(found: dict[str, Any]) -> bool:
         return False
     if found["outputs"] <= TOLERANCE and found["gradients"] <= GRADIENT_TOLERANCE:
         return True
-    beside = found["float64"]
+    return no_worse(found["float64"])
+
+
+def no_worse(beside: dict[str, float] | str) -> bool:
+    """Errors against float64: smelt's at most twice eager's, and eager's are not all of the value."""
     return isinstance(beside, dict) and beside["smelt"] <= 2 * beside["eager"] < 1
 
 
@@ -138,57 +143,21 @@ def difference(got: list[Left], want: list[Left]) -> dict[str, float]:
     """The largest relative difference of the steps; infinite where shapes, dtypes or what there is differ."""
     worst = dict(NONE)
     for a, b in zip(got, want, strict=True):
-        gradients = max((_magnitude(g) for g in b.gradients.values()), default=0.0)
         found = {
-            "outputs": _largest(dict(enumerate(a.outputs)), dict(enumerate(b.outputs)), 0.0),
-            "gradients": _largest(a.gradients, b.gradients, FLOOR * gradients),
-            "buffers": _largest(a.buffers, b.buffers, FLOOR),  # means that are zero but for rounding
+            "outputs": errors.largest(dict(enumerate(a.outputs)), dict(enumerate(b.outputs))),
+            "gradients": errors.of_gradients(a.gradients, b.gradients),
+            "buffers": errors.largest(a.buffers, b.buffers, FLOOR),  # means that are zero but for rounding
             "generators": 0.0 if a.generators == b.generators else float("inf"),
         }
         worst = {k: max(v, worst[k]) for k, v in found.items()}
     return worst
 
 
-def _largest(got: Mapping[Any, torch.Tensor], want: Mapping[Any, torch.Tensor], floor: float) -> float:
-    if got.keys() != want.keys():
-        return float("inf")
-    return max((distance(got[k], want[k], floor) for k in want), default=0.0)
-
-
-def distance(got: torch.Tensor, want: torch.Tensor, floor: float = 0.0) -> float:
-    """The largest difference, relative to the largest magnitude (at least `floor`)."""
-    if (got.shape, got.dtype) != (want.shape, want.dtype):
-        return float("inf")
-    got, want = got.detach(), want.detach()
-    if torch.equal(got, want):
-        return 0.0
-    if not got.is_floating_point():
-        got, want = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (got, want))
-    finite = want.isfinite()
-    if not torch.equal(got.isfinite(), finite) or not torch.equal(
-        got[~finite].nan_to_num(), want[~finite].nan_to_num()
-    ):
-        return float("inf")
-    scale = max(floor, _magnitude(want))
-    apart = _magnitude(got - want)
-    return apart / scale if scale else (0.0 if apart == 0 else float("inf"))
-
-
-def _magnitude(tensor: torch.Tensor) -> float:
-    """The largest of the finite values."""
-    values = tensor.detach().abs()
-    return values.nan_to_num(0, 0, 0).max().item() if tensor.numel() else 0.0
-
-
 def _beside_float64(model: nn.Module, inputs: dict[str, Any], **who: list[Left]) -> dict[str, float] | str:
     """How far each is from eager in float64: of a model that multiplies rounding errors, eager is as far as smelt."""
-    trained = copy.deepcopy(model).double()
-    if hasattr(config := getattr(trained, "config", None), "_experts_implementation"):
-        config._experts_implementation = "eager"  # grouped products have no float64
+    trained = errors.double_of(model)
     try:
-        exact = [
-            _all_double(left) for left in train(trained, trained, {k: _double(v) for k, v in inputs.items()})
-        ]
+        exact = [_all_double(left) for left in train(trained, trained, errors.in_double(inputs))]
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:100]
     return {
@@ -200,11 +169,5 @@ def _worst(found: dict[str, float]) -> float:
     return max(found["outputs"], found["gradients"])
 
 
-def _double(value: Any) -> Any:
-    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.double() if floating else value
-
-
 def _all_double(left: Left) -> Left:
-    outputs = [_double(t) for t in left.outputs]
-    return replace(left, outputs=outputs, gradients={k: _double(g) for k, g in left.gradients.items()})
+    return replace(left, outputs=errors.in_double(left.outputs), gradients=errors.in_double(left.gradients))

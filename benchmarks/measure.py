@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from smelt.codegen.llvm.host import host
+from smelt.config import DEFAULT, Config
+from smelt.targets import cpu
+
+CACHES = "SMELT_BENCHMARK_CACHES"  # a folder for torch.compile's caches, for `benchmarks/cold.py`
 
 
 def interleaved(
@@ -48,10 +56,11 @@ def per_call(
     return best
 
 
-def process(module: str, *arguments: str) -> Any:
+def process(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
     """The JSON that a benchmark module run in a process of its own prints last; {"failed": ...}, and its stderr shown, when
-    it fails."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    it fails. `environment`: variables beside this process's."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
     if done.returncode:
         sys.stderr.write(done.stderr[-4000:])
         said = done.stderr.strip().splitlines()
@@ -60,21 +69,39 @@ def process(module: str, *arguments: str) -> Any:
 
 
 def machine() -> dict[str, str]:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        cpu = f"{len(names)}-core {names[0]}" if names else cpu
+    """What figures depend on: the CPU by name and model, and what smelt and torch choose on it."""
     return {
-        "cpu": cpu,
+        "cpu": _cpu(),
         "threads": str(torch.get_num_threads()),
+        "choices": _choices(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    lines = [line.partition(":") for line in info.read_text().splitlines() if ":" in line]
+    facts = {key.strip(): value.strip() for key, _, value in lines}
+    count = sum(key.strip() == "processor" for key, _, _ in lines)
+    known = [f"{key} {facts[key]}" for key in ("cpu family", "model", "stepping") if key in facts]
+    return f"{count}-core {facts.get('model name', platform.machine())} ({', '.join([host().cpu, *known])})"
+
+
+def _choices() -> str:
+    """Whether products are generated, how wide vectors are, options that are not the default, and torch's own kernels."""
+    chosen = cpu.target(DEFAULT).costs.products
+    products = f"products generated as for {host().cpu}" if chosen else "products ATen's"
+    other = [
+        f"SMELT_{f.name.upper()}={getattr(DEFAULT, f.name)}"
+        for f in fields(Config)
+        if getattr(DEFAULT, f.name) != f.default
+    ]
+    torchs = f"torch's kernels {torch.backends.cpu.get_cpu_capability()}"
+    onednn = "oneDNN on" if torch.backends.mkldnn.is_available() else "no oneDNN"
+    return "; ".join([products, f"vectors of {host().bits} bits", *other, torchs, onednn])
 
 
 def geomean(values: list[float]) -> float:

@@ -18,6 +18,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch import nn
 
+from benchmarks import weights
+
 
 def _declare_torchvision_operators() -> None:
     """timm needs torchvision, whose wheel may be for another build of torch: then declare the schemas it expects."""
@@ -109,9 +111,10 @@ LARGE: dict[str, Callable[[], Built]] = {"BERT base": lambda: bert(layers=12)}
 
 
 def build(name: str) -> Built:
-    """The model called `name` in eval mode with weights and inputs from seed 0."""
+    """The model called `name` in eval mode with weights that all matter (`weights.py`) and inputs from seed 0."""
     torch.manual_seed(0)
     module, inputs = {**DEMO, **MODELS, **LARGE}[name]()
+    weights.fill(module)
     return module.eval(), inputs
 
 

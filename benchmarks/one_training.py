@@ -2,6 +2,7 @@
 
     python -m benchmarks.one_training first "ResNet-50" smelt     seconds of the first step: forward, loss, backward
     python -m benchmarks.one_training steady "ResNet-50"          the rest, contestants side by side
+    python -m benchmarks.one_training errors "ResNet-50"          errors of gradients against eager in float64
 
 A step drops the gradients, runs the forward, takes the inner product of the first output with fixed random numbers as the
 loss, and runs the backward. There is no optimizer.
@@ -18,9 +19,8 @@ from typing import Any
 import torch
 
 import smelt
-from benchmarks import cold, measure  # noqa: F401  (cold: first, its import empties caches)
+from benchmarks import cold, errors, measure  # noqa: F401  (cold: first, its import sets caches)
 from benchmarks.models import build, tensors
-from benchmarks.one_model import largest_error
 from benchmarks.saved import saved_bytes
 from smelt import events
 
@@ -34,11 +34,16 @@ CONTESTANTS: dict[str, Callable[[Any], Any]] = {
 class Training:
     """A model in train mode, its inputs, and the loss; `step(call)` is what is measured."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, double: bool = False) -> None:
+        """`double`: in float64, with the numbers that float32 would have."""
         self.module, self.inputs = build(name)
         self.module.train()
         with torch.no_grad():
-            self.weights = torch.randn_like(self._result(self.module(**self.inputs)))
+            like = self._result(self.module(**self.inputs))
+        self.weights = torch.randn(like.shape, generator=torch.Generator().manual_seed(1))
+        if double:
+            self.module, self.inputs = errors.double_of(self.module), errors.in_double(self.inputs)
+            self.weights = self.weights.double()
 
     @staticmethod
     def _result(output: Any) -> torch.Tensor:
@@ -100,14 +105,11 @@ def steady(name: str, rivals: bool = True, budget_s: float = 12.0) -> dict[str, 
     calls = {
         who: make(training.module) for who, make in CONTESTANTS.items() if rivals or who != "torch.compile"
     }
-    want = training.gradients(calls["eager"])
     row: dict[str, Any] = {"graphs": {}, "saved_bytes": {"eager": training.saved(calls["eager"])}}
     seen: list[events.Event] = []
     for who in list(calls)[1:]:
         with events.subscribed(seen.append):
-            got = training.gradients(calls[who])
-        if who == "smelt":  # torch.compile draws other random numbers
-            row["error"] = {who: largest_error(got, want)}
+            training.step(calls[who])
         row["saved_bytes"][who] = training.saved(calls[who])
         if who == "smelt":
             graphs = [sum(e.kind == kind for e in seen) for kind in ("entry-installed", "backward-compiled")]
@@ -120,10 +122,28 @@ def steady(name: str, rivals: bool = True, budget_s: float = 12.0) -> dict[str, 
     return row
 
 
+def gradient_errors(name: str, rivals: bool = True) -> dict[str, float]:
+    """Of the loss and all gradients of one step, by contestant. torch.compile draws eager's random numbers for it."""
+    torch._inductor.config.fallback_random = True
+    exact = Training(name, double=True)
+    want = exact.gradients(exact.module)
+    training = Training(name)
+    return {
+        who: errors.of_gradients(errors.in_double(training.gradients(make(training.module))), want)
+        for who, make in CONTESTANTS.items()
+        if rivals or who != "torch.compile"
+    }
+
+
 def main() -> None:
     what, name, *rest = sys.argv[1:]
-    row = first(name, rest[0]) if what == "first" else steady(name, "--no-rivals" not in rest)
-    print(json.dumps(row))
+    rivals = "--no-rivals" not in rest
+    rows: dict[str, Callable[[], dict[str, Any]]] = {
+        "first": lambda: first(name, rest[0]),
+        "steady": lambda: steady(name, rivals),
+        "errors": lambda: {"error": gradient_errors(name, rivals)},
+    }
+    print(json.dumps(rows[what]()))
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ def run_operator(op: Any, dtype: torch.dtype, gradients: bool = False, most: int
     """Runs at most `most` samples eager and compiled; compiled twice, so that the cached entry is exercised as well."""
     import smelt
     from smelt import events
+    from smelt.reasons import BACKEND_FAILED, INTERNAL
     from smelt.report.inspect import reasons
 
     row = _row()
@@ -147,7 +148,10 @@ def run_operator(op: Any, dtype: torch.dtype, gradients: bool = False, most: int
         with events.subscribed(listen):
             for _ in range(2):
                 kind, got = _outcome(lambda: _evaluate(compiled, given, sample.output_process_fn_grad))
-        if kind != want_kind or (kind == "error" and type(got) is not type(want)):
+        failure = next((r for r in reasons(compiled) if r.kind in (INTERNAL, BACKEND_FAILED)), None)
+        if failure is not None:
+            row["wrong"].append(f"{failure.kind.id}: {failure.detail:.200}")
+        elif kind != want_kind or (kind == "error" and type(got) is not type(want)):
             row["wrong"].append(f"eager: {want_kind} {want!r:.80}, smelt: {kind} {got!r:.200}")
         elif kind == "value" and (difference := _agree(op, got, want)):
             row["wrong"].append(difference)

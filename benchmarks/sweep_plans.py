@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def row(name: str) -> str:
     return f"| {name} | {len(sizes)} | {listed} | {len(want)} | {'equal' if same else '**differ**'} |"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="a model's name; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -79,7 +80,8 @@ def main() -> None:
         print(lines[-1], flush=True)
     if not options.only:
         (options.out / "plans.md").write_text("\n".join(lines) + "\n")
+    return int(any("differ" in line for line in lines))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

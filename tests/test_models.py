@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import smelt
+from benchmarks.errors import distance
 from benchmarks.models import MODELS, build, tensors
 from smelt.report.inspect import entries, reasons
+from tests.harness import models as tiny
 
-# Relative to the largest magnitude of a tensor (at least 1): a fused float32 program sums in another order than eager.
+# Relative to the largest magnitude of a tensor: a fused float32 program sums in another order than eager.
 TOLERANCE = 1e-4
 
 
@@ -26,9 +28,34 @@ def test_model(name):
             assert pairs
             for g, w in pairs:
                 assert g.shape == w.shape and g.dtype == w.dtype and g.stride() == w.stride()
-                assert (g - w).abs().max() <= TOLERANCE * max(1.0, w.abs().max().item())
+                assert distance(g, w) <= TOLERANCE
             inputs = {k: v.flip(0) * 2 if v.is_floating_point() else v.flip(1) for k, v in inputs.items()}
     assert len(entries(compiled)) == 1 and not reasons(compiled)
+
+
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_every_branch_matters(name):
+    """With the weights that errors are measured with, no layer could be a tenth wrong and not be seen."""
+    model, inputs = tiny.MODELS[name]()
+    model.eval()
+    with torch.no_grad():
+        want = tensors(model(**inputs))
+    noise = torch.Generator().manual_seed(1)
+    for path, layer in model.named_modules():
+        if any(True for _ in layer.children()) or not any(True for _ in layer.parameters()):
+            continue
+        reached = []
+
+        def disturb(layer, given, result, reached=reached):
+            reached.append(result)
+            return result * (1 + 0.1 * torch.randn(result.shape, generator=noise, dtype=result.dtype))
+
+        with torch.no_grad():
+            handle = layer.register_forward_hook(disturb)
+            got = tensors(model(**inputs))
+            handle.remove()
+        moved = max(distance(g, w) for g, w in zip(got, want, strict=True))
+        assert not reached or moved > 10 * TOLERANCE, f"{path}: {moved}"
 
 
 WATCH = """

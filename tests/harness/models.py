@@ -1,4 +1,4 @@
-"""The ten benchmark models, tiny: the same layers, few and narrow."""
+"""The ten benchmark models, tiny: the same layers, few and narrow, with weights that all matter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import models
+from benchmarks import errors, models, weights
 
 Built = tuple[nn.Module, dict[str, Any]]
 
@@ -25,12 +25,22 @@ def image(name: str, size: int = 64, **options: Any) -> Callable[[], Built]:
     )
 
 
+def in_float64(build: Callable[[], Built]) -> Callable[[], Built]:
+    """The same in float64: training steps of these multiply rounding errors by tens."""
+
+    def build_double() -> Built:
+        model, inputs = build()
+        return model.double(), errors.in_double(inputs)
+
+    return build_double
+
+
 def quarter_mobilenet() -> Built:
-    """MobileNetV3-L with a quarter of the channels. In float64: its steps multiply rounding errors by tens."""
+    """MobileNetV3-L with a quarter of the channels."""
     model = models.timm.models.mobilenetv3._gen_mobilenet_v3(
         "mobilenetv3_large_100", 0.25, num_classes=10, drop_rate=0.2
     )
-    return model.double(), {"x": torch.randn(4, 3, 64, 64, dtype=torch.float64)}
+    return model, {"x": torch.randn(4, 3, 64, 64)}
 
 
 def tiny_mixer() -> Built:
@@ -40,8 +50,19 @@ def tiny_mixer() -> Built:
     return model, {"x": torch.randn(4, 3, 64, 64)}
 
 
+def filled(build: Callable[[], Built]) -> Callable[[], Built]:
+    """The same model with weights with which every branch matters."""
+
+    def build_filled() -> Built:
+        model, inputs = build()
+        weights.fill(model)
+        return model, inputs
+
+    return build_filled
+
+
 hf = models.hf
-MODELS: dict[str, Callable[[], Built]] = {
+AS_INITIALISED: dict[str, Callable[[], Built]] = {
     "BERT": text(
         hf.BertModel,
         hf.BertConfig(
@@ -86,7 +107,7 @@ MODELS: dict[str, Callable[[], Built]] = {
         "input_ids",
         "decoder_input_ids",
     ),
-    "ResNet-50": image("resnet50", layers=(1, 2, 1, 1), channels=(8, 16, 24, 32), stem_width=8),
+    "ResNet-50": in_float64(image("resnet50", layers=(1, 2, 1, 1), channels=(8, 16, 24, 32), stem_width=8)),
     "ViT-tiny": image(
         "vit_tiny_patch16_224",
         img_size=64,
@@ -106,6 +127,8 @@ MODELS: dict[str, Callable[[], Built]] = {
         num_heads=(2, 2),
         drop_path_rate=0.1,
     ),
-    "MobileNetV3-L": quarter_mobilenet,
+    "MobileNetV3-L": in_float64(quarter_mobilenet),
     "Mixer-S/32": tiny_mixer,
 }
+
+MODELS = {name: filled(build) for name, build in AS_INITIALISED.items()}
