@@ -30,6 +30,16 @@ declare("tril triu zeros_like new_zeros", linear=("self",))
 declare("eye tril triu", decomposed=True)
 
 
+def _unless_half(dtype: torch.dtype) -> torch.dtype:
+    """`scalar_tensor` does not look whether a number fits half precision."""
+    return torch.float64 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+declare("full full_like new_full", fits="fill_value")
+declare("fill", fits="value")
+declare("scalar_tensor", fits="s", fits_in=_unless_half)
+
+
 @operator(
     aten.full.default, aten.new_full.default, aten.full_like.default, aten.fill.Scalar, takes_numbers=True
 )
@@ -181,4 +191,6 @@ declare(aten.arange.start, aten.arange.start_step, layout=_arange_between_layout
 declare(aten._efficientzerotensor.default, trace_rule=TraceRule.ZERO)
 declare(aten.full.default, aten.full_like.default, filled=lambda first, value: value)
 declare(aten.scalar_tensor.default, filled=lambda value: value)
+declare(aten.fill.Scalar, aten.fill_.Scalar, filled=lambda x, value: value)
+declare(aten.new_full.default, filled=lambda x, size, value: value)
 declare(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, filled=lambda *args: 0)

@@ -21,7 +21,7 @@ from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
 from smelt.loops.tensor import GAP, CopyBack, Extern, Number, Program, Step, Stored, Tensor
-from smelt.ops.raising import may_raise, must_run
+from smelt.ops.raising import may_raise, must_run, numbers_to_fit
 from smelt.ops.registry import row
 
 aten = torch.ops.aten
@@ -92,6 +92,7 @@ class _Lowerer:
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
+                self.check_numbers(node, args, kwargs)
                 return self.adopt(node, builder, result)
         return self.extern(node, args, kwargs)
 
@@ -159,6 +160,21 @@ class _Lowerer:
         step = Extern(op, tuple(args), kwargs, results, _short(node), node.line, self.next(), may_raise(node))
         self.steps.append(step)
         return results if isinstance(node.spec, tuple | list) else results[0]
+
+    def check_numbers(self, node: Node, args: Any, kwargs: Any) -> None:
+        """An ATen call for each number that may not fit the dtype it is converted to, which raises then: loops cannot."""
+        for number, dtype in numbers_to_fit(node, args, kwargs):
+            call = Extern(
+                aten.full.default,
+                ([2], number),
+                {"dtype": dtype},
+                (None,),
+                "fits",
+                node.line,
+                self.next(),
+                True,
+            )
+            self.steps.append(call)
 
     def copy_back(self, node: Node, target: Tensor, source: Any) -> Tensor:
         """All inputs are overwritten at the end, so whatever reads one reads its old value. `held` is where the new value

@@ -20,6 +20,7 @@ from smelt.loops.values import (
     TRANSCENDENTAL,
     TRANSCENDENTAL_OPS,
     call,
+    cast,
     compare,
     const,
     test,
@@ -51,7 +52,7 @@ declare("masked_fill", linear=("self value",))
 declare("copy", linear=("src",))
 declare("neg div clone _to_copy _conj_physical", linear=("self",))
 declare(
-    "addcdiv lerp logit xlogy special_xlog1py sinc heaviside logaddexp logaddexp2 nan_to_num frac",
+    "addcdiv lerp logit sinc heaviside logaddexp logaddexp2 nan_to_num frac",
     decomposed=True,
 )
 
@@ -147,7 +148,12 @@ def _bitwise(op: str, logical: str) -> Callable[[Builder, Operand, Operand], Ten
 
 def may_divide_by_zero(dtype: torch.dtype, divisor: Operand) -> bool:
     """Whether an integer division may raise, which loops cannot: ATen does it then."""
-    return not dtype.is_floating_point and (isinstance(divisor, Tensor) or divisor == 0)
+    return not dtype.is_floating_point and (isinstance(divisor, Tensor) or _is_zero(divisor, dtype))
+
+
+def _is_zero(divisor: float, dtype: torch.dtype) -> bool:
+    """Whether a number is zero as an integer of `dtype`, which may leave out its upper bits."""
+    return divisor == 0 or (dtype is not torch.bool and int(divisor) % (1 << torch.iinfo(dtype).bits) == 0)
 
 
 def _binary(op: str, cost: float, to_float: bool) -> Callable[[Builder, Operand, Operand], Tensor | None]:
@@ -168,9 +174,11 @@ _register_binary()
 
 def _divides_integers(node: Node) -> bool:
     """Whether a division may raise: of integers, by a tensor or by zero."""
-    whole = not isinstance(node.spec, TensorSpec) or not node.spec.dtype.is_floating_point
+    divisor = node.args[1]
     rounds = node.target._schema.name != "aten::div" or node.kwargs.get("rounding_mode") is not None
-    return whole and rounds and (isinstance(node.args[1], Node) or node.args[1] == 0)
+    if not rounds or not isinstance(node.spec, TensorSpec) or node.spec.dtype.is_floating_point:
+        return False
+    return isinstance(divisor, Node) or _is_zero(divisor, node.spec.dtype)
 
 
 declare("div floor_divide remainder fmod", raises=_divides_integers)
@@ -304,6 +312,28 @@ def addcdiv(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) ->
     )
 
 
+def _times_log(op: str) -> Callable[[Builder, Operand, Operand], Tensor]:
+    def lower(b: Builder, x: Operand, y: Operand) -> Tensor:
+        dtype, promoted = b.spec.dtype, result_type([x, y])
+
+        def f(u: Value, v: Value) -> Value:
+            product = u * cast(cast(call(op, v), dtype), v.dtype)
+            zero = where(compare("eq", u, const(0, u.dtype)), const(0, u.dtype), product)
+            return where(test("isnan", v), v, zero)
+
+        compute = None if promoted.is_floating_point else dtype
+        return b.pointwise(f, [x, y], compute, cost=TRANSCENDENTAL + 3)
+
+    return lower
+
+
+# x * log(y) and x * log(1 + y), zero where x is; the logarithm is rounded to the dtype of the result.
+declare(*_overloads("xlogy", "Tensor", "Scalar_Self", "Scalar_Other"), lowering=_times_log("log"))
+declare(
+    *_overloads("special_xlog1py", "default", "self_scalar", "other_scalar"), lowering=_times_log("log1p")
+)
+
+
 @operator(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, start: Tensor, end: Tensor, weight: Operand) -> Tensor:
     """The formula switches at one half, as ATen's does, so that both ends are exact."""
@@ -416,6 +446,22 @@ declare(
     "clamp clamp_min clamp_max",
     takes_numbers=True,
 )
+
+
+# Numbers that ATen converts before it computes.
+
+
+def _where_checks(dtype: torch.dtype) -> torch.dtype:
+    """`where` makes tensors of its numbers without looking whether they fit half precision."""
+    return torch.float64 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+declare("add sub rsub", fits="alpha")
+declare("addcmul addcdiv", fits="value", fits_in=opmath)
+declare("lerp", fits="weight", fits_in=opmath)
+declare("where", fits="self other", fits_in=_where_checks)
+declare("masked_fill", fits="value")
+declare("clamp clamp_min clamp_max", fits="min max")
 
 
 # ---- copies

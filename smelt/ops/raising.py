@@ -6,13 +6,15 @@ matrix without an inverse. Its row says so (`raises`); of an operator without a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from smelt.graph.effects import effects, is_effectful
-from smelt.graph.ir import Node, argument_nodes
+from smelt.graph.ir import Node, NumberSpec, argument_nodes
 from smelt.ops.registry import REGISTRY, row
 
 # Operators of these that have no row compute element by element, or are views or smelt's own.
@@ -26,7 +28,24 @@ def may_raise(node: Node) -> bool:
     if REGISTRY.module(node.target) is None:
         return _is_unknown(node.target) and bool(argument_nodes(node))
     raises = row(node.target).raises
-    return raises if isinstance(raises, bool) else raises(node)
+    if not (raises if isinstance(raises, bool) else raises(node)):
+        return any(numbers_to_fit(node, node.args, node.kwargs))
+    return True
+
+
+def numbers_to_fit(
+    node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Any, torch.dtype]]:
+    """The numbers that a call brings to a node, where they may not fit the dtype that they are converted to, and that.
+    `args` and `kwargs` are the node's, or what stands for them."""
+    found = row(node.target)
+    does = effects(node.target)
+    for name in found.fits.split():
+        number = does.argument(name, node.args, node.kwargs) if name in does.names else None
+        if isinstance(number, Node) and isinstance(number.spec, NumberSpec):
+            dtype = found.fits_in(node.spec.dtype)
+            if dtype not in (torch.float64, torch.bool):
+                yield does.argument(name, args, kwargs), dtype
 
 
 @cache

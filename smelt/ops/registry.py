@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
+import torch
 from torch._ops import OpOverload
 
 from smelt.graph.ir import Node
@@ -53,6 +54,8 @@ class Facts(TypedDict, total=False):
     zero_or_one: bool
     redrawn: Literal["like", "from"] | None
     raises: bool | Callable[[Node], bool]
+    fits: str
+    fits_in: Callable[[torch.dtype], torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class Operator:
             argument, whose values it does not read, or one drawn `from` them.
         raises: whether it may raise because of the values that it reads; by the node where the arguments decide. It runs
             although nobody reads its result, and before anything that the caller sees is written (ops/raising.py).
+        fits: names of arguments, separated by spaces; numbers among them must fit the dtype of the result, or ATen raises;
+            `fits_in` gives another dtype that they must fit, from that.
     """
 
     lowering: Lowering | None = None
@@ -112,6 +117,8 @@ class Operator:
     zero_or_one: bool = False
     redrawn: Literal["like", "from"] | None = None
     raises: bool | Callable[[Node], bool] = False
+    fits: str = ""
+    fits_in: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype
 
 
 _NOTHING = Operator()

@@ -57,7 +57,7 @@ class OperatorRecorder:
             if kind is FakeTensor:
                 nodes.append(a.aten_node or self.inputs.aten_node(a))
                 key.append(id(a.cached_spec or a.spec))
-            elif kind is int or a is None:
+            elif a is None or (kind is int and _LEAST <= a <= _GREATEST):
                 nodes.append(a)
                 key.append(a)
             else:
@@ -91,6 +91,8 @@ class OperatorRecorder:
             key.append((kind, value))
             return value
         if kind in LEAF_TYPES:
+            if kind is int and not _LEAST <= value <= _GREATEST:
+                raise self.call.unsupported(UNSUPPORTED_OBJECT, "an integer of more than 64 bits")
             key.append(value)
             return value
         if kind in SYMBOLIC:
@@ -107,6 +109,11 @@ class OperatorRecorder:
         """The error for `what` reads a value that is not known."""
         return self.call.unsupported(DATA_DEPENDENT, what)
 
+
+_LEAST, _GREATEST = (
+    -(1 << 63),
+    (1 << 63) - 1,
+)  # what operators take for an int; torch makes other dtypes of larger ones
 
 # What is run in place of a torch-level function's own code: `body(recorder, function, positional arguments)`.
 Body = Callable[[OperatorRecorder, Any, Args], Any]

@@ -84,14 +84,14 @@ def guarded(
     """The lines of `call` and then of `rest`, which returns; and what happens when `call` raises."""
     again = f"return rerun({', '.join((original, 'failure', *_arguments(code, slots)))})"
     return [
-        *(["state = random_state()"] if draws else []),
+        *(["restart = random_state()"] if draws else []),
         "try:",
         *(f"    {line}" for line in call),
         "except Exception as error:",
         "    failure = error.with_traceback(None)",
         "else:",
         *(f"    {line}" for line in rest),
-        *(["set_random_state(state)"] if draws else []),
+        *(["set_random_state(restart)"] if draws else []),
         again,
     ]
 

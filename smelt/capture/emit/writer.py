@@ -30,7 +30,17 @@ from smelt.trace.symbols import NUMBERS
 _BUILTINS = vars(builtins)
 # besides NAMES, what statements may use
 _RESERVED = frozenset(
-    {*_BUILTINS, "inputs", "graph", "failure", "error", "rerun", "state", "random_state", "set_random_state"}
+    {
+        *_BUILTINS,
+        "inputs",
+        "graph",
+        "failure",
+        "error",
+        "rerun",
+        "restart",
+        "random_state",
+        "set_random_state",
+    }
 )
 _NESTING = 20  # how deep expressions may be nested: the parser has a limit
 

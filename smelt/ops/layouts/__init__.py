@@ -8,10 +8,10 @@ them that runs in a process imports torch's own compiler and sympy, for a second
 3. the operator itself on real tensors of zeros, if they are few and it would otherwise be a Python function;
 4. torch's function.
 
-The answers of 2 and 3 are those of a CPU. Shape functions do not know for which dtypes a CPU has kernels: after 1 the
-operator is tried on tensors of one element. Where a row says
-`run_on_zeros`, that comes first. Where a layout returns NotImplemented, or an
-operator refuses zeros, the next in the list is asked.
+The answers of 2 and 3 are those of a CPU. Shape functions do not know for which dtypes a CPU has kernels, and whether a
+number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
+on real ones, whose refusal counts. Where a row says `run_on_zeros`, that comes first. Where a layout returns NotImplemented,
+or an operator refuses zeros, the next in the list is asked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from smelt.ops.layouts.meta import of_cpp
-from smelt.ops.layouts.trial import accepts, of_zeros, tried
+from smelt.ops.layouts.trial import accepts, check_numbers, check_refused, of_zeros, tried
 from smelt.ops.registry import row
 
 
@@ -34,13 +34,19 @@ def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cpu:
             return out
     out = of_cpp(func, args, kwargs)
     if out is not NotImplemented and (not cpu or accepts(func, args, kwargs)):
+        if cpu:
+            check_numbers(func, args, kwargs, out)
         return out
     if cpu and out is NotImplemented:
         out = of_row(func, args, kwargs)
-        if out is NotImplemented:
-            out = of_zeros(func, args, kwargs)
+        if out is not NotImplemented:
+            check_numbers(func, args, kwargs, out)
+            return out
+        out = of_zeros(func, args, kwargs)
         if out is not NotImplemented:
             return out
+    if cpu:
+        check_refused(func, args, kwargs)
     return func(*args, **kwargs)
 
 

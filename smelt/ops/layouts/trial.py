@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from smelt.ops.registry import row
 
 aten = torch.ops.aten
 _PYTHON = torch._C.DispatchKey.Meta  # among an operator's `py_kernels`: its shape function is Python
+_OVERFLOW = "without overflow"  # in what torch says of a number that does not fit a dtype
 _FEW = 1 << 16  # elements, at least as many as an operator that is tried on zeros may touch
 
 
@@ -29,10 +31,53 @@ def accepts(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
             return True
         except NotImplementedError as error:
             raise RuntimeError(*error.args) from error
-        except (RuntimeError, ValueError, IndexError, TypeError):
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if _OVERFLOW in str(error):
+                raise
             if row(func).needs_room:
                 return True
     return False
+
+
+def check_numbers(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], filled: Any) -> None:
+    """Raises what the operator raises for a number that does not fit the dtype that it is converted to; shape functions do
+    not look at numbers. `filled`: what it returns."""
+    given = (args[i] if i < len(args) else kwargs.get(name) for i, name in scalar_arguments(func))
+    if all(number is None or (isinstance(number, (int, float)) and 0 <= number <= 127) for number in given):
+        return
+    known = row(func)
+    if known.filled is None:
+        accepts(func, args, kwargs)
+    else:  # of a single element, nothing is checked
+        torch.full((2,), known.filled(*args), dtype=known.fits_in(filled.dtype))
+
+
+@cache
+def scalar_arguments(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the arguments that are typed Scalar."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in arguments if str(a.type) in ("number", "Optional[number]"))
+
+
+def check_refused(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises what the operator raises on real tensors of the given sizes, whatever they hold: a refusal that torch's shape
+    function leaves out. Not for operators whose errors depend on values, nor for large sizes."""
+    if func.namespace != "aten" or row(func).raises or not _may_be_tried(effects(func)):
+        return
+    if _size(func, args, kwargs) > _FEW:
+        return
+    refusals = [_refusal(func, args, kwargs, fill) for fill in (0, 1)]
+    if None not in refusals and str(refusals[0]) == str(refusals[1]):
+        raise RuntimeError(*refusals[0].args) from refusals[0]  # type: ignore[union-attr]
+
+
+def _refusal(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], fill: int) -> Exception | None:
+    real = map_leaves((list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, fill))
+    try:
+        func(*real[0], **real[1])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return error
+    return None
 
 
 def _cut(value: Any, fill: int) -> Any:
@@ -48,7 +93,7 @@ def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     effects or depend on data, the sizes are large, or the call raises."""
     if _PYTHON not in func.py_kernels or not _may_be_tried(effects(func)):
         return NotImplemented
-    if _size((*args, *kwargs.values())) > _FEW:
+    if _size(func, args, kwargs) > _FEW:
         return NotImplemented
     try:
         return tried(func, args, kwargs)
@@ -62,10 +107,13 @@ def _may_be_tried(info: Effects) -> bool:
     )
 
 
-def _size(values: Any) -> int:
+def _size(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """A bound for the elements of the arguments and of what they describe: all their sizes multiplied."""
+    numbers = scalar_arguments(func)
+    given = [a for i, a in enumerate(args) if all(i != position for position, _ in numbers)]
+    given += [v for k, v in kwargs.items() if all(k != name for _, name in numbers)]
     size = 1
-    for value in leaves(values, (torch.Tensor, int, float)):
+    for value in leaves(given, (torch.Tensor, int, float)):
         if isinstance(value, torch.Tensor):
             size *= max(value.numel(), 1)
         elif math.isfinite(value):
@@ -76,7 +124,9 @@ def _size(values: Any) -> int:
 def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Layouts of what `func` gives on real tensors of zeros, as meta tensors; NotImplemented if it gives an argument back
     that its schema does not name."""
-    real_args, real_kwargs = map_leaves((list(args), kwargs), (torch.Tensor, torch.device), _zeros)
+    real_args, real_kwargs = map_leaves(
+        (list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, 0)
+    )
     out = func(*real_args, **real_kwargs)
     if not effects(func).writes:
         given = {id(v) for v in leaves((real_args, real_kwargs), torch.Tensor)}
@@ -85,7 +135,7 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return to_meta(out)
 
 
-def _zeros(value: torch.Tensor | torch.device) -> torch.Tensor | torch.device:
+def _filled(value: torch.Tensor | torch.device, fill: int) -> torch.Tensor | torch.device:
     if isinstance(value, torch.Tensor):
-        return uninitialized(value).zero_()
+        return uninitialized(value).fill_(fill)
     return CPU if value == META else value
