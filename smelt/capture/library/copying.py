@@ -24,7 +24,7 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import changes
+from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.container_constructors import mapping
@@ -81,6 +81,8 @@ def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
 
 def _is_atomic(obj: object) -> bool:
     kind = type(obj)
+    if kind is torch.Size:
+        return False
     return kind in LEAF_TYPES or kind in NUMBERS or kind in CONSTANTS or is_identity(obj)
 
 
@@ -91,10 +93,9 @@ def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tens
 
 
 def _new_tuple(obj: tuple[object, ...], items: list[object]) -> object:
-    made = tuple.__new__(type(obj), items)
     if instance_dict(obj):
         raise unsupported(f"copying a {type(obj).__qualname__} with attributes")
-    return made
+    return wrapping.tuple_like(obj, items)
 
 
 def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-import functools
-from collections.abc import Callable, Collection, Iterable
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -12,17 +12,19 @@ import torch
 
 from smelt.capture.base.values import (
     CONTAINER_BASES,
-    CONTAINER_TYPES,
     LEAF_TYPES,
     MISSING,
     C,
     Container,
     exception_fields,
+    instance_dict,
     is_lookup_key,
     is_plain_key,
+    items_of,
 )
 from smelt.capture.outside import wrapping
 from smelt.capture.outside.outside import Outside
+from smelt.capture.outside.undo_log import restore_contents
 from smelt.capture.outside.wrapping import guard_elements
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
@@ -93,38 +95,61 @@ def item(outside: Outside, container: object, key: object, value: object) -> obj
     return wrapping.wrap(outside, value, origin.child("item", key))
 
 
-def _with_fakes(outside: Outside, container: Container) -> Any:
+def _with_fakes(outside: Outside, container: C) -> C:
+    """A copy that holds what the machine has in place of tensors; containers inside are themselves."""
+    return _with_items(container, lambda v: _shown(outside, v))
+
+
+def _shown(outside: Outside, value: object) -> object:
+    """What the machine has in place of something that an outside container holds."""
+    if isinstance(value, torch.Tensor):
+        return wrapping.fake(outside, value)
+    if isinstance(value, tuple):
+        return outside.seen.tuples.get(id(value), value)
+    return outside.seen.arrays.get(id(value), value) if type(value) is np.ndarray else value
+
+
+def _with_items(container: C, replaced: Callable[[object], object]) -> C:
+    """The container itself where nothing in it is replaced, else a copy of it."""
+    before = items_of(container)
     if isinstance(container, dict):
-        made = container.copy() if type(container) in CONTAINER_TYPES else dict(container)
-        for key, value in dict.items(container):
-            dict.__setitem__(made, key, view(outside, value))
-        return made
-    return (
-        type(container)(view(outside, v) for v in container)
-        if type(container) in CONTAINER_TYPES
-        else [view(outside, v) for v in container]
-    )
+        values = [v for _, v in before]
+        now = [replaced(v) for v in values]
+        items: list[object] = list(zip((k for k, _ in before), now))
+    else:
+        values = before
+        now = items = [replaced(v) for v in values]
+    return container if all(map(operator.is_, now, values)) else _of_same_class(container, items)
+
+
+def _of_same_class(container: C, items: list[object]) -> C:
+    """A container like this one, attributes included, that holds `items`; no code of its class runs."""
+    new = cast("Callable[[type], C]", next(b for b in _MAKERS if isinstance(container, b)).__new__)
+    made = new(type(container))
+    if isinstance(container, collections.deque):
+        collections.deque.__init__(cast(collections.deque[object], made), (), container.maxlen)
+    elif isinstance(container, collections.defaultdict):
+        factory = container.default_factory
+        collections.defaultdict.__init__(cast(collections.defaultdict[object, object], made), factory)
+    restore_contents(made, items)
+    (instance_dict(made) or {}).update(instance_dict(container) or {})
+    return made
+
+
+_MAKERS = (collections.OrderedDict, collections.defaultdict, *CONTAINER_BASES)
 
 
 def view(outside: Outside, value: Any, deep: bool = True) -> Any:
-    """`value` as native code may see it: real tensors replaced by fakes, and all outside contents guarded."""
+    """`value` as native code may see it: real tensors replaced by fakes, and all outside contents guarded; `deep`: also
+    those of the containers inside, which are copies then. What only hands elements on must have the containers themselves.
+    """
     kind = type(value)
     if kind in LEAF_TYPES or kind is FakeTensor:
         return value
-    if kind is tuple:
-        return _view_items(outside, value, tuple) if deep else value
-    if isinstance(value, CONTAINER_BASES):
-        if id(value) in outside.origins:
-            value = open(outside, value)
-        if deep and kind in (list, collections.deque):
-            return _view_items(outside, value, kind)
-        if deep and kind in (dict, collections.OrderedDict):
-            return _view_dict(outside, cast(dict[object, object], value))
-        if deep and isinstance(value, (dict, list)):
-            open_compared(outside, dict.values(value) if isinstance(value, dict) else list.__iter__(value))
-        return value
     if isinstance(value, tuple):
-        return _view_items(outside, value, functools.partial(tuple.__new__, type(value))) if deep else value
+        return _view_items(outside, value) if deep else value
+    if isinstance(value, CONTAINER_BASES):
+        return _view_container(outside, value, deep)
     if isinstance(value, torch.Tensor):
         return wrapping.fake(outside, value)
     if isinstance(value, BaseException):
@@ -141,6 +166,24 @@ def open_compared(outside: Outside, values: Iterable[object]) -> None:
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
 
 
+def _view_container(outside: Outside, container: Container, deep: bool) -> Container:
+    key = id(container)
+    seen = open(outside, container) if key in outside.origins else container
+    if not deep or isinstance(container, set) or key in outside.opened.viewed:
+        return seen
+    outside.opened.viewed.add(key)
+    try:
+        return _with_items(seen, lambda v: view(outside, v))
+    finally:
+        outside.opened.viewed.discard(key)
+
+
+def _view_items(outside: Outside, value: tuple[object, ...]) -> tuple[object, ...]:
+    before = tuple(tuple.__iter__(value))
+    now = [view(outside, v) for v in before]
+    return value if all(map(operator.is_, now, before)) else wrapping.tuple_like(value, now)
+
+
 def open_exception(outside: Outside, error: BaseException) -> None:
     """Native code is going to look at an exception: guards what an outside one says."""
     origin = outside.origins.get(id(error))
@@ -151,18 +194,6 @@ def open_exception(outside: Outside, error: BaseException) -> None:
         found = plain_parts(wrapping.wrap(outside, getattr(error, name), origin.child("member", name)))
         for part in found if type(found) is tuple else ():
             view(outside, part)
-
-
-def _view_items(outside: Outside, value: Collection[object], make: Callable[..., object]) -> object:
-    items = [view(outside, v) for v in value]
-    return value if all(a is b for a, b in zip(items, value)) else make(items)
-
-
-def _view_dict(outside: Outside, value: dict[object, object]) -> object:
-    pairs = [(k, view(outside, v)) for k, v in dict.items(value)]
-    if all(v is w for (_, v), w in zip(pairs, dict.values(value))):
-        return value
-    return type(value)(pairs)
 
 
 def _follow(made: C, now: C) -> None:

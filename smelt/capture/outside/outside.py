@@ -60,6 +60,9 @@ class Opened:
         default_factory=dict
     )  # of those that do: container, copy with fakes
     stale: set[int] = field(default_factory=set)  # those that may have changed since their copies were made
+    viewed: set[int] = field(
+        default_factory=set
+    )  # whose contents are being shown just now: they may hold themselves
 
 
 @dataclass

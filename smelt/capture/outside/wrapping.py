@@ -173,15 +173,19 @@ def _wrap_tuple(outside: Outside, value: tuple[object, ...], origin: Origin, dec
     if all(a is b for a, b in zip(items, tuple.__iter__(value))):
         outside.seen.tuples[id(value)] = value
         return value
-    if hasattr(kind, "n_sequence_fields"):  # of C: torch.return_types.topk
-        made = kind(items)
-    else:
-        made = tuple.__new__(kind, items)
-    own = instance_dict(value)
-    if own:
-        made.__dict__.update(own)
+    made = tuple_like(value, items)
     outside.seen.tuples[id(value)] = made
     outside.origins.register(made, origin)
+    return made
+
+
+def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[object, ...]:
+    """A tuple of the class of `value`, with its attributes, that holds `items`."""
+    kind = type(value)
+    if kind is torch.Size or hasattr(kind, "n_sequence_fields"):  # of C: torch.return_types.topk
+        return kind(items)
+    made = tuple.__new__(kind, items)
+    (instance_dict(made) or {}).update(instance_dict(value) or {})
     return made
 
 

@@ -8,7 +8,7 @@ import bisect
 import collections
 import heapq
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
@@ -18,7 +18,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import polyfills
 from smelt.capture.protocol.container_constructors import mapping_or_pairs
-from smelt.capture.protocol.iteration import comparing
+from smelt.capture.protocol.iteration import compares_contents, comparing, sorted_places
 from smelt.capture.protocol.lengths import container_len
 from smelt.reasons import UNSUPPORTED_OBJECT
 
@@ -31,12 +31,8 @@ _BLIND_METHODS = frozenset(
 )  # fmt: skip
 
 
-_COMPARING_METHODS = frozenset(("count", "index", "remove", "sort"))
-
-
-def _compared(owner: Container) -> Iterable[object]:
-    """The elements of a list or deque, as they are. Of others, which compare only what can be hashed, none."""
-    return owner if isinstance(owner, (list, collections.deque)) else ()
+SEARCHES = ("index", "count", "remove")
+_Sequence = list[object] | collections.deque[object] | tuple[object, ...]
 
 
 def _directly(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
@@ -57,19 +53,46 @@ def call_container_method(
         ]
     run = _directly if name in _BLIND_METHODS else vm.native
     seen = contents.open(outside, owner) if id(owner) in outside.origins else owner
-    if name in _COMPARING_METHODS:
-        kwargs = comparing(vm, [*args, *_compared(seen)], kwargs)
+    if name == "sort" and isinstance(owner, list):
+        if compares_contents(owner, kwargs.get("key")):
+            _sort(vm, owner, **kwargs)
+            return None
+        kwargs = comparing(vm, seen, kwargs)
     if id(owner) not in outside.origins:
         return wrapping.fake(outside, run(fn, args, kwargs))
     if name in PURE_METHODS:
         return wrapping.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
-    if name == "remove" and seen is not owner and isinstance(owner, list):
-        at = vm.native(cast("list[object]", seen).index, args)
-        assert isinstance(at, int)
-        changes.touch(outside, owner)
-        return list.__delitem__(owner, at)
     changes.touch(outside, owner)
     return wrapping.fake(outside, run(fn, args, kwargs))
+
+
+def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
+    """`index`, `count` or `remove`: elements are compared, with all that they hold, so that is shown with fakes."""
+    base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
+    seen = contents.view(vm.outside, owner)
+    args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
+    if name != "remove":
+        return vm.native(getattr(base, name), (seen, *args))
+    at = cast("int | None", vm.native(_place, (seen, *args)))
+    if at is None:
+        raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
+    changes.touch(vm.outside, owner)
+    if isinstance(owner, list):
+        list.__delitem__(owner, at)
+    elif isinstance(owner, collections.deque):
+        collections.deque.__delitem__(owner, at)
+    return None
+
+
+def _place(values: Sequence[object], value: object) -> int | None:
+    """Where a sequence holds `value`: `index`, whose error would tell the value's text."""
+    return next((i for i, v in enumerate(values) if v is value or v == value), None)
+
+
+def _sort(vm: VM, owner: list[object], **options: object) -> None:
+    order = sorted_places(vm, vm.elements(owner), **options)
+    changes.touch(vm.outside, owner)
+    list.__setitem__(owner, slice(None), [list.__getitem__(owner, i) for i in order])
 
 
 def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:

@@ -188,7 +188,24 @@ def _filter(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(sorted)
 def _sorted(vm: VM, args: Args, kwargs: Kwargs) -> object:
     values = vm.elements(args[0], hinted=True)
+    if compares_contents(values, kwargs.get("key")):
+        return [values[i] for i in sorted_places(vm, values, **kwargs)]
     return vm.native(sorted, (values,), comparing(vm, values, kwargs))
+
+
+def compares_contents(values: Iterable[object], key: object) -> bool:
+    """Whether containers are compared, in which there may be more from outside."""
+    return key is None and any(isinstance(v, CONTAINER_BASES) for v in values)
+
+
+def sorted_places(vm: VM, values: Sequence[object], key: object = None, reverse: object = False) -> list[int]:
+    """The places of `values` in their order: containers are compared with all that they hold, shown with fakes."""
+    shown = [contents.view(vm.outside, v) for v in values]
+    return cast("list[int]", vm.native(_sort_places, (shown, vm.truth(reverse))))
+
+
+def _sort_places(shown: list[object], reverse: bool) -> list[int]:
+    return sorted(range(len(shown)), key=shown.__getitem__, reverse=reverse)  # type: ignore[arg-type, return-value]
 
 
 def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
@@ -197,7 +214,10 @@ def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
     if kwargs.get("key") is None:
         contents.open_compared(vm.outside, values)
         return kwargs
-    return {**kwargs, "key": element_function(vm, kwargs["key"], functools.partial(opened, vm))}
+    return {
+        **kwargs,
+        "key": element_function(vm, kwargs["key"], functools.partial(contents.view, vm.outside)),
+    }
 
 
 def opened(vm: VM, value: object) -> object:
@@ -253,9 +273,19 @@ def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _extreme(choose: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         values = vm.elements(args[0]) if len(args) == 1 else args
+        if compares_contents(values, kwargs.get("key")):
+            return values[_extreme_place(vm, choose, values)]
         return vm.native(choose, (values,) if len(args) == 1 else values, comparing(vm, values, kwargs))
 
     return handler
+
+
+def _extreme_place(vm: VM, choose: Callable[..., object], values: Sequence[object]) -> int:
+    return cast(int, vm.native(_chosen, (choose, [contents.view(vm.outside, v) for v in values])))
+
+
+def _chosen(choose: Callable[..., object], shown: list[object]) -> object:
+    return choose(range(len(shown)), key=shown.__getitem__)
 
 
 BUILTINS[min] = _extreme(min)

@@ -4,6 +4,7 @@ machine takes as leaves. Handlers answer in their place where there is one; what
 
 from __future__ import annotations
 
+import collections
 import datetime
 import decimal
 import enum
@@ -24,7 +25,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, callbacks, context_managers, library_reads, symbolic_numbers
 from smelt.capture.protocol.arity import accepts, misused
-from smelt.capture.protocol.containers import call_container_method
+from smelt.capture.protocol.containers import SEARCHES, call_container_method, search
 from smelt.capture.protocol.subscripts import found_by
 from smelt.errors import Unsupported
 from smelt.reasons import RANDOM_STATE, Reason
@@ -173,6 +174,8 @@ def call_bound(
         handler = METHODS.get((io.IOBase, name))
         if handler is not None:
             return handler(vm, owner, *args, **kwargs)
+    if name in SEARCHES and isinstance(owner, (list, tuple, collections.deque)) and not kwargs:
+        return search(vm, name, owner, args)
     if isinstance(owner, CONTAINER_BASES):
         return call_container_method(vm, name, fn, owner, args, kwargs)
     if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
