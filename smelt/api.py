@@ -238,9 +238,22 @@ class CompiledModule:
 
 
 def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
-    members = {"__slots__": ("_smelt",), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    """A subclass for compiled modules. To call it, as methods of modules do with the class of their instance
+    (`Sequential.__getitem__` of a slice), makes an instance of `cls`: what is new was not compiled."""
+
+    def make(_: type, *args: Any, **kwargs: Any) -> nn.Module:
+        return cls(*args, **kwargs)
+
+    def new(_: type, *args: Any, **kwargs: Any) -> nn.Module:
+        return cls.__new__(cls, *args, **kwargs)
+
+    members = {"__slots__": ("_smelt",), "__module__": cls.__module__, "__doc__": cls.__doc__, "__new__": new}
+    metaclass = types.new_class("CompiledClass", (type(cls),), {}, lambda ns: ns.update(__call__=make))
     return types.new_class(
-        f"Compiled{cls.__name__}", (CompiledModule, cls), {}, lambda ns: ns.update(members)
+        f"Compiled{cls.__name__}",
+        (CompiledModule, cls),
+        {"metaclass": metaclass},
+        lambda ns: ns.update(members),
     )
 
 

@@ -134,6 +134,15 @@ def test_compiled_module_copies_and_pickles():
         torch.testing.assert_close(compiled(x), want)
 
 
+def test_the_class_of_a_compiled_module_makes_modules_that_are_not_compiled():
+    parts = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    compiled, x = smelt.compile(parts), torch.randn(2, 4)
+    assert type(compiled[:2]) is nn.Sequential and type(type(compiled)(nn.ReLU())) is nn.Sequential
+    torch.testing.assert_close(compiled[:2](x), parts[:2](x))
+    assert type(type(compiled).__new__(type(compiled))) is nn.Sequential
+    assert type(smelt.compile(nn.ModuleList([nn.ReLU()]))[:1]) is nn.ModuleList
+
+
 def test_hooks_added_after_compiling_are_noticed():
     net = Net()
     compiled = smelt.compile(net)

@@ -140,3 +140,4 @@ def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
 
 
 declare(aten.glu.default, needs_room=True)
+declare(aten.glu_backward.default, run_on_zeros=True)

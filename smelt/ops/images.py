@@ -86,6 +86,8 @@ declare(
 declare(
     aten.max_unpool2d.default, aten.max_unpool3d.default, run_on_zeros=True, raises=True
 )  # for an index out of range
+declare("replication_pad2d reflection_pad3d replication_pad3d", run_on_zeros=True)
+declare("reflection_pad3d_backward replication_pad3d_backward", run_on_zeros=True)
 declare(
     "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
     "adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward "

@@ -379,6 +379,31 @@ def test_group_norm(dtypes, shape, lay_out):
         assert_same_layouts(aten.native_group_norm_backward.default, args)
 
 
+def found_as_on_a_cpu(operator, args):
+    got = layouts.on_metas(operator, [on_meta(a) for a in args], {}, cpu=True)
+    assert layout(got) == layout(operator(*args))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("mode", ["replication", "reflection"])
+def test_padding_keeps_the_memory_format(mode, dims):
+    x = channels_last(torch.randn((2, 4, 3, 4, 5)[: dims + 2]))
+    pad, backward = (
+        getattr(aten, f"{mode}_pad{dims}d").default,
+        getattr(aten, f"{mode}_pad{dims}d_backward").default,
+    )
+    ends = [1, 1] * dims
+    found_as_on_a_cpu(pad, (x, ends))
+    for gradient in (pad(x, ends), pad(x, ends).contiguous()):
+        found_as_on_a_cpu(backward, (gradient, x, ends))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3), (2, 4, 3, 5), (2, 4, 3, 5, 6)])
+def test_the_gradient_of_a_gated_linear_unit(shape):
+    x = channels_last(torch.randn(shape)) if len(shape) > 3 else torch.randn(shape)
+    found_as_on_a_cpu(aten.glu_backward.default, (aten.glu.default(x, 1), x, 1))
+
+
 @pytest.mark.parametrize(
     "func, args",
     [
