@@ -30,13 +30,18 @@ class Wrapped:
 def wrap(
     fn: FunctionType,
     callback: Callable[[FunctionType, tuple[object, ...]], bool | Callable[[], object]] | None = None,
+    traced: Callable[..., object] | None = None,
 ) -> Wrapped:
     """A callable that answers calls of `fn` from compiled entries.
 
     On a miss `callback(fn, slots)` is called, with the arguments as they fill the function's slots: positional,
     keyword-only, the tuple of `*args`, the dictionary of `**kwargs`. True: look again; False: run this call eagerly; a
-    callable: run it eagerly, then call that unless it raised.
+    callable: run it eagerly, then call that unless it raised. Where `is_traced()`, calls run `traced`, or else `fn`.
     """
+
+def is_traced() -> bool:
+    """Whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any dispatch mode) looks at the calls of this
+    thread."""
 
 def add_entry(
     target: CodeType | Wrapped, guard: GuardTree | None, compiled: Callable[..., object] | None

@@ -13,6 +13,7 @@ import gc
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -161,17 +162,21 @@ def _check_mode(mode: Any, options: Any) -> None:
 # ------------------------------------------------------------------------------------------------- functions
 
 
-def _compiled_function(fn: types.FunctionType, settings: Settings, original: Any = None) -> Any:
-    """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache."""
+def _compiled_function(
+    fn: types.FunctionType, settings: Settings, original: Any = None, traced: Callable[..., Any] | None = None
+) -> Any:
+    """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache.
+    `traced` runs in its place where another tracer looks; None: `fn` itself."""
     own = types.FunctionType(
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__  # type: ignore[attr-defined]
-    wrapped = entries.wrap(own, settings.frame_compiler())
+    wrapped = entries.wrap(own, settings.frame_compiler(), traced)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
+    wrapped._torchdynamo_inline = fn  # what torch.compile and torch.export trace in place of a call
     return wrapped
 
 
@@ -264,9 +269,20 @@ def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
         raise TypeError("smelt.compile: a ScriptModule is compiled already; pass the module it was made from")
     compiled = object.__new__(_compiled_class(type(module)))
     object.__setattr__(compiled, "__dict__", module.__dict__)
-    call = _compiled_function(_module_trampoline(type(module)), settings)
+    call = _compiled_function(_module_trampoline(type(module)), settings, traced=_as_module(compiled))
     object.__setattr__(compiled, "_smelt", _ModuleState(module, settings, call))
     return compiled
+
+
+def _as_module(compiled: nn.Module) -> Callable[..., Any]:
+    """How a compiled module is called under another tracer, which may know modules by their place in the model that it
+    traces: the original is not there."""
+    of = weakref.ref(compiled)
+
+    def call(original: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return super(CompiledModule, of()).__call__(*args, **kwargs)  # type: ignore[arg-type, misc]
+
+    return call
 
 
 def _module_trampoline(cls: type) -> Any:

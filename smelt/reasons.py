@@ -149,6 +149,12 @@ DISABLED = _kind(
 
 # ---------------------------------------------------------------------------------------- the call as a whole
 
+ANOTHER_TRACER = _kind(
+    "another-tracer",
+    "another tracer of torch looks at this call, so the function itself ran",
+    "Nothing has to be done: calls elsewhere are compiled.",
+    "with FakeTensorMode() as mode: compiled(mode.from_tensor(x))",
+)
 USER_EXCEPTION = _kind(
     "user-exception",
     "the function raised while it was captured, so the call ran eagerly",

@@ -8,6 +8,7 @@ namespace calls {
 int init_entries(PyObject* module);
 int init_wrapper(PyObject* module);
 int init_tail(PyObject* module);
+int init_tracers(PyObject* module);
 int init_call(PyObject* module);
 int init_window(PyObject* module);
 }  // namespace calls

@@ -17,9 +17,10 @@ from smelt.errors import SmeltError, Unsupported
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
-from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.arguments import Args
 
+_TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
 PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -165,6 +166,8 @@ def is_dual(x: torch.Tensor) -> bool:
 
 def check_supported(real: torch.Tensor) -> None:
     """Raises Unsupported for tensors that fakes cannot stand for."""
+    if type(real).__module__.startswith(_TRACERS):
+        raise Unsupported(Reason(ANOTHER_TRACER, f"a {type(real).__qualname__}"))
     if type(real) not in PLAIN_TYPES:
         raise Unsupported(Reason(TENSOR_SUBCLASS, type(real).__qualname__))
     odd = (

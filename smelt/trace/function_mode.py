@@ -15,6 +15,7 @@ from smelt.trace.fake import FakeTensor, has_new
 from smelt.trace.known_values import UNKNOWN
 from smelt.trace.operator_recorder import Body
 from smelt.trace.parts import TraceParts
+from smelt.trace.row_indexing import gather
 from smelt.trace.symbols import has_symbols, plain_parts, settled
 from smelt.trace.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 
@@ -60,6 +61,8 @@ class FunctionMode(TorchFunctionMode):
             raise call.unsupported(*REFUSED[func])
         if call.is_opaque:
             return self._run_inside(func, args, kwargs)
+        if call.gathers and func is torch.Tensor.__getitem__:
+            func, args = gather(func, args)
         if _functorch_level() is not None:
             return func(*args, **kwargs)
         if self._numbers.symbols is not None:

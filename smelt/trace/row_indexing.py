@@ -44,3 +44,13 @@ def _is_place(table: object, index: FakeTensor) -> bool:
 
 
 BODIES: dict[Any, Body] = {torch.Tensor.__getitem__: _item}
+
+
+def gather(func: Any, args: Args) -> tuple[Any, Args]:
+    """The call of `Tensor.__getitem__` as one that reads no index: `aten.index`, unless there are slices or masks."""
+    table, index = args
+    places = list(index) if isinstance(index, (tuple, list)) else [index]
+    if not all(type(place) is int or isinstance(place, torch.Tensor) for place in places):
+        return func, args
+    tensors = [torch.full((), place) if type(place) is int else place for place in places]
+    return torch.ops.aten.index.Tensor, (table, tensors)

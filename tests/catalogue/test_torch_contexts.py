@@ -449,7 +449,7 @@ def nullcontext_or_no_grad():
     return fn, [(tensor(3), True), (tensor(3), False), (tensor(3), True)]
 
 
-@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-call"])
+@program(graphs=0, breaks=["unsupported-call"])
 def a_torch_function_mode():
     class Doubling(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -649,7 +649,7 @@ def a_mode_of_torch_that_makes_indices_of_tensors():
     return fn, [(tensor(2), tensor(3)), (tensor(2), tensor(3)), (tensor(4), tensor(1))]
 
 
-@program(graphs=0, eager=["unsupported-call"])
+@program(graphs=1)
 def gradients_through_a_mode_of_torch_that_makes_indices_of_tensors():
     def fn(rows, columns):
         return under_vmap(rows, columns) * 2

@@ -9,6 +9,7 @@ A handler may declare the types of `args` that valid calls of its key have: noth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, TypeVar
 
 from smelt.errors import Unsupported
@@ -21,10 +22,24 @@ K = TypeVar("K")
 BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
+# by module and qualified name: functions written in Python of modules that are imported late, if at all
+LATE_FUNCTIONS: dict[tuple[str, str], Handler] = {}
+SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}  # what is interpreted in place of such a function
 # `(vm, function, args, kwargs)`, by code: functions that library functions make
 CODES: dict[Any, Handler] = {}
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
+
+
+def where_written(fn: FunctionType) -> tuple[str, str]:
+    """The module and qualified name under which a function was written; `functools.wraps` does not change them."""
+    return str(fn.__globals__.get("__name__")), fn.__code__.co_qualname
+
+
+def handler_of(fn: FunctionType) -> Handler | None:
+    """What the VM does in place of a call of a function written in Python."""
+    found = FUNCTIONS.get(fn)
+    return found if found is not None else LATE_FUNCTIONS.get(where_written(fn))
 
 
 def _in(table: dict[K, Handler], *keys: K) -> Callable[[Handler], Handler]:

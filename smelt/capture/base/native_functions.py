@@ -68,6 +68,9 @@ NATIVE_MODULES = (
     "torch._dynamo._trace_wrapped_higher_order_op",  # has a mode that makes indexing by tensors possible under vmap
     "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
 )  # fmt: skip
+# What is interpreted all the same: it calls the user's functions back.
+POLYFILLS = ("smelt.capture.protocol.polyfills", "smelt.capture.protocol.polyfills_of_torch")
+_INTERPRETED_MODULES = (*POLYFILLS, "torch.nn.attention.flex_attention")
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
 _PREFIXES = tuple(
     m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum"))
@@ -77,7 +80,7 @@ _PREFIXES = tuple(
 @functools.cache
 def is_native_module(name: str | None) -> bool:
     """Whether Python functions of this module run natively."""
-    if name is None or name == "smelt.capture.protocol.polyfills":
+    if name is None or name in _INTERPRETED_MODULES:
         return False
     return name in NATIVE_MODULES or name in EXACT_NATIVE_MODULES or name.startswith(_PREFIXES)
 

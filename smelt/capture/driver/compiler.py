@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
+from torch.autograd import forward_ad
+
 from smelt import _native, events
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.driver.attempts import (
@@ -36,13 +38,20 @@ from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage
 from smelt.capture.interpreter.interpreter import decoded
-from smelt.capture.protocol import raising
+from smelt.capture.protocol import context_managers, raising
 from smelt.config import Config
 from smelt.errors import BackendError, SmeltError, Unsupported, VerificationError
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers
 from smelt.guards.explain import Failure
-from smelt.reasons import BACKEND_FAILED, INTERNAL, RECOMPILE_LIMIT, USER_EXCEPTION, Reason
+from smelt.reasons import (
+    ANOTHER_TRACER,
+    BACKEND_FAILED,
+    INTERNAL,
+    RECOMPILE_LIMIT,
+    USER_EXCEPTION,
+    Reason,
+)
 from smelt.runtime.collector import collector_off
 from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.trace.not_differentiable import NotDifferentiable
@@ -100,7 +109,7 @@ class FrameCompiler:
         self.target: Callable[[], _native.Wrapped | None] = lambda: None  # the native callable, held weakly
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
-        if _thread.capturing or _thread.disabled:
+        if _thread.capturing or _thread.disabled or self._is_traced():
             return False
         table = self._table(fn)
         before = _native.count(table)
@@ -115,6 +124,18 @@ class FrameCompiler:
                     return self._compile(fn, slots)
             finally:
                 _thread.capturing = False
+
+    def _is_traced(self) -> bool:
+        """Whether this call is not to be captured because of where it is made; calls elsewhere are not concerned, so no
+        reason is kept."""
+        found = (
+            "a level of forward mode" if forward_ad._current_level >= 0 else context_managers.foreign_mode()
+        )
+        if found is None:
+            return False
+        if self.fullgraph:
+            raise Unsupported(Reason(ANOTHER_TRACER, found))
+        return True
 
     def clear(self) -> None:
         """Forgets all entries and reasons."""
@@ -298,6 +319,9 @@ class FrameCompiler:
             raise Unsupported(reason) from error
         if reason.kind in (INTERNAL, BACKEND_FAILED):
             log.debug("%s", "".join(traceback.format_exception(error)))
+        if reason.kind is ANOTHER_TRACER:
+            let_go(error)
+            return False
         new = self._remember(fn.__qualname__, reason)
         if not new or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
             _native.close(self._table(fn))

@@ -98,13 +98,15 @@ _compilers: weakref.WeakValueDictionary[int, Compiler] = (
 )  # by id of the code object
 
 
-def wrap(fn: FunctionType, compiler: Compiler) -> _native.Wrapped:
+def wrap(
+    fn: FunctionType, compiler: Compiler, traced: Callable[..., object] | None = None
+) -> _native.Wrapped:
     """The native callable that answers calls of `fn` from compiled entries and asks `compiler` where there are none.
 
     `fn` should be a copy with a code object of its own: `entries_of` and `reasons_of` find the compiler by it. Entries
-    belong to the callable, so that the garbage collector sees them.
+    belong to the callable, so that the garbage collector sees them. `traced` runs in place of `fn` under another tracer.
     """
-    wrapped = _native.wrap(fn, compiler)
+    wrapped = _native.wrap(fn, compiler, traced)
     compiler.target = weakref.ref(wrapped)
     compiler.name = fn.__qualname__
     _compilers[id(fn.__code__)] = compiler

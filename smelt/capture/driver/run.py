@@ -138,7 +138,7 @@ def _capture(
     vm: VM, fn: FunctionType, slots: Sequence[object], name: str, stop: Stop | None
 ) -> CapturedFrame:
     outside, trace = vm.outside, vm.trace
-    vm.contexts.under_modes = context_managers.check_modes()
+    vm.contexts.under_modes = context_managers.is_under_modes()
     function_transforms.check_start(vm.contexts.transforms)
     snapshot = global_state.snapshot()
     outside.facts.guard("global_state", None, snapshot)

@@ -32,6 +32,7 @@ from smelt.capture.library import (
     exceptions,
     function_transforms,
     function_wrappers,
+    higher_order_operators,
     iterators,
     numpy_conversions,
     optimizers,
@@ -70,8 +71,8 @@ from smelt.trace.trace import Trace
 FILLING = (
     attribute_functions, checkpoints, classes, compiler_queries, container_constructors, containers,
     context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
-    gradients, hooks, iteration, iterators, lengths, log_records, numpy_conversions, optimizers, printing,
-    special_methods, subscripts, suspended, tensor_methods, tensor_state, warning_messages,
+    gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
+    optimizers, printing, special_methods, subscripts, suspended, tensor_methods, tensor_state, warning_messages,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 
-from smelt.capture.base.handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, function
+from smelt.capture.base.handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
 from smelt.capture.machine.vm import VM
 
 
@@ -14,14 +15,20 @@ def _constantly(value: object) -> Handler:
     return lambda vm, args, kwargs: value
 
 
-# Library code that does less when it is compiled (no hooks that are always called, ...): it must do what it does in eager.
-_UNAWARE = ("torch.nn.modules.module", "torch._functorch", "torch.func", "torch.optim")
+# Of torch's own modules, the one that would otherwise hand its work to torch's compiler, when all arguments are checked.
+# What it calls instead is in `higher_order_operators.py`.
+_TOLD_TRUE = frozenset({"torch.nn.attention.flex_attention"})
 
 
 @function(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def _is_compiling(vm: VM, args: Args, kwargs: Kwargs) -> bool:
+    """Torch's own code does something else where it is compiled (no nested tensors in a `TransformerEncoder`, no hooks that
+    are always called): it is told False, so that it does what it does in eager. Others mostly leave out what compilers
+    cannot capture: they are told True."""
     name = vm.frame.globals.get("__name__") if vm.frame is not None else None
-    return not (isinstance(name, str) and name.startswith(_UNAWARE)) and vm.is_compiling()
+    if isinstance(name, str) and (name == "torch" or name.startswith("torch.")):
+        return name in _TOLD_TRUE
+    return vm.is_compiling()
 
 
 _jit: Any = torch.jit
@@ -29,3 +36,32 @@ for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):
     FUNCTIONS[_found] = BUILTINS[_found] = _constantly(False)
 BUILTINS[torch._C._get_tracing_state] = _constantly(None)
 BUILTINS[torch._C._is_tracing] = _constantly(False)
+
+
+# ---- torch functions: the mode of the trace, which the program is not to see
+
+
+def _is_overridden(value: object) -> bool:
+    own = getattr(type(value), "__torch_function__", None)
+    return own is not None and own != _disabled and not isinstance(value, torch.Tensor)
+
+
+def _some_overridden(values: Iterable[object]) -> bool:
+    of_the_trace = 1
+    others = torch._C._len_torch_function_stack() > of_the_trace
+    return torch._C._is_torch_function_enabled() and (others or any(map(_is_overridden, values)))
+
+
+_disabled = torch._C._disabled_torch_function_impl
+
+
+@builtin(torch.overrides.has_torch_function)
+def _has_torch_function(vm: VM, args: Args, kwargs: Kwargs) -> bool:
+    """Whether an argument, or a mode, would be handed the call. Torch's own modules ask, and choose other kernels."""
+    (values,) = args
+    return _some_overridden(cast("Iterable[object]", values))
+
+
+@builtin(torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic)
+def _has_torch_function_of_each(vm: VM, args: Args, kwargs: Kwargs) -> bool:
+    return _some_overridden(args)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 from smelt import _native
-from smelt.capture.base.handlers import FUNCTIONS
-from smelt.capture.base.native_functions import REFUSED, runs_natively
+from smelt.capture.base.handlers import handler_of
+from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_natively
 from smelt.capture.base.values import MISSING, FunctionType
 from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
@@ -130,12 +130,12 @@ def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
     """What the frame hook asks in a window: native code starts `fn`, whose frame has these argument slots. Gives the result
     of the call, or NATIVELY where the function is to run as it is."""
     name = fn.__globals__.get("__name__") or ""
-    if name.startswith("smelt.") and name != "smelt.capture.protocol.polyfills":
+    if name.startswith("smelt.") and name not in POLYFILLS:
         _native.skip(fn)
         return _native.NATIVELY
     if vm.failure is not None:
         raise vm.failure
-    if fn is vm.frames.natively or (fn not in FUNCTIONS and fn not in REFUSED and runs_natively(fn)):
+    if fn is vm.frames.natively or (handler_of(fn) is None and fn not in REFUSED and runs_natively(fn)):
         return _native.NATIVELY
     if vm.classes.being_made:
         _note_new_class(vm, slots)

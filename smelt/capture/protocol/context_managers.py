@@ -54,6 +54,18 @@ def use_state(vm: VM, manager: object) -> None:
     changes.touch(vm.outside, manager)
 
 
+def is_idle(manager: object) -> bool:
+    """Whether capture neither enters nor leaves `manager`."""
+    return isinstance(manager, IDLE) or gathers(manager)
+
+
+def gathers(manager: object) -> bool:
+    """Whether `manager` is the mode under which flex attention calls the user's functions (`CurrentCall.gathers`). Its
+    handler applies a custom function that torch's compiler knows."""
+    kind = type(manager)
+    return kind.__name__ == "TransformGetItemToIndex" and kind.__module__.startswith("torch._dynamo.")
+
+
 def _check_profiler(vm: VM) -> None:
     if wrapping.wrap(
         vm.outside, _profiler_enabled(), vm.outside.origins.const(_profiler_enabled).child("call", None)
@@ -73,14 +85,16 @@ def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
     left(vm, args[0])
 
 
-def check_modes() -> bool:
-    """Whether the call is under modes. Raises Unsupported for one of the user's: its handlers would run inside every
-    operator of the capture."""
-    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    for mode in modes:
-        if not is_native_module(type(mode).__module__):
-            raise unsupported(f"a call under a {type(mode).__qualname__}")
-    return bool(modes)
+def foreign_mode() -> str | None:
+    """The class of a torch-function mode of the user's that the call is under: its handler must see the program's own
+    calls, and would run inside every operator of a capture."""
+    kinds = (type(mode) for mode in _get_current_function_mode_stack())
+    return next((f"a {kind.__qualname__}" for kind in kinds if not is_native_module(kind.__module__)), None)
+
+
+def is_under_modes() -> bool:
+    """Whether the call is under modes, which are torch's own."""
+    return bool(_get_current_function_mode_stack() or _get_current_dispatch_mode_stack())
 
 
 def enter(vm: VM, manager: object) -> object:
@@ -124,12 +138,12 @@ def leave_contexts(vm: VM) -> None:
     vm.contexts.tokens.clear()
     while vm.contexts.entered:
         manager, before = vm.contexts.entered.pop()
-        if not isinstance(manager, IDLE):
+        if not is_idle(manager):
             manager.__exit__(None, None, None)
         _restore_attributes(manager, before)
     while vm.contexts.left:
         manager, before = vm.contexts.left.pop()
-        if isinstance(manager, IDLE):
+        if is_idle(manager):
             continue
         manager.__enter__()
         if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.handlers import FUNCTIONS, Args, Kwargs, unsupported
+from smelt.capture.base.handlers import SUBSTITUTES, Args, Kwargs, handler_of, unsupported, where_written
 from smelt.capture.base.native_functions import REFUSED, is_never_entered, runs_natively
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
@@ -18,10 +18,11 @@ COROUTINE, ASYNC_GENERATOR = 0x80, 0x200  # CO_COROUTINE and CO_ASYNC_GENERATOR 
 def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = None) -> object:
     """`fn(*args, **kwargs)`. Raises Unsupported where the function is refused, or marked as one to leave alone."""
     kwargs = kwargs if kwargs is not None else {}
-    handler = FUNCTIONS.get(fn)
+    handler = handler_of(fn)
     if handler is not None:
         vm.frames.tail = None
         return handler(vm, args, kwargs)
+    fn = SUBSTITUTES.get(where_written(fn), fn)
     if fn in REFUSED:
         raise Unsupported(Reason(*REFUSED[fn]))
     if fn.__dict__:

@@ -7,6 +7,7 @@
 #include "calls/entries.h"
 #include "calls/stack.h"
 #include "calls/tail.h"
+#include "calls/tracers.h"
 #include "calls/wrapper.h"
 #include "guards/tree.h"
 #include "module.h"
@@ -129,6 +130,8 @@ PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, Py
     if (UNLIKELY(low_on_stack())) return raise_depth();
     // In a window the hook hands the function to the VM.
     if (UNLIKELY(current.mode == Mode::Window)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
+    if (UNLIKELY(is_traced()))
+        return PyObject_Vectorcall(self->traced ? self->traced : self->fn, args, nargsf, names);
     auto* fn = reinterpret_cast<PyFunctionObject*>(self->fn);
     auto* code = reinterpret_cast<PyCodeObject*>(fn->func_code);
     if (UNLIKELY(code->co_flags & kNotCaptured)) return PyObject_Vectorcall(self->fn, args, nargsf, names);

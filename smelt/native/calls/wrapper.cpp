@@ -20,6 +20,7 @@ int traverse_wrapper(PyObject* self, visitproc visit, void* arg) {
     auto* w = reinterpret_cast<Wrapped*>(self);
     Py_VISIT(w->fn);
     Py_VISIT(w->callback);
+    Py_VISIT(w->traced);
     Py_VISIT(w->dict);
     Py_VISIT(w->table.entries);
     return 0;
@@ -28,6 +29,7 @@ int traverse_wrapper(PyObject* self, visitproc visit, void* arg) {
 int clear_wrapper(PyObject* self) {
     auto* w = reinterpret_cast<Wrapped*>(self);
     Py_CLEAR(w->callback);
+    Py_CLEAR(w->traced);
     Py_CLEAR(w->dict);
     w->table.replace(nullptr);
     return 0;
@@ -75,7 +77,14 @@ PyObject* copy_wrapper(PyObject* self, PyObject*) {
     return Py_NewRef(self);
 }
 
+// `isinstance(wrapper, FunctionType)` holds, as for what torch.compile gives: torch.fx and torch.jit.script take functions
+// only, and read no more of them than attributes, which the wrapper has.
+PyObject* get_class(PyObject*, void*) {
+    return Py_NewRef(object(&PyFunction_Type));
+}
+
 PyGetSetDef wrapper_properties[] = {
+    {"__class__", get_class, nullptr, nullptr, nullptr},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {"__name__", get_named, set_named, nullptr, const_cast<char*>("__name__")},
     {"__qualname__", get_named, set_named, nullptr, const_cast<char*>("__qualname__")},
@@ -109,15 +118,17 @@ int ready_wrapped_type() {
 }
 
 PyObject* py_wrap(PyObject*, PyObject* args) {
-    PyObject *fn, *callback = Py_None;
-    if (!PyArg_ParseTuple(args, "O!|O:wrap", &PyFunction_Type, &fn, &callback)) return nullptr;
-    if (callback != Py_None && !PyCallable_Check(callback))
-        return PyErr_Format(PyExc_TypeError, "wrap: the callback must be callable or None");
+    PyObject *fn, *callback = Py_None, *traced = Py_None;
+    if (!PyArg_ParseTuple(args, "O!|OO:wrap", &PyFunction_Type, &fn, &callback, &traced)) return nullptr;
+    for (PyObject* given : {callback, traced})
+        if (given != Py_None && !PyCallable_Check(given))
+            return PyErr_Format(PyExc_TypeError, "wrap: what is called must be callable or None");
     auto* self = PyObject_GC_New(Wrapped, &wrapped_type);
     if (!self) return nullptr;
     self->vectorcall = call_wrapper;
     self->fn = Py_NewRef(fn);
     self->callback = callback == Py_None ? nullptr : Py_NewRef(callback);
+    self->traced = traced == Py_None ? nullptr : Py_NewRef(traced);
     self->dict = self->weakrefs = nullptr;
     self->table = EntryTable();
     PyObject_GC_Track(self);
@@ -126,10 +137,10 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
 
 PyMethodDef functions[] = {
     {"wrap", py_wrap, METH_VARARGS,
-     R"(wrap(fn, callback=None): a callable that answers calls of the function `fn` from compiled entries.
+     R"(wrap(fn, callback=None, traced=None): a callable that answers calls of the function `fn` from compiled entries.
 
 On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly. A callable means:
-run eagerly, then call it unless that raised.)"},
+run eagerly, then call it unless that raised. Under another tracer `traced`, or else `fn`, runs instead.)"},
     {}};
 
 }  // namespace

@@ -8,6 +8,7 @@ struct Wrapped {
     PyObject_HEAD vectorcallfunc vectorcall;
     PyObject* fn;  // a function; never cleared, since it may still be called
     PyObject* callback;
+    PyObject* traced;  // what runs in place of `fn` where another tracer looks, or null
     PyObject* dict;
     PyObject* weakrefs;
     EntryTable table;  // entries of this wrapper alone

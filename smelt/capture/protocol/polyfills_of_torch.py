@@ -1,0 +1,105 @@
+"""Plain Python in place of what torch hands to its own compiler; the VM interprets it.
+
+Torch's control flow (`cond`, `while_loop`, `scan`, `associative_scan`, `map`) and flex attention are operators of higher
+order: their functions, which users call, compile themselves when they are run eagerly. Here each operator is the mathematics
+that torch gives it on a CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+
+Values = tuple[object, ...]
+
+
+def call_operator(
+    fn: Callable[..., object], args: Sequence[object], kwargs: dict[str, object] | None = None
+) -> object:
+    """`_hop_compile_and_call`: a function around an operator of higher order."""
+    return fn(*args, **(kwargs or {}))
+
+
+def cond(
+    op: object,
+    pred: object,
+    true_fn: Callable[..., object],
+    false_fn: Callable[..., object],
+    operands: Sequence[object],
+) -> object:
+    """`cond_op`: one of the branches runs."""
+    if pred:
+        return true_fn(*operands)
+    return false_fn(*operands)
+
+
+def while_loop(
+    op: object,
+    cond_fn: Callable[..., object],
+    body_fn: Callable[..., Values],
+    carried_inputs: Values,
+    additional_inputs: Values,
+) -> Values:
+    """`while_loop_op`. The results share no memory with what went in, also where the body never runs."""
+    run: Callable[..., Values] = _operators("while_loop").while_loop_dense
+    return run(cond_fn, body_fn, carried_inputs, additional_inputs)
+
+
+def scan(
+    op: object, combine_fn: Callable[..., object], init: object, xs: object, additional_inputs: Values = ()
+) -> object:
+    """`scan_op`: one step after the other along the first dimension."""
+    return _operators("scan").generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
+
+
+def associative_scan(
+    op: object, combine_fn: Callable[..., object], xs: object, additional_inputs: Values = ()
+) -> object:
+    """`associative_scan_op`: pairs are combined, then pairs of pairs."""
+    run = _operators("associative_scan").generic_associative_scan
+    return run(combine_fn, xs, additional_inputs=additional_inputs)
+
+
+def map_rows(op: object, f: Callable[..., object], xs: object, pos_args: object) -> object:
+    """`map_impl`: one call for each element of the first dimension."""
+    return _operators("map").map_dense(f, xs, pos_args)
+
+
+def flex_attention(
+    op: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Callable[..., torch.Tensor],
+    block_mask: Values,
+    scale: float,
+    kernel_options: dict[str, object],
+    score_mod_other_buffers: Values = (),
+    mask_mod_other_buffers: Values = (),
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`flex_attention_hop`: all scores, changed and masked, as torch computes them on a CPU. Returns (output, logsumexp,
+    largest scores), the last two of base 2."""
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        out, logsumexp, largest = _operators("flex_attention").sdpa_dense(
+            query,
+            key,
+            value,
+            score_mod,
+            block_mask,
+            scale,
+            kernel_options,
+            score_mod_other_buffers,
+            mask_mod_other_buffers,
+        )
+    return out, logsumexp, largest.detach()
+
+
+def _operators(name: str) -> ModuleType:
+    """The module of torch that has an operator of higher order: whoever calls the operator has imported it."""
+    return sys.modules["torch._higher_order_ops." + name]

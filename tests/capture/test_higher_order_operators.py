@@ -1,0 +1,197 @@
+"""What torch compiles by itself when it is run eagerly: flex attention and control flow as functions."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops import map as map_rows
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import smelt
+from smelt.report.inspect import graph_count, reasons
+
+torch.manual_seed(0)
+Q, K, V = (torch.randn(2, 2, 16, 8) for _ in range(3))
+SLOPES, BIAS = torch.tensor([0.5, 0.25]), torch.randn(2, 16, 16)
+ROWS, COLUMNS = torch.arange(16)[:, None], torch.arange(16)[None]
+CAUSAL = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu", BLOCK_SIZE=8)
+
+
+def distance(score, b, h, i, j):
+    return score + (i - j) * 0.1
+
+
+def slopes(score, b, h, i, j):
+    return score + SLOPES[h] * (j - i)
+
+
+def bias(score, b, h, i, j):
+    return score + BIAS[h, i, j]
+
+
+def attention(change=lambda s: s, mask=None, scale=8**-0.5):
+    """Attention by its formula."""
+    scores = change(Q @ K.transpose(-2, -1) * scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1) @ V
+
+
+FLEX = {
+    "plain": ({}, lambda: attention()),
+    "a function of positions": (
+        {"score_mod": distance},
+        lambda: attention(lambda s: s + (ROWS - COLUMNS) * 0.1),
+    ),
+    "a tensor by head": (
+        {"score_mod": slopes},
+        lambda: attention(lambda s: s + SLOPES[:, None, None] * (COLUMNS - ROWS)),
+    ),
+    "a tensor by head and position": ({"score_mod": bias}, lambda: attention(lambda s: s + BIAS)),
+    "a block mask": ({"block_mask": CAUSAL}, lambda: attention(mask=ROWS >= COLUMNS)),
+    "both": (
+        {"block_mask": CAUSAL, "score_mod": distance, "scale": 0.3},
+        lambda: attention(lambda s: s + (ROWS - COLUMNS) * 0.1, ROWS >= COLUMNS, 0.3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLEX)
+def test_flex_attention_is_its_mathematics(name):
+    options, formula = FLEX[name]
+    compiled = smelt.compile(lambda q, k, v: flex_attention(q, k, v, **options) * 2)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(Q, K, V), formula() * 2)
+    assert graph_count(compiled) == 1 and not reasons(compiled)
+
+
+def test_flex_attention_raises_as_in_eager():
+    for arguments in ((Q, K[:, :1], V[:, :1]), (Q.clone().requires_grad_(), K, V)):
+        with pytest.raises((ValueError, NotImplementedError)) as eager:
+            flex_attention(*arguments)
+        with pytest.raises(type(eager.value)) as found:
+            smelt.compile(lambda *a: flex_attention(*a))(*arguments)
+        assert str(found.value) == str(eager.value)
+
+
+def test_flex_attention_with_a_learned_bias():
+    learned = nn.Parameter(torch.zeros(2, 16, 16))
+    compiled = smelt.compile(
+        lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + learned[h, i, j])
+    )
+    out = compiled(Q, K, V)
+    assert graph_count(compiled) == 1 and not reasons(compiled)
+    (found,) = torch.autograd.grad(out.square().sum(), learned)
+    plain = torch.zeros(2, 16, 16, requires_grad=True)
+    (expected,) = torch.autograd.grad(attention(lambda s: s + plain).square().sum(), plain)
+    torch.testing.assert_close(found, expected)
+
+
+WEIGHT = torch.randn(3, 3)
+STEPS = torch.tensor(5)
+
+
+def choice(x):
+    y = torch.cond(x.sum() > 0, lambda a: a.sin() @ WEIGHT, lambda a: a.cos(), (x * 2,))
+    return y + x
+
+
+def nested_choice(x):
+    def positive(a):
+        return torch.cond(a.max() > 1, lambda b: {"y": b * 2}, lambda b: {"y": b * 3}, (a,))
+
+    return torch.cond(x.sum() > 0, positive, lambda a: {"y": a.cos()}, (x,))["y"]
+
+
+def choice_of_python(x):
+    return torch.cond(x.shape[0] > 3, lambda a: a.sin(), lambda a: a.cos(), (x,))
+
+
+def loop(x):
+    return while_loop(lambda i, a: i < STEPS, lambda i, a: (i + 1, a * 1.5), (torch.tensor(0), x))[1]
+
+
+def scanned(x):
+    last, all_of_them = scan(lambda c, row: (c + row.sin(), c * row), torch.zeros(3), x, dim=0)
+    return all_of_them + last
+
+
+def scanned_backwards(x):
+    return scan(lambda c, v: (c * 0.5 + v, c * v), torch.zeros(4), x, dim=1, reverse=True)[1]
+
+
+def associative(x):
+    return associative_scan(lambda a, b: a * b, x, 1, combine_mode="generic")
+
+
+def mapped(x):
+    return map_rows(lambda row, w: row * 2 + w, x, WEIGHT[0])
+
+
+PROGRAMS = [
+    choice, nested_choice, choice_of_python, loop, scanned, scanned_backwards, associative, mapped,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
+def test_control_flow_as_functions(fn):
+    torch.manual_seed(1)
+    x = torch.randn(4, 3).abs()
+    compiled = smelt.compile(fn)
+    for sign in (1, -1, 1):
+        found, expected = ((x * sign).requires_grad_() for _ in range(2))
+        a, b = compiled(found), fn(expected)
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+        a.square().sum().backward()
+        b.square().sum().backward()
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_wrong_arguments_of_control_flow_raise_as_in_eager():
+    for fn in (
+        lambda x: torch.cond(x.sum() > 0, lambda a: a, 5, (x,)),
+        lambda x: torch.cond(x > 0, lambda a: a, lambda a: a, (x,)),
+        lambda x: scan(lambda c, v: (c, v), torch.zeros(3), x, dim=0, reverse=1),
+    ):
+        with pytest.raises(RuntimeError) as eager:
+            fn(torch.ones(2, 3))
+        with pytest.raises(RuntimeError) as found:
+            smelt.compile(fn)(torch.ones(2, 3))
+        assert str(found.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_transformer_encoder_with_a_padding_mask(norm_first, train):
+    """Torch's modules ask whether they are compiled, or whether a mode would see their calls, and take other ways then."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).train(train)
+    x = torch.randn(3, 5, 16)
+    padding = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 0, 0, 0]]).bool()
+    for mask in (padding[:2], padding, None):
+        given = x if mask is None else x[: len(mask)]
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                compiled = smelt.compile(model)
+                expected = model(given, src_key_padding_mask=mask)
+                for _ in range(2):
+                    found = compiled(given, src_key_padding_mask=mask)
+                    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_the_mode_of_the_trace_is_not_seen():
+    def fn(x):
+        asked = (
+            torch.overrides.has_torch_function((x,)),
+            torch.overrides.has_torch_function_unary(x),
+            torch.overrides.has_torch_function_variadic(x, x),
+        )
+        return x * 2, asked
+
+    compiled = smelt.compile(fn)
+    assert compiled(Q)[1] == fn(Q)[1] == (False, False, False)
+    assert graph_count(compiled) == 1
