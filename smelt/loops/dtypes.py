@@ -22,6 +22,11 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
     return _OPMATH.get(dtype, dtype)
 
 
+def accumulation(dtype: torch.dtype) -> torch.dtype:
+    """What ATen accumulates scans and variances of `dtype` in on a CPU (`at::acc_type`)."""
+    return torch.float64 if dtype is torch.float32 else opmath(dtype)
+
+
 def floating(dtype: torch.dtype) -> torch.dtype:
     """What an integer becomes in an operator that gives floats."""
     return dtype if dtype.is_floating_point else torch.get_default_dtype()

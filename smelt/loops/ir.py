@@ -176,7 +176,8 @@ class ReduceStage:
 @dataclass(frozen=True)
 class ScanStage:
     """Inclusive scan (cumsum: kind sum; cumprod: prod; cummax values: max) of `value` along one loop, in order:
-    out[index] = scan. `store.value` is the value scanned."""
+    out[index] = scan. `store.value` is the value scanned; sums and products of floats are accumulated more precisely (ATen's
+    `acc_type`) and rounded where they are stored."""
 
     loop: Loop
     kind: ReductionKind

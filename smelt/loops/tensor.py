@@ -29,12 +29,13 @@ GAP = 2  # between the orders of two tensors that follow each other
 
 
 class Load(Protocol):
-    """Gives elements. `where(mask)` is the same, reading nothing (giving 0) where `mask` is false."""
+    """Gives elements. `where(mask)` is the same, reading nothing where `mask` is false: what it gives there is no element of
+    anything (what is computed on the spot is computed from zeros: 0 / 0), and must be chosen away."""
 
     def __call__(self, tensor: Tensor, index: Index) -> Value: ...
 
     def where(self, mask: Value) -> Load:
-        """A load of elements that are only read, and otherwise 0, where `mask` (bool) holds."""
+        """A load of elements that are only read where `mask` (bool) holds; elsewhere it gives some number, or NaN."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,10 +136,14 @@ def _scatter(b: Builder, x: Tensor | None, source: Tensor, part: Part) -> Tensor
         for op, left, right in inside(i):
             mask = both(mask, compare(op, index_value(left), index_value(right)))
         assert mask is not None
-        there = cast(load.where(mask)(source, index(i)), dtype)
-        return where(mask, there, const(0, dtype) if x is None else load(x, i))
+        return _where_inside(load, mask, source, index(i), const(0, dtype) if x is None else load(x, i))
 
     return b.map(b.spec.shape, dtype, (source,) if x is None else (x, source), body)
+
+
+def _where_inside(load: Load, mask: Value, source: Tensor, index: Index, otherwise: Value) -> Value:
+    """The element of `source`, in the dtype of `otherwise`, which stands where `mask` is false."""
+    return where(mask, cast(load.where(mask)(source, index), otherwise.dtype), otherwise)
 
 
 MAX_WINDOWS = 16  # that may overlap at one element
@@ -164,7 +168,7 @@ def unfold_backward(
                 mask = both(mask, compare(op, index_value(left), index_value(right)))
             assert mask is not None
             place = (*i[:dim], _inside(window, count), *i[dim + 1 :], _inside(at, size))
-            total = total + cast(load.where(mask)(grad, place), compute)  # 0 where nothing is read
+            total = total + _where_inside(load, mask, grad, place, const(0, compute))
         return cast(total, grad.dtype)
 
     return b.map(b.spec.shape, grad.dtype, (grad,), body, cost=3.0 * -(-size // step))

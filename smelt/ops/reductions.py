@@ -9,7 +9,7 @@ import torch
 
 from smelt.graph.sizes import Size, numel, static
 from smelt.loops.builder import Builder
-from smelt.loops.dtypes import opmath
+from smelt.loops.dtypes import accumulation, opmath
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
@@ -207,15 +207,28 @@ def all_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tens
 def moments(
     b: Builder, x: Tensor, dims: Sequence[int], correction: float, compute: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(mean, variance) over `dims`, dimensions kept: the mean first, then the squared deviations from it."""
-    count = count_of(x, dims)
-    total = b.reduce("sum", x, dims, True, compute)
-    center = b.pointwise(lambda v: v / count, [total], compute, compute, DIVISION, total.shape)
-    deviation = b.pointwise(lambda u, v: u - v, [x, center], compute, compute, 1.0, x.shape)
+    """(mean, variance) over `dims` in `compute`, dimensions kept. First about where the mean is, then the deviations from
+    there, whose own mean corrects both (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983)."""
+    count, rough = static(count_of(x, dims)), opmath(x.dtype)
+    share = 1 / count if count else 1.0
+    about = b.reduce(
+        "sum", x, dims, True, rough, lambda v: v * share
+    )  # of the whole sum more might be infinite
+    deviation = b.pointwise(lambda u, v: u - v, [x, about], compute, compute, 1.0, x.shape)
+    rest = b.reduce("sum", deviation, dims, True, compute)
     squares = b.reduce("sum", deviation, dims, True, compute, lambda v: v * v)
-    freedom = max(static(count) - correction, 0)
-    variance = b.pointwise(lambda v: v / freedom, [squares], compute, compute, DIVISION, squares.shape)
-    return center, variance
+
+    def center(near: Value, left: Value) -> Value:
+        return where(compare("eq", left, left), near + left / count, near)  # NaN beside an infinite mean
+
+    def variance(square: Value, left: Value) -> Value:
+        exact = call("maximum", square - left * left / count, const(0, compute))
+        return exact / max(count - correction, 0)
+
+    return (
+        b.pointwise(center, [about, rest], compute, compute, DIVISION + 2, about.shape),
+        b.pointwise(variance, [squares, rest], compute, compute, 2 * DIVISION + 2, about.shape),
+    )
 
 
 def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -239,7 +252,7 @@ def var(
 ) -> Tensor:
     """Squared deviations over count - correction (1 by default): NaN or inf where that is 0 or less."""
     dims = dims_of(x, dim)
-    _, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
+    _, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
     return finish(b, dropped(b, variance, dims, keepdim))
 
 
@@ -249,7 +262,7 @@ def std(
 ) -> Tensor:
     """The square root of the variance before it is rounded."""
     dims = dims_of(x, dim)
-    _, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
+    _, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
     return finish(b, dropped(b, variance, dims, keepdim), lambda v: call("sqrt", v), DIVISION)
 
 
@@ -259,7 +272,7 @@ def var_mean(
 ) -> tuple[Tensor, Tensor]:
     """(variance, mean)."""
     dims = dims_of(x, dim)
-    center, variance = moments(b, x, dims, 1 if correction is None else correction, opmath(x.dtype))
+    center, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
     return (
         b.cast(dropped(b, variance, dims, keepdim), x.dtype),
         b.cast(dropped(b, center, dims, keepdim), x.dtype),
@@ -271,18 +284,18 @@ def var_mean(
 
 @operator(aten.cumsum.default, out=aten.cumsum.out)
 def cumsum(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
-    """None where the dtype is accumulated in another one (half precision), and without dimensions."""
+    """None without dimensions."""
     return _scan(b, x, dim, "sum")
 
 
 @operator(aten.cumprod.default, out=aten.cumprod.out)
 def cumprod(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
-    """None where the dtype is accumulated in another one (half precision), and without dimensions."""
+    """None without dimensions."""
     return _scan(b, x, dim, "prod")
 
 
 def _scan(b: Builder, x: Tensor, dim: int, kind: ReductionKind) -> Tensor | None:
-    if not x.shape or opmath(b.spec.dtype) is not b.spec.dtype:
+    if not x.shape:
         return None
     dim %= len(x.shape)
     typed = b.cast(x, b.spec.dtype)

@@ -37,12 +37,14 @@ def test_a_value_that_is_needed_twice_has_a_name():
 native_layer_norm(in p0: float32, out p1: float32)
 for o0 in 32:
   reduce i0 in 64:
-    r0 = sum(p0[i0 + 64*o0])
+    r0 = sum(p0[i0 + 64*o0] * 0.015625)
   reduce i0 in 64:
-    v0 = p0[i0 + 64*o0] - r0 / 64
-    r1 = sum(v0 * v0)
+    v0 = p0[i0 + 64*o0] - r0
+    r1 = sum(v0)
+    r2 = sum(v0 * v0)
   map i0 in 64:
-    p1[i0 + 64*o0] = (p0[i0 + 64*o0] - r0 / 64) * rsqrt(r1 / 64 + 1e-05)"""
+    p1[i0 + 64*o0] = (p0[i0 + 64*o0] - (r0 + r1 / 64 if r1 == r1 else r0))\
+ * rsqrt(maximum(r2 - r1 * r1 / 64, 0.0) / 64 + 1e-05)"""
     )
 
 

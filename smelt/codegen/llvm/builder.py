@@ -193,6 +193,21 @@ class Builder:
         (condition, a, b), lanes, depth = self.together((condition, a, b))
         return self.pure(f"select {condition}, {a}, {b}", a.elem, lanes, depth)
 
+    def insert(self, vector: Ref, x: Ref, lane: int) -> Ref:
+        """`vector` with the scalar `x` in one lane."""
+        depth = max(vector.depth, x.depth)
+        return self.pure(f"insertelement {vector}, {x}, i64 {lane}", vector.elem, vector.lanes, depth)
+
+    def extract(self, vector: Ref, lane: int) -> Ref:
+        """One lane of a vector."""
+        return self.pure(f"extractelement {vector}, i64 {lane}", vector.elem, 1, vector.depth)
+
+    def shifted(self, before: Ref, x: Ref, count: int) -> Ref:
+        """The lanes of `x` moved `count` places on, behind the last ones of `before`."""
+        lanes, depth = x.lanes, max(before.depth, x.depth)
+        picks = ", ".join(f"i32 {lanes - count + i}" for i in range(lanes))
+        return self.pure(f"shufflevector {before}, {x}, <{lanes} x i32> <{picks}>", x.elem, lanes, depth)
+
     def convert(self, opcode: str, a: Ref, elem: str) -> Ref:
         """A conversion instruction (zext, fptrunc, bitcast, ...) to elements of type `elem`; `a` if it has it."""
         if a.elem == elem:

@@ -43,6 +43,21 @@ def _neutral(kind: str, t: Type) -> float | int | bool:
     return low if lowest else high
 
 
+def rounds_off(r: Reduction) -> bool:
+    """Whether the order in which partial results are joined decides how large rounding errors become."""
+    return r.kind == "sum" and TYPES[r.value.dtype].kind == "f"
+
+
+def wide(b: Builder, r: Reduction, state: State) -> State:
+    """The partial result as the higher levels of a cascade hold it: sums of float32 in float64."""
+    return [b.convert("fpext", x, "double") for x in state] if rounds_off(r) else state
+
+
+def narrow(b: Builder, r: Reduction, state: State) -> State:
+    """The inverse of `wide`, rounded."""
+    return [b.convert("fptrunc", x, TYPES[r.value.dtype].elem) for x in state] if rounds_off(r) else state
+
+
 def first_state(b: Builder, kind: str, t: Type, value: Ref, position: Ref | None) -> State:
     """The partial result of one element."""
     if kind in ("any", "all"):
@@ -107,13 +122,32 @@ def start(b: Builder, stage: ReduceStage, lanes: int) -> list[State]:
 
 def at_point(body: Body, p: Point, stage: ReduceStage) -> list[State]:
     """What the point `p` contributes to each reduction."""
-    states: list[State] = []
-    for r in stage.reductions:
-        where = None
-        if r.kind in ("argmax", "argmin"):
-            where = body.index_value(p, position(stage), position_type(stage))
-        states.append(first_state(body.b, r.kind, TYPES[r.value.dtype], body.value(p, r.value), where))
-    return states
+    return [_at_point(body, p, stage, r) for r in stage.reductions]
+
+
+def _at_point(body: Body, p: Point, stage: ReduceStage, r: Reduction) -> State:
+    where = None
+    if r.kind in ("argmax", "argmin"):
+        where = body.index_value(p, position(stage), position_type(stage))
+    return first_state(body.b, r.kind, TYPES[r.value.dtype], body.value(p, r.value), where)
+
+
+def with_point(body: Body, p: Point, stage: ReduceStage, states: list[State]) -> list[State]:
+    """`states` joined with what the point `p` contributes; squares are summed with one rounding."""
+    joined: list[State] = []
+    for r, state in zip(stage.reductions, states, strict=True):
+        if _sums_squares(r):
+            root = body.value(p, r.value.args[0])
+            joined.append([body.b.fma(root, root, state[0])])
+        else:
+            t = TYPES[r.value.dtype]
+            joined.append(combine(body.b, r.kind, t, state, _at_point(body, p, stage, r)))
+    return joined
+
+
+def _sums_squares(r: Reduction) -> bool:
+    v = r.value
+    return rounds_off(r) and not TYPES[v.dtype].narrow and v.op == "mul" and v.args[0] is v.args[1]
 
 
 def join(b: Builder, stage: ReduceStage, xs: list[State], ys: list[State]) -> list[State]:
@@ -128,6 +162,7 @@ def finished(b: Builder, r: Reduction, state: State) -> Ref:
     """The result of a reduction from its last state."""
     if r.kind in ("argmax", "argmin"):
         return b.convert("sext", state[1], "i64")
+    state = narrow(b, r, state)
     return state[0] if r.kind in ("any", "all") else rounded(b, state[0], TYPES[r.value.dtype])
 
 
@@ -145,5 +180,6 @@ def position_type(stage: ReduceStage) -> str:
 
 
 __all__ = [
-    "State", "across_lanes", "at_point", "combine", "finished", "first_state", "identity", "join", "nan", "start",
+    "State", "across_lanes", "at_point", "combine", "finished", "first_state", "identity", "join", "nan", "narrow",
+    "rounds_off", "start", "wide", "with_point",
 ]  # fmt: skip

@@ -1,59 +1,137 @@
-"""The loops of a reduction: vectors, several accumulators, blocks of their own for long rows, and what remains."""
+"""The loops of a reduction: vectors, several accumulators, sums as cascades, and what remains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
+from math import ceil, prod
+
+import torch
 
 from smelt.codegen.llvm import reduce
 from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Ref
 from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
+from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
 from smelt.graph.sizes import Sym, static
 from smelt.loops.ir import Loop, ReduceStage, stage_values, walk
 
-CASCADE = 128  # vectors summed into one accumulator before it is added to an outer one
+CHAIN = 16  # values added to one accumulator, one after the other; a power of two
 
 
 class ReduceLoops:
-    """The loops of one reduce stage. `vector`: the last loop runs over lanes."""
+    """The loops of one reduce stage. `vector`: the last loop runs over lanes.
+
+    Sums of floats are cascades: after CHAIN additions (up to twice as many where there are no more) an accumulator is
+    emptied, its lanes added up, into one of the next level, which in turn is emptied after CHAIN of those. Rounding errors
+    then grow with the logarithm of the number of values (Higham, "The accuracy of floating point summation", 1993), and
+    what cancels between lanes does so early. The next level of float32 is float64, and is the last."""
 
     def __init__(self, body: Body, loops: Loops, stage: ReduceStage, vector: bool) -> None:
         self.body, self.loops, self.stage, self.vector = body, loops, stage, vector
         self.b = body.b
         self.step = self.b.lanes if vector else 1
         self.unroll = _unroll(stage)
+        self.rounds_off = any(reduce.rounds_off(r) for r in stage.reductions)
 
     def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
         """`states` joined with the values at all points of `loops`, outermost first."""
         loop, rest = loops[0], loops[1:]
+        size = static(loop.size)
         if not rest:
             return self.innermost(p, loop, states)
-        b = self.b
-        if static(loop.size) == 1:
-            return self.run(p.at(loop.sym, b.const("i64", 0)), rest, states)
-        apart = prod(static(l.size) for l in rest) >= 16 * self.step  # partial sums of their own: a cascade
-        with b.loop(b.const("i64", 0), b.const("i64", static(loop.size)), 1, _flat(states)) as it:
-            outer = self.like(it.carried, states)
-            inner = self.run(p.at(loop.sym, it.index), rest, self.fresh(states) if apart else outer)
-            it.next = _flat(self.join(outer, inner) if apart else inner)
-        return self.like(it.next, states)
+        if size == 1:
+            return self.run(p.at(loop.sym, self.b.const("i64", 0)), rest, states)
+
+        def rounds(start: Ref, stop: Ref, states: list[State]) -> list[State]:
+            with self.b.loop(start, stop, 1, _flat(states)) as it:
+                it.next = _flat(self.run(p.at(loop.sym, it.index), rest, self.like(it.carried, states)))
+            return self.like(it.next, states)
+
+        inside = max(1, prod(static(l.size) for l in rest) // (self.step * self.unroll))
+        return self.cascade(size, 1, inside, rounds, states)
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
-        """The last loop: without a loop, in cascading blocks, unrolled, or one vector at a time."""
+        """The last loop: without a loop, unrolled, or one vector at a time."""
         size = static(loop.size)
         if self.loops.inline and self.vector:
             return self.straight(p, loop.sym, size, states)
-        groups = size // (self.step * self.unroll)
-        done = 0
-        if groups >= 8 * CASCADE:
-            states, done = self.cascade(p, loop.sym, groups // CASCADE, states)
-        elif groups >= 2 and self.unroll > 1:
-            done = groups * self.step * self.unroll
-            states = self.unrolled(p, loop.sym, self.b.const("i64", 0), self.b.const("i64", done), states)
+        width = self.step * self.unroll
+        groups = size // width
+        done = groups * width if groups >= (2 if self.unroll > 1 else 2 * CHAIN) else 0
+
+        def vectors(start: Ref, stop: Ref, states: list[State]) -> list[State]:
+            return self.unrolled(p, loop.sym, start, stop, states)
+
+        if done:
+            states = self.cascade(done, width, 1, vectors, states)
         return self.remainder(p, loop.sym, size, done, states) if done < size else states
+
+    def cascade(
+        self,
+        size: int,
+        step: int,
+        additions: int,
+        rounds: Callable[[Ref, Ref, list[State]], list[State]],
+        states: list[State],
+    ) -> list[State]:
+        """`states` joined with what `rounds(start, stop, ...)` joins over range(0, size, step), where one round is that many
+        `additions` to an accumulator. `size` is a multiple of `step`, a power of two."""
+        b = self.b
+        whole = b.const("i64", size)
+        if not self.rounds_off or size // step * additions <= 2 * CHAIN:
+            return rounds(b.const("i64", 0), whole, states)
+        block = step * max(1, CHAIN >> (additions.bit_length() - 1))
+        first = self.emptied(self.fresh(states))
+        levels = [first for _ in range(cascade_levels(ceil(size / block), self.stage))]
+        with b.loop(b.const("i64", 0), whole, block, _flat_sets(levels)) as it:
+            end = b.op("add", it.index, b.const("i64", block))
+            stop = b.intrinsic("smin", end, whole) if size % block else end
+            part = self.emptied(rounds(it.index, stop, self.fresh(states)))
+            it.next = _flat_sets(self.carry(end, block, self.split(it.carried, first), part))
+        lowest, *higher = self.split(it.next, first)
+        for level in higher:
+            lowest = self.join(level, lowest)
+        return self.join(states, self.filled(lowest, states))
+
+    def carry(self, end: Ref, block: int, levels: list[list[State]], part: list[State]) -> list[list[State]]:
+        """`part` joined to the first of `levels`, and levels that have CHAIN parts by now to those above them. `end`: a
+        multiple of `block`, which is a power of two, for each part."""
+        b = self.b
+        levels = [self.join(levels[0], part), *levels[1:]]
+        for k in range(len(levels) - 1):
+            mask = b.const("i64", block * CHAIN ** (k + 1) - 1)
+            full = b.compare("icmp eq", b.op("and", end, mask), b.const("i64", 0))
+            above = self.join(levels[k + 1], levels[k])
+            levels[k + 1] = self.choose(full, above, levels[k + 1])
+            levels[k] = self.choose(full, self.emptied(self.fresh(part)), levels[k])
+        return levels
+
+    def emptied(self, states: list[State]) -> list[State]:
+        """What accumulators hold, as the next level of a cascade does."""
+        pairs = list(zip(self.stage.reductions, states, strict=True))
+        if self.vector:
+            pairs = [(r, reduce.across_lanes(self.b, r.kind, TYPES[r.value.dtype], s)) for r, s in pairs]
+        return [reduce.wide(self.b, r, s) for r, s in pairs]
+
+    def filled(self, states: list[State], like: list[State]) -> list[State]:
+        """Accumulators, of as many lanes as those of `like`, that hold what a level of a cascade does."""
+        narrow = [reduce.narrow(self.b, r, s) for r, s in zip(self.stage.reductions, states, strict=True)]
+        if not self.vector:
+            return narrow
+        empty = self.fresh(like)
+        return [
+            [self.b.insert(e, n, 0) for e, n in zip(*pair, strict=True)]
+            for pair in zip(empty, narrow, strict=True)
+        ]
+
+    def choose(self, condition: Ref, xs: list[State], ys: list[State]) -> list[State]:
+        """`xs` if the scalar condition holds, else `ys`."""
+        return [
+            [self.b.select(condition, x, y) for x, y in zip(*state, strict=True)]
+            for state in zip(xs, ys, strict=True)
+        ]
 
     def straight(self, p: Point, sym: Sym, size: int, states: list[State]) -> list[State]:
         """Without loops, into two accumulators by turns."""
@@ -64,21 +142,11 @@ class ReduceLoops:
             turns[i % 2] = self.accumulate(at, turns[i % 2], mask)
         return self.join(*turns) if len(turns) > 1 else turns[0]
 
-    def cascade(self, p: Point, sym: Sym, blocks: int, states: list[State]) -> tuple[list[State], int]:
-        """Blocks of CASCADE groups are summed apart, which keeps rounding errors small."""
-        b = self.b
-        width = CASCADE * self.step * self.unroll
-        with b.loop(b.const("i64", 0), b.const("i64", blocks * width), width, _flat(states)) as it:
-            stop = b.op("add", it.index, b.const("i64", width))
-            inner = self.unrolled(p, sym, it.index, stop, self.fresh(states))
-            it.next = _flat(self.join(self.like(it.carried, states), inner))
-        return self.like(it.next, states), blocks * width
-
     def unrolled(self, p: Point, sym: Sym, start: Ref, stop: Ref, states: list[State]) -> list[State]:
         """Full vectors, `unroll` accumulators to overlap the latency of adding."""
         b = self.b
         sets = [states] + [self.fresh(states) for _ in range(self.unroll - 1)]
-        flat = [r for s in sets for r in _flat(s)]
+        flat = _flat_sets(sets)
         with b.loop(start, stop, self.step * self.unroll, flat) as it:
             carried = self.split(it.carried, states)
             for u, part in enumerate(carried):
@@ -112,9 +180,7 @@ class ReduceLoops:
         """Joins the values at `p` into `states`, in the lanes of `mask`."""
         b = self.b
         out: list[State] = []
-        for new, state in zip(
-            self.join(states, reduce.at_point(self.body, p, self.stage)), states, strict=True
-        ):
+        for new, state in zip(reduce.with_point(self.body, p, self.stage, states), states, strict=True):
             out.append([b.select(mask, n, o) if mask else n for n, o in zip(new, state, strict=True)])
         self.body.stores(p, self.stage.stores)
         return out
@@ -140,6 +206,17 @@ class ReduceLoops:
 
 def _flat(states: list[State]) -> list[Ref]:
     return [r for s in states for r in s]
+
+
+def _flat_sets(sets: list[list[State]]) -> list[Ref]:
+    return [r for states in sets for r in _flat(states)]
+
+
+def cascade_levels(parts: int, stage: ReduceStage) -> int:
+    """How many levels a cascade of that many parts has above the first accumulators: at most 2 * CHAIN parts are added up on
+    each of them, where they are no more precise than the values."""
+    precise = all(r.value.dtype is not torch.float64 for r in stage.reductions)
+    return 1 if precise or parts <= 2 * CHAIN else 1 + cascade_levels(parts // CHAIN, stage)
 
 
 def _unroll(stage: ReduceStage) -> int:

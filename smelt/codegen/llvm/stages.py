@@ -9,7 +9,8 @@ from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.reduce_loops import ReduceLoops
-from smelt.codegen.llvm.types import TYPES, rounded
+from smelt.codegen.llvm.scan import Scan
+from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vectorize import Choice
 from smelt.graph.sizes import Sym, static
 from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, stage_loops
@@ -45,14 +46,17 @@ class Stages:
         self.loops.nest(point, loops, lambda q: self.loops.lanes(q, last.sym, size, zero, stop, inside))
 
     def _scan(self, p: Point, stage: ScanStage, vector: Sym | None) -> None:
-        b, t = self.b, TYPES[stage.store.value.dtype]
-        first = reduce.identity(b, stage.kind, t, b.lanes if p.outer_lanes else 1, "i64")
-        stop = b.const("i64", static(stage.loop.size))
-        with b.loop(b.const("i64", 0), stop, 1, first) as it:
-            q = p.at(stage.loop.sym, it.index)
-            value = reduce.first_state(b, stage.kind, t, self.body.value(q, stage.store.value), None)
-            it.next = [rounded(b, r, t) for r in reduce.combine(b, stage.kind, t, it.carried, value)]
-            self.body.store(q, stage.store, it.next[0])
+        b, loop, size = self.b, stage.loop, static(stage.loop.size)
+        scan = Scan(self.body, stage, vector is not None)
+        step = b.lanes if vector is not None else 1
+        p = Point(p.syms, vector or p.lane_sym, p.mask, p.outer_lanes)
+        carry, full = scan.start(b.lanes if p.outer_lanes else 1), size - size % step
+        if full:
+            with b.loop(b.const("i64", 0), b.const("i64", full), step, carry) as it:
+                it.next = scan.at(p.at(loop.sym, it.index), it.carried)
+            carry = it.next
+        if full < size:
+            scan.at(p.at(loop.sym, b.const("i64", full), self.loops.mask_first(size - full)), carry)
 
     def _reduce(self, p: Point, stage: ReduceStage, vector: Sym | None) -> None:
         loops, last = _vector_last(stage.loops, vector)

@@ -6,14 +6,15 @@ results of reductions, expressions that the stage's loops do not change) waits i
 for each column of the strip, which stay in the first-level cache.
 
 An item is a granule of columns; consecutive items are taken together, as strips as wide as slots are. Rows are added in
-groups, pairwise, and many groups in blocks of CASCADE, which keeps rounding errors small; no split of the items changes
-a result.
+groups, pairwise, and many groups as a cascade (`reduce_loops`); no split of the items changes a result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, prod
 
 from smelt.codegen.llvm import reduce
@@ -21,6 +22,7 @@ from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Ref, type_text
 from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
+from smelt.codegen.llvm.reduce_loops import CHAIN, cascade_levels
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vectorize import Choice, lane_stride
 from smelt.codegen.llvm.vmath import MATH_OPS
@@ -42,7 +44,6 @@ GRANULE = 2  # vectors of an item: two cache lines, which are fetched together
 SLOT_BYTES = 16 << 10  # all slots of a strip
 WIDEST = 2048  # columns of a strip
 GROUP_ROWS, GROUP_OPS = 8, 160  # rows taken together: streams of memory, instructions
-CASCADE = 64  # groups summed apart
 
 
 def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
@@ -159,7 +160,8 @@ class Strips:
     def _stage(self, p: Point, stage: Stage) -> None:
         kept = self._keep(p, stage)
         if isinstance(stage, ReduceStage):
-            slots = self._new_states(p, stage)
+            rows = prod(static(l.size) for l in stage.loops) // _group_rows(stage)
+            slots = self._new_states(p, stage, self._cascades(stage, rows))
             self._rows(p, stage, kept, slots)
             self.states.update(zip((r.name for r in stage.reductions), slots, strict=True))
         else:
@@ -179,23 +181,38 @@ class Strips:
             self._vectors(p, inside, False)
         return slots
 
-    def _new_states(self, p: Point, stage: ReduceStage) -> list[list[_Slot]]:
-        """Slots for the stage's reductions, before any row."""
+    def _new_states(self, p: Point, stage: ReduceStage, wide: bool) -> list[list[_Slot]]:
+        """Slots for the stage's reductions, before any row. `wide`: for the upper levels of a cascade."""
         start = reduce.start(self.b, stage, self.b.lanes)
+        if wide:
+            start = [reduce.wide(self.b, r, state) for r, state in zip(stage.reductions, start, strict=True)]
         slots = [[self._slot(r.elem) for r in state] for state in start]
-        self._reset(p, slots, start)
-        return slots
-
-    def _reset(self, p: Point, slots: list[list[_Slot]], start: list[State]) -> None:
         self._slot_vectors(p, lambda q: self._put(q, slots, start))
+        return slots
 
     def _rows(self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]]) -> None:
         """All points of the stage, in groups of rows of its innermost loop."""
         loops = stage_loops(stage)
         if not loops:
             return self._vectors(p, lambda q: self._group(q, stage, kept, slots, None, ()), True)
-        *around, rows = loops
-        self.loops.nest(p, around, lambda q: self._row_loop(q, stage, kept, slots, rows))
+        self._loops(p, stage, kept, slots, loops)
+
+    def _loops(
+        self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], loops: Sequence[Loop]
+    ) -> None:
+        """All points of `loops`, outermost first."""
+        loop, rest = loops[0], loops[1:]
+        if not rest:
+            return self._row_loop(p, stage, kept, slots, loop)
+        if static(loop.size) == 1:
+            return self._loops(p.at(loop.sym, self.b.const("i64", 0)), stage, kept, slots, rest)
+
+        def rounds(start: Ref, stop: Ref, into: list[list[_Slot]]) -> None:
+            with self.b.loop(start, stop, 1) as it:
+                self._loops(p.at(loop.sym, it.index), stage, kept, into, rest)
+
+        inside = max(1, prod(static(l.size) for l in rest) // _group_rows(stage))
+        self._cascade(p, stage, static(loop.size), 1, inside, rounds, slots)
 
     def _row_loop(
         self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], rows: Loop
@@ -207,27 +224,72 @@ class Strips:
             stores = bool(stage_stores(stage))
             self._vectors(p, lambda q: self._group(q, stage, kept, into, rows.sym, which), stores)
 
-        def groups(into: list[list[_Slot]], start: Ref, stop: Ref, n: int = count) -> None:
+        def groups(start: Ref, stop: Ref, into: list[list[_Slot]], n: int = count) -> None:
             with b.loop(start, stop, n) as it:
                 group(into, it.index, n)
 
-        done, block = 0, CASCADE * count
-        if isinstance(stage, ReduceStage) and size >= 8 * block:
-            done = size - size % block
-            inner = self._new_states(p, stage)
-            with b.loop(b.const("i64", 0), b.const("i64", done), block) as it:
-                groups(inner, it.index, b.op("add", it.index, b.const("i64", block)))
-                self._slot_vectors(p, lambda q: self._fold(q, stage, inner, slots))
         full = size - size % count
-        if full > done:
-            groups(slots, b.const("i64", done), b.const("i64", full))
+        if full:
+            self._cascade(p, stage, full, count, 1, groups, slots)
         if full < size:
-            groups(slots, b.const("i64", full), b.const("i64", size), 1)
+            groups(b.const("i64", full), b.const("i64", size), slots, 1)
 
-    def _fold(self, q: Point, stage: ReduceStage, inner: list[list[_Slot]], into: list[list[_Slot]]) -> None:
-        """Adds one block of groups, and begins the next."""
-        self._put(q, into, reduce.join(self.b, stage, self._get(q, into), self._get(q, inner)))
-        self._put(q, inner, reduce.start(self.b, stage, self.b.lanes))
+    def _cascade(
+        self,
+        p: Point,
+        stage: Stage,
+        size: int,
+        step: int,
+        additions: int,
+        rounds: Callable[[Ref, Ref, list[list[_Slot]]], None],
+        slots: list[list[_Slot]],
+    ) -> None:
+        """What `rounds(start, stop, into)` adds over range(0, size, step) goes to `slots`, where sums of floats are cascades
+        as in `reduce_loops`. One round is that many `additions`."""
+        b = self.b
+        whole = b.const("i64", size)
+        if not isinstance(stage, ReduceStage) or not self._cascades(stage, size // step * additions):
+            return rounds(b.const("i64", 0), whole, slots)
+        each = max(1, CHAIN // additions)
+        parts = ceil(size / (step * each))
+        levels = [self._new_states(p, stage, k > 0) for k in range(cascade_levels(parts, stage))]
+        with b.loop(b.const("i64", 0), b.const("i64", parts), 1) as it:
+            start = b.op("mul", it.index, b.const("i64", step * each))
+            end = b.op("add", start, b.const("i64", step * each))
+            rounds(start, b.intrinsic("smin", end, whole) if size % (step * each) else end, levels[0])
+            done = b.op("add", it.index, b.const("i64", 1))
+            for k, (level, above) in enumerate(pairwise([*levels, slots])):
+                rest = b.op("and", done, b.const("i64", CHAIN**k - 1))
+                with b.when(b.compare("icmp eq", rest, b.const("i64", 0))) if k else nullcontext():
+                    self._empty(p, stage, level, above)
+        for level, above in pairwise([*levels[1:], slots]):
+            self._empty(p, stage, level, above)
+
+    def _cascades(self, stage: Stage, additions: int) -> bool:
+        return (
+            isinstance(stage, ReduceStage)
+            and additions > 2 * CHAIN
+            and any(map(reduce.rounds_off, stage.reductions))
+        )
+
+    def _empty(
+        self, p: Point, stage: ReduceStage, level: list[list[_Slot]], above: list[list[_Slot]]
+    ) -> None:
+        """Adds what `level` holds to the level above it."""
+
+        def empty(q: Point) -> None:
+            self._add(q, stage, above, self._get(q, level))
+            self._put(q, level, reduce.start(self.b, stage, self.b.lanes))
+
+        self._slot_vectors(p, empty)
+
+    def _add(self, q: Point, stage: ReduceStage, into: list[list[_Slot]], states: list[State]) -> None:
+        """Joins partial results to those in slots, as precisely as these are."""
+        before = self._get(q, into)
+        for k, (r, slots) in enumerate(zip(stage.reductions, into, strict=True)):
+            if slots[0].elem != states[k][0].elem:
+                states[k] = reduce.wide(self.b, r, states[k])
+        self._put(q, into, reduce.join(self.b, stage, before, states))
 
     def _group(
         self, q: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], sym: Sym | None, rows: Sequence[Ref]
@@ -237,16 +299,19 @@ class Strips:
         known = {v: self._read(q, slot) for v, slot in kept.items()}
         points = [q.at(sym, r) for r in rows] if sym is not None else [q]
         parts: list[list[State]] = []
-        for point in points:
+        for k, point in enumerate(points):
             point.values.update(known)
             if isinstance(stage, ReduceStage):
-                parts.append(reduce.at_point(self.body, point, stage))
+                if k % 2:
+                    parts[-1] = reduce.with_point(self.body, point, stage, parts[-1])
+                else:
+                    parts.append(reduce.at_point(self.body, point, stage))
             self.body.stores(point, stage_stores(stage))
         if isinstance(stage, ReduceStage):
             while len(parts) > 1:
                 pairs = [reduce.join(self.b, stage, x, y) for x, y in zip(parts[::2], parts[1::2])]
                 parts = pairs + parts[len(parts) & ~1 :]
-            self._put(q, slots, reduce.join(self.b, stage, self._get(q, slots), parts[0]))
+            self._add(q, stage, slots, parts[0])
 
     # ---- slots
 

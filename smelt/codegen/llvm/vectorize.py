@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from smelt.codegen.llvm.types import TYPES
@@ -28,6 +28,7 @@ from smelt.loops.ir import (
 
 # Costs in cycles of one instruction over one vector; GATHER and SCATTER per lane.
 CONTIGUOUS, SPLAT, GATHER, SCATTER, MATH, DIVIDE = 1.0, 1.0, 1.2, 1.8, 14.0, 5.0
+SCAN = 20.0  # of a vector within itself
 LOCAL_BYTES = 256 << 10  # scratch that may live on the stack of one thread
 
 
@@ -128,10 +129,13 @@ def _inner(facts: list[_StageFacts], lanes: int) -> Choice:
     for f in facts:
         loops = stage_loops(f.stage)
         scalar = f.trips * (f.arithmetic + 1.5 * len(f.accesses))
-        if isinstance(f.stage, ScanStage) or not loops:
+        if not loops:
             syms.append(None)
-            total += scalar + 4 * f.trips * bool(loops)
+            total += scalar
             continue
+        if isinstance(f.stage, ScanStage):
+            f = replace(f, arithmetic=f.arithmetic + SCAN)
+            scalar += 4.0 * f.trips
         horizontal = 12.0 * len(f.stage.reductions) if isinstance(f.stage, ReduceStage) else 0.0
         by_loop = [
             f.trips * _waste(static(l.size), lanes) / lanes * _vector_cost(f, l.sym, lanes, False)
