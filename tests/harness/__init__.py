@@ -2,6 +2,7 @@
 
 whole programs, eager and compiled
     agreement      a function or a sequence of calls: results, arguments, aliasing, exceptions, random state; tolerances
+    accuracy       errors against float64, beside eager's
     catalogue      `@program`, a row of tests/catalogue: everything reachable is compared, the graphs are counted
     settings       settings of torch that a test must not leave behind
     snapshot       every place that can be reached from an object, as facts that can be compared
