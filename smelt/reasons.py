@@ -45,6 +45,15 @@ def _kind(id: str, summary: str, hint: str, example: str) -> ReasonKind:
 
 REASONS: dict[str, ReasonKind] = {}
 
+# ---------------------------------------------------------------------------------- what takes long
+
+LONG_COMPUTATION = _kind(
+    "long-computation",
+    "a loop, or a call, did much in Python and nothing with tensors",
+    "Nothing, if it is meant to run at each call; else compute it once, outside of the compiled function.",
+    "for i in range(10_000_000): total += i",
+)
+
 # ----------------------------------------------------------------------------------------- values of tensors
 
 TENSOR_CONDITION = _kind(

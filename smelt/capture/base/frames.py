@@ -37,8 +37,8 @@ class Frame:
     """One call of a Python function. What `stack`, `locals` and the namespaces hold is the user's."""
 
     __slots__ = (
-        "code", "direct", "function", "globals", "handled", "instructions", "kwnames", "locals",
-        "names", "namespace", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
+        "code", "direct", "function", "globals", "handled", "instructions", "kwnames", "locals", "loops",
+        "names", "namespace", "nodes", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
     )  # fmt: skip
 
     stack: list[Any]
@@ -65,6 +65,9 @@ class Frame:
         self.direct = False  # its result is the result of its caller's CALL
         self.ticks = 0  # instructions begun
         self.stop = 0  # at which of them capture is to stop: 0 is at none
+        self.nodes = 0  # how many nodes the graph had when it began
+        # of each loop that runs, by its first instruction: the tick of its first jump back, and the nodes that there were
+        self.loops: dict[int, tuple[int, int]] = {}
 
     @property
     def line(self) -> Line:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import dis
 import opcode
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from smelt.capture.base.bytecode import Code, raw_instructions
+from smelt.capture.base.bytecode import PY312, Code, raw_instructions
 
 _CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
 _OP = dis.opmap
@@ -65,6 +65,14 @@ class Position:
 Push = Value | Null | Handling | Position
 
 
+@dataclass(frozen=True)
+class Exit:
+    """At `instruction` of the original the function returns `made(number, locals())`."""
+
+    instruction: int
+    number: int
+
+
 def resumed(
     source: types.CodeType,
     code: Code,
@@ -73,6 +81,8 @@ def resumed(
     pushes: Sequence[Push],
     extra: Sequence[str],
     name: str,
+    exits: Sequence[Exit] = (),
+    made_at_exit: Callable[[int, dict[str, object]], object] | None = None,
 ) -> tuple[types.CodeType, int]:
     """A code object that goes on at instruction `target` of `source`, and the length of its prologue.
 
@@ -80,10 +90,15 @@ def resumed(
         slots: the original's slots that its first parameters fill, in order.
         pushes: what is on the stack at `target`.
         extra: names of the parameters after those (values for the stack).
+        exits: where it ends before the original does; `made_at_exit` makes what it returns there.
     """
     places, names, free = _places(code, slots, extra)
     consts = list(source.co_consts)
     body = _body(source, code, places)
+    for exit in exits:
+        trampoline = _exit_instructions(exit, body[exit.instruction].line, consts, made_at_exit)
+        body[exit.instruction] = Instruction(_OP["JUMP_FORWARD"], 0, trampoline[0].line, len(body))
+        body += trampoline
     line = code.lines[target] if target < len(code.lines) else source.co_firstlineno
     prologue, positions = _prologue(source, pushes, target, line, consts, bool(free))
     start = len(prologue)
@@ -104,7 +119,7 @@ def resumed(
         co_posonlyargcount=0,
         co_kwonlyargcount=0,
         co_flags=source.co_flags & _GENERATOR | _OPTIMIZED_NEWLOCALS,
-        co_stacksize=source.co_stacksize + 3,
+        co_stacksize=source.co_stacksize + (3 if not exits else 8),
         co_linetable=lines,
         co_exceptiontable=_exception_table(code, offsets, start),
         co_name=name,
@@ -177,6 +192,22 @@ def _prologue(
     made = [Instruction(_OP[name], arg, line) for name, arg in out]
     made.append(Instruction(_OP["JUMP_FORWARD"], 0, line, target))
     return made, positions
+
+
+def _exit_instructions(exit: Exit, line: int, consts: list[object], made: object) -> list[Instruction]:
+    """`return made(exit.number, locals())`; what is on the stack is left there."""
+    first = len(consts)
+    consts += (made, exit.number, locals)
+    out = [
+        ("PUSH_NULL", 0),
+        ("LOAD_CONST", first),
+        ("LOAD_CONST", first + 1),
+        ("PUSH_NULL", 0),
+        ("LOAD_CONST", first + 2),
+    ]
+    for count in (0, 2):
+        out += [*([] if PY312 else [("PRECALL", count)]), ("CALL", count)]
+    return [Instruction(_OP[name], arg, line) for name, arg in (*out, ("RETURN_VALUE", 0))]
 
 
 # ----------------------------------------------------------------------------------------------------- encoding

@@ -7,18 +7,22 @@ makes a `Break` of the frames of the VM at the stop; `Break.write` gives the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Frame, LastInstruction
 from smelt.capture.breaks.chains import remaining
-from smelt.capture.breaks.instructions import ROWS, Step
+from smelt.capture.breaks.instructions import ROWS, Constant, Step
 from smelt.capture.breaks.liveness import handler_at
+from smelt.capture.breaks.loops import LOOPING, loop_step
 from smelt.capture.breaks.points import Continuation, Placeholder, WaitingFrame
 from smelt.capture.breaks.resume import Originals, Resumes, continuation
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
+from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
 
 # how many values an instruction that waits for a callee takes from the stack
 _CALLS = {"CALL": lambda arg: arg + 2, "CALL_FUNCTION_EX": lambda arg: 3 + (arg & 1)}
@@ -61,22 +65,24 @@ class Break:
         for waiting in (*self.successors, *([self.handling] if self.handling else [])):
             # twice where it is needed twice: one object
             found += [v for frame in waiting for v in _values(frame)]
-        return tuple(v for v in found if type(v) is not Placeholder)
+        return tuple(v for v in found if type(v) not in (Placeholder, Constant))
 
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:
         """The last statements of the compiled frame: the step, and a tail call for each successor."""
         for value in (*self.step.operands, self.error):
             if type(value) is Placeholder:
                 writer.bind(value, writer.fresh_name(value.name))
+            elif type(value) is Constant:
+                writer.bind(value, writer.constant(value.value, value.name))
         lines = [f"# graph break: {_comment(self.reason)}"]
         text = self.step.text
         count = text.replace("{{", "").replace("}}", "").count("{}")
-        operands = [writer(v) for v in self.step.operands]
-        body = text.format(*operands[:count]).splitlines()
-        condition = self.step.condition.format(*operands[count:])
-        if condition and not body and (self.handling is not None or self.handled is not None):
+        operands = iter([writer(v) for v in self.step.operands])
+        body = text.format(*itertools.islice(operands, count)).splitlines()
+        conditions = [c.format(*itertools.islice(operands, c.count("{}"))) for c in self.step.conditions]
+        if conditions and not body and (self.handling is not None or self.handled is not None):
             name = writer.fresh_name("condition")
-            body, condition = [f"{name} = bool({condition})"], name
+            body, conditions = [f"{name} = bool({conditions[0]})"], [name]
         if self.handled is not None:
             body = _while_handling(writer, self.handled, body)
         if self.handling is None:
@@ -89,8 +95,8 @@ class Break:
             ]
             lines.append(f"    {_tail(writer, resumes, self.handling)}")
         first = _tail(writer, resumes, self.successors[0])
-        if condition:
-            lines += [f"if {condition}:", f"    {_tail(writer, resumes, self.successors[1])}"]
+        for condition, successor in zip(conditions, self.successors[1:], strict=True):
+            lines += [f"if {condition}:", f"    {_tail(writer, resumes, successor)}"]
         return [*lines, first]
 
 
@@ -133,21 +139,30 @@ def _answered(frame: WaitingFrame, value: object) -> WaitingFrame:
     return WaitingFrame(Continuation(rest.point, values, rest.returns), None)
 
 
-def plan(originals: Originals, frames: Sequence[Frame], reason: Reason) -> Break:
+def _step(frame: Frame) -> Step:
+    name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
+    if name not in ROWS:
+        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a graph break at {name}"))
+    return ROWS[name](frame, arg)
+
+
+def plan(
+    originals: Originals, decode: Callable[[types.CodeType], Code], frames: Sequence[Frame], reason: Reason
+) -> Break:
     """Makes the break before the instruction at which `frames` (outermost first) stand; `pc` of each is that of its own.
 
     Raises Unsupported for an instruction that has no row.
     """
     innermost = frames[-1]
-    name, arg = innermost.code.names[innermost.pc], innermost.instructions[innermost.pc][1]
-    if name not in ROWS:
-        raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a graph break at {name}"))
-    step = ROWS[name](innermost, arg)
+    loops = reason.kind is LONG_COMPUTATION and innermost.code.names[innermost.pc] in LOOPING
+    step = loop_step(originals, decode, innermost) if loops else _step(innermost)
     callers = _callers(originals, frames[:-1])
-    normal = [continuation(originals, innermost, s.at, s.stack) for s in step.successors]
+    normal = [continuation(originals, s.frame or innermost, s.at, s.stack) for s in step.successors]
     successors = tuple((WaitingFrame(rest, None), *callers) for rest in normal)
     error = Placeholder("error")
-    own = WaitingFrame(normal[0], None, _to_handler(originals, innermost, error), error)
+    # what a loop raises has met the frame's own handlers in the loop's function
+    handler = None if loops else _to_handler(originals, innermost, error)
+    own = WaitingFrame(normal[0], None, handler, error)
     if any(frame.handled is not None for frame in frames[:-1]):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break in what an exception handler calls"))
     return Break(reason, step, successors, *_handling((own, *callers)), innermost.handled)

@@ -27,21 +27,31 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
 
 @dataclass(frozen=True)
 class Successor:
-    """Where the frame can go on after the instruction: at instruction `at`, with `stack`."""
+    """Where the frame can go on after the instruction: at instruction `at`, with `stack`. `frame` has the locals that it has
+    then; None: those that it has now."""
 
     at: int
     stack: list[object]
+    frame: Frame | None = None
 
 
 @dataclass(frozen=True)
 class Step:
     """An instruction as source. `text.format(*expressions of operands)` is a statement (of several lines, perhaps);
-    where there are two successors, `condition` is an expression that says whether to take the second."""
+    where there are several successors, `conditions` are expressions that say whether to take the second, third, ..."""
 
     operands: tuple[object, ...]
     successors: tuple[Successor, ...]
     text: str = ""
-    condition: str = ""
+    conditions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An operand that is known when the compiled frame is written."""
+
+    value: object
+    name: str
 
 
 Row = Callable[[Frame, Any], Step]  # what the second argument is depends on the instruction
@@ -286,7 +296,7 @@ def _for_iter(frame: Frame, arg: int) -> Step:
         Successor(frame.pc + 1, [*stack, value]),
         Successor(arg + PY312, stack[:-1]),
     )  # 3.12 jumps over END_FOR
-    return Step((value, stack[-1], value), successors, "{} = next({}, exhausted)", "{} is exhausted")
+    return Step((value, stack[-1], value), successors, "{} = next({}, exhausted)", ("{} is exhausted",))
 
 
 @row("UNPACK_SEQUENCE")
@@ -354,13 +364,13 @@ def _build_map(frame: Frame, arg: int) -> Step:
 
 def _jump_if(condition: str) -> Row:
     return lambda frame, arg: Step(
-        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, frame.stack[:-1])), condition=condition
+        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, frame.stack[:-1])), conditions=(condition,)
     )
 
 
 def _jump_or_pop(condition: str) -> Row:
     return lambda frame, arg: Step(
-        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, list(frame.stack))), condition=condition
+        (frame.stack[-1],), (*_next(frame, 1), Successor(arg, list(frame.stack))), conditions=(condition,)
     )
 
 

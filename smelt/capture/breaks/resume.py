@@ -13,7 +13,7 @@ from typing import Protocol
 from smelt.capture.base.bytecode import Code, Original, note_original
 from smelt.capture.base.frames import Frame, Handled, LastInstruction
 from smelt.capture.base.values import NULL
-from smelt.capture.breaks.assembler import Handling, Null, Position, Push, Value, resumed
+from smelt.capture.breaks.assembler import Exit, Handling, Null, Position, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.liveness import live_slots
 from smelt.capture.breaks.points import Continuation, Point, WaitingFrame
@@ -88,16 +88,23 @@ def _layout(
     return tuple(pushes), values
 
 
-def resume_function(decode: Callable[[types.CodeType], Code], point: Point) -> types.FunctionType:
-    """The function that goes on at `point`, given its live locals and what is on its stack. Of a generator's point, it is a
-    generator function."""
+def resume_function(
+    decode: Callable[[types.CodeType], Code],
+    point: Point,
+    exits: Sequence[Exit] = (),
+    made_at_exit: Callable[[int, dict[str, object]], object] | None = None,
+) -> types.FunctionType:
+    """The function that goes on at `point`, given its live locals and what is on its stack, to its end or one of `exits`.
+    Of a generator's point, it is a generator function."""
     source, code = point.source, decode(point.source)
     extra = [
         _extra_name(code, p, i)
         for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))
     ]
     name = f"resume_in_{source.co_name.strip('<>')}_at_{code.lines[point.at]}"
-    made, prologue = resumed(source, code, point.at, point.slots, point.layout, extra, name)
+    made, prologue = resumed(
+        source, code, point.at, point.slots, point.layout, extra, name, exits, made_at_exit
+    )
     note_original(made, Original(source, prologue, _places(made, code, point, len(extra))))
     closure = None if not made.co_freevars else (point.cell,)
     function = types.FunctionType(made, point.scope, name, None, closure)  # type: ignore[arg-type]

@@ -204,7 +204,9 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
         return _plan_break(vm, stop)
     except Unsupported:
         raise
-    except Exception as e:
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt) and e is not vm.exceptions.own_interrupt:
+            raise
         if vm.failure is not None:
             raise vm.failure from e
         raise UserException(e, vm.where(), vm.disclosed.was_asked) from e
@@ -230,7 +232,7 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
     for frame in frames:
         frame.pc -= 1
         cells.register_cells(vm, frame)
-    return graph_break.plan(Originals(vm.decode), frames, stop.reason)
+    return graph_break.plan(Originals(vm.decode), vm.decode, frames, stop.reason)
 
 
 def _check_generators(vm: VM) -> None:

@@ -63,7 +63,7 @@ from smelt.capture.protocol import (
 )
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
-from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.trace import Trace
 
@@ -77,6 +77,7 @@ FILLING = (
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
 
+_MUCH = 400_000  # instructions without a call of torch: about a second
 _CALLING = ("CALL", "CALL_FUNCTION_EX")  # an earlier one may have been answered without a frame
 
 
@@ -183,6 +184,9 @@ class Interpreter(VM):
             raise RecursionError("maximum recursion depth exceeded")
         frame.parent, self.frame = self.frame, frame
         instructions, stop = frame.instructions, frame.stop
+        started, frame.nodes = frame.ticks, len(self.trace.tape.torch.graph.nodes)
+        if self.work.ticks > self.work.limit:
+            self.check_work()
         if frame.code.handlers:
             self.exceptions.some_handler = True
         try:
@@ -190,6 +194,8 @@ class Interpreter(VM):
                 try:
                     if error is not None:
                         raised, error = error, None
+                        if isinstance(raised, KeyboardInterrupt):
+                            self.exceptions.own_interrupt = raised
                         raise raised
                     while True:
                         pc = frame.pc
@@ -206,6 +212,8 @@ class Interpreter(VM):
                 except Stopped:
                     raise
                 except BaseException as e:
+                    if isinstance(e, KeyboardInterrupt) and e is not self.exceptions.own_interrupt:
+                        raise  # the user's, of smelt: no handler of the program may see it
                     if self.failure is not None:
                         raise self.failure from e
                     if e is not self.exceptions.raising:
@@ -220,6 +228,7 @@ class Interpreter(VM):
         finally:
             self.frame = frame.parent
             self.frames.depth -= 1
+            self.work.ticks += frame.ticks - started
 
     def locate(self, error: Unsupported) -> None:
         """Adds the user's line and stack to a reason, where it was raised first."""
@@ -228,9 +237,34 @@ class Interpreter(VM):
             error.reason = replace(reason, line=self.where() or reason.line, stack=self.stack())
             error.args = (str(error.reason),)
             self.failure = error
-            error.path = tuple(f.ticks for f in self._resumable_frames()) if error.breaks else ()
+            error.path = self._path(error) if error.breaks else ()
+
+    def check_work(self) -> None:
+        """Raises Unsupported where the program did much since the graph grew last: Python does that faster."""
+        nodes = len(self.trace.tape.torch.graph.nodes)
+        work = self.work
+        if work.limit and nodes == work.nodes:
+            raise Unsupported(Reason(LONG_COMPUTATION, f"{_MUCH} instructions"))
+        work.nodes, work.limit = nodes, work.ticks + _MUCH
 
     # ---- stops
+
+    def _path(self, error: Unsupported) -> tuple[int, ...]:
+        """Where the graph may break for `error`: how many instructions each frame has begun then, outermost first.
+
+        What takes long is left as a whole: the outermost loop or call that began after the graph grew last."""
+        frames = self._resumable_frames()
+        ticks = tuple(f.ticks for f in frames)
+        nodes = len(self.trace.tape.torch.graph.nodes)
+        for i, frame in enumerate(frames if error.reason.kind is LONG_COMPUTATION else ()):
+            outermost = min(
+                (h for h, (_, n) in frame.loops.items() if n == nodes and _runs(frame, h)), default=-1
+            )
+            if outermost >= 0:
+                return (*ticks[:i], frame.loops[outermost][0])
+            if i + 1 < len(frames) and frames[i + 1].nodes == nodes:
+                return ticks[: i + 1]
+        return ticks
 
     def _resumable_frames(self) -> list[Frame]:
         """The frames, from the root on, that can be left in the middle: each waits at a CALL for the next one's result."""
@@ -296,6 +330,13 @@ class Interpreter(VM):
                 Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
             )
         return wrapping.wrap(self.outside, real, origin)
+
+
+def _runs(frame: Frame, head: int) -> bool:
+    """Whether `frame` is in the loop that begins at `head`."""
+    code = frame.code
+    ends = (i for i, (_, arg) in enumerate(code.instructions) if arg == head and "BACKWARD" in code.names[i])
+    return head < frame.pc <= max(ends) + 1
 
 
 _STDLIB = types.__file__.rsplit("/", 1)[0] + "/"

@@ -46,6 +46,15 @@ class Stopping:
 
 
 @dataclass
+class Work:
+    """How much the machine has done since a node was added to the graph."""
+
+    ticks: int = 0  # instructions of frames that have ended or wait
+    limit: int = 0  # at how many to look whether there are new nodes
+    nodes: int = 0  # how many there were then
+
+
+@dataclass
 class Exceptions:
     """What is raised and handled inside and around the machine."""
 
@@ -53,6 +62,8 @@ class Exceptions:
     outer: BaseException | None  # handled around the captured call
     some_handler: bool = False  # some frame has a handler for exceptions
     raising: BaseException | None = None  # on its way through frames: it has its context
+    # a KeyboardInterrupt that the program raised itself; any other is a signal that arrived during capture
+    own_interrupt: BaseException | None = None
     # of an exception that is raised again; MISSING: of none
     traceback: TracebackType | Sentinel | None = MISSING
 

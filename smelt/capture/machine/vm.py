@@ -31,6 +31,7 @@ from smelt.capture.machine.state import (
     HeldByGraph,
     Scopes,
     Stopping,
+    Work,
 )
 from smelt.capture.outside.outside import Outside
 from smelt.capture.standins.arrays import Array
@@ -60,6 +61,7 @@ class VM(ABC):
         self.failure = None
         self.frames = Frames()
         self.stopping = Stopping()
+        self.work = Work()
         self.exceptions = exceptions
         self.scopes = Scopes()
         self.cells = Cells()
@@ -107,6 +109,10 @@ class VM(ABC):
     @abstractmethod
     def direct(self, frame: Frame) -> Frame:
         """`frame`, made for the call of the CALL that is being carried out."""
+
+    @abstractmethod
+    def check_work(self) -> None:
+        """Raises Unsupported where the program did much since the graph grew last: Python does that faster."""
 
     @abstractmethod
     def decode(self, code: types.CodeType) -> Code:

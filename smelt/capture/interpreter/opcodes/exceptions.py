@@ -56,6 +56,8 @@ def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
     error = raising.made(vm, frame.stack[-arg])
     if arg == 2:
         raising.set_cause(vm, error, frame.stack[-1])
+    if isinstance(error, KeyboardInterrupt):
+        vm.exceptions.own_interrupt = error
     vm.exceptions.raising = None  # also one that was raised before gets its context anew
     raise error
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from smelt.capture.base.bytecode import PY312
+from smelt.capture.base.bytecode import PY312, Handler
 from smelt.capture.base.frames import Frame
-from smelt.capture.interpreter.opcodes.table import opcode
+from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 
 
-@opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+@opcode("JUMP_FORWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 def _jump(vm: VM, frame: Frame, arg: int) -> None:
     frame.pc = arg
 
 
-@opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
+@opcode("JUMP_BACKWARD")
+def _jump_back(vm: VM, frame: Frame, arg: int) -> None:
+    _note_loop(vm, frame, arg)
+    frame.pc = arg
+
+
+def _note_loop(vm: VM, frame: Frame, head: int) -> None:
+    """Notes the first jump back to `head`. Raises Unsupported where the program did much without tensors."""
+    if head not in frame.loops:
+        frame.loops[head] = frame.ticks, len(vm.trace.tape.torch.graph.nodes)
+    if vm.work.ticks + frame.ticks > vm.work.limit:
+        vm.check_work()
+
+
+@opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
 def _jump_if_false(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.stack[-1]
     if value is not True and (value is False or value is None or not vm.truth(value)):
@@ -21,7 +35,7 @@ def _jump_if_false(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.pop()
 
 
-@opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
+@opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
 def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.stack[-1]
     if value is True or (value is not False and value is not None and vm.truth(value)):
@@ -29,16 +43,31 @@ def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.pop()
 
 
-@opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE", "POP_JUMP_IF_NONE")
+@opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_IF_NONE")
 def _jump_if_none(vm: VM, frame: Frame, arg: int) -> None:
     if frame.stack.pop() is None:
         frame.pc = arg
 
 
-@opcode("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE", "POP_JUMP_IF_NOT_NONE")
+@opcode("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_IF_NOT_NONE")
 def _jump_if_not_none(vm: VM, frame: Frame, arg: int) -> None:
     if frame.stack.pop() is not None:
         frame.pc = arg
+
+
+def _back_if(jump: Handler) -> Handler:
+    """The same condition, at the end of a loop."""
+
+    def handler(vm: VM, frame: Frame, arg: int) -> None:
+        jump(vm, frame, arg)
+        if frame.pc == arg:
+            _note_loop(vm, frame, arg)
+
+    return handler
+
+
+for _condition in ("TRUE", "FALSE", "NONE", "NOT_NONE"):
+    HANDLERS[f"POP_JUMP_BACKWARD_IF_{_condition}"] = _back_if(HANDLERS[f"POP_JUMP_FORWARD_IF_{_condition}"])
 
 
 @opcode("JUMP_IF_FALSE_OR_POP")
