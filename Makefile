@@ -60,7 +60,7 @@ QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py test
   tests/capture/test_emit.py tests/capture/test_store_replay.py tests/catalogue/test_harness.py \
   tests/codegen/test_modules.py tests/graph tests/guards/test_tree_layout.py tests/guards/test_evaluate.py \
   tests/loops/test_kernel_verify.py tests/loops/test_kernel_printer.py tests/native/test_guard_tree.py \
-  tests/ops/test_decompositions.py tests/plan/test_build.py tests/plan/test_executor.py \
+  tests/ops/test_registry.py tests/plan/test_build.py tests/plan/test_executor.py \
   tests/programs/test_found.py tests/report tests/runtime tests/schedule/test_schedule_verify.py \
   tests/targets/test_costs.py tests/trace/test_record.py
 

@@ -17,9 +17,7 @@ from smelt.errors import BackendError, Unsupported
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.verify import verify as verify_graph
-from smelt.ops import decompositions
 from smelt.ops.lower import lower
-from smelt.ops.registry import lowered
 from smelt.plan.build import build_plan
 from smelt.plan.steps import extern_names, kernel_names
 from smelt.plan.target import Target
@@ -27,7 +25,6 @@ from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
-from smelt.trace.decompose import decompose
 from smelt.trace.traced import Traced
 
 
@@ -70,10 +67,8 @@ def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
 
 
 def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
-    with _stage("decompose"):
-        graph = decompose(graph, decompositions.table(excluded=lowered()))
-        if config.verify:
-            verify_graph(graph, functional=True)
+    if config.verify:
+        verify_graph(graph, functional=True)
     with _stage("lower"):
         program = lower(graph, target.costs)
     with _stage("fuse"):

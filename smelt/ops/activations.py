@@ -28,11 +28,6 @@ aten = torch.ops.aten
 
 declare("_prelu_kernel hardswish", recompute=Class.POINTWISE)
 declare("celu elu gelu selu silu mish softplus glu log_sigmoid_forward", recompute=Class.TRANSCENDENTAL)
-declare(
-    "elu celu selu mish softplus hardsigmoid hardtanh hardshrink softshrink threshold relu6 "
-    "log_sigmoid_forward glu _prelu_kernel",
-    decomposed=True,
-)
 
 
 def _activation(f: Callable[..., Value], *overloads: Any, cost: float = 3.0) -> None:
@@ -108,7 +103,29 @@ def threshold(x: Value, threshold: float, value: float) -> Value:
     return where(compare("le", x, const(threshold, x.dtype)), const(value, x.dtype), x)
 
 
+def selu(x: Value) -> Value:
+    """elu with the two constants that keep mean 0 and variance 1 (Klambauer et al., 2017)."""
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def hardshrink(x: Value, lambd: float = 0.5) -> Value:
+    """0 within [-lambd, lambd], else x (a NaN too)."""
+    inside = call(
+        "logical_and", compare("ge", x, const(-lambd, x.dtype)), compare("le", x, const(lambd, x.dtype))
+    )
+    return where(inside, const(0, x.dtype), x)
+
+
+def softshrink(x: Value, lambd: float = 0.5) -> Value:
+    """x moved by lambd towards 0, which the others become; a NaN stays."""
+    moved = where(compare("lt", x, const(-lambd, x.dtype)), x + lambd, x * 0)
+    return where(above(x, lambd), x - lambd, moved)
+
+
 _activation(relu, aten.relu.default, cost=1)
+_activation(selu, aten.selu.default, cost=TRANSCENDENTAL)
+_activation(hardshrink, aten.hardshrink.default)
+_activation(softshrink, aten.softshrink.default)
 _activation(hardtanh, aten.hardtanh.default, cost=2)
 _activation(hardsigmoid, aten.hardsigmoid.default)
 _activation(hardswish, aten.hardswish.default)
@@ -137,6 +154,20 @@ def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
     first = b.view(x, b.spec.shape, lambda i: i)
     second = b.view(x, b.spec.shape, lambda i: (*i[:dim], i[dim] + half, *i[dim + 1 :]))
     return b.pointwise(lambda u, v: u * call("sigmoid", v), [first, second], cost=14)
+
+
+@operator(aten.log_sigmoid_forward.default)
+def log_sigmoid(b: Builder, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(min(x, 0) - log1p(exp(-|x|)), exp(-|x|)): the backward reads the second one."""
+    compute = opmath(x.dtype)
+    small = b.pointwise(
+        lambda v: call("exp", -call("abs", v)), [x], compute, b.spec[1].dtype, TRANSCENDENTAL + 2, x.shape
+    )
+
+    def f(v: Value) -> Value:
+        return call("minimum", v, const(0, compute)) - call("log1p", call("exp", -call("abs", v)))
+
+    return b.pointwise(f, [x], compute, b.spec[0].dtype, 2 * TRANSCENDENTAL + 3, x.shape), small
 
 
 declare(aten.glu.default, needs_room=True)

@@ -27,7 +27,6 @@ declare(
 )
 declare("fill tril triu", recompute=Class.POINTWISE)
 declare("tril triu zeros_like new_zeros", linear=("self",))
-declare("eye tril triu", decomposed=True)
 
 
 def _unless_half(dtype: torch.dtype) -> torch.dtype:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from smelt.graph.sizes import static
 from smelt.loops.builder import Builder, Operand
-from smelt.loops.tensor import Tensor
+from smelt.loops.tensor import Index, Tensor
+from smelt.loops.values import GATHER
 from smelt.ops.index_bounds import of_last
 from smelt.ops.layouts.meta import META, suggested_format
 from smelt.ops.recompute import Class
@@ -32,7 +34,6 @@ declare(aten._adaptive_avg_pool2d.default, out=aten._adaptive_avg_pool2d.out)
 declare(aten.upsample_nearest2d.default, out=aten.upsample_nearest2d.out)
 declare(aten.upsample_bilinear2d.default, out=aten.upsample_bilinear2d.out)
 declare(aten.upsample_bicubic2d.default, out=aten.upsample_bicubic2d.out)
-declare("pixel_shuffle pixel_unshuffle channel_shuffle", decomposed=True)
 
 
 @operator(aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec)
@@ -45,6 +46,37 @@ def upsample_nearest2d(b: Builder, x: Tensor, *args: Operand) -> Tensor | None:
     if any(isinstance(a, float) and a not in (kh, kw) for a in args):
         return None
     return b.copy(x, b.spec.shape, lambda i: (i[0], i[1], i[2] // kh, i[3] // kw))
+
+
+@operator(aten.pixel_shuffle.default)
+def pixel_shuffle(b: Builder, x: Tensor, factor: int) -> Tensor:
+    """Groups of factor**2 channels become squares of pixels."""
+
+    def index(i: Index) -> Index:
+        *batch, channel, row, column = i
+        within = row % factor * factor + column % factor
+        return (*batch, channel * factor**2 + within, row // factor, column // factor)
+
+    return b.copy(x, b.spec.shape, index, GATHER)
+
+
+@operator(aten.pixel_unshuffle.default)
+def pixel_unshuffle(b: Builder, x: Tensor, factor: int) -> Tensor:
+    """Squares of pixels become groups of factor**2 channels."""
+
+    def index(i: Index) -> Index:
+        *batch, channel, row, column = i
+        down, right = channel // factor % factor, channel % factor
+        return (*batch, channel // factor**2, row * factor + down, column * factor + right)
+
+    return b.copy(x, b.spec.shape, index, GATHER)
+
+
+@operator(aten.channel_shuffle.default)
+def channel_shuffle(b: Builder, x: Tensor, groups: int) -> Tensor:
+    """One channel of each group after the other."""
+    each = static(x.shape[1]) // groups
+    return b.copy(x, x.shape, lambda i: (i[0], i[1] % groups * each + i[1] // groups, *i[2:]), GATHER)
 
 
 # ---- shapes on a CPU

@@ -33,7 +33,6 @@ declare(
     "nll_loss_forward nll_loss2d_forward binary_cross_entropy multi_margin_loss multilabel_margin_loss_forward _ctc_loss",
     raises=True,  # for a class or a probability out of range
 )
-declare("mse_loss smooth_l1_loss huber_loss soft_margin_loss", decomposed=True)
 
 NONE, MEAN, SUM = range(3)  # ATen's numbers of the reductions
 

@@ -25,7 +25,6 @@ declare("repeat_interleave", raises=True)  # for a negative count
 declare("cat stack", linear=("tensors",))
 declare("constant_pad_nd", linear=("self value",))
 declare("flip roll repeat", linear=("self",))
-declare("rot90", decomposed=True)
 
 
 @operator(aten.cat.default, out=aten.cat.out)
@@ -109,6 +108,22 @@ def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
     return b.copy(
         x, x.shape, lambda i: tuple([x.shape[d] - 1 - e if d in flipped else e for d, e in enumerate(i)])
     )
+
+
+@operator(aten.rot90.default)
+def rot90(b: Builder, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """k quarter turns from the first of `dims` towards the second."""
+    first, second = (d % len(x.shape) for d in dims)
+
+    last, end = x.shape[first] - 1, x.shape[second] - 1
+
+    def index(i: Index) -> Index:
+        u, v = i[first], i[second]
+        turned = ((u, v), (v, end - u), (last - u, end - v), (last - v, u))[k % 4]
+        at = dict(zip((first, second), turned))
+        return tuple([at.get(d, e) for d, e in enumerate(i)])
+
+    return b.copy(x, b.spec.shape, index)
 
 
 @operator(aten.roll.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -51,10 +52,6 @@ declare("lerp", linear=("self end",))
 declare("masked_fill", linear=("self value",))
 declare("copy", linear=("src",))
 declare("neg div clone _to_copy _conj_physical", linear=("self",))
-declare(
-    "addcdiv lerp logit sinc heaviside logaddexp logaddexp2 nan_to_num frac",
-    decomposed=True,
-)
 
 # ---- one operation each
 
@@ -396,6 +393,69 @@ def nan_to_num(
 def above(v: Value, bound: float) -> Value:
     """v > bound: false for NaN."""
     return compare("gt", v, const(bound, v.dtype))
+
+
+@operator(aten.frac.default)
+def frac(b: Builder, x: Tensor) -> Tensor:
+    """x less its integral part: of the sign of x."""
+    return b.pointwise(lambda v: v - call("trunc", v), [x], cost=2)
+
+
+@operator(aten.sinc.default)
+def sinc(b: Builder, x: Tensor) -> Tensor:
+    """sin(pi x) / (pi x), 1 at 0. Integers become the default float dtype first."""
+
+    def f(v: Value) -> Value:
+        angle = v * math.pi
+        return where(compare("eq", v, const(0, v.dtype)), const(1, v.dtype), call("sin", angle) / angle)
+
+    return b.pointwise(f, [x], opmath(floating(x.dtype)), cost=TRANSCENDENTAL + DIVISION + 2)
+
+
+@operator(aten.logit.default)
+def logit(b: Builder, x: Tensor, eps: float | None = None) -> Tensor:
+    """log(x / (1 - x)), of x between eps and 1 - eps where that is given; NaN stays."""
+
+    def f(v: Value) -> Value:
+        if eps is not None and eps >= 0:
+            v = call("minimum", call("maximum", v, const(eps, v.dtype)), const(1 - eps, v.dtype))
+        return call("log", v / (1 - v))
+
+    return b.pointwise(f, [x], opmath(floating(x.dtype)), cost=TRANSCENDENTAL + DIVISION + 3)
+
+
+@operator(aten.heaviside.default)
+def heaviside(b: Builder, x: Tensor, values: Tensor) -> Tensor:
+    """0 below 0 (and for NaN), 1 above, `values` at 0."""
+
+    def f(v: Value, at_zero: Value) -> Value:
+        one, zero = const(1, v.dtype), const(0, v.dtype)
+        return where(compare("eq", v, zero), at_zero, where(compare("gt", v, zero), one, zero))
+
+    return b.pointwise(f, [x, values], b.spec.dtype, cost=3)
+
+
+def _log_of_sum(b: Builder, x: Tensor, y: Tensor, power: str, scale: float) -> Tensor:
+    """max + log1p(power(-|x - y|)) * scale; equal infinities are their own sum."""
+
+    def f(u: Value, v: Value) -> Value:
+        rest = call("log1p", call(power, -call("abs", u - v)))
+        total = call("maximum", u, v) + (rest if scale == 1 else rest * scale)
+        return where(call("logical_and", test("isinf", u), compare("eq", u, v)), u, total)
+
+    return b.pointwise(f, [x, y], cost=2 * TRANSCENDENTAL + 6)
+
+
+@operator(aten.logaddexp.default)
+def logaddexp(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
+    """log(exp(x) + exp(y)) without overflow; None for complex numbers and integers."""
+    return _log_of_sum(b, x, y, "exp", 1) if b.spec.dtype.is_floating_point else None
+
+
+@operator(aten.logaddexp2.default)
+def logaddexp2(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
+    """log2(2**x + 2**y) without overflow; None for integers."""
+    return _log_of_sum(b, x, y, "exp2", 1 / math.log(2)) if b.spec.dtype.is_floating_point else None
 
 
 # ---- choosing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from smelt.graph.sizes import Size, numel, static
@@ -12,7 +13,7 @@ from smelt.loops.builder import Builder
 from smelt.loops.dtypes import accumulation, opmath
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import Index, Tensor
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, where
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, test, where
 from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
@@ -30,7 +31,6 @@ declare(aten.max.other, aten.min.other, recompute=Class.POINTWISE)
 declare("cumsum cumprod cummax cummin logcumsumexp", recompute=Class.SCAN)
 declare("_softmax _log_softmax _safe_softmax", recompute=Class.ROWS)
 declare("sum mean cumsum trace", linear=("self",))
-declare("std std_mean norm linalg_vector_norm logsumexp trace dist aminmax", decomposed=True)
 
 Dims = int | Sequence[int] | None
 
@@ -109,12 +109,14 @@ def prod_dim(
 @operator(aten.linalg_vector_norm.default)
 def vector_norm(
     b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor | None:
-    """Of the orders in `VECTOR_NORMS`; None for others."""
-    norm = VECTOR_NORMS.get(ord)
-    if norm is None:
-        return None
-    kind, before, after, cost = norm
+) -> Tensor:
+    """The orders in `VECTOR_NORMS` as they stand there, others by powers."""
+    kind, before, after, cost = VECTOR_NORMS.get(ord) or (
+        "sum",
+        lambda v: call("pow", call("abs", v), const(ord, v.dtype)),
+        lambda v: call("pow", v, const(1 / ord, v.dtype)),
+        3 * TRANSCENDENTAL,
+    )
     reduced = b.reduce(kind, x, dims_of(x, dim), keepdim, opmath(b.spec.dtype), before)
     return finish(b, reduced, after, cost)
 
@@ -125,12 +127,94 @@ VECTOR_NORMS: dict[
 ] = {
     2: ("sum", lambda v: v * v, lambda v: call("sqrt", v), DIVISION),
     1: ("sum", lambda v: call("abs", v), None, 0.0),
+    0: (
+        "sum",
+        lambda v: where(compare("ne", v, const(0, v.dtype)), const(1, v.dtype), const(0, v.dtype)),
+        None,
+        0.0,
+    ),
     float("inf"): ("max", lambda v: call("abs", v), None, 0.0),
     float("-inf"): ("min", lambda v: call("abs", v), None, 0.0),
 }
 
 
+@operator(aten.norm.Scalar)
+def norm_all(b: Builder, x: Tensor, p: float = 2) -> Tensor:
+    """Of all elements."""
+    return vector_norm(b, x, p)
+
+
+@operator(aten.norm.ScalarOpt_dim)
+def norm_dim(b: Builder, x: Tensor, p: float | None, dim: Dims, keepdim: bool = False) -> Tensor:
+    """The vector norm of order p (2 for None) over `dim`; over all dimensions for an empty list."""
+    return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+
+
+@operator(aten.norm.ScalarOpt_dim_dtype)
+def norm_dim_dtype(
+    b: Builder, x: Tensor, p: float | None, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
+) -> Tensor:
+    """The same, of x converted to `dtype`."""
+    return norm_dim(b, x, p, dim, keepdim)
+
+
+@operator(aten.norm.ScalarOpt_dtype)
+def norm_dtype(b: Builder, x: Tensor, p: float | None, *, dtype: torch.dtype) -> Tensor:
+    """Of all elements, converted to `dtype`."""
+    return norm_dim(b, x, p, None)
+
+
+@operator(aten.dist.default)
+def dist(b: Builder, x: Tensor, y: Tensor, p: float = 2) -> Tensor:
+    """The vector norm of order p of x - y."""
+    compute = opmath(b.spec.dtype)
+    shape = tuple(np.broadcast_shapes(*(tuple(map(static, t.shape)) for t in (x, y))))
+    return vector_norm(b, b.pointwise(lambda u, v: u - v, [x, y], compute, compute, 1.0, shape), p)
+
+
+@operator(aten.trace.default)
+def trace(b: Builder, x: Tensor) -> Tensor:
+    """The sum of the diagonal, in float64 for floats as in ATen."""
+    diagonal = b.view(x, (min(static(s) for s in x.shape),), lambda i: (i[0], i[0]))
+    return finish(b, b.reduce("sum", diagonal, (0,), False, accumulation(b.spec.dtype)))
+
+
+@operator(aten.logsumexp.default)
+def logsumexp(b: Builder, x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
+    """log of the sum of exp(x - max), plus max: 0 takes the place of an infinite one."""
+    dims, compute = dims_of(x, dim), opmath(b.spec.dtype)
+
+    def finite(m: Value) -> Value:
+        return where(test("isinf", m), const(0, m.dtype), m)
+
+    top = b.reduce("max", x, dims, True, compute)
+    exponent = b.pointwise(
+        lambda v, m: call("exp", v - finite(m)), [x, top], compute, compute, TRANSCENDENTAL + 2, x.shape
+    )
+    total = b.reduce("sum", exponent, dims, True, compute)
+    result = b.pointwise(
+        lambda s, m: call("log", s) + finite(m),
+        [total, top],
+        compute,
+        compute,
+        TRANSCENDENTAL + 2,
+        total.shape,
+    )
+    return finish(b, dropped(b, result, dims, keepdim))
+
+
 # ---- extremes
+
+
+@operator(aten.aminmax.default)
+def aminmax(b: Builder, x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """(smallest, largest): NaN wins."""
+    dims = dims_of(x, dim)
+    least, most = (b.cast(b.reduce(kind, x, dims, keepdim), x.dtype) for kind in _MIN_MAX)
+    return least, most
+
+
+_MIN_MAX: tuple[ReductionKind, ReductionKind] = ("min", "max")
 
 
 @operator(aten.amax.default)
@@ -264,6 +348,46 @@ def std(
     dims = dims_of(x, dim)
     _, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
     return finish(b, dropped(b, variance, dims, keepdim), lambda v: call("sqrt", v), DIVISION)
+
+
+@operator(aten.std.default)
+def std_all(b: Builder, x: Tensor, unbiased: bool = True) -> Tensor:
+    """Of all elements."""
+    return std(b, x, None, correction=int(unbiased))
+
+
+@operator(aten.std.dim)
+def std_dim(b: Builder, x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+    """Over `dim`, with a correction of 1 if `unbiased`."""
+    return std(b, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+@operator(aten.std_mean.correction)
+def std_mean(
+    b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(standard deviation, mean)."""
+    dims = dims_of(x, dim)
+    center, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
+    deviation, mean = (dropped(b, t, dims, keepdim) for t in (variance, center))
+    root = b.pointwise(
+        lambda v: call("sqrt", v), [deviation], deviation.dtype, x.dtype, DIVISION, deviation.shape
+    )
+    return root, b.cast(mean, x.dtype)
+
+
+@operator(aten.std_mean.default)
+def std_mean_all(b: Builder, x: Tensor, unbiased: bool = True) -> tuple[Tensor, Tensor]:
+    """Of all elements."""
+    return std_mean(b, x, None, correction=int(unbiased))
+
+
+@operator(aten.std_mean.dim)
+def std_mean_dim(
+    b: Builder, x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Over `dim`, with a correction of 1 if `unbiased`."""
+    return std_mean(b, x, dim, correction=int(unbiased), keepdim=keepdim)
 
 
 @operator(aten.var_mean.correction)

@@ -39,7 +39,6 @@ class Facts(TypedDict, total=False):
     out: OpOverload | None
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None
     linear: tuple[str, ...]
-    decomposed: bool
     layout: Callable[..., Any] | None
     run_on_zeros: bool
     needs_room: bool
@@ -71,7 +70,6 @@ class Operator:
             one, torch's tags and the schema say it (autograd/classes.py).
         linear: sets of arguments, names separated by spaces; the result is zero where all of one set are. None and the
             number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linear.py).
-        decomposed: without a lowering it is written as smaller operators, which fuse better (ops/decompositions.py).
         layout: a shape function, called with meta tensors in the place of tensors: meta tensors laid out like what a CPU
             returns, or NotImplemented for what it does not know (ops/layouts).
         run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
@@ -102,7 +100,6 @@ class Operator:
     out: OpOverload | None = None
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None = None
     linear: tuple[str, ...] = ()
-    decomposed: bool = False
     layout: Callable[..., Any] | None = None
     run_on_zeros: bool = False
     needs_room: bool = False
@@ -178,11 +175,6 @@ def _name(op: OpOverload) -> str:
 
 REGISTRY = Registry()
 row = REGISTRY.row
-
-
-def lowered() -> set[OpOverload]:
-    """The overloads that have a lowering."""
-    return {op for op, facts in REGISTRY.declared() if isinstance(op, OpOverload) and "lowering" in facts}
 
 
 def declare(*operators: OpOverload | str, **facts: Unpack[Facts]) -> None:

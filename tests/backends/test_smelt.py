@@ -125,7 +125,6 @@ def test_stages_are_timed():
     with events.subscribed(seen.append):
         compile_graph(traced, Config(verify=True))
     assert [e.name for e in seen if e.kind == "stage"] == [
-        "decompose",
         "lower",
         "fuse",
         "codegen",

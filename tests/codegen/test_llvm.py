@@ -203,6 +203,28 @@ def test_fmod_and_remainder_are_exact(dtype: torch.dtype) -> None:
     assert_ulps(binary("remainder", a, b), want, 0, (a, b))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", (f32, f64))
+def test_fmod_of_any_bits(dtype: torch.dtype, target: Host | None) -> None:
+    """Quotients of all sizes, multiples of the divisor and their neighbours; signs of zeros, too."""
+    integers = (torch.int32, 31) if dtype is f32 else (torch.int64, 63)
+    bits = torch.randint(-(2 ** integers[1]), 2 ** integers[1] - 1, (2, 1 << 14)).to(integers[0]).view(dtype)
+    n, k = torch.randint(1, 1000, (2, 1 << 14)).to(dtype)
+    nearly = torch.nextafter(n * k, torch.zeros((), dtype=dtype))
+    for a, b in (
+        (bits[0], bits[1]),
+        (n * k, k),
+        (nearly, k),
+        (-nearly, k / 3),
+        (torch.randn_like(n) * 1e6, n / 7),
+    ):
+        with np.errstate(invalid="ignore"):
+            want = torch.from_numpy(np.fmod(a.numpy(), b.numpy()))
+        got = binary("fmod", a.contiguous(), b.contiguous(), target)
+        assert_ulps(got, want, 0, (a, b))
+        assert torch.equal(got.signbit() | got.isnan(), want.signbit() | want.isnan())
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ("pow", "atan2"))

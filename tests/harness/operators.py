@@ -11,9 +11,8 @@ from torch._ops import OpOverload
 
 import smelt  # noqa: F401 (the registry is filled by the import)
 from smelt.graph.effects import effects, is_composite
-from smelt.ops import decompositions
 from smelt.ops.inplace import pure_of
-from smelt.ops.registry import Operator, lowered, row
+from smelt.ops.registry import Operator, row
 
 HEAD = f"""# What becomes of each ATen operator
 
@@ -26,7 +25,6 @@ what smelt knows of one beyond its schema; the overloads listed here have none, 
 FATES = {
     "composite": "taken apart by autograd before anything is recorded",
     "lowered": "loops",
-    "decomposed": "smaller operators, which are loops",
     "ruled": "treated by a rule of its own while it is recorded (`smelt/ops/trace_rules.py`)",
     "rewritten": "writes an argument: recorded as the operator that gives the new value",
     "writes": "writes an argument and has no pure counterpart: refused, the graph breaks there",
@@ -55,15 +53,13 @@ def _computes(op: OpOverload) -> bool:
 
 def fates() -> dict[OpOverload, str]:
     """What becomes of a call of each operator; a key of `FATES`."""
-    apart = decompositions.table(excluded=lowered())
-    return {op: _fate(op, op in apart) for op in operators()}
+    return {op: _fate(op) for op in operators()}
 
 
-def _fate(op: OpOverload, decomposed: bool) -> str:
+def _fate(op: OpOverload) -> str:
     does = effects(op)
     answers = {
         "lowered": row(op).lowering is not None,
-        "decomposed": decomposed,
         "composite": is_composite(op),
         "ruled": row(op).trace_rule is not None,
         "rewritten": bool(does.writes) and pure_of(op) is not None,

@@ -357,3 +357,50 @@ def _swap(x, y):
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_writes_to_inputs(name):
     check(MUTATIONS[name], torch.randn(4, 4), torch.randn(4, 4))
+
+
+EDGES = torch.tensor(
+    [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 3.7, -120.0, 120.0, math.inf, -math.inf, math.nan]
+)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        F.selu, F.hardshrink, F.softshrink, F.logsigmoid, torch.frac, torch.sinc, torch.logit,
+        lambda x: torch.logit(x, 0.2), lambda x: torch.heaviside(x, x + 2), lambda x: torch.logaddexp(x, x.flip(0)),
+        lambda x: torch.logaddexp(x, x), lambda x: torch.logaddexp2(x, x.flip(0)), lambda x: torch.logaddexp2(x, x),
+        lambda x: torch.aminmax(x)[0] + torch.aminmax(x[:5], dim=0)[1], lambda x: x.logsumexp(0),
+        lambda x: x[:10].logsumexp(0), lambda x: torch.full_like(x, -math.inf).logsumexp(0),
+        lambda x: torch.full_like(x, math.inf).logsumexp(0, keepdim=True),
+    ],
+)  # fmt: skip
+def test_formulas_at_the_edges(f):
+    check(f, EDGES, n_externs=0)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.int64), ids=str)
+def test_formulas_without_values_of_their_own(dtype):
+    x = torch.arange(2 * 8 * 4 * 6).view(2, 8, 4, 6).to(dtype)
+    for k in range(-1, 5):
+        check(lambda x: torch.rot90(x, k, (1, 3)), x, n_externs=0)
+    check(lambda x: F.pixel_shuffle(x, 2), x, n_externs=0)
+    check(lambda x: F.pixel_unshuffle(x, 2), x, n_externs=0)
+    check(lambda x: torch.channel_shuffle(x, 4), x, n_externs=0)
+    check(torch.trace, x[0, 0], n_externs=0)
+
+
+@pytest.mark.parametrize("order", (0, 1, 2, 2.5, 3, -1, math.inf, -math.inf))
+def test_norms_of_any_order(order):
+    x = torch.randn(5, 7) + 0.1
+    check(lambda x: torch.linalg.vector_norm(x, order), x, n_externs=0)
+    check(lambda x: x.norm(order, 1), x, n_externs=0)
+    check(lambda x: torch.dist(x, x[0], order), x, n_externs=0)
+
+
+@pytest.mark.parametrize("unbiased", (False, True))
+def test_standard_deviations_with_their_means(unbiased):
+    x = torch.randn(5, 7)
+    check(lambda x: torch.std_mean(x, 1, unbiased=unbiased, keepdim=True), x, n_externs=0)
+    check(lambda x: torch.std_mean(x, unbiased=unbiased), x, n_externs=0)
+    check(lambda x: x.std(0, unbiased), x, n_externs=0)

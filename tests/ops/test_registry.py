@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from smelt.ops.registry import REGISTRY, Facts, Operator, Registry, row
+from smelt.ops.registry import REGISTRY, Facts, Operator, Registry
 from tests.harness import operators, sources
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,6 @@ def test_each_operator_has_a_fate():
     found = operators.fates()
     assert set(found.values()) == set(operators.FATES)
     assert all(isinstance(op, OpOverload) for op in found)
-    assert {op for op, fate in found.items() if fate == "decomposed" and row(op).lowering} == set()
 
 
 # Modules outside of smelt/ops that name operators. What a module makes nodes of, or calls, it has to name; what it knows of
@@ -103,7 +102,6 @@ NAMED = {
     "smelt.graph.passes": "what autograd leaves in graphs and does nothing; lies below the rows",
     "smelt.graph.verify": WRITES,
     "smelt.plan.build": CALLS,
-    "smelt.trace.decompose": CALLS,
     "smelt.trace.finish": MAKES,
     "smelt.trace.functionalize": MAKES,
     "smelt.trace.packed_sequences": CALLS,

@@ -365,6 +365,49 @@ def pow(b: Builder, x: Ref, y: Ref) -> Ref:
     return helper_at(b, "pow", _write_pow, x, y)
 
 
+def _fmod_step(b: Builder, r: Ref, y: Ref) -> tuple[Ref, Ref]:
+    """(|r / y|, r less a multiple of y): at most 3/4 |y| where the quotient is below 2**51 (2**22 for float32), which makes
+    it exact; else less than 2**-50 of r, and exact for floats in float64."""
+    quotient = b.op("fdiv", r, y)
+    return absolute(b, quotient), b.fma(b.fneg(b.intrinsic("rint", quotient)), y, r)
+
+
+def _fmod_sign(b: Builder, x: Ref, y: Ref, r: Ref) -> Ref:
+    """C's fmod from any remainder r of x that is less than y: with the sign of x, and x itself where that is less."""
+    wrong = b.compare("fcmp olt", b.op("fmul", b.intrinsic("copysign", b.like(x, 1.0), x), r), b.like(x, 0.0))
+    a = absolute(b, y)
+    r = b.intrinsic("copysign", b.select(wrong, b.op("fsub", a, absolute(b, r)), r), x)
+    return b.select(b.compare("fcmp olt", absolute(b, x), a), x, r)
+
+
+def _fmod_wide(b: Builder, x: Ref, y: Ref) -> Ref:
+    """Of float32 with a quotient up to 2**277."""
+    r, y_wide = b.convert("fpext", x, "double"), b.convert("fpext", y, "double")
+    for _ in range(6):
+        _, r = _fmod_step(b, r, y_wide)
+    return b.convert("fptrunc", _fmod_sign(b, b.convert("fpext", x, "double"), y_wide, r), "float")
+
+
+def _write_fmod(b: Builder, args: list[Ref]) -> Ref:
+    x, y = args
+    single = x.elem == "float"
+    quotient, r = _fmod_step(b, x, y)
+    large = b.compare("fcmp ogt", quotient, b.like(x, 2.0**22 if single else 2.0**51))
+    some = b.any_lane(large)
+    b.line(f"br i1 {some.text}, label %large, label %usual")
+    b.line("\nlarge:")
+    b.scopes[-1].memo = {}
+    exact = _fmod_wide(b, x, y) if single else libm("fmod")(b, x, y)
+    b.line(f"ret {exact}\nusual:")
+    b.scopes[-1].memo = {}
+    return _fmod_sign(b, x, y, r)
+
+
+def fmod(b: Builder, x: Ref, y: Ref) -> Ref:
+    """C's fmod, exactly, in a function of its own in the module."""
+    return helper_at(b, "fmod", _write_fmod, x, y)
+
+
 # ---- the C library
 
 
@@ -410,11 +453,11 @@ def sigmoid_double(b: Builder, x: Ref) -> Ref:
     return b.op("fdiv", one, b.op("fadd", exp_double(b, b.fneg(x)), one))
 
 
-FLOAT64 = {"exp": exp_double, "sigmoid": sigmoid_double}
+FLOAT64: dict[str, Callable[..., Ref]] = {"exp": exp_double, "sigmoid": sigmoid_double, "fmod": fmod}
 # op name -> code for float32. The others, and those of float64 that are not in FLOAT64, are LIBM.
 FLOAT32: dict[str, Callable[..., Ref]] = dict(
     exp=exp, exp2=exp2, expm1=expm1, log=log, log2=log2, log10=log10, log1p=log1p, tanh=tanh, sigmoid=sigmoid, erf=erf,
-    sin=_trigonometric("sin", 0), cos=_trigonometric("cos", 1), pow=pow,
+    sin=_trigonometric("sin", 0), cos=_trigonometric("cos", 1), pow=pow, fmod=fmod,
 )  # fmt: skip
 LIBM = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
