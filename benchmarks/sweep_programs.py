@@ -1,6 +1,6 @@
 """Random Python programs, eager against compiled.
 
-    python -m benchmarks.sweep_programs [--programs N] [--seed FIRST] [--gradients]
+    python -m benchmarks.sweep_programs [--programs N] [--seed FIRST] [--gradients] [--jobs N]
 
 Every program is decided by its seed and kind. Differences are shrunk and printed; benchmarks/results/programs.md says how
 many programs of each kind ran, under which versions, and how many differed. With `--gradients` all tensors require
@@ -14,9 +14,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import logging
+import multiprocessing
+import os
 import platform
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +32,7 @@ from tests.harness.generate import Options, Replayed, Seeded, prelude, shrink, w
 from tests.harness.generated import kind_of, outcome
 
 RESULTS = Path(__file__).parent / "results"
+AT_ONCE = 50  # programs in one task of a process
 
 
 @dataclass
@@ -37,12 +42,17 @@ class Kind:
     backend: str
     share: float  # of all programs
     ran: int = 0
-    seconds: float = 0.0
     ahead: int = 0  # backward graphs compiled
     own: int = 0  # captures whose backward is autograd's own
     different: list[tuple[int, str, str]] = field(
         default_factory=list
     )  # seed, what differs, the shrunk source
+
+    def add(self, part: Kind) -> None:
+        self.ran += part.ran
+        self.ahead += part.ahead
+        self.own += part.own
+        self.different += part.different
 
 
 def kinds() -> list[Kind]:
@@ -76,22 +86,49 @@ def gradient_kinds() -> list[Kind]:
     ]
 
 
-def run(kind: Kind, seed: int) -> None:
-    choices = Seeded(seed)
-    source = write_program(choices, kind.options)
-    start = time.perf_counter()
+def run(kind: Kind, seeds: Iterable[int]) -> Kind:
+    """`kind` with what the programs of these seeds gave."""
+    torch.set_num_threads(1)
+    logging.getLogger("smelt").setLevel(logging.ERROR)
 
     def listen(event: events.Event) -> None:
         kind.ahead += event.kind == "backward-compiled"
         kind.own += event.kind == "no-joint-graph"
 
-    with events.subscribed(listen):
-        problem = outcome(source, kind.options, kind.backend)
-    kind.seconds += time.perf_counter() - start
-    kind.ran += 1
-    if problem is not None:
-        kind.different.append((seed, problem, _shrunk(kind, choices.made, problem)))
-        print(f"\n{kind.name}, seed {seed}: {problem}\n{kind.different[-1][2]}", flush=True)
+    for seed in seeds:
+        choices = Seeded(seed)
+        source = write_program(choices, kind.options)
+        with events.subscribed(listen):
+            problem = outcome(source, kind.options, kind.backend)
+        kind.ran += 1
+        if problem is not None:
+            kind.different.append((seed, problem, _shrunk(kind, choices.made, problem)))
+            print(f"\n{kind.name}, seed {seed}: {problem}\n{kind.different[-1][2]}", flush=True)
+    return kind
+
+
+def run_all(kinds: list[Kind], first: int, programs: int, jobs: int) -> list[Kind]:
+    """Each kind with its share of `programs`, seeds from `first`, in `jobs` processes."""
+    work = [
+        (kind, range(first, first + round(programs * kind.share))[at : at + AT_ONCE])
+        for kind in kinds
+        for at in range(0, round(programs * kind.share), AT_ONCE)
+    ]
+    done, start = {kind.name: kind for kind in kinds}, time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    # A process that has compiled thousands of programs is slower than a new one.
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=20) as pool:
+        for part in as_completed([pool.submit(run, kind, seeds) for kind, seeds in work]):
+            done[part.result().name].add(part.result())
+            ran, found = sum(k.ran for k in kinds), sum(len(k.different) for k in kinds)
+            print(
+                f"\r{ran} programs, {found} different, {time.perf_counter() - start:.0f} s",
+                end="",
+                flush=True,
+            )
+    for kind in kinds:
+        kind.different.sort()
+    return kinds
 
 
 def _shrunk(kind: Kind, numbers: list[int], problem: str) -> str:
@@ -131,21 +168,13 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gradients", action="store_true")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each CPU)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("smelt").setLevel(logging.ERROR)
-    done, start = gradient_kinds() if arguments.gradients else kinds(), time.perf_counter()
-    for kind in done:
-        for seed in range(arguments.seed, arguments.seed + round(arguments.programs * kind.share)):
-            run(kind, seed)
-            if kind.ran % 20 == 0:
-                total, found = sum(k.ran for k in done), sum(len(k.different) for k in done)
-                print(
-                    f"\r{total} programs, {found} different, {time.perf_counter() - start:.0f} s",
-                    end="",
-                    flush=True,
-                )
+    kinds_of = gradient_kinds() if arguments.gradients else kinds()
+    done = run_all(kinds_of, arguments.seed, arguments.programs, arguments.jobs)
     print()
     name = "programs-gradients.md" if arguments.gradients else "programs.md"
     (arguments.out / name).write_text(report(done, arguments.seed), encoding="utf-8")

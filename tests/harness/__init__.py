@@ -8,6 +8,7 @@ whole programs, eager and compiled
     snapshot       every place that can be reached from an object, as facts that can be compared
     training       `@both`, a program that trains: the same lines eager and compiled
     generate       random programs as source, and how they shrink
+    generate_worlds what they do to objects around them, and what changes between their calls
     generated      a random program run eager and compiled, and where they differ
     models         the ten benchmark models, tiny
     threads        functions side by side
