@@ -221,6 +221,7 @@ class CompiledModule:
     """Mixed into a subclass of the original's class; an instance shares the original's `__dict__`."""
 
     __slots__ = ()
+    __jit_unused_properties__ = ("_orig_mod",)  # torch.jit.script would compile it with the module
     _smelt: _ModuleState
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,7 @@ def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
 @builtin(object.__getattribute__)
 def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
-    return attributes.load_generic(vm, obj, name, use_getattr=False)
+    return attributes.load_own(vm, obj, name)
 
 
 @builtin(object.__setattr__)

@@ -17,6 +17,7 @@ from smelt.capture.protocol.native_calls import call_native_python
 _OPERATORS = "torch._higher_order_ops."
 _BODIES: dict[tuple[str, str], object] = {
     (_OPERATORS + "utils", "_hop_compile_and_call"): polyfills.call_operator,
+    ("torch._dynamo.eval_frame", "OptimizedModule.__call__"): polyfills.call_module,
     (_OPERATORS + "cond", "CondOp.__call__"): polyfills.cond,
     (_OPERATORS + "while_loop", "WhileLoopOp.__call__"): polyfills.while_loop,
     (_OPERATORS + "scan", "ScanOp.__call__"): polyfills.scan,

@@ -91,10 +91,21 @@ def call_getter(
     return found[0] if len(found) == 1 else tuple(found)
 
 
+def refuse_script(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
+    """The call of a function of TorchScript, whose interpreter has values, types and optimizations of its own: made for
+    real, at a break."""
+    raise unsupported(_TORCHSCRIPT)
+
+
+_TORCHSCRIPT = "a function or module of TorchScript"
+
+
 def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     """The call of an instance: of the `__call__` of its class. Raises TypeError where it has none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
     vm.outside.facts.use_class(type(obj))
+    if isinstance(obj, torch.jit.ScriptModule):
+        raise unsupported(_TORCHSCRIPT)
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.api"):
         return call_module(
             vm, cast(nn.Module, obj), args, kwargs
@@ -132,6 +143,8 @@ CALLERS: dict[type, Callable[..., object]] = {
     type: construct,
     torch._ops.OpOverloadPacket: run_native,
     torch._ops.OpOverload: run_native,
+    torch._C.ScriptFunction: refuse_script,
+    torch._C.ScriptMethod: refuse_script,
     operator.attrgetter: call_getter,
     operator.itemgetter: call_getter,
 }

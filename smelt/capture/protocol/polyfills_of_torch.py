@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import torch
+from torch import nn
 
 Values = tuple[object, ...]
 
@@ -21,6 +22,11 @@ def call_operator(
 ) -> object:
     """`_hop_compile_and_call`: a function around an operator of higher order."""
     return fn(*args, **(kwargs or {}))
+
+
+def call_module(module: nn.Module, *args: object, **kwargs: object) -> object:
+    """The call of what torch.compile made of a module: with its hooks, and `forward`, which is the module's call."""
+    return nn.Module.__call__(module, *args, **kwargs)
 
 
 def cond(

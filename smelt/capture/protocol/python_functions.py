@@ -22,7 +22,11 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
     if handler is not None:
         vm.frames.tail = None
         return handler(vm, args, kwargs)
-    fn = SUBSTITUTES.get(where_written(fn), fn)
+    written = where_written(fn)
+    fn = SUBSTITUTES.get(written, fn)
+    inlined = _compiled_by_torch(fn) if written[0].startswith("torch._dynamo.") else None
+    if inlined is not None:
+        return vm.call(inlined, args, kwargs)
     if fn in REFUSED:
         raise Unsupported(Reason(*REFUSED[fn]))
     if fn.__dict__:
@@ -38,6 +42,17 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
         kind = {"pdb": DEBUGGER, "bdb": DEBUGGER, "random": RANDOM_STATE}.get(fn.__module__, SIDE_EFFECT_IO)
         raise Unsupported(Reason(kind, f"{fn.__module__}.{fn.__qualname__}"))
     return interpret(vm, fn, args, kwargs)
+
+
+def _compiled_by_torch(fn: FunctionType) -> object:
+    """What torch's compiler was given, where `fn` is what it made of it: one compiler is enough."""
+    written = where_written(fn)
+    if written == ("torch._dynamo.external_utils", "wrap_dunder_call_ctx_manager.<locals>.inner"):
+        held = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ())))
+        only_set = type(held["self"]).__name__ == "DynamoConfigPatchProxy"  # options of torch's compiler
+        return held["func"] if only_set else None
+    made = written[0] == "torch._dynamo.eval_frame" and "_torchdynamo_inline" in fn.__dict__
+    return fn.__dict__.get("_torchdynamo_orig_callable") if made else None
 
 
 def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 
 import torch
 import torch.utils.checkpoint
@@ -30,6 +32,38 @@ class _Reentrant(_Function):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a backward through a reentrant checkpoint"))
 
 
+_NO_CONTEXTS = torch.utils.checkpoint.noop_context_fn
+_SELECTING = (
+    torch.utils.checkpoint._CachingTorchDispatchMode,
+    torch.utils.checkpoint._CachedTorchDispatchMode,
+)
+
+
+def _only_selects(vm: VM, context_fn: object) -> bool:
+    """Whether the contexts of a checkpoint say no more than which results are kept, and which are computed again: those of
+    `create_selective_checkpoint_contexts`. What is computed is the same; what a joint graph keeps is the partition's choice,
+    so the policy is not called, and must have no effects."""
+    if context_fn is _NO_CONTEXTS:
+        return True
+    made = vm.call(context_fn, (), {})
+    if not isinstance(made, tuple) or tuple(map(type, made)) != _SELECTING:
+        return False
+    policy = made[0].policy_fn
+    return type(policy) is FunctionType and (
+        policy.__module__ == torch.utils.checkpoint.__name__ or _only_compares(policy)
+    )
+
+
+def _only_compares(policy: FunctionType) -> bool:
+    """Whether a function stores and calls nothing."""
+    return not any(i.opname.startswith(_EFFECTS) for i in dis.get_instructions(policy.__code__))
+
+
+_EFFECTS = (
+    "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "STORE_DEREF", "DELETE_", "CALL", "IMPORT", "YIELD",
+)  # fmt: skip
+
+
 @function(_CHECKPOINT)
 def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
     call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
@@ -37,11 +71,7 @@ def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
     given = call.arguments
     target, reentrant, more = given["function"], given["use_reentrant"], dict(given["kwargs"])
     more.pop("preserve_rng_state", None)
-    if (
-        reentrant is None
-        or given["debug"]
-        or given["context_fn"] is not torch.utils.checkpoint.noop_context_fn
-    ):
+    if reentrant is None or given["debug"] or not _only_selects(vm, given["context_fn"]):
         raise unsupported("torch.utils.checkpoint with these options")
     if reentrant and more:
         raise ValueError("Unexpected keyword arguments: " + ",".join(more))

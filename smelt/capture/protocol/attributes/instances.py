@@ -43,8 +43,22 @@ class Descriptor(Protocol):
     def __get__(self, obj: object, cls: type | None = None, /) -> object: ...
 
 
-def load_generic(vm: VM, obj: object, name: str, use_getattr: bool = True) -> object:
-    """`object.__getattribute__`, then the class's `__getattr__`."""
+def load_generic(vm: VM, obj: object, name: str) -> object:
+    """`object.__getattribute__`, then the class's `__getattr__`: also where a property or another descriptor raised
+    AttributeError."""
+    info = vm.type_info(type(obj))
+    if info.getattr is MISSING:
+        return load_own(vm, obj, name)
+    try:
+        return load_own(vm, obj, name, use_getattr=True)
+    except AttributeError:
+        if info.find(name)[0] is ABSENT:  # it was `__getattr__` that raised
+            raise
+    return _through_getattr(vm, obj, name, info, instance_dict(obj))
+
+
+def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> object:
+    """`object.__getattribute__`; with `use_getattr`, the class's `__getattr__` for what it does not find."""
     memo = vm.outside.memo.by_id.get(id(obj))
     if memo is not None:
         value = memo.get(name, MISSING)

@@ -1,0 +1,129 @@
+"""What other compilers of torch have made, called by a compiled function: TorchScript, torch.compile, torch.export; and
+checkpoints with a policy."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import smelt
+from smelt.report.inspect import graph_count, reasons
+
+torch.manual_seed(0)
+X, WEIGHT = torch.randn(4, 3), torch.randn(3, 3)
+PLAIN = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+SCRIPTED, TRACED = torch.jit.script(copy.deepcopy(PLAIN)), torch.jit.trace(copy.deepcopy(PLAIN), (X,))
+EXPORTED = torch.export.export(copy.deepcopy(PLAIN), (X,)).module()
+COMPILED = torch.compile(copy.deepcopy(PLAIN), backend="eager")
+HOOKED = torch.compile(copy.deepcopy(PLAIN), backend="eager")
+HOOKED.register_forward_hook(lambda module, args, out: out * 2)
+
+
+@torch.jit.script
+def scripted(a, b: int):
+    if bool(a.sum() > 0):
+        return a * b
+    return a - b
+
+
+@torch.compile(backend="eager")
+def compiled_by_torch(x, scale=2):
+    return x.sin() * scale
+
+
+def policy(ctx, op, *args, **kwargs):
+    return (
+        CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
+    )
+
+
+asked = []
+
+
+def noting_policy(ctx, op, *args, **kwargs):
+    asked.append(op)
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def region(x):
+    return (x @ WEIGHT).sin() @ WEIGHT
+
+
+def selective(which):
+    context_fn = functools.partial(create_selective_checkpoint_contexts, which)
+    return lambda x: checkpoint(region, x, use_reentrant=False, context_fn=context_fn) * 2
+
+
+SCRIPT = ["a function or module of TorchScript"]
+PROGRAMS = {
+    "scripted function": (lambda x: scripted(x * 2, 3) + 1, 2, SCRIPT),
+    "scripted module": (lambda x: SCRIPTED(x * 2) + 1, 2, SCRIPT),
+    "traced module": (lambda x: TRACED(x * 2) + 1, 2, SCRIPT),
+    "exported module": (lambda x: EXPORTED(x * 2) + 1, 1, []),
+    "function of torch.compile": (lambda x: compiled_by_torch(x * 2, scale=3) + 1, 1, []),
+    "module of torch.compile": (lambda x: COMPILED(x * 2) + 1, 1, []),
+    "module of torch.compile with a hook": (lambda x: HOOKED(x * 2) + 1, 1, []),
+    "policy as a function": (selective(policy), 1, []),
+    "policy as a list": (selective([torch.ops.aten.mm.default]), 1, []),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name):
+    fn, graphs, details = PROGRAMS[name]
+    compiled = smelt.compile(fn)
+    for _ in range(3):
+        a, b = (X.clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(a), fn(b)
+        torch.testing.assert_close(found, expected)
+        found.sin().sum().backward()
+        expected.sin().sum().backward()
+        torch.testing.assert_close(a.grad, b.grad)
+    assert graph_count(compiled) == graphs and [r.detail for r in reasons(compiled)] == details
+
+
+def test_a_policy_with_effects_is_asked_as_in_eager():
+    fn = selective(noting_policy)
+    seen = []
+    for f in (fn, smelt.compile(fn)):
+        asked.clear()
+        f(X.clone().requires_grad_()).sum().backward()
+        seen.append(list(asked))
+    assert seen[0] and seen[0] == seen[1]
+
+
+class Falling:
+    """Attributes that descriptors do not have are asked of `__getattr__`."""
+
+    @property
+    def missing(self):
+        raise AttributeError("not here")
+
+    def __getattr__(self, name):
+        if name == "absent":
+            raise AttributeError("nor here")
+        return len(name)
+
+
+class FallingModule(nn.Module):
+    @property
+    def missing(self):
+        raise AttributeError("not here")
+
+
+def test_a_property_that_raises_attribute_error_is_looked_up_by_getattr():
+    x, module = Falling(), FallingModule()
+
+    def fn(t):
+        try:
+            text = module.missing
+        except AttributeError as error:
+            text = str(error), error.__context__
+        return t + x.missing, hasattr(x, "missing"), getattr(x, "absent", 3), hasattr(module, "missing"), text
+
+    compiled = smelt.compile(fn)
+    assert compiled(X)[1:] == fn(X)[1:]
+    assert torch.equal(compiled(X)[0], X + 7) and graph_count(compiled) == 1 and not reasons(compiled)
