@@ -76,6 +76,7 @@ bench: $(VENV)/.native $(VENV)/.test
 sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_ops
 	$(PY) -m benchmarks.sweep_ops --gradients
+	$(PY) -m benchmarks.sweep_edges
 	$(PY) -m benchmarks.sweep_programs
 	$(PY) -m benchmarks.sweep_programs --gradients
 	$(PY) -m benchmarks.sweep_models transformers

@@ -86,10 +86,12 @@ class Builder:
         cost: float = 1.0,
         shape: Sequence[Size] | None = None,
         scalars: Sequence[Operand] = (),
+        unrounded: int | None = None,
     ) -> Tensor:
         """`f` over broadcast operands converted to `compute` (one for all or one each; default: the dtype ATen
         promotes to, and from there to what it computes in), converted to `out` (default: the node's dtype). `scalars`
-        (`alpha`) do not take part in promotion: they come last, in the dtype of the first operand's computation."""
+        (`alpha`) do not take part in promotion: they come last, in the dtype of the first operand's computation.
+        `unrounded`: the operand that is not rounded to the promoted dtype if it is a number or a single element."""
         promoted = None
         if compute is None:
             promoted = result_type(operands)
@@ -97,7 +99,10 @@ class Builder:
         each = [compute] * len(operands) if isinstance(compute, torch.dtype) else compute
         out = out or self.spec.dtype
         shape = self.spec.shape if shape is None else tuple(shape)
-        readers = [_reader(operand, len(shape), promoted, dtype) for operand, dtype in zip(operands, each)]
+        readers = [
+            _reader(x, len(shape), None if i == unrounded and is_single(x) else promoted, dtype)
+            for i, (x, dtype) in enumerate(zip(operands, each))
+        ]
         readers += [_reader(scalar, len(shape), None, each[0]) for scalar in scalars]
 
         def body(load: Load, index: Index) -> Value:
@@ -154,6 +159,11 @@ class Builder:
     def scan(self, kind: ReductionKind, source: Tensor, dim: int) -> Tensor:
         """The inclusive scan of `source` along `dim`, of its shape and dtype."""
         return self.tensor(source.shape, source.dtype, Scan((source,), kind, dim))
+
+
+def is_single(x: Operand) -> bool:
+    """Whether an operand is a number, or a tensor of one element."""
+    return not isinstance(x, Tensor) or all(size == 1 for size in x.shape)
 
 
 def broadcast(index: Index, shape: Sequence[Size]) -> Index:

@@ -40,13 +40,13 @@ def _activation(f: Callable[..., Value], *overloads: Any, cost: float = 3.0) -> 
 
 
 def relu(x: Value) -> Value:
-    """max(x, 0): NaN stays NaN. A bool is its own result."""
-    return x if x.dtype is torch.bool else call("maximum", x, const(0, x.dtype))
+    """max(x, 0): NaN stays NaN, and -0 what it is. A bool is its own result."""
+    return x if x.dtype is torch.bool else call("maximum", const(0, x.dtype), x)
 
 
 def hardtanh(x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
-    """x between two bounds: NaN stays NaN."""
-    return call("minimum", call("maximum", x, const(min_val, x.dtype)), const(max_val, x.dtype))
+    """x between two bounds: NaN stays NaN, and a zero equal to a bound its sign."""
+    return call("minimum", const(max_val, x.dtype), call("maximum", const(min_val, x.dtype), x))
 
 
 def hardsigmoid(x: Value) -> Value:

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.graph.ir import Node, TensorSpec
-from smelt.loops.builder import Builder, Operand
+from smelt.loops.builder import Builder, Operand, is_single
 from smelt.loops.dtypes import floating, opmath, result_type
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
@@ -158,9 +158,10 @@ def _binary(op: str, cost: float, to_float: bool) -> Callable[[Builder, Operand,
         dtype = result_type([x, y])
         if op in ("remainder", "fmod") and (dtype is torch.bool or may_divide_by_zero(dtype, y)):
             return None
-        return b.pointwise(
-            lambda u, v: call(op, u, v), [x, y], opmath(floating(dtype) if to_float else dtype), cost=cost
-        )
+        compute = floating(dtype) if to_float and not dtype.is_floating_point else None
+        # of zeros of both signs, fmax and fmin give the first operand's
+        f = (lambda u, v: call(op, v, u)) if op in ("fmax", "fmin") else (lambda u, v: call(op, u, v))
+        return b.pointwise(f, [x, y], compute, cost=cost)
 
     return lower
 
@@ -189,19 +190,37 @@ def add(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     """x + alpha * y; bools are joined by `or`."""
     if result_type([x, y]) is torch.bool:
         return b.pointwise(lambda u, v: call("logical_or", u, v) if alpha else u, [x, y])
-    return b.pointwise(lambda u, v, *a: u + _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
+    return _sum(b, x, y, alpha)
 
 
 @operator(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     """x - alpha * y."""
-    return b.pointwise(lambda u, v, *a: u - _scaled(v, *a), [x, y], scalars=_unless_one(alpha))
+    return _sum(b, x, y, alpha, -1)
 
 
 @operator(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
     """y - alpha * x."""
-    return b.pointwise(lambda u, v, *a: v - _scaled(u, *a), [x, y], scalars=_unless_one(alpha))
+    return _sum(b, y, x, alpha, -1)
+
+
+def _sum(b: Builder, x: Operand, y: Operand, alpha: Operand, sign: int = 1) -> Tensor:
+    """x + sign * alpha * y in one rounding, `alpha` rounded to the promoted dtype as the operands are."""
+    dtype = result_type([x, y])
+
+    def f(u: Value, v: Value, *factor: Value) -> Value:
+        if not factor:
+            return u + v if sign > 0 else u - v
+        rounded = cast(cast(factor[0], dtype), u.dtype)
+        return plus_product(u, rounded if sign > 0 else -rounded, v)
+
+    return b.pointwise(f, [x, y], scalars=_unless_one(alpha))
+
+
+def plus_product(x: Value, y: Value, z: Value) -> Value:
+    """x + y * z, of floats in one rounding, as ATen's vectors do."""
+    return call("fma", y, z, x) if x.dtype.is_floating_point else x + y * z
 
 
 def _unless_one(alpha: Operand) -> tuple[Operand, ...]:
@@ -215,16 +234,21 @@ def _scaled(v: Value, alpha: Value | None = None) -> Value:
 @operator(aten.mul.Tensor, aten.mul.Scalar)
 def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
     """Bools are joined by `and`."""
-    compute = opmath(result_type([x, y]))  # scalars are not rounded to half precision first, unlike in add
     return b.pointwise(
-        lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v, [x, y], compute
+        lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v, [x, y], unrounded=1
     )
 
 
 @operator(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(b: Builder, x: Operand, y: Operand) -> Tensor:
     """True division: integers become the default float dtype first."""
-    return b.pointwise(lambda u, v: u / v, [x, y], opmath(floating(result_type([x, y]))), cost=DIVISION)
+    return b.pointwise(lambda u, v: u / v, [x, y], _float_compute(x, y), cost=DIVISION, unrounded=1)
+
+
+def _float_compute(x: Operand, y: Operand) -> torch.dtype | None:
+    """What an operator that gives floats computes in; None: the promoted dtype, which is a float already."""
+    dtype = result_type([x, y])
+    return None if dtype.is_floating_point else floating(dtype)
 
 
 @operator(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -245,7 +269,35 @@ def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | 
     dtype = result_type([x, y])
     if dtype is torch.bool or may_divide_by_zero(dtype, y):
         return None
-    return b.pointwise(lambda u, v: call(op, u, v), [x, y], cost=3 * DIVISION)
+    single = is_single(y)  # then ATen divides in float32; else it rounds the quotient before it truncates
+
+    def divided(u: Value, v: Value) -> Value:
+        if single or opmath(dtype) is dtype:
+            return call(op, u, v)
+        if op == "truncdiv":
+            return call("trunc", cast(cast(u / v, dtype), u.dtype))
+        return _floor_of_halves(u, v, dtype)
+
+    return b.pointwise(divided, [x, y], cost=3 * DIVISION, unrounded=1)
+
+
+def _floor_of_halves(u: Value, v: Value, dtype: torch.dtype) -> Value:
+    """ATen's formula of a floored quotient, rounded to half precision at each step."""
+
+    def rounded(x: Value) -> Value:
+        return cast(cast(x, dtype), u.dtype)
+
+    zero, one = const(0, u.dtype), const(1, u.dtype)
+    rest = rounded(call("fmod", u, v))
+    quotient = rounded(rounded(u - rest) / v)
+    apart = compare("ne", compare("lt", v, zero), compare("lt", rest, zero))
+    apart = where(compare("ne", rest, zero), apart, const(False, torch.bool))
+    quotient = where(apart, rounded(quotient - one), quotient)
+    down = call("floor", quotient)
+    down = where(above(quotient - down, 0.5), rounded(down + one), down)
+    plain = rounded(u / v)
+    down = where(compare("eq", quotient, zero), call("copysign", zero, plain), down)
+    return where(compare("eq", v, zero), plain, down)
 
 
 def _power_class(node: Node) -> OperatorClass:
@@ -263,13 +315,26 @@ def pow_scalar(b: Builder, x: Tensor, exponent: float) -> Tensor | None:
     dtype = result_type([x, exponent])
     if dtype is torch.bool or (not dtype.is_floating_point and exponent < 0):
         return None
-    special = POWERS.get(exponent) if dtype.is_floating_point or exponent in (0, 1, 2, 3) else None
+    special = _special_power(exponent, dtype)
     if special is not None:
         f, cost = special
         return b.pointwise(f, [x], opmath(dtype), cost=cost)
-    return b.pointwise(
-        lambda v: call("pow", v, const(exponent, v.dtype)), [x], opmath(dtype), cost=3 * TRANSCENDENTAL
-    )
+    return b.pointwise(lambda u, v: call("pow", u, v), [x, exponent], cost=3 * TRANSCENDENTAL)
+
+
+def _special_power(exponent: float, dtype: torch.dtype) -> tuple[Callable[[Value], Value], float] | None:
+    """ATen's own way for an exponent: of float16 it has none where that differs (a root of -inf), and powers of bfloat16 are
+    rounded at each product."""
+    if not dtype.is_floating_point:
+        return POWERS.get(exponent) if exponent in (0, 1, 2, 3) else None
+    if dtype is torch.float16 and exponent in (0.5, -0.5):
+        return None
+    if dtype is torch.bfloat16 and exponent in (3, -2):
+        rounded = lambda v: cast(cast(v * v, dtype), v.dtype)  # noqa: E731
+        if exponent == 3:
+            return lambda v: rounded(v) * v, 2.0
+        return lambda v: call("reciprocal", rounded(v)), DIVISION + 1
+    return POWERS.get(exponent)
 
 
 POWERS: dict[float, tuple[Callable[[Value], Value], float]] = {
@@ -290,14 +355,14 @@ def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
     dtype = result_type([x, y])
     if not dtype.is_floating_point:
         return None
-    return b.pointwise(lambda u, v: call("pow", u, v), [x, y], opmath(dtype), cost=3 * TRANSCENDENTAL)
+    return b.pointwise(lambda u, v: call("pow", u, v), [x, y], cost=3 * TRANSCENDENTAL)
 
 
 @operator(aten.addcmul.default)
 def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
     """x + (value * y) * z, multiplied in this order as ATen does."""
     return b.pointwise(
-        lambda u, v, w, *a: u + _scaled(v, *a) * w, [x, y, z], cost=3, scalars=_unless_one(value)
+        lambda u, v, w, *a: plus_product(u, _scaled(v, *a), w), [x, y, z], cost=3, scalars=_unless_one(value)
     )
 
 
@@ -337,7 +402,7 @@ def lerp(b: Builder, start: Tensor, end: Tensor, weight: Operand) -> Tensor:
 
     def f(x: Value, y: Value, w: Value) -> Value:
         small = compare("lt", call("abs", w), const(0.5, w.dtype))
-        return where(small, x + w * (y - x), y - (y - x) * (1 - w))
+        return plus_product(where(small, x, y), where(small, w, w - 1), y - x)
 
     return b.pointwise(f, [start, end, weight], opmath(b.spec.dtype), cost=6)
 
@@ -482,7 +547,7 @@ def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None
 
     def f(v: Value, *limits: Value) -> Value:
         for (op, _), limit in zip(bounds, limits):
-            v = call(op, v, limit)
+            v = call(op, limit, v)  # of zeros of both signs, v's
         return v
 
     return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)

@@ -58,6 +58,11 @@ def finish(b: Builder, x: Tensor, f: Callable[..., Value] | None = None, cost: f
     return b.pointwise(f, [x], x.dtype, spec.dtype, cost, x.shape)
 
 
+def _converted(b: Builder, x: Tensor) -> Tensor:
+    """What ATen reduces where a result in half precision is asked for: elements rounded to it."""
+    return b.cast(x, b.spec.dtype) if opmath(b.spec.dtype) is not b.spec.dtype else x
+
+
 # ---- sums
 
 
@@ -72,7 +77,7 @@ def sum_dims(
     b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Integers and bools sum in int64 unless `dtype` says otherwise. An empty `dim` means all dimensions."""
-    return finish(b, b.reduce("sum", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
+    return finish(b, b.reduce("sum", _converted(b, x), dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
 
 
 @operator(aten.mean.default)
@@ -87,7 +92,7 @@ def mean(
 ) -> Tensor:
     """The sum, divided by the count before it is rounded: NaN over nothing."""
     dims = dims_of(x, dim)
-    total = b.reduce("sum", x, dims, keepdim, opmath(b.spec.dtype))
+    total = b.reduce("sum", _converted(b, x), dims, keepdim, opmath(b.spec.dtype))
     count = count_of(x, dims)
     return finish(b, total, lambda v: v / count, DIVISION)
 
@@ -95,7 +100,7 @@ def mean(
 @operator(aten.prod.default)
 def prod_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     """Integers and bools multiply in int64 unless `dtype` says otherwise; 1 over nothing."""
-    return finish(b, b.reduce("prod", x, dims_of(x, None), False, opmath(b.spec.dtype)))
+    return finish(b, b.reduce("prod", _converted(b, x), dims_of(x, None), False, opmath(b.spec.dtype)))
 
 
 @operator(aten.prod.dim_int)
@@ -103,7 +108,7 @@ def prod_dim(
     b: Builder, x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Integers and bools multiply in int64 unless `dtype` says otherwise; 1 over nothing."""
-    return finish(b, b.reduce("prod", x, dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
+    return finish(b, b.reduce("prod", _converted(b, x), dims_of(x, dim), keepdim, opmath(b.spec.dtype)))
 
 
 @operator(aten.linalg_vector_norm.default)

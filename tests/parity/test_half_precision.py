@@ -1,0 +1,83 @@
+"""Half precision rounds where eager rounds: operands first, at which steps, and what is computed in float32 instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+INT = torch.tensor([3001])
+PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
+    "add_number": lambda x, y, n: (x + 0.3, x - 0.3, 0.3 - x),
+    "add_alpha": lambda x, y, n: (torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=0.7), torch.add(x, y, alpha=3)),
+    "mul_number": lambda x, y, n: (x * 0.3, 0.3 * x, x * torch.tensor(0.3), torch.tensor(0.3) * x),
+    "mul_single": lambda x, y, n: (x * INT, INT * x, x * torch.tensor(3001), x + INT),
+    "mul_integers": lambda x, y, n: (x * n, n * x, n + x, x - n),
+    "div_number": lambda x, y, n: (x / 0.3, 0.3 / x, x / INT, x / n, n / x, x / torch.tensor(0.3)),
+    "div_trunc": lambda x, y, n: tuple(torch.div(x, d, rounding_mode="trunc") for d in (y, 0.3, n, INT)),
+    "div_floor": lambda x, y, n: tuple(torch.div(x, d, rounding_mode="floor") for d in (y, 0.3, n, INT)),
+    "floor_divide": lambda x, y, n: (x // y, x // 0.3, x // n, n // x),
+    "remainder": lambda x, y, n: (x % y, x % 0.3, torch.fmod(x, y), torch.fmod(x, 0.3), x % n, torch.fmod(n, x)),
+    "pow": lambda x, y, n: (x**2, x**3, x**-1, x**-2, x.abs() ** 0.3, x.abs() ** -0.5, 0.3**y, x.abs() ** y),
+    "pow_of_infinity": lambda x, y, n: ((x / 0) ** 0.5, (x / 0) ** -0.5, (x / 0) ** 3),
+    "pow_integers": lambda x, y, n: (y ** (n % 7), (n % 7) ** y),
+    "addcmul": lambda x, y, n: (torch.addcmul(x, y, x), torch.addcmul(x, y, y, value=0.3)),
+    "addcdiv": lambda x, y, n: (torch.addcdiv(x, y, x), torch.addcdiv(x, y, x, value=0.3)),
+    "lerp": lambda x, y, n: (torch.lerp(x, y, 0.3), torch.lerp(x, y, y), torch.lerp(x, y, 0.9)),
+    "xlogy": lambda x, y, n: (torch.xlogy(x, y.abs()), torch.xlogy(x, 0.3), torch.special.xlog1py(x, y.abs())),
+    "extremes": lambda x, y, n: (torch.maximum(x, n), torch.fmin(n, x), x.clamp(max=0.3), torch.where(x > 0, x, n)),
+    "compare": lambda x, y, n: (x < 0.3, x == n, torch.atan2(x, n), torch.copysign(x, n)),
+    "sums": lambda x, y, n: (n.sum(dtype=x.dtype), n.view(64, -1).prod(1, dtype=x.dtype), y.view(64, -1).norm(dim=1)),
+    "scans": lambda x, y, n: ((1 + y * 0.01).cumprod(0), x.view(64, -1).softmax(-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bits_are_eagers(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y = (torch.randn(4096) * 20).to(dtype), (torch.randn(4096) * 3).to(dtype)
+    n = torch.randint(-5000, 5000, (4096,), dtype=torch.int32)
+    with torch.no_grad():
+        got, want = smelt.compile(PROGRAMS[name])(x, y, n), PROGRAMS[name](x, y, n)
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype is w.dtype
+        torch.testing.assert_close(g, w, rtol=_LAST.get(name, 0.0) * _eps(w), atol=0.0, equal_nan=True)
+
+
+# Polynomials and sums in another order: a unit in the last place.
+_LAST = {"pow": 1.0, "pow_integers": 1.0, "sums": 1.0, "scans": 2.0, "xlogy": 1.0, "compare": 1.0}
+
+
+def _eps(x: torch.Tensor) -> float:
+    return torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products_that_are_added_round_once(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.add(x, y, alpha=0.3), torch.addcmul(x, y, y, value=0.3), torch.lerp(x, y, 0.7)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(4096, dtype=dtype), torch.randn(4096, dtype=dtype)
+    for got, want in zip(smelt.compile(program)(x, y), program(x, y), strict=True):
+        torch.testing.assert_close(got, want, rtol=0.0, atol=torch.finfo(dtype).eps)
+
+
+def test_the_sign_of_a_zero_that_equals_a_bound() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            x.relu(),
+            x.clamp(0),
+            x.clamp(min=0, max=0),
+            torch.nn.functional.hardtanh(x, 0.0, 6.0),
+            x.clamp(max=0.0),
+        )
+
+    x = torch.tensor([-0.0, 0.0, -1.0, 1.0] * 8)
+    for got, want in zip(smelt.compile(program)(x), program(x), strict=True):
+        assert torch.equal(got.signbit(), want.signbit())
