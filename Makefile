@@ -84,6 +84,7 @@ sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_models timm
 	$(PY) -m benchmarks.sweep_plans
 	$(PY) -m benchmarks.sweep_cpython
+	$(PY) -m benchmarks.server
 	$(PY) -m benchmarks.loops
 
 curves: $(VENV)/.native $(VENV)/.examples

@@ -87,6 +87,12 @@ def call_window(
 def skip(target: FunctionType | CodeType) -> None:
     """Windows let the function, and all that it calls, run as it is."""
 
+def set_thread_recursion_limit(limit: int) -> int:
+    """How deep this thread alone may call; gives what was so before."""
+
+def postpone_collections(on: bool) -> bool:
+    """Whether the garbage collector waits until it is called for; gives what was so before."""
+
 class _State(TypedDict):
     mode: str  # of this thread: "off" or "window"
     installed: bool  # whether the hook of PEP 523 is in place

@@ -23,7 +23,7 @@ from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import Config
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, argument_nodes
-from smelt.runtime.collector import collector_off
+from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import BACKWARD, hold_at_fork
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
@@ -59,7 +59,7 @@ def _node(
     def compile_backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
         start = time.perf_counter()
-        with collector_off():
+        with collections_postponed():
             graph = joined(parts.backward, joint) if whole else parts.backward
             made = compile_graph(without_tangents(graph, undefined))
         events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))

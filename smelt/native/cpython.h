@@ -105,6 +105,22 @@ inline bool runs_for_interpreter(PyThreadState* thread) {
     return thread->tracing || thread->interp->gc.collecting;
 }
 
+// How deep the thread's Python code may call from now on; gives the limit until now. Another thread's
+// `sys.setrecursionlimit` sets that of all threads.
+inline int set_thread_recursion_limit(PyThreadState* thread, int limit) {
+#if SMELT_PY312
+    int& now = thread->py_recursion_limit;
+    int& remaining = thread->py_recursion_remaining;
+#else
+    int& now = thread->recursion_limit;
+    int& remaining = thread->recursion_remaining;
+#endif
+    int before = now;
+    remaining += limit - before;
+    now = limit;
+    return before;
+}
+
 // No garbage is collected for the life of the object: allocation runs no finalizers.
 class CollectorOff {
   public:

@@ -11,6 +11,7 @@ int init_tail(PyObject* module);
 int init_tracers(PyObject* module);
 int init_call(PyObject* module);
 int init_window(PyObject* module);
+int init_interpreter(PyObject* module);
 }  // namespace calls
 
 namespace guards {

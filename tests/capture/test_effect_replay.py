@@ -19,7 +19,6 @@ from torch import nn
 
 from smelt.capture.base.values import MISSING
 from smelt.capture.outside import effects as fx
-from smelt.capture.outside.undo_log import restore_contents
 from smelt.errors import Unsupported
 from smelt.graph.interpreter import run
 from smelt.guards.accessors import Reader
@@ -429,6 +428,18 @@ def apply(effects, env):
         APPLY[type(effect)](effect.target, **value)
 
 
+def replace_contents(target, items):
+    """Makes a container hold `items`, in order, through the methods of its builtin base."""
+    if isinstance(target, collections.OrderedDict):
+        collections.OrderedDict.clear(target)
+        for key, value in items:
+            collections.OrderedDict.__setitem__(target, key, value)
+        return
+    base = next(b for b in (dict, list, set, collections.deque) if isinstance(target, b))
+    base.clear(target)
+    (base.extend if base in (list, collections.deque) else base.update)(target, items)
+
+
 def set_cell(cell, value):
     if value is MISSING:
         del cell.cell_contents
@@ -441,7 +452,7 @@ APPLY = {
     fx.DelAttr: lambda target, name: object.__delattr__(target, name),
     fx.SetItem: lambda target, key, value: type(target).__setitem__(target, key, value),
     fx.DelItem: lambda target, key: type(target).__delitem__(target, key),
-    fx.ReplaceContents: lambda target, items: restore_contents(target, list(items)),
+    fx.ReplaceContents: replace_contents,
     fx.Extend: lambda target, items: list.extend(target, items),
     fx.SetCell: set_cell,
 }

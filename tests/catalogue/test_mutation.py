@@ -776,7 +776,7 @@ def list_inside_named_tuple():
     return fn, [(tensor(3),)] * 3, p
 
 
-@program(graphs=0, eager=["unsupported-effect"])
+@program(graphs=0, breaks=["unsupported-effect"], eager=["unsupported-effect"])
 def exceptions_from_outside():
     error = ValueError("kept")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -35,12 +36,16 @@ Found = tuple[Sentinel, Any, Any]  # how, what, in which class
 
 
 class TypeInfo:
-    """What the VM knows about a class: its lookups so far, and which special methods are written in Python."""
+    """What the VM knows about a class: its lookups so far, and which special methods are written in Python.
 
-    __slots__ = ("cls", "found", "getattr", "getattribute", "has_dict", "is_module", "setattr")
+    `look` gives what a class has in itself under a name, MISSING if nothing.
+    """
 
-    def __init__(self, cls: type) -> None:
+    __slots__ = ("_look", "cls", "found", "getattr", "getattribute", "has_dict", "is_module", "setattr")
+
+    def __init__(self, cls: type, look: Callable[[type, str], object]) -> None:
         self.cls = cls
+        self._look = look
         self.found: dict[str, Found] = {}
         self.is_module = issubclass(cls, nn.Module)
         self.has_dict = cls.__dictoffset__ != 0
@@ -63,7 +68,7 @@ class TypeInfo:
 
     def _find(self, name: str) -> Found:
         for base in self.cls.__mro__:
-            value = base.__dict__.get(name, MISSING)
+            value = self._look(base, name)
             if value is not MISSING:
                 return classify(value, base)
         return ABSENT, None, None

@@ -52,7 +52,7 @@ from smelt.reasons import (
     USER_EXCEPTION,
     Reason,
 )
-from smelt.runtime.collector import collector_off
+from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.trace.not_differentiable import NotDifferentiable
 
@@ -182,7 +182,7 @@ class FrameCompiler:
         if len(record.entries) >= self.config.recompile_limit:
             return Unsupported(limit_reason(record, why, fn.__code__))
         begin = time.perf_counter()
-        with collector_off():
+        with collections_postponed():
             done = first_success(
                 record.start,
                 lambda attempt: self._attempt(fn, slots, attempt, why, begin),

@@ -6,7 +6,6 @@ afterwards as they were before.
 
 from __future__ import annotations
 
-import gc
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -37,10 +36,10 @@ from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.runtime.collector import collections_postponed
+from smelt.runtime.recursion import deep_recursion
 from smelt.trace.fake import FakeTensor, hashed
 from smelt.trace.traced import Traced
-
-_RECURSION_LIMIT = 20_000
 
 
 @dataclass
@@ -71,16 +70,12 @@ class CapturedFrame:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No garbage collection (a third of the time otherwise), room for the recursion of the VM, modes restored."""
-    collecting, limit, grad = gc.isenabled(), sys.getrecursionlimit(), torch.is_grad_enabled()
-    gc.disable()
-    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+    grad = torch.is_grad_enabled()
     try:
-        yield
+        with collections_postponed(), deep_recursion():
+            yield
     finally:
         torch._C._set_grad_enabled(grad)
-        sys.setrecursionlimit(limit)
-        if collecting:
-            gc.enable()
 
 
 def capture_frame(

@@ -13,9 +13,7 @@ the input itself.
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
@@ -29,9 +27,8 @@ from smelt.capture.rebuilding.reach import Reach
 from smelt.capture.rebuilding.source import compiled_source
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
+from smelt.runtime.recursion import deep_recursion
 from smelt.trace.fake import FakeTensor
-
-_RECURSION_LIMIT = 20_000
 
 
 @dataclass(frozen=True)
@@ -43,18 +40,7 @@ class CompiledFrame:
     collect: tuple[Origin, ...]
 
 
-@contextmanager
-def _room() -> Iterator[None]:
-    """Objects may be nested deeper than the user's recursion limit allows to write them."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
-@_room()
+@deep_recursion()  # objects may be nested deeper than the user's limit allows to write them
 def emit(
     code: CodeType,
     found: Reach,

@@ -9,9 +9,8 @@ from typing import cast
 from torch import nn
 
 from smelt.capture.base.handlers import Args, Kwargs, builtin, function, unsupported
-from smelt.capture.base.values import MISSING, instance_dict
+from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import changes
 from smelt.capture.protocol import attributes, scopes
 from smelt.capture.protocol.attributes import python_method
 from smelt.trace.fake import FakeTensor
@@ -65,15 +64,13 @@ def _object_delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
     obj, name = args
     if type(obj) is FakeTensor:
         return attributes.delete_attr(vm, obj, name)
-    changes.touch(vm.outside, obj)
-    vm.outside.memo.by_id.pop(id(obj), None)
-    object.__delattr__(obj, name)
+    attributes.set_instance(vm, obj, name, MISSING)
 
 
 @function(nn.Module.__getattr__)
 def _module_getattr(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
-    return attributes.module_entry(vm, obj, name, instance_dict(obj) or {})
+    return attributes.module_entry(vm, obj, name, vm.outside.overlay.own(obj) or {})
 
 
 @function(nn.Module.__setattr__)

@@ -76,7 +76,7 @@ def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
     cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
     first = frame.locals[0]
     if type(first) is types.CellType:
-        first = first.cell_contents
+        first = vm.outside.overlay.cell(first)
     return super(cell.cell_contents, first)
 
 

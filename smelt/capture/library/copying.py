@@ -176,15 +176,17 @@ def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
 
 
 def _copy_attributes(vm: VM, obj: object, made: object, part: _Part) -> None:
-    own = instance_dict(obj)
+    own = vm.outside.overlay.own(obj)
     for name in list(own or ()):
         object.__setattr__(made, name, part(attributes.instance_value(vm, obj, name, own[name])))  # type: ignore[index]
     for name in _slots(type(obj)):
-        if attributes.read_slot(obj, name) is not MISSING:
+        if vm.outside.overlay.slot(obj, name) is not MISSING:
             object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
     if own is not None and id(obj) in vm.outside.origins and obj not in vm.outside.log:
         vm.outside.facts.guard(
-            "len", vm.outside.origins[id(changes.own_dict(vm.outside, obj, own))], len(own)
+            "len",
+            vm.outside.origins[id(changes.own_dict(vm.outside, obj, instance_dict(obj) or own))],
+            len(own),
         )
 
 

@@ -105,6 +105,7 @@ class Classes:
     """What is known of classes, and what C code may reach through their instances."""
 
     use_class: Callable[[type], None]  # guards that a class stays as it is
+    look: Callable[[type, str], object]  # what a class has in itself under a name
     infos: dict[type, TypeInfo] = field(default_factory=dict)
     being_made: list[tuple[str, tuple[type, ...]]] = field(default_factory=list)  # by C code: name and bases
     native_reach: NativeReach = field(init=False)
@@ -116,7 +117,7 @@ class Classes:
         """What is known of `cls`, made when it is asked for first."""
         found = self.infos.get(cls)
         if found is None:
-            found = self.infos[cls] = TypeInfo(cls)
+            found = self.infos[cls] = TypeInfo(cls, self.look)
         return found
 
     def has_looked_up(self, owner: type, name: str) -> bool:

@@ -66,7 +66,7 @@ class VM(ABC):
         self.scopes = Scopes()
         self.cells = Cells()
         self.contexts = contexts
-        self.classes = Classes(outside.facts.use_class)
+        self.classes = Classes(outside.facts.use_class, outside.overlay.name)
         self.disclosed = Disclosed()
         self.held = HeldByGraph()
 

@@ -1,4 +1,4 @@
-"""Before the trace changes an outside object: the undo log is told, and what other guards rest on is guarded otherwise.
+"""Changes of outside objects: the log is told, the overlay is written, and what other guards rest on is guarded otherwise.
 
 A store gives a class a new version, so a class whose attributes the trace stored is guarded by its other attributes.
 """
@@ -118,4 +118,5 @@ def own_dict(outside: Outside, obj: object, own: dict[str, object]) -> dict[str,
         if id(own) not in outside.origins:
             outside.origins.register(own, outside.origins[id(obj)].child("dict", None))
             outside.log.touch_own(obj, own)
+            outside.overlay.note_origin(own)
     return own

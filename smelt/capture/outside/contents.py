@@ -17,14 +17,13 @@ from smelt.capture.base.values import (
     C,
     Container,
     exception_fields,
-    instance_dict,
     is_lookup_key,
     is_plain_key,
     items_of,
 )
 from smelt.capture.outside import wrapping
 from smelt.capture.outside.outside import Outside
-from smelt.capture.outside.undo_log import restore_contents
+from smelt.capture.outside.overlay import of_same_class
 from smelt.capture.outside.wrapping import guard_elements
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
@@ -39,7 +38,15 @@ def open(outside: Outside, container: C) -> C:
     if key not in outside.opened.by_id:
         outside.opened.by_id[key] = _guard_contents(outside, container)
         outside.origins.keep(container)
-    return _copy_with_fakes(outside, container) if outside.opened.by_id[key] else container
+    if outside.opened.by_id[key]:
+        return _copy_with_fakes(outside, container)
+    return outside.overlay.now(container)
+
+
+def walk(outside: Outside, container: C) -> C:
+    """As `open`, for native code that goes on looking: an iterator, a view. It sees what is changed later."""
+    seen = open(outside, container)
+    return outside.overlay.copy(container) if seen is container else seen
 
 
 def _copy_with_fakes(outside: Outside, container: C) -> C:
@@ -47,6 +54,8 @@ def _copy_with_fakes(outside: Outside, container: C) -> C:
     found = outside.opened.copies.get(id(container))
     if found is None:
         made = _with_fakes(outside, container)
+        if made is outside.overlay.now(container):
+            return made
         outside.opened.copies[id(container)] = container, made
         outside.origins.copied[id(made)] = outside.origins[id(container)]
         return made
@@ -97,7 +106,7 @@ def item(outside: Outside, container: object, key: object, value: object) -> obj
 
 def _with_fakes(outside: Outside, container: C) -> C:
     """A copy that holds what the machine has in place of tensors; containers inside are themselves."""
-    return _with_items(container, lambda v: _shown(outside, v))
+    return _with_items(outside.overlay.now(container), lambda v: _shown(outside, v))
 
 
 def _shown(outside: Outside, value: object) -> object:
@@ -119,24 +128,7 @@ def _with_items(container: C, replaced: Callable[[object], object]) -> C:
     else:
         values = before
         now = items = [replaced(v) for v in values]
-    return container if all(map(operator.is_, now, values)) else _of_same_class(container, items)
-
-
-def _of_same_class(container: C, items: list[object]) -> C:
-    """A container like this one, attributes included, that holds `items`; no code of its class runs."""
-    new = cast("Callable[[type], C]", next(b for b in _MAKERS if isinstance(container, b)).__new__)
-    made = new(type(container))
-    if isinstance(container, collections.deque):
-        collections.deque.__init__(cast(collections.deque[object], made), (), container.maxlen)
-    elif isinstance(container, collections.defaultdict):
-        factory = container.default_factory
-        collections.defaultdict.__init__(cast(collections.defaultdict[object, object], made), factory)
-    restore_contents(made, items)
-    (instance_dict(made) or {}).update(instance_dict(container) or {})
-    return made
-
-
-_MAKERS = (collections.OrderedDict, collections.defaultdict, *CONTAINER_BASES)
+    return container if all(map(operator.is_, now, values)) else of_same_class(container, items)
 
 
 def view(outside: Outside, value: Any, deep: bool = True) -> Any:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from smelt.capture.outside.change_log import ChangeLog
 from smelt.capture.outside.changing_numbers import ChangingNumbers
 from smelt.capture.outside.facts import Facts
 from smelt.capture.outside.origins import Origins
-from smelt.capture.outside.undo_log import UndoLog
+from smelt.capture.outside.overlay import Overlay
 from smelt.capture.standins.arrays import Array
 from smelt.graph.ir import Line
 from smelt.trace.trace import Trace
@@ -81,8 +82,9 @@ class Outside:
 
     def __init__(self, trace: Trace, where: Callable[[], Line | None]) -> None:
         self.trace = trace
-        self.log = UndoLog()
         self.origins = Origins()
+        self.overlay = Overlay(self.origins)
+        self.log = ChangeLog(self.overlay)
         self.facts = Facts(self.origins, where, trace.real)
         self.numbers = ChangingNumbers(trace, self.facts)
         self.memo = Memo(self.origins)

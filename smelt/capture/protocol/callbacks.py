@@ -97,6 +97,7 @@ def in_window(
 
 def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
     """`fn(obj, key, *rest)` of a container. Only the key is hashed and compared: it alone decides about a window."""
+    obj = vm.outside.overlay.now(obj)
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):

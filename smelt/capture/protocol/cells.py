@@ -5,7 +5,8 @@ from __future__ import annotations
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, CellType, FunctionType
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import undo_log, wrapping
+from smelt.capture.outside import wrapping
+from smelt.capture.outside.overlay import cell_value
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
@@ -21,7 +22,7 @@ def read_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object
 
 def holds_value(vm: VM, cell: CellType) -> bool:
     """True for a cell from outside that holds something. Raises Unsupported for an empty one: no guard says that it is."""
-    if undo_log.cell_value(cell) is MISSING:
+    if cell_value(cell) is MISSING:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an empty cell from outside"))
     return True
 
@@ -40,10 +41,18 @@ def cell_written(vm: VM, cell: CellType) -> bool:
     return vm.outside.log.touches_cell(cell)
 
 
-def touch_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> None:
-    """Before the cell at index `at` of the closure of an outside function changes: the undo log remembers its contents."""
-    vm.outside.log.touch_cell(cell)
-    _register_cell(vm, function, cell, at)
+def write_cell(vm: VM, frame: Frame, arg: int, value: object) -> None:
+    """Stores in the cell in a slot; MISSING empties it."""
+    cell, place = frame.locals[arg], cell_place(vm, frame, arg)
+    if place is None and id(cell) not in vm.outside.origins:
+        if value is MISSING:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+        return
+    vm.outside.log.set_cell(cell, value)
+    if place is not None:
+        _register_cell(vm, place[0], cell, place[1])
 
 
 def _register_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> None:
@@ -91,4 +100,4 @@ def cell_contents(vm: VM, frame: Frame, at: int) -> object:
             return read_cell(vm, place[0], cell, place[1])
         if id(cell) in vm.outside.origins and holds_value(vm, cell):
             return read_held_cell(vm, cell)
-    return undo_log.cell_value(cell)
+    return vm.outside.overlay.cell(cell)

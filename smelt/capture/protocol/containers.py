@@ -13,7 +13,14 @@ from typing import cast
 
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS
-from smelt.capture.base.values import MISSING, Container, is_constant, is_identity, is_lookup_key
+from smelt.capture.base.values import (
+    HEAP_TYPE_FLAG,
+    MISSING,
+    Container,
+    is_constant,
+    is_identity,
+    is_lookup_key,
+)
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import polyfills
@@ -30,7 +37,7 @@ _BLIND_METHODS = frozenset(
     )
 )  # fmt: skip
 
-
+_VIEWS = frozenset(("keys", "values", "items", "__iter__", "__reversed__"))  # go on looking
 SEARCHES = ("index", "count", "remove")
 _Sequence = list[object] | collections.deque[object] | tuple[object, ...]
 
@@ -52,9 +59,10 @@ def call_container_method(
             vm.iterable(a) if not isinstance(a, dict) else contents.view(outside, a, deep=False) for a in args
         ]
     run = _directly if name in _BLIND_METHODS else vm.native
-    seen = contents.open(outside, owner) if id(owner) in outside.origins else owner
+    look = contents.walk if name in _VIEWS else contents.open
+    seen = look(outside, owner) if id(owner) in outside.origins else owner
     if name == "sort" and isinstance(owner, list):
-        if compares_contents(owner, kwargs.get("key")):
+        if compares_contents(outside.overlay.now(owner), kwargs.get("key")):
             _sort(vm, owner, **kwargs)
             return None
         kwargs = comparing(vm, seen, kwargs)
@@ -63,7 +71,14 @@ def call_container_method(
     if name in PURE_METHODS:
         return wrapping.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     changes.touch(outside, owner)
-    return wrapping.fake(outside, run(fn, args, kwargs))
+    return wrapping.fake(outside, run(_bound_to(outside.overlay.now(owner), name), args, kwargs))
+
+
+def _bound_to(container: Container, name: str) -> Callable[..., object]:
+    """The method `name` of a container that its builtin base has."""
+    base = next(k for k in type(container).__mro__ if not k.__flags__ & HEAP_TYPE_FLAG and name in k.__dict__)
+    bound: Callable[..., object] = base.__dict__[name].__get__(container, base)
+    return bound
 
 
 def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
@@ -78,9 +93,9 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
         raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
     changes.touch(vm.outside, owner)
     if isinstance(owner, list):
-        list.__delitem__(owner, at)
+        list.__delitem__(vm.outside.overlay.now(owner), at)
     elif isinstance(owner, collections.deque):
-        collections.deque.__delitem__(owner, at)
+        collections.deque.__delitem__(vm.outside.overlay.now(owner), at)
     return None
 
 
@@ -92,7 +107,8 @@ def _place(values: Sequence[object], value: object) -> int | None:
 def _sort(vm: VM, owner: list[object], **options: object) -> None:
     order = sorted_places(vm, vm.elements(owner), **options)
     changes.touch(vm.outside, owner)
-    list.__setitem__(owner, slice(None), [list.__getitem__(owner, i) for i in order])
+    now = vm.outside.overlay.now(owner)
+    list.__setitem__(now, slice(None), [list.__getitem__(now, i) for i in order])
 
 
 def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
@@ -187,7 +203,7 @@ def _list_getitem(vm: VM, obj: list[object], key: object) -> object:
 @method(list, "append")
 def _list_append(vm: VM, obj: list[object], value: object) -> None:
     changes.touch(vm.outside, obj)
-    list.append(obj, value)
+    list.append(vm.outside.overlay.now(obj), value)
 
 
 @method(list, "__len__")

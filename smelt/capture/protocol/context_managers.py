@@ -21,7 +21,7 @@ from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import LEAF_TYPES, instance_dict
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import changes, wrapping
+from smelt.capture.outside import wrapping
 from smelt.capture.outside.effects import Call, Effect, Enter, Leave
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
@@ -51,7 +51,8 @@ def use_state(vm: VM, manager: object) -> None:
         return
     for name in list(instance_dict(manager) or ()):
         attributes.load_generic(vm, manager, name)
-    changes.touch(vm.outside, manager)
+    vm.outside.log.touch_itself(manager)
+    vm.outside.memo.by_id.pop(id(manager), None)
 
 
 def is_idle(manager: object) -> bool:

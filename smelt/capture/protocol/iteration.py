@@ -63,16 +63,18 @@ def _python_iterator(vm: VM, obj: object) -> object:
     return None
 
 
-def iterable(vm: VM, obj: object) -> Iterable[object]:
+def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     """Something that native code may iterate over to the same effect as over `obj`: what it is to raise for an object that
-    is not iterable, it raises itself."""
+    is not iterable, it raises itself. `at_once`: nothing can change before it is done."""
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return cast("Iterable[object]", obj)
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
-        return contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else obj
+        if id(obj) not in vm.outside.origins:
+            return obj
+        return contents.open(vm.outside, obj) if at_once else contents.walk(vm.outside, obj)
     if type(obj) is FakeTensor:
         return _rows(obj)
     if may_define_operators(kind):
@@ -125,7 +127,7 @@ def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False
         return obj
     if type(obj) is list and id(obj) not in vm.outside.origins:
         return list(obj)
-    values = iterable(vm, obj)
+    values = iterable(vm, obj, at_once=limit is None)
     if hinted and may_define_operators(kind):
         ask_length(vm, obj)
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):

@@ -45,7 +45,7 @@ def container_len(vm: VM, obj: object) -> int:
         contents.update_copies(outside)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
         outside.facts.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
-    return len(cast(Sized, obj))
+    return len(cast(Sized, outside.overlay.now(obj)))
 
 
 def ask_length(vm: VM, obj: object) -> None:

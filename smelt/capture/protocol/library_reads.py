@@ -30,8 +30,8 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
+from smelt.capture.outside.change_log import slot_names
 from smelt.capture.outside.outside import Outside
-from smelt.capture.outside.undo_log import slot_names
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
@@ -92,7 +92,7 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
     for value in args:
         kind: type = type(value)
         if id(value) in vm.outside.origins and kind.__flags__ & HEAP_TYPE_FLAG and _is_library_class(kind):
-            for name in (*(instance_dict(value) or ()), *slot_names(kind)):
+            for name in (*(vm.outside.overlay.own(value) or ()), *slot_names(kind)):
                 attributes.load_default(vm, value, name, MISSING)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -14,6 +15,7 @@ from smelt.capture.protocol import attributes
 from smelt.capture.protocol.python_functions import call_function, interpret
 
 _module_globals = vars(torch.nn.modules.module)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -24,7 +26,7 @@ _GLOBAL_HOOKS = (
 
 def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
     """`module(*args, **kwargs)`. Raises Unsupported for hooks on backwards while gradients are recorded."""
-    if torch.is_grad_enabled() and _has_backward_hooks(module):
+    if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
         raise unsupported("a module with backward hooks")
     if _has_hooks(vm, module):
         return interpret(vm, cast(FunctionType, nn.Module._call_impl), (module, *args), kwargs)
@@ -41,21 +43,20 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         vm.frames.module_callers.pop()
 
 
-def _has_backward_hooks(module: nn.Module) -> bool:
-    own = module.__dict__
-    return any(own.get(n) for n in ("_backward_hooks", "_backward_pre_hooks")) or any(
-        _module_globals[n] for n in ("_global_backward_hooks", "_global_backward_pre_hooks")
-    )
+def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:
+    return _has_any(
+        vm, vm.outside.overlay.own(module), ("_backward_hooks", "_backward_pre_hooks")
+    ) or _has_any(vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks"))
+
+
+def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) -> bool:
+    """Whether a dictionary of hooks under one of these names has any."""
+    return any(vm.outside.overlay.now(held.get(n)) for n in names) if held else False
 
 
 def _has_hooks(vm: VM, module: nn.Module) -> bool:
     """Whether `__call__` does more than to call `forward`. That no hook is registered for all modules is guarded here."""
-    own = module.__dict__
-    if any(
-        own.get(n) for n in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    ):
-        return True
-    if any(_module_globals[n] for n in _GLOBAL_HOOKS):
+    if _has_any(vm, vm.outside.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
         return True
     for name in _GLOBAL_HOOKS:
         vm.outside.facts.guard("len", vm.outside.origins.const(_module_globals).child("item", name), 0)

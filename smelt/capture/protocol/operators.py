@@ -94,7 +94,7 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
     if id(left) in vm.outside.origins:
         contents.open(vm.outside, left)
         changes.touch(vm.outside, left)
-    return vm.native(fn, (left, right))
+    return wrapping.fake(vm.outside, vm.native(fn, (vm.outside.overlay.now(left), right)))
 
 
 def _python_operator(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
@@ -252,6 +252,6 @@ def contains(vm: VM, value: object, container: object) -> bool:
     vm.outside.facts.check_readable(container)
     if isinstance(container, (set, frozenset)) and not is_constant(value):
         vm.outside.facts.use_identity(value)
-    if isinstance(container, (set, list)) and id(container) in vm.outside.origins:
+    if isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.origins:
         container = contents.open(vm.outside, container)
     return bool(vm.native(operator.contains, (container, value)))

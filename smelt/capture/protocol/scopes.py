@@ -49,11 +49,12 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     outside = vm.outside
     if id(namespace) in vm.scopes.made and name in namespace:
         return namespace[name]
-    if name in namespace:
+    if name in namespace and not outside.log.touches(namespace, name):
         return wrapping.wrap(outside, namespace[name], outside.origins.const(namespace).child("item", name))
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
-    outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
+    if not outside.log.touches(namespace, name):  # else the trace has deleted it
+        outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
     if name not in found:
         outside.facts.guard("contains", outside.origins.const(found), (name, False), key=name)
         raise NameError(f"name {name!r} is not defined", name=name)
@@ -61,23 +62,25 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
 
 
 def store_global(vm: VM, namespace: dict[str, object], name: str, value: object) -> None:
-    """`name = value` for a global name; the undo log remembers what an outside module held."""
+    """`name = value` for a global name."""
     if id(namespace) in vm.scopes.made:
         namespace[name] = value
         return
     vm.outside.origins.const(namespace)
     changes.check_changeable(vm.outside, namespace)
-    vm.outside.log.touch_global(namespace, name)
-    namespace[name] = value
+    vm.outside.log.set_name(namespace, name, value)
     vm.scopes.globals[id(namespace), name] = value
 
 
 def delete_global(vm: VM, namespace: dict[str, object], name: str) -> None:
     """`del name` of a global name."""
-    if id(namespace) not in vm.scopes.made:
+    if id(namespace) in vm.scopes.made:
+        del namespace[name]
+    elif vm.outside.overlay.name(namespace, name) is MISSING:
+        raise NameError(f"name {name!r} is not defined", name=name)
+    else:
         changes.check_changeable(vm.outside, namespace)
-        vm.outside.log.touch_global(namespace, name)
-    del namespace[name]
+        vm.outside.log.set_name(namespace, name, MISSING)
     vm.scopes.globals.pop((id(namespace), name), None)
 
 

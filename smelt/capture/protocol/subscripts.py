@@ -104,9 +104,9 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object) -> object:
             factory = wrapping.wrap(vm.outside, factory, origin)
         changes.touch(vm.outside, obj)
         value = vm.call(factory, (), {})
-        dict.__setitem__(obj, key, value)
+        dict.__setitem__(vm.outside.overlay.now(obj), key, value)
         return value
-    return obj[key]
+    return vm.outside.overlay.now(obj)[key]
 
 
 def item_value(vm: VM, obj: object, key: object, value: object) -> object:
@@ -116,7 +116,7 @@ def item_value(vm: VM, obj: object, key: object, value: object) -> object:
         return wrapping.fake(outside, value)
     if type(key) is int and key < 0 and not isinstance(obj, dict):
         container_len(vm, obj)
-        key += len(cast(Sized, obj))
+        key += len(cast(Sized, vm.outside.overlay.now(obj)))
     if not outside.log.is_original(obj, key, value):
         return value
     if not (is_constant(key) or is_identity(key)):

@@ -80,14 +80,14 @@ def _opened(vm: VM, target: C) -> C:
     if id(target) in vm.outside.origins:
         contents.open(vm.outside, target)
         changes.touch(vm.outside, target)
-    return target
+    return vm.outside.overlay.now(target)
 
 
 @opcode("LIST_APPEND")
 def _list_append(vm: VM, frame: Frame, arg: int) -> None:
     changes.touch(vm.outside, frame.stack[-1 - arg])  # after a graph break it comes from outside
     value = frame.stack.pop()
-    frame.stack[-arg].append(value)
+    vm.outside.overlay.now(frame.stack[-arg]).append(value)
 
 
 @opcode("SET_ADD")
@@ -111,7 +111,7 @@ def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
     values = vm.elements(frame.stack[-1], hinted=True)
     changes.touch(vm.outside, frame.stack[-1 - arg])
     frame.stack.pop()
-    frame.stack[-arg].extend(values)
+    vm.outside.overlay.now(frame.stack[-arg]).extend(values)
 
 
 def is_iterable(value: object) -> bool:

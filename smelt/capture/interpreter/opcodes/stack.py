@@ -119,22 +119,13 @@ def _load_from_dict_or_deref(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-1] = _load_cell(vm, frame, arg) if found is MISSING else found
 
 
-def _touched_cell(vm: VM, frame: Frame, arg: int) -> CellType:
-    cell, place = frame.locals[arg], cells.cell_place(vm, frame, arg)
-    if place is not None:
-        cells.touch_cell(vm, place[0], cell, place[1])
-    elif id(cell) in vm.outside.origins:
-        vm.outside.log.touch_cell(cell)
-    return cell
-
-
 @opcode("STORE_DEREF")
 def _store_deref(vm: VM, frame: Frame, arg: int) -> None:
-    cell = _touched_cell(vm, frame, arg)
-    cell.cell_contents = frame.stack.pop()
+    cells.write_cell(vm, frame, arg, frame.stack[-1])
+    frame.stack.pop()
 
 
 @opcode("DELETE_DEREF")
 def _delete_deref(vm: VM, frame: Frame, arg: int) -> None:
     _load_cell(vm, frame, arg)
-    del _touched_cell(vm, frame, arg).cell_contents
+    cells.write_cell(vm, frame, arg, MISSING)

@@ -17,6 +17,7 @@ from typing import Any
 from smelt.capture.base.handlers import Args, Kwargs, unsupported
 from smelt.capture.base.values import (
     LEAF_TYPES,
+    MISSING,
     NULL,
     FunctionType,
     MethodType,
@@ -112,7 +113,7 @@ def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
         if not _is_fresh(vm, cell) and not cells.cell_written(vm, cell) and cells.holds_value(vm, cell):
             _hold(vm, cells.read_held_cell(vm, cell), depth + 1)
             continue
-        held = _contents(cell)
+        held = _contents(vm, cell)
         if held is NULL:
             raise unsupported("a function that a graph holds has an empty variable", UNSUPPORTED_OBJECT)
         _hold(vm, held, depth + 1)
@@ -124,17 +125,15 @@ def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
 _DEPTH = 8  # how deep functions that the trace made may refer to each other
 
 
-def _contents(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return NULL
+def _contents(vm: VM, cell: types.CellType) -> object:
+    held = vm.outside.overlay.cell(cell)
+    return NULL if held is MISSING else held
 
 
 def check_held(vm: VM) -> None:
     """Raises Unsupported where a variable of a function that a graph holds was changed after the call."""
     for cell, held in vm.held.cells:
-        if _contents(cell) is not held:
+        if _contents(vm, cell) is not held:
             raise unsupported(
                 "a variable of a function that a graph holds is changed later", UNSUPPORTED_EFFECT
             )

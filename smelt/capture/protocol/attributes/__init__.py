@@ -16,7 +16,7 @@ from smelt.capture.protocol.attributes.instances import (
     load_own,
     load_property,
     module_entry,
-    read_slot,
+    set_instance,
     store_property,
 )
 from smelt.capture.protocol.attributes.load import (
@@ -54,7 +54,7 @@ __all__ = [
     "load_special",
     "module_entry",
     "python_method",
-    "read_slot",
+    "set_instance",
     "shape_of",
     "store_attr",
     "store_generic",

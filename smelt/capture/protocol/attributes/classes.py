@@ -81,8 +81,10 @@ def _class_dict(vm: VM, cls: type) -> object:
     origin = vm.outside.origins.const(cls)
     return types.MappingProxyType(
         {
-            k: wrapping.wrap(vm.outside, v, origin.child("attr", k), decided=True)
-            for k, v in cls.__dict__.items()
+            k: v
+            if vm.outside.log.touches(cls, k)
+            else wrapping.wrap(vm.outside, v, origin.child("attr", k), decided=True)
+            for k, v in vm.outside.overlay.names(cls).items()
         }
     )
 
@@ -117,7 +119,7 @@ def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> obje
     mro = obj_cls.__mro__
     vm.outside.facts.use_class(obj_cls)
     for base in mro[mro.index(cls) + 1 :]:
-        found = base.__dict__.get(name, MISSING)
+        found = vm.outside.overlay.name(base, name)
         if found is not MISSING:
             return _bind_super(vm, found, obj, obj_cls, name, base)
     raise AttributeError(f"'super' object has no attribute {name!r}")

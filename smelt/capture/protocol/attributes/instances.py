@@ -26,12 +26,15 @@ from smelt.capture.base.type_info import (
     VALUE,
     TypeInfo,
 )
-from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentinel, instance_dict
+from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentinel
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
+from smelt.capture.outside.overlay import is_slot
 from smelt.capture.protocol import cells
 from smelt.capture.protocol.attributes import nn_module_members
 from smelt.capture.protocol.attributes.lookup import descriptor_method
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 # Kinds of class attributes that an attribute of the instance would win over.
 _SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
@@ -54,7 +57,7 @@ def load_generic(vm: VM, obj: object, name: str) -> object:
     except AttributeError:
         if info.find(name)[0] is ABSENT:  # it was `__getattr__` that raised
             raise
-    return _through_getattr(vm, obj, name, info, instance_dict(obj))
+    return _through_getattr(vm, obj, name, info, vm.outside.overlay.own(obj))
 
 
 def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> object:
@@ -71,7 +74,7 @@ def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> objec
     data = DATA_LOADERS.get(how)
     if data is not None:
         return data(vm, obj, name, found)
-    own = instance_dict(obj)
+    own = vm.outside.overlay.own(obj)
     if own is not None:
         if name in own:
             return instance_value(vm, obj, name, own[name])
@@ -122,23 +125,46 @@ def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None)
 
 
 def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
-    """Stores in the instance itself, for real; the undo log remembers."""
-    if type(obj) is types.CellType and id(obj) in vm.outside.origins:
-        vm.outside.log.touch_cell(obj)
-    changes.touch(vm.outside, obj)
-    changes.note_store(vm.outside, obj, "attr", name, value)
-    memo = vm.outside.memo.by_id.get(id(obj))
+    """Stores in the instance itself, of an outside one in the overlay; MISSING deletes the attribute."""
+    outside = vm.outside
+    cell = type(obj) is types.CellType
+    changes.touch(outside, obj)
+    if value is not MISSING:
+        changes.note_store(outside, obj, "attr", name, value)
+    memo = outside.memo.by_id.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)
-    object.__setattr__(obj, name, value)
+    if id(obj) not in outside.origins:
+        object.__delattr__(obj, name) if value is MISSING else object.__setattr__(obj, name, value)
+    elif cell and name == "cell_contents":
+        outside.log.set_cell(cast("types.CellType", obj), value)
+    else:
+        _set_outside(vm, obj, name, value)
 
 
-def read_slot(obj: object, name: str) -> object:
-    """The slot `name` of an instance, without its class's code; MISSING where it is empty."""
-    try:
-        return object.__getattribute__(obj, name)
-    except AttributeError:
-        return MISSING
+def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
+    how, found, _ = vm.type_info(type(obj)).find(name)
+    overlay, own = vm.outside.overlay, vm.outside.overlay.own(obj)
+    if is_slot(found):
+        if value is MISSING and overlay.slot(obj, name) is MISSING:
+            raise AttributeError(name)
+        overlay.set_slot(obj, name, value)
+    elif (
+        name == "__dict__" and type(value) is dict and id(value) not in vm.outside.origins and own is not None
+    ):
+        overlay.replace_own(obj, value)
+    elif name == "__class__" and value is not MISSING:
+        object.__setattr__(obj, name, value)
+    elif how is NATIVE_DATA:
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"{name} of a {type(obj).__qualname__} from outside is set")
+        )
+    elif own is None:
+        object.__setattr__(obj, name, value)  # raises
+    elif value is not MISSING:
+        own[name] = value
+    elif own.pop(name, MISSING) is MISSING:
+        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
 
 
 def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
@@ -171,11 +197,16 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     outside = vm.outside
     if name == "__dict__":
         return changes.own_dict(outside, obj, cast(dict[str, object], found.__get__(obj, type(obj))))
-    value = found.__get__(obj, type(obj))
+    if type(obj) is types.CellType and cells.cell_written(vm, obj):
+        value = outside.overlay.cell(obj)
+        if value is MISSING:
+            raise ValueError("Cell is empty")
+        return value
+    value = outside.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
+    if value is MISSING:
+        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
     if name == "__class__":
         return vm.class_of(obj)
-    if type(obj) is types.CellType and cells.cell_written(vm, obj):
-        return value
     origin = outside.origins.get(id(obj))
     computed = type(found) is not types.MemberDescriptorType
     if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):

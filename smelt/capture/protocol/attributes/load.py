@@ -17,7 +17,6 @@ from smelt.capture.base.values import (
     NULL,
     FunctionType,
     MethodType,
-    instance_dict,
 )
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import symbolic_numbers
@@ -76,7 +75,7 @@ def in_instance(vm: VM, obj: object, name: str) -> bool:
     """Whether `name` is in the instance's dictionary, guarded."""
     outside, cls = vm.outside, type(obj)
     outside.facts.use_class(cls)
-    own = instance_dict(obj)
+    own = outside.overlay.own(obj)
     if own is None:
         return False
     present = name in own

@@ -11,6 +11,7 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import scopes
+from smelt.capture.protocol.attributes.instances import load_generic
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 
@@ -21,7 +22,12 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
     if name == "__dict__":
         return scopes.expose(vm, own)
     if outside.log.touches(own, name):
-        return getattr(module, name)
+        value = outside.overlay.name(own, name)
+        if value is MISSING:
+            raise AttributeError(
+                f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
+            )
+        return value
     memo = outside.memo.of(module)
     value = memo.get(name, MISSING)
     if value is MISSING:
@@ -52,13 +58,18 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     """An attribute of a function written in Python; its code and defaults are guarded as one."""
     outside = vm.outside
     origin = outside.origins.get(id(function))
-    if origin is not None and not hasattr(function, name) and not outside.log.touches(function, name):
-        outside.facts.guard("not_in_dict", outside.origins.const(function), name, key=name)
-    value = getattr(function, name)
-    if origin is None or outside.log.touches(function, name):
-        return value
+    if origin is None:
+        return getattr(function, name)
+    own = outside.overlay.own(function) or {}
+    if name in own and not outside.log.is_original_attribute(function, name, own[name]):
+        return own[name]
+    if name not in own and all(name not in k.__dict__ for k in FunctionType.__mro__):
+        if outside.log.was_absent(function, name):
+            outside.facts.guard("not_in_dict", outside.origins.const(function), name, key=name)
+        raise AttributeError(f"'function' object has no attribute {name!r}", name=name, obj=function)
+    value = own[name] if name in own else getattr(function, name)
     if name == "__dict__":
-        return changes.own_dict(outside, function, value)
+        return changes.own_dict(outside, function, function.__dict__)
     if name in (
         "__kwdefaults__",
         "__annotations__",
@@ -69,7 +80,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
         "__doc__",
     ):
         return wrapping.wrap(outside, value, outside.origins.const(function).child("member", name))
-    if name in function.__dict__:
+    if name in own:
         return wrapping.wrap(outside, value, outside.origins.const(function).child("attr", name))
     outside.facts.use_function(function)
     if name in _FUNCTION_PARTS:
@@ -95,10 +106,15 @@ def bound_part(vm: VM, method: MethodType, name: str) -> object:
 def load_partial_attr(vm: VM, partial: functools.partial[object], name: str) -> object:
     """An attribute of a `functools.partial`; its function and arguments are guarded."""
     origin = vm.outside.origins.get(id(partial))
+    if origin is not None and name not in _PARTIAL_PARTS and not hasattr(functools.partial, name):
+        return load_generic(vm, partial, name)
     value = getattr(partial, name)
-    if origin is None or name not in ("func", "args", "keywords"):
+    if origin is None or name not in _PARTIAL_PARTS:
         return value
     return wrapping.wrap(vm.outside, value, origin.child("member", name))
+
+
+_PARTIAL_PARTS = ("func", "args", "keywords")
 
 
 def load_generator(vm: VM, obj: Generator, name: str) -> object:

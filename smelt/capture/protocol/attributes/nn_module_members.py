@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import nn
 
-from smelt.capture.base.values import MISSING, instance_dict
+from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 
@@ -27,8 +28,9 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
     outside = vm.outside
     for key in MODULE_DICTS:
         entries = cast("_Entries | None", own.get(key))
-        if entries is not None and name in entries:
-            value = entries[name]
+        held = {} if entries is None else outside.overlay.now(entries)
+        if entries is not None and name in held:
+            value = held[name]
             origin = outside.origins.get(id(module))
             if origin is None:
                 return wrapping.fake(outside, value)
@@ -50,38 +52,60 @@ def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None
         vm.outside.facts.guard("no_attr", origin, name, key=name)
 
 
-def belongs_in_dicts(module: nn.Module, name: str, value: object) -> bool:
+def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> bool:
     """Whether `module.name = value` changes one of the module's dictionaries."""
-    return isinstance(value, (nn.Parameter, nn.Module)) or any(name in held for held in _dicts_of(module))
+    return isinstance(value, (nn.Parameter, nn.Module)) or _is_held(vm, module, name)
 
 
 def store_entry(vm: VM, module: nn.Module, name: str, value: object) -> None:
-    """What `nn.Module.__setattr__` does where `belongs_in_dicts`; the undo log remembers."""
-    for entries in _dicts_of(module):
-        if id(entries) in vm.outside.origins:
-            changes.touch(vm.outside, entries)
-        else:
-            _touch_dict(vm, module, entries)
+    """What `nn.Module.__setattr__` does where `belongs_in_dicts`."""
+    with torch._C.DisableTorchFunction():
+        _changed(vm, module, lambda it: MODULE_SETATTR(it, name, cast("torch.Tensor | nn.Module", value)))
+
+
+def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
+    """What `nn.Module.__delattr__` does for a name in one of the module's dictionaries; False for any other name."""
+    if not _is_held(vm, module, name):
+        return False
+    _changed(vm, module, lambda it: nn.Module.__delattr__(it, name))
+    return True
+
+
+def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
+    """Torch's own code changes the dictionaries of `module`. In place of an outside module it is given another one, whose
+    dictionaries are those of the overlay."""
+    if id(module) not in vm.outside.origins:
+        return change(module)
+    overlay, own = vm.outside.overlay, vm.outside.overlay.own(module)
+    assert own is not None
+    for key in _HELD:
+        if key in own:
+            _touch_dict(vm, module, key, own[key])
     changes.touch(vm.outside, module)
     vm.outside.memo.by_id.pop(id(module), None)
-    with torch._C.DisableTorchFunction():
-        MODULE_SETATTR(module, name, cast("torch.Tensor | nn.Module", value))
+    own = overlay.own(module)
+    assert own is not None
+    stand_in = nn.Module.__new__(nn.Module)
+    held = {k: overlay.now(v) if k in _HELD else v for k, v in own.items()}
+    object.__setattr__(stand_in, "__dict__", held)
+    change(stand_in)
+    for key in [k for k in own if k not in held]:  # what is a parameter now is no plain attribute any more
+        del own[key]
 
 
-def touch_dicts(vm: VM, module: nn.Module) -> None:
-    """The dictionaries of an outside module are about to change."""
-    for entries in _dicts_of(module):
-        _touch_dict(vm, module, entries)
+_HELD = (*MODULE_DICTS, "_non_persistent_buffers_set")
 
 
-def _dicts_of(module: nn.Module) -> list[_Entries]:
-    own = instance_dict(module) or {}
+def _dicts_of(vm: VM, module: nn.Module) -> list[_Entries]:
+    own = vm.outside.overlay.own(module) or {}
     return [cast(_Entries, own[k]) for k in MODULE_DICTS if k in own]
 
 
-def _touch_dict(vm: VM, module: nn.Module, entries: _Entries) -> None:
-    origin = vm.outside.origins.get(id(module))
-    if origin is not None:
-        key = next(k for k in MODULE_DICTS if module.__dict__.get(k) is entries)
-        wrapping.wrap(vm.outside, entries, origin.child("attr", key))
-        changes.touch(vm.outside, entries)
+def _is_held(vm: VM, module: nn.Module, name: str) -> bool:
+    return any(name in vm.outside.overlay.now(held) for held in _dicts_of(vm, module))
+
+
+def _touch_dict(vm: VM, module: nn.Module, key: str, entries: object) -> None:
+    if id(entries) not in vm.outside.origins:
+        wrapping.wrap(vm.outside, entries, vm.outside.origins[id(module)].child("attr", key))
+    changes.touch(vm.outside, entries)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import cast
 
 from torch import nn
 
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import FUNCTION, PROPERTY, PYTHON_DATA, type_find
-from smelt.capture.base.values import MISSING, FunctionType, instance_dict
+from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, MISSING, FunctionType, instance_dict
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes
 from smelt.capture.protocol import scopes
@@ -50,17 +49,19 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
 
 
 def _store_natively(
-    vm: VM, obj: object, name: str, value: object, store: Callable[[object, str, object], None]
+    vm: VM, obj: object, name: str, value: object, store: types.WrapperDescriptorType
 ) -> None:
     """By the `__setattr__` of a C class, which stores in the instance (SimpleNamespace, exceptions, partial)."""
-    if id(obj) in vm.outside.origins and instance_dict(obj) is None:
+    if store.__name__ != "__setattr__":  # such as that of dict for items
+        vm.call(store, (obj, name, value), {})
+        return
+    if id(obj) not in vm.outside.origins:
+        return store(obj, name, value)
+    if instance_dict(obj) is None:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set")
         )
-    changes.touch(vm.outside, obj)
-    changes.note_store(vm.outside, obj, "attr", name, value)
-    vm.outside.memo.by_id.pop(id(obj), None)
-    store(obj, name, value)
+    set_instance(vm, obj, name, value)
 
 
 def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
@@ -78,7 +79,7 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
 def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
     """`nn.Module.__setattr__`."""
     how = vm.type_info(type(obj)).find(name)[0]
-    if nn_module_members.belongs_in_dicts(obj, name, value):
+    if nn_module_members.belongs_in_dicts(vm, obj, name, value):
         nn_module_members.store_entry(vm, obj, name, value)
     elif how is PROPERTY:
         store_generic(vm, obj, name, value)
@@ -104,24 +105,34 @@ def store_named(vm: VM, owner: object, name: str, value: object) -> None:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
     if isinstance(owner, types.ModuleType):
         return scopes.store_global(vm, vars(owner), name, value)
-    if id(owner) in outside.origins:
-        _touch_named(vm, owner, name)
-    type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
+    if id(owner) not in outside.origins or _is_immutable(owner):
+        type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
+    elif isinstance(owner, type):
+        _touch_class(vm, owner, name)
+        outside.log.set_name(owner, name, value)
+    else:
+        _check_plain(owner, name)
+        set_instance(vm, owner, name, value)
     vm.classes.forget(owner)
 
 
-def _touch_named(vm: VM, owner: object, name: str) -> None:
-    """Before an attribute of an outside class, module or function changes."""
-    outside = vm.outside
-    if isinstance(owner, type):
-        if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
-        changes.touch_class(outside, owner, name, was_read=vm.classes.has_looked_up(owner, name))
-        outside.memo.by_id.clear()
-    elif name.startswith("__") and name.endswith("__"):
+def _is_immutable(owner: object) -> bool:
+    return isinstance(owner, type) and bool(owner.__flags__ & IMMUTABLE_TYPE_FLAG)
+
+
+def _check_plain(owner: object, name: str) -> None:
+    if name.startswith("__") and name.endswith("__"):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
-    outside.log.touch_attribute(owner, name)
-    outside.memo.of(owner).pop(name, None)
+
+
+def _touch_class(vm: VM, owner: type, name: str) -> None:
+    """Before an attribute of an outside class changes. Raises Unsupported for one that native code may read."""
+    outside = vm.outside
+    if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
+    _check_plain(owner, name)
+    changes.touch_class(outside, owner, name, was_read=vm.classes.has_looked_up(owner, name))
+    outside.memo.by_id.clear()
 
 
 def delete_attr(vm: VM, obj: object, name: str) -> None:
@@ -143,19 +154,26 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     if how is PYTHON_DATA:
         vm.call_function(cast(FunctionType, descriptor_method(vm, found, "__delete__")), (found, obj))
         return
-    if info.is_module:
-        nn_module_members.touch_dicts(vm, cast(nn.Module, obj))
-    changes.touch(vm.outside, obj)
-    vm.outside.memo.by_id.pop(id(obj), None)
-    vm.native(delattr, (obj, name))
+    if id(obj) not in vm.outside.origins:
+        vm.native(delattr, (obj, name))
+    elif not (info.is_module and nn_module_members.delete_entry(vm, cast(nn.Module, obj), name)):
+        set_instance(vm, obj, name, MISSING)
 
 
 def _delete_named(vm: VM, owner: object, name: str) -> None:
     if isinstance(owner, types.ModuleType):
         load_attr(vm, owner, name)
         return scopes.delete_global(vm, vars(owner), name)
-    if id(owner) in vm.outside.origins:
+    if id(owner) not in vm.outside.origins or _is_immutable(owner):
+        delattr(owner, name)
+    elif isinstance(owner, type):
         load_attr(vm, owner, name)
-        _touch_named(vm, owner, name)
-    delattr(owner, name)
+        if vm.outside.overlay.name(owner, name) is MISSING:
+            raise AttributeError(f"type object {owner.__name__!r} has no attribute {name!r}")
+        _touch_class(vm, owner, name)
+        vm.outside.log.set_name(owner, name, MISSING)
+    else:
+        _check_plain(owner, name)
+        load_attr(vm, owner, name)
+        set_instance(vm, owner, name, MISSING)
     vm.classes.forget(owner)

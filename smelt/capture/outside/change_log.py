@@ -1,24 +1,23 @@
-"""The undo log: outside objects are changed for real while a frame is captured, and put back when capture ends.
+"""The change log: which outside objects the trace has changed, and how.
 
-`UndoLog.touch` takes a snapshot before the first change of an object. When capture ends, `effects` compares snapshots
-with what is there now: the differences are what the compiled frame replays. `roll_back` restores every object exactly,
-in place, on every path out of capture.
+`ChangeLog.touch` takes a snapshot before the first change of an object. The change itself goes to the overlay
+(`overlay.py`), so that no other thread sees it. When capture ends, `effects` compares snapshots with the overlay: the
+differences are what the compiled frame replays.
+
+Two things are changed for real, and put back by `roll_back` on every path out of capture: the class of an object, and what
+torch's context managers store in themselves. Neither holds a fake.
 """
 
 from __future__ import annotations
 
-import collections
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from smelt.capture.base.values import (
     CONTAINER_BASES,
-    HEAP_TYPE_FLAG,
     MISSING,
     CellType,
-    Container,
     instance_dict,
     is_lookup_key,
     is_same_key,
@@ -35,6 +34,7 @@ from smelt.capture.outside.effects import (
     SetCell,
     SetItem,
 )
+from smelt.capture.outside.overlay import Overlay, cell_value, is_slot
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
@@ -43,51 +43,23 @@ from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 class _Snapshot:
     obj: Any
     cls: type
-    attributes: dict[str, Any] | None  # the instance dictionary
+    own: dict[str, Any] | None  # the instance dictionary itself
+    attributes: dict[str, Any] | None  # what it held
     slots: dict[str, Any]
     contents: list[Any] | None  # of containers
+    changes_itself: bool = False  # native code changes the object, for real
 
 
 def slot_names(cls: type) -> Iterator[str]:
     """The names of `__slots__` of a class and its bases, those of C classes left out."""
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
-            if (
-                type(found) is types.MemberDescriptorType
-                and base.__flags__ & HEAP_TYPE_FLAG
-                and not _is_dunder(name)
-            ):
+            if is_slot(found) and not _is_dunder(name):
                 yield name
 
 
 def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")  # __dictoffset__ and the like of C classes
-
-
-def _read_slot(obj: object, name: str) -> object:
-    try:
-        return object.__getattribute__(obj, name)
-    except AttributeError:
-        return MISSING
-
-
-def restore_contents(obj: Container, items: list[Any]) -> None:
-    """Makes a container hold `items` again, in order, through the methods of its builtin base."""
-    if isinstance(obj, collections.OrderedDict):
-        collections.OrderedDict.clear(obj)
-        for key, value in items:
-            collections.OrderedDict.__setitem__(obj, key, value)
-    elif isinstance(obj, dict):
-        dict.clear(obj)
-        dict.update(obj, items)
-    elif isinstance(obj, list):
-        list.__setitem__(obj, slice(None), items)
-    elif isinstance(obj, set):
-        set.clear(obj)
-        set.update(obj, items)
-    else:
-        collections.deque.clear(obj)
-        collections.deque.extend(obj, items)
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:
@@ -98,15 +70,18 @@ def _same_pairs(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(k is l and v is w for (k, v), (l, w) in zip(a, b))
 
 
-class UndoLog:
+class ChangeLog:
     """Snapshots of every outside object that was changed, by identity, in order of first change."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
         self._snapshots: dict[int, _Snapshot] = {}
-        self._named: dict[
-            tuple[int, str], tuple[object, str, object, Callable[..., object], Callable[..., object]]
-        ] = {}
+        # by id of a class or namespace and name: the owner, and what it had
+        self._named: dict[tuple[int, str], tuple[dict[str, object] | type, object]] = {}
         self._cells: dict[int, tuple[CellType, object]] = {}
+        self._globals: dict[
+            tuple[int, str], object
+        ] = {}  # by id of the namespace and name: what is there now
         self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on tensors from outside
         # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
         self._stored: dict[int, set[object]] = {}
@@ -133,7 +108,7 @@ class UndoLog:
             raise Unsupported(Reason(UNSUPPORTED_EFFECT, self.closed))
 
     def touch(self, obj: object) -> bool:
-        """Takes the snapshot of `obj`; False if there is one already."""
+        """Takes the snapshot of `obj`, which the overlay stands for from now on; False if there is one already."""
         self._check_open()
         if id(obj) in self._snapshots:
             return False
@@ -141,11 +116,34 @@ class UndoLog:
         self._snapshots[id(obj)] = _Snapshot(
             obj,
             type(obj),
-            None if own is None else dict(own),
-            {n: _read_slot(obj, n) for n in slot_names(type(obj))},
-            items_of(obj) if isinstance(obj, CONTAINER_BASES) else None,
+            own,
+            None if own is None else dict(self._overlay.copy(own)),
+            {n: self._overlay.slot(obj, n) for n in slot_names(type(obj))},
+            items_of(self._overlay.copy(obj)) if isinstance(obj, CONTAINER_BASES) else None,
         )
         return True
+
+    def touch_itself(self, obj: object) -> None:
+        """Native code is about to change the attributes of `obj` for real. Raises Unsupported if it would not see what the
+        trace has stored there."""
+        self._check_open()
+        snapshot = self._snapshots.get(id(obj))
+        if snapshot is not None:
+            if not snapshot.changes_itself:
+                raise Unsupported(
+                    Reason(
+                        UNSUPPORTED_EFFECT, f"native code reads a {type(obj).__qualname__} that was changed"
+                    )
+                )
+            return
+        own = instance_dict(obj)
+        before = None if own is None else dict(own)
+        self._snapshots[id(obj)] = _Snapshot(obj, type(obj), own, before, {}, None, True)
+
+    def is_overlaid(self, obj: object) -> bool:
+        """Whether the trace has stored attributes of `obj` that native code would not see."""
+        snapshot = self._snapshots.get(id(obj))
+        return snapshot is not None and not snapshot.changes_itself and snapshot.contents is None
 
     def store(self, obj: object, key: object) -> None:
         """`obj.key` or `obj[key]` is about to be stored."""
@@ -164,30 +162,21 @@ class UndoLog:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None and snapshot.attributes is not None:
-            self._snapshots.setdefault(
-                id(own), _Snapshot(own, dict, None, {}, list(snapshot.attributes.items()))
-            )
+            before = list(snapshot.attributes.items())
+            self._snapshots.setdefault(id(own), _Snapshot(own, dict, None, None, {}, before))
 
-    def touch_global(self, namespace: dict[str, object], name: str) -> None:
-        """One name of a module's globals (whose other names may change on other threads)."""
+    def set_name(self, owner: dict[str, object] | type, name: str, value: object) -> None:
+        """One name of a class or of a module's globals (whose others may change on other threads); MISSING deletes it."""
         self._check_open()
-        key = (id(namespace), name)
-        if key not in self._named:
-            old = namespace.get(name, MISSING)
-            self._named[key] = (namespace, name, old, dict.__setitem__, dict.__delitem__)
+        self._named.setdefault((id(owner), name), (owner, self._overlay.name(owner, name)))
+        self._overlay.set_name(owner, name, value)
 
-    def touch_attribute(self, owner: object, name: str) -> None:
-        """One attribute of a class, module or function."""
-        self._check_open()
-        key = (id(owner), name)
-        if key not in self._named:
-            self._named[key] = (owner, name, vars(owner).get(name, MISSING), setattr, delattr)
-
-    def touch_cell(self, cell: CellType) -> None:
-        """Before the contents of an outside cell change."""
+    def set_cell(self, cell: CellType, value: object) -> None:
+        """The contents of an outside cell change; MISSING empties it."""
         self._check_open()
         if id(cell) not in self._cells:
             self._cells[id(cell)] = (cell, cell_value(cell))
+        self._overlay.set_cell(cell, value)
 
     def set_tensor_attribute(self, fake: object, name: str, value: object) -> None:
         """An attribute was set on the fake of an outside tensor; the tensor itself is left alone."""
@@ -204,7 +193,7 @@ class UndoLog:
         self.calls.append(deferred)
 
     def touches(self, owner: object, name: str) -> bool:
-        """Whether the attribute `name` of a class, module or function has changed."""
+        """Whether the trace has written the name of a class or of a module's globals."""
         return (id(owner), name) in self._named
 
     def touches_cell(self, cell: CellType) -> bool:
@@ -213,7 +202,7 @@ class UndoLog:
 
     def names_before(self, owner: object) -> Iterator[tuple[str, object]]:
         """The attributes of `owner` that changed, each with its value before; MISSING where there was none."""
-        return ((name, old) for (key, name), (_, _, old, *_) in self._named.items() if key == id(owner))
+        return ((name, old) for (key, name), (_, old) in self._named.items() if key == id(owner))
 
     def touches_any(self, owner: object) -> bool:
         """Whether a name of `owner` was changed."""
@@ -266,81 +255,49 @@ class UndoLog:
     def effects(self) -> tuple[Effect, ...]:
         """The deferred calls (what they use was not changed before), then what is different now: call before `roll_back`."""
         found: list[Effect] = []
-        seen: set[int] = set()
-        for snapshot in self._snapshots.values():
-            own = instance_dict(snapshot.obj)
-            if own is not None and id(own) in self._snapshots:
-                seen.add(id(own))  # changed through vars(): the instance reports it
+        # a dictionary that was changed through vars() too: the instance reports it
+        seen = {id(s.own) for s in self._snapshots.values() if id(s.own) in self._snapshots}
         for snapshot in self._snapshots.values():
             if id(snapshot.obj) not in seen:
-                found += _differences(snapshot, self._stored.get(id(snapshot.obj), set()))
-        for owner, name, old, _, _ in self._named.values():
-            found += _named_difference(owner, name, old)
+                found += _differences(self._overlay, snapshot, self._stored.get(id(snapshot.obj), set()))
+        for (_, name), (owner, old) in self._named.items():
+            found += _named_difference(owner, name, old, self._overlay.name(owner, name))
         for cell, old in self._cells.values():
-            if cell_value(cell) is not MISSING or old is not MISSING:
-                found.append(SetCell(cell, cell_value(cell)))
+            now = self._overlay.cell(cell)
+            if now is not MISSING or old is not MISSING:
+                found.append(SetCell(cell, now))
         return (*self.calls, *found, *self._tensors.values())
 
     def roll_back(self) -> None:
-        """Puts every object back as it was when capture began. Runs no code of the user."""
-        for cell, old in self._cells.values():
-            _set_cell(cell, old)
-        for owner, name, old, store, delete in self._named.values():
-            now = owner.get(name, MISSING) if isinstance(owner, dict) else vars(owner).get(name, MISSING)
-            if old is not MISSING and now is not old:
-                store(owner, name, old)
-            elif old is MISSING and now is not MISSING:
-                delete(owner, name)
+        """Puts back what was changed for real. Runs no code of the user."""
         for snapshot in reversed(self._snapshots.values()):
             _restore(snapshot)
-
-
-def cell_value(cell: CellType) -> object:
-    """The contents of a cell; MISSING if it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
-
-
-def _set_cell(cell: CellType, value: object) -> None:
-    if value is not MISSING:
-        cell.cell_contents = value
-    elif cell_value(cell) is not MISSING:
-        del cell.cell_contents
 
 
 def _restore(snapshot: _Snapshot) -> None:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         object.__setattr__(obj, "__class__", snapshot.cls)
-    if snapshot.attributes is not None:
+    if snapshot.changes_itself and snapshot.attributes is not None:
         own = instance_dict(obj)
         if own is not None and not _same_pairs(list(own.items()), list(snapshot.attributes.items())):
             own.clear()
             own.update(snapshot.attributes)
-    for name, value in snapshot.slots.items():
-        now = _read_slot(obj, name)
-        if value is MISSING and now is not MISSING:
-            object.__delattr__(obj, name)
-        elif now is not value:
-            object.__setattr__(obj, name, value)
-    if snapshot.contents is not None:
-        restore_contents(obj, snapshot.contents)
 
 
-def _differences(snapshot: _Snapshot, stored: set[object]) -> Iterator[Effect]:
+def _differences(overlay: Overlay, snapshot: _Snapshot, stored: set[object]) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
     if snapshot.attributes is not None:
-        yield from _attribute_differences(obj, snapshot.attributes, instance_dict(obj) or {}, stored)
-    now = {n: _read_slot(obj, n) for n in snapshot.slots}
-    missing = {n for n, v in now.items() if v is MISSING}
+        now = overlay.now(snapshot.own) if snapshot.own is not None else {}
+        yield from _attribute_differences(obj, snapshot.attributes, now, stored)
+    slots = {n: overlay.slot(obj, n) for n in snapshot.slots}
     before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
-    yield from _attribute_differences(obj, before, {n: v for n, v in now.items() if n not in missing}, stored)
+    after = {n: v for n, v in slots.items() if v is not MISSING}
+    yield from _attribute_differences(obj, before, after, stored)
     if snapshot.contents is not None:
-        yield from _content_differences(obj, snapshot.contents, items_of(obj), stored)
+        yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), stored)
 
 
 def _attribute_differences(
@@ -387,16 +344,11 @@ def _entry_differences(
             yield SetItem(obj, key, value)
 
 
-def _named_difference(owner: object, name: str, old: object) -> Iterator[Effect]:
-    if isinstance(owner, dict):
-        now = owner.get(name, MISSING)
-        if now is MISSING and old is not MISSING:
-            yield DelItem(owner, name)
-        elif now is not MISSING:
-            yield SetItem(owner, name, now)
-        return
-    now = vars(owner).get(name, MISSING)
-    if now is MISSING and old is not MISSING:
-        yield DelAttr(owner, name)
-    elif now is not MISSING:
-        yield SetAttr(owner, name, now)
+def _named_difference(
+    owner: dict[str, object] | type, name: str, old: object, now: object
+) -> Iterator[Effect]:
+    in_module = isinstance(owner, dict)
+    if now is not MISSING:
+        yield SetItem(owner, name, now) if in_module else SetAttr(owner, name, now)
+    elif old is not MISSING:
+        yield DelItem(owner, name) if in_module else DelAttr(owner, name)

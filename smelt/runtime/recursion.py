@@ -1,0 +1,22 @@
+"""How deep this thread may call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from smelt import _native
+
+_DEPTH = 20_000
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Lets this thread call deeper than `sys.getrecursionlimit()` says, which stays as it is, also for other threads."""
+    limit = sys.getrecursionlimit()
+    before = _native.set_thread_recursion_limit(max(limit, _DEPTH))
+    try:
+        yield
+    finally:
+        _native.set_thread_recursion_limit(before if before > limit else sys.getrecursionlimit())
