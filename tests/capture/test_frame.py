@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import types
+import unittest.mock
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import smelt
 from smelt import events
 from smelt.backends.eager import eager
 from smelt.capture.driver.compiler import FrameCompiler, set_disabled
@@ -263,3 +265,19 @@ def test_modules_made_after_torch_compile_was_used() -> None:
     c = compiled(f, fullgraph=True)
     x = torch.randn(3)
     torch.testing.assert_close(c(layers, x), f(layers, x))
+
+
+def test_a_program_that_replaces_a_builtin_runs_on() -> None:
+    """Where `int` is a mock neither capture nor logging works: the call goes on eagerly, and the mock is taken away."""
+
+    def fn(x: Any) -> Any:
+        with unittest.mock.patch("builtins.int") as mock:
+            smelt.graph_break()
+            int("7")
+            mock.assert_called_once_with("7")
+        return x + 1
+
+    compiled = smelt.compile(fn, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(2)).tolist() == [2, 2]
+        assert isinstance(int, type)

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -79,6 +79,13 @@ def set_disabled() -> Iterator[None]:
         yield
     finally:
         _thread.disabled -= 1
+
+
+def _tell(level: int, message: str, *args: object) -> None:
+    """Logs. What handlers raise, or logging itself where the program has put a mock in place of a builtin, is no reason to
+    end the call that is told of."""
+    with suppress(Exception):
+        log.log(level, message, *args)
 
 
 class FrameCompiler:
@@ -276,7 +283,7 @@ class FrameCompiler:
         events.emit("graph-break", name, reason=reason)
         if reason not in self.record.breaks:
             self.record.breaks.append(reason)
-            log.info("smelt: graph break in %s: %s", name, reason)
+            _tell(logging.INFO, "smelt: graph break in %s: %s", name, reason)
 
     # ---- what went wrong
 
@@ -318,7 +325,7 @@ class FrameCompiler:
                 raise error.with_traceback(None)
             raise Unsupported(reason) from error
         if reason.kind in (INTERNAL, BACKEND_FAILED):
-            log.debug("%s", "".join(traceback.format_exception(error)))
+            _tell(logging.DEBUG, "%s", "".join(traceback.format_exception(error)))
         if reason.kind is ANOTHER_TRACER:
             let_go(error)
             return False
@@ -334,5 +341,5 @@ class FrameCompiler:
         known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
         if not known:
             self.record.reasons.append(reason)
-            log.log(level, "smelt: %s runs eagerly: %s", name, reason)
+            _tell(level, "smelt: %s runs eagerly: %s", name, reason)
         return not known
