@@ -42,6 +42,11 @@ $(VENV)/.examples: $(VENV)/.torch requirements/examples.txt
 	$(PIP) install -q -r requirements/examples.txt
 	touch $@
 
+$(VENV)/.libraries: $(VENV)/.test requirements/libraries.txt
+	@echo "== third-party libraries whose programs are compiled"
+	$(PIP) install -q --no-deps -r requirements/libraries.txt
+	touch $@
+
 $(VENV)/.lint: $(VENV)/.torch requirements/lint.txt
 	$(PIP) install -q -r requirements/lint.txt
 	touch $@
@@ -73,7 +78,7 @@ bench: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.optimizers
 	$(PY) -m benchmarks.guard_cost
 
-sweep: $(VENV)/.native $(VENV)/.test
+sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_ops
 	$(PY) -m benchmarks.sweep_ops --gradients
 	$(PY) -m benchmarks.sweep_edges
@@ -82,6 +87,7 @@ sweep: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.sweep_models transformers
 	$(PY) -m benchmarks.sweep_models transformers-training
 	$(PY) -m benchmarks.sweep_models timm
+	$(PY) -m benchmarks.sweep_models libraries
 	$(PY) -m benchmarks.sweep_plans
 	$(PY) -m benchmarks.sweep_cpython
 	$(PY) -m benchmarks.server

@@ -1,12 +1,14 @@
-"""`make sweep`: every text architecture of transformers and one model of every timm family, compiled, against eager.
+"""`make sweep`: every text architecture of transformers, one model of every timm family, programs of many libraries,
+compiled, against eager.
 
-    python -m benchmarks.sweep_models transformers|transformers-training|timm [--only NAME ...] [--workers N]
+    python -m benchmarks.sweep_models transformers|transformers-training|timm|libraries [--only NAME ...] [--workers N]
         [--limit SECONDS] [--out DIR] [--resume] [--rival all|some|none]
 
 Architectures of transformers: the default configuration cut to 2 layers (where that is still large, also fewer experts,
 words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode. transformers-training: the
 same architectures, all narrow, in train mode (`compare_training`), with labels where they take them.
 timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it takes them, eval mode and train mode.
+libraries: the programs of `libraries.py`, eval mode and train mode.
 A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile
 captures it. Each model runs in a process of its own on one thread, so that a crash is a row; the slowest start first. The
 table is written after each row; `--resume` measures what it lacks, and each row knows what it was measured on.
@@ -41,6 +43,7 @@ from torch import nn
 
 from benchmarks import (
     errors,
+    libraries,
     models,  # noqa: F401  (declares torchvision's operators before timm is imported)
     weights,
 )
@@ -285,6 +288,7 @@ BUILDERS: dict[str, tuple[Callable[[], list[str]], Callable[[str], Any]]] = {
     "transformers": (architectures, architecture),
     "transformers-training": (architectures, trained_architecture),
     "timm": (families, family),
+    "libraries": (libraries.names, libraries.build),
 }
 
 
@@ -375,7 +379,12 @@ def _compared(mode: str, model: nn.Module, inputs: dict[str, Any]) -> dict[str, 
     return {**RUNS[mode](model, inputs), "with_first_weights": {k: found[k] for k in kept if k in found}}
 
 
-MODES = {"transformers": ("eval",), "transformers-training": ("train",), "timm": ("eval", "train")}
+MODES = {
+    "transformers": ("eval",),
+    "transformers-training": ("train",),
+    "timm": ("eval", "train"),
+    "libraries": ("eval", "train"),
+}
 
 
 def _row(kind: str, name: str, rival: str, limit: float, pipe: Any) -> None:
@@ -442,13 +451,16 @@ def _measured(kind: str, name: str, rival: str, limit: float) -> dict[str, Any]:
     if row.get("died"):
         late = -(process.exitcode or 0) in (signal.SIGPROF, signal.SIGALRM)
         row["died"] = f"longer than {limit:g} s" if late else f"exit code {process.exitcode}"
-    return {**row, "seconds": round(time.perf_counter() - start, 1), "measured": _circumstances(kind)}
+    return {**row, "seconds": round(time.perf_counter() - start, 1), "measured": _circumstances(kind, name)}
 
 
-def _circumstances(kind: str) -> str:
+def _circumstances(kind: str, name: str) -> str:
     """What a row was measured on."""
-    package = kind.partition("-")[0]
-    library = f"{package} {importlib.metadata.version(package)}"
+    package = name.partition(":")[0] if kind == "libraries" else kind.partition("-")[0]
+    try:
+        library = f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        library = f"no {package}"
     versions = f"torch {torch.__version__}, {library}, Python {platform.python_version()}"
     return f"{datetime.date.today()}, {versions}, {os.cpu_count()} CPU cores"
 
@@ -551,6 +563,7 @@ def markdown(kind: str, rows: list[dict[str, Any]], total: int) -> str:
         ),
         ", ".join(f"{k}: {v}" for k, v in counts.items()) + ".",
         *(line for m in modes for line in _summary(m, [r[m] for r in rows if "graphs" in r.get(m, ())])),
+        *_beside_rival(rows),
         "",
         "| " + " | ".join(columns) + " |",
         "|" + " --- |" * len(columns),
@@ -570,6 +583,14 @@ TRAINED = (
     "random generators' states are compared. Errors are relative to each tensor's largest value; where one is above the "
     "tolerance, the row says how far both are from eager in float64. Times are CPU time on one thread, compilation included."
 )
+
+
+def _beside_rival(rows: list[dict[str, Any]]) -> list[str]:
+    """How many models torch.compile captures in fewer graphs."""
+    both = [r for r in rows if isinstance(r.get("rival"), int) and "graphs" in r.get("eval", ())]
+    fewer = [f"`{r['name']}`" for r in both if r["rival"] < r["eval"]["graphs"]]
+    named = f" ({', '.join(fewer)})" if fewer else ""
+    return [f"Fewer graphs under torch.compile: {len(fewer)} of {len(both)}{named}."] if both else []
 
 
 def _summary(mode: str, results: list[dict[str, Any]]) -> list[str]:
