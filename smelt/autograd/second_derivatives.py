@@ -15,6 +15,7 @@ from smelt.graph import torch_settings
 from smelt.graph.graph_function import GraphFunction
 from smelt.graph.passes import has_effect
 from smelt.trace.joint import Joint
+from smelt.trace.opaque import OpaqueCall
 from smelt.trace.traced import Traced
 
 Gradients = Sequence[torch.Tensor | None]
@@ -24,10 +25,15 @@ DoubleBackward = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, 
 def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
     """From the graph's inputs and the tangents (None where undefined) to the gradients, with a history. None for graphs
     that cannot be run a second time: they write, draw random numbers, take numbers that change, or ran under autocast;
-    nor for those whose gradients flow through several nodes, or that take gradients of inputs away."""
+    nor for those whose gradients flow through several nodes, or that take gradients of inputs away, or whose checkpoints
+    would see other objects."""
     values = [r.index for r in joint.results if r.kind == "value" and not r.steps]
     is_plain = values == list(range(joint.n_outputs)) and len(joint.results) == joint.n_outputs
+    checkpoints = [
+        n.target for n in traced.torch_graph if type(n.target) is OpaqueCall and n.target.is_checkpoint
+    ]
     repeatable = not any(has_effect(node) for node in traced.aten_graph)
+    repeatable &= all(call.repeatable for call in checkpoints)
     autocast = any(torch_settings.read()[2::2])
     if (
         not is_plain
@@ -45,7 +51,12 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
 
     def gradients(primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor | None, ...]) -> Gradients:
         with torch.enable_grad():
-            seen = tuple(map(_unhooked, primals))
+            # A checkpoint calls the user's modules, which have parameters of their own and know no views of them.
+            seen = primals if checkpoints else tuple(map(_unhooked, primals))
+            if checkpoints and any(map(_is_hooked, primals)):
+                raise RuntimeError(
+                    "smelt: a second derivative through a checkpoint, of a tensor with hooks, which would run twice"
+                )
             results = forward()(*seen)
             defined = [(results[i], t) for i, t in zip(joint.tangents, tangents) if t is not None]
             return torch.autograd.grad(
@@ -57,6 +68,10 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
             )
 
     return gradients
+
+
+def _is_hooked(primal: torch.Tensor) -> bool:
+    return bool(primal._backward_hooks) or primal.retains_grad
 
 
 def _unhooked(primal: torch.Tensor) -> torch.Tensor:

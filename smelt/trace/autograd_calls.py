@@ -13,6 +13,7 @@ class AutogradCalls:
         wants_joint: a backend wants the joint graph of forward and backward.
         restated: the inputs that a method of `torch_functions.STATEFUL` was called on, by the method's name.
         hooked: tensors that a hook was registered on.
+        reentrant: inside a reentrant checkpoint of which there will be a joint graph: eager runs it without gradients first.
         custom: the custom functions that were applied where gradients are wanted; None while there are none.
     """
 
@@ -20,4 +21,5 @@ class AutogradCalls:
         self.wants_joint = False
         self.restated: dict[str, list[FakeTensor]] = {}
         self.hooked: list[FakeTensor] = []
+        self.reentrant = False
         self.custom: CustomFunctions | None = None

@@ -18,13 +18,14 @@ Fill = Callable[[tuple[Any, ...]], Any]  # the tensors of a call -> an argument
 class OpaqueCall:
     """`call(*tensors)` is `function(*args, **kwargs)` with the fakes in `args` and `kwargs` replaced by the tensors, in
     order. Containers, partial calls, and the functions and cells that `is_fresh` says the program makes are made anew for
-    each call; everything else is the object itself.
+    each call; everything else is the object itself. `repeatable`: called later, it does the same.
     """
 
     def __init__(
         self, function: Callable[..., Any], args: Any, kwargs: Any, is_fresh: Callable[[Any], bool]
     ) -> None:
         self.function = function
+        self.repeatable = True
         self.tensors: list[FakeTensor] = []
         self.__name__ = getattr(function, "__qualname__", type(function).__name__).replace(".", "_")
         self._is_fresh = is_fresh

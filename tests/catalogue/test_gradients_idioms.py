@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import smelt
 from benchmarks import models
+from smelt import events
 from tests.harness.catalogue import computed, leaf, number_handles, on_both_backends, program, tensor
 from tests.harness.differentiable import Context, Saved
 
@@ -312,8 +313,55 @@ def gradient_checkpointing(reentrant):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(reentrant):
-    breaks = ["unsupported-effect", "unsupported-object", "unsupported-object"]
-    program(graphs=2, breaks=breaks)(gradient_checkpointing(reentrant))()
+    """The model sets a context variable before its layers."""
+    program(graphs=1)(gradient_checkpointing(reentrant))()
+
+
+@program(graphs=1, later=2)
+def test_checkpoint_that_reads_what_was_changed_before():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.calls = nn.Linear(3, 3), 0
+
+        def part(self, x):
+            return self.linear(x) * self.calls
+
+        def forward(self, x):
+            self.calls = self.calls % 2 + 1
+            return checkpoint(self.part, x, use_reentrant=False).sin()
+
+    return Counting(), [(leaf(2, 3),) for _ in range(4)]
+
+
+@pytest.mark.parametrize("given", [leaf, tensor])
+def test_reentrant_checkpoint_has_a_joint_graph(given):
+    """And none at all where its input has no gradient, as in eager."""
+
+    def factory():
+        linear = nn.Linear(3, 3)
+        return (
+            (lambda x: checkpoint(lambda y: linear(y).tanh(), x, use_reentrant=True) * 2),
+            [(given(2, 3),) for _ in range(3)],
+            linear,
+        )
+
+    joint = []
+    with events.subscribed(lambda e: joint.append(e.kind) if e.kind == "backward-compiled" else None):
+        program(graphs=1)(factory)()
+    assert len(joint) == (given is leaf)
+
+
+def test_reentrant_checkpoint_that_asks_for_the_grad_mode():
+    """Its forward runs without, its backward with."""
+
+    def part(x):
+        return x * (2 if torch.is_grad_enabled() else 3)
+
+    def factory():
+        return lambda x: checkpoint(part, x, use_reentrant=True).sin(), [(leaf(2, 3),) for _ in range(3)]
+
+    program(graphs=1)(factory)()
 
 
 @on_both_backends(graphs=1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import grad
+from torch.utils.checkpoint import checkpoint
 
 from tests.harness.training import both, gradients, leaf, raised
 
@@ -260,3 +261,14 @@ def test_an_input_is_written_between(compile):
     with torch.no_grad():
         x.mul_(2)
     return a, raised(lambda: grad(a.sum(), x))
+
+
+@both()
+def test_through_a_checkpoint(compile):
+    """What runs inside has parameters of its own, which are differentiated too."""
+    layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    f = compile(lambda x: checkpoint(lambda y: layers(y).tanh(), x, use_reentrant=False).sum())
+    x = leaf(2, 4)
+    first = grad(f(x), [x, *layers.parameters()], create_graph=True)
+    sum(g.square().sum() for g in first).backward()
+    return [g.detach() for g in first], gradients(x, *layers.parameters())

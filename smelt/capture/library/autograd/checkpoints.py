@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 
 import torch
 import torch.utils.checkpoint
 
-from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
+from smelt.capture.base.handlers import Args, Kwargs, builtin, function, unsupported
 from smelt.capture.library.autograd.opaque_calls import run_opaque
 from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import native_calls
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.trace.not_differentiable import refuse
 
 _Function = torch.autograd.Function
 _CHECKPOINT = torch.utils.checkpoint.checkpoint
@@ -64,6 +67,28 @@ _EFFECTS = (
 )  # fmt: skip
 
 
+def _has_gradient(inputs: Args) -> bool:
+    """Whether what a reentrant checkpoint of these gives has a gradient; in a joint graph it is that of any checkpoint."""
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+@contextmanager
+def _as_reentrant(vm: VM) -> Iterator[None]:
+    before, vm.trace.autograd.reentrant = vm.trace.autograd.reentrant, True
+    try:
+        yield
+    finally:
+        vm.trace.autograd.reentrant = before
+
+
+@builtin(torch.is_grad_enabled)
+def _is_grad_enabled(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """In a reentrant checkpoint the answer is another in the forward than where the backward runs it again."""
+    if vm.trace.autograd.reentrant:
+        raise refuse("a reentrant checkpoint whose function asks for the grad mode")
+    return native_calls.run_native(vm, torch.is_grad_enabled, args, kwargs)
+
+
 @function(_CHECKPOINT)
 def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
     call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
@@ -84,4 +109,7 @@ def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
     if not reentrant:
         return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
+    if vm.trace.autograd.wants_joint and _has_gradient(inputs):
+        with _as_reentrant(vm):
+            return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
     return run_opaque(vm, _CHECKPOINT, args, kwargs, lambda: _Reentrant.apply(run, *inputs))  # type: ignore[no-untyped-call]

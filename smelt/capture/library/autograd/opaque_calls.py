@@ -47,13 +47,16 @@ def run_opaque(
     """Records `function(*args, **kwargs)` as one torch-level call and returns its results on fakes, which `run` computes.
 
     Raises Unsupported where the call could not be repeated by the graph: it changes outside objects, or comes after a
-    change of one, or holds an object that the program made.
+    change of one, or holds an object that the program made. What comes after a change may be a checkpoint of which there
+    will be a joint graph: then its operators run, and the call itself does not.
     """
+    target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     if vm.contexts.tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
-        raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
+        if not (target.is_checkpoint and vm.trace.autograd.wants_joint):
+            raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
+        target.repeatable = False
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
-    target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     before = vm.outside.log.changed
     out = vm.trace.call_recorder.run_opaque(target, run)
     if vm.outside.log.changed != before:
