@@ -176,7 +176,6 @@ def _compiled_function(
     wrapped = entries.wrap(own, settings.frame_compiler(), traced)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
-    wrapped._torchdynamo_inline = fn  # what torch.compile and torch.export trace in place of a call
     return wrapped
 
 

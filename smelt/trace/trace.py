@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -43,15 +45,34 @@ class Trace(TraceParts):
         shapes.trim()
         self.call_recorder.begin()
         self._saved_tensor_hooks = list(_pop_saved_tensor_hooks())
+        self._outer_modes = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
         for mode in self._modes:
             mode.__enter__()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._restore_modes()
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, tb)
         for hooks in reversed(self._saved_tensor_hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+    def _restore_modes(self) -> None:
+        """Makes the two modes the innermost ones again: native code that was to leave others, or to enter these again, may
+        have been given up with the capture."""
+        dispatch, function = self._modes
+        dispatch_modes, function_modes = (
+            _get_current_dispatch_mode_stack(),
+            _get_current_function_mode_stack(),
+        )
+        if len(dispatch_modes) != self._outer_modes[0] + 1 or dispatch_modes[-1] is not dispatch:
+            while torch._C._len_torch_dispatch_stack() > self._outer_modes[0]:
+                torch._C._pop_torch_dispatch_stack()
+            torch._C._push_on_torch_dispatch_stack(dispatch)
+        if len(function_modes) != self._outer_modes[1] + 1 or function_modes[-1] is not function:
+            while torch._C._len_torch_function_stack() > self._outer_modes[1]:
+                torch._C._pop_torch_function_stack()
+            torch._C._push_on_torch_function_stack(function)
 
     def fake(self, real: torch.Tensor, name: str = "") -> FakeTensor:
         """The fake that stands for `real` (`Inputs.fake`)."""

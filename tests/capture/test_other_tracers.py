@@ -1,5 +1,6 @@
 """A compiled function under another tracer of torch: the original runs, so the tracer sees its operators and modules."""
 
+import functools
 import inspect
 import re
 import types
@@ -9,10 +10,12 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._higher_order_ops.foreach_map import foreach_map
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -198,6 +201,16 @@ def test_torch_compile_traces_through():
 
     torch.testing.assert_close(outer(X), fn(X) + 1)
 
+    @functools.wraps(compiled)
+    def doubled(x):
+        return compiled(x) * 2
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def outermost(x):
+        return doubled(x) + 1
+
+    torch.testing.assert_close(outermost(X), fn(X) * 2 + 1)
+
 
 def test_a_transform_around_a_call_leaves_it_compiled_elsewhere():
     compiled = smelt.compile(fn)
@@ -225,3 +238,40 @@ def test_is_traced():
     with torch.no_grad(), torch.inference_mode(), torch.device("cpu"), torch.autocast("cpu"):
         answers.append(_native.is_traced())
     assert answers == [True, True, True, False] and not _native.is_traced()
+
+
+def with_modes_left(x):
+    with _python_dispatch._disable_current_modes():
+        y = x.sin()
+    return y * 2
+
+
+def with_fakes_left(x):
+    with unset_fake_temporarily():
+        y = x.sin()
+    return y * 2
+
+
+def operators_of_a_list(x):
+    """Torch's own error, in the middle of its modes."""
+    return foreach_map(lambda a, b: a + b, [x, x], [x, x * 2])[1]
+
+
+@pytest.mark.parametrize(
+    "f", [with_modes_left, with_fakes_left, operators_of_a_list], ids=lambda f: f.__name__
+)
+def test_modes_are_as_they_were_after_a_capture_that_left_them(f):
+    def outcome(g):
+        try:
+            return g(X)
+        except Exception as error:
+            return type(error), str(error)
+
+    before = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    compiled = smelt.compile(f)
+    expected = outcome(f)
+    for _ in range(3):
+        found = outcome(compiled)
+        assert (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()) == before
+        torch.testing.assert_close(found, expected) if isinstance(found, torch.Tensor) else None
+        assert type(found) is type(expected)

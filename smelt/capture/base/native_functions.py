@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import _python_dispatch
 
 from smelt.reasons import (
     DEBUGGER,
@@ -202,6 +203,22 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.autograd.graph.register_multi_grad_hook: (UNSUPPORTED_CALL, "register_multi_grad_hook"),
     torch.autograd.graph.get_gradient_edge: (UNSUPPORTED_CALL, "get_gradient_edge"),
     torch.autograd.graph.increment_version: (UNSUPPORTED_EFFECT, "increment_version"),
+    **dict.fromkeys(
+        (
+            _python_dispatch._pop_mode,
+            _python_dispatch._push_mode,
+            _python_dispatch._pop_mode_temporarily,
+            _python_dispatch._disable_current_modes,
+            torch.overrides._pop_mode,
+            torch.overrides._push_mode,
+            torch.overrides._pop_mode_temporarily,
+            torch._C._pop_torch_dispatch_stack,
+            torch._C._push_on_torch_dispatch_stack,
+            torch._C._pop_torch_function_stack,
+            torch._C._push_on_torch_function_stack,
+        ),
+        (UNSUPPORTED_CALL, "modes of torch are left or entered again"),
+    ),
     object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),
     object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
     logging.basicConfig: (UNSUPPORTED_EFFECT, "logging.basicConfig"),
