@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.graph.specs import empty_like_spec
+from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.grad_flags import GradFlags, switched_on
 from smelt.trace.inputs import Inputs
@@ -76,8 +77,10 @@ def _run_engine(
         _ERRORS if parts.autograd.custom is None else (Exception,)
     )  # a backward of the user's may raise any
     through: dict[int, Any] = dict.fromkeys(cuts)
+    lines = _line_of_nodes(parts)
     with (
-        parts.backward.recording(_line_of_nodes(parts)),
+        parts.backward.recording(lines),
+        replaced(lines),
         _cut_at(values, with_tangent, tangents, through),
         switched_on(sources),
     ):
