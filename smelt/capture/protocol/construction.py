@@ -37,10 +37,10 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
 
 def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     """What `type.__call__` does: `__new__`, then `__init__`."""
-    refused = setting(cls)
-    if refused is not None:
-        raise Unsupported(Reason(*refused))
     info = vm.type_info(cls)
+    refused = setting(cls)
+    if refused is not None and not _is_interpreted(*info.find("__init__")[:2]):
+        raise Unsupported(Reason(*refused))
     vm.outside.facts.use_class(cls)
     if info.find("__del__")[0] is not ABSENT:
         error = unsupported(f"{cls.__qualname__}, which has a finalizer, is instantiated")
@@ -67,6 +67,11 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     elif init is not object.__init__:
         vm.native(init, (obj, *args), kwargs)
     return obj
+
+
+def _is_interpreted(how: object, init: object) -> bool:
+    """Whether an `__init__` is code that the machine runs, which sees itself what that changes."""
+    return how is FUNCTION and type(init) is FunctionType and not runs_natively(init)
 
 
 def _is_given_functions(args: Args, kwargs: Kwargs) -> bool:
