@@ -7,7 +7,9 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 import smelt
 from smelt.report.inspect import graph_count, reasons
@@ -57,6 +59,7 @@ def selective(which):
     return lambda x: checkpoint(region, x, use_reentrant=False, context_fn=context_fn) * 2
 
 
+TRACER = "another tracer of torch"
 SCRIPT = ["a function or module of TorchScript"]
 PROGRAMS = {
     "scripted function": (lambda x: scripted(x * 2, 3) + 1, 2, SCRIPT),
@@ -66,6 +69,12 @@ PROGRAMS = {
     "function of torch.compile": (lambda x: compiled_by_torch(x * 2, scale=3) + 1, 1, []),
     "module of torch.compile": (lambda x: COMPILED(x * 2) + 1, 1, []),
     "module of torch.compile with a hook": (lambda x: HOOKED(x * 2) + 1, 1, []),
+    "a call of make_fx": (lambda x: make_fx(lambda a: a.sin() * 2)(x)(x) + 1, 3, [TRACER, TRACER]),
+    "a call of symbolic_trace": (
+        lambda x: torch.fx.symbolic_trace(lambda a: a.sin() * 2)(x) + 1,
+        3,
+        [TRACER],
+    ),
     "policy as a function": (selective(policy), 1, []),
     "policy as a list": (selective([torch.ops.aten.mm.default]), 1, []),
 }
@@ -127,3 +136,17 @@ def test_a_property_that_raises_attribute_error_is_looked_up_by_getattr():
     compiled = smelt.compile(fn)
     assert compiled(X)[1:] == fn(X)[1:]
     assert torch.equal(compiled(X)[0], X + 7) and graph_count(compiled) == 1 and not reasons(compiled)
+
+
+def test_counting_operators_inside():
+    """A dispatch mode of torch's, entered by the program."""
+
+    def fn(x):
+        with FlopCounterMode(display=False) as counter:
+            y = x @ WEIGHT
+        return y * counter.get_total_flops()
+
+    compiled = smelt.compile(fn)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(X), fn(X))
+    assert not any(r.kind.id == "internal-error" for r in reasons(compiled))

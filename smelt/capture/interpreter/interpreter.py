@@ -36,6 +36,7 @@ from smelt.capture.library import (
     iterators,
     numpy_conversions,
     optimizers,
+    other_tracers,
     special_methods,
     tensor_methods,
     tensor_numbers,
@@ -72,7 +73,8 @@ FILLING = (
     attribute_functions, checkpoints, classes, compiler_queries, container_constructors, containers,
     context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
     gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
-    optimizers, printing, special_methods, subscripts, suspended, tensor_methods, tensor_state, warning_messages,
+    optimizers, other_tracers, printing, special_methods, subscripts, suspended, tensor_methods, tensor_state,
+    warning_messages,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

@@ -5,6 +5,6 @@ Of Python: `classes.py` (`isinstance`, `class`), `attribute_functions.py` (`geta
 (`exec`), `exceptions.py`, `context_variables.py`, `copying.py`, `output/` (`print`, `warnings`, `logging`). Of torch:
 `tensor_methods.py`, `tensor_numbers.py` (`Tensor.item`), `numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`,
 `function_transforms.py` (`torch.func`), `higher_order_operators.py` (`torch.cond`, flex attention), `optimizers.py`,
-`autograd/` (custom functions, hooks, gradients). Methods of containers, such as `list.append`, are in
-`protocol/containers.py`.
+`other_tracers.py` (`make_fx`), `autograd/` (custom functions, hooks, gradients). Methods of containers, such as
+`list.append`, are in `protocol/containers.py`.
 """

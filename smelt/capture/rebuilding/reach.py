@@ -86,5 +86,7 @@ def _check_keys(x: object) -> None:
     """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
     if isinstance(x, (dict, set, frozenset)):
         for key in dict.keys(x) if isinstance(x, dict) else x:
-            if not stands_for_itself(key) and type(key).__hash__ not in _NATIVE_HASHES:
+            if not stands_for_itself(key) and not any(
+                type(key).__hash__ is known for known in _NATIVE_HASHES
+            ):
                 raise unsupported(key, "as the key of a dictionary or in a set")
