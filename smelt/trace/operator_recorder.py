@@ -75,6 +75,8 @@ class OperatorRecorder:
         node = self.tape.add_operator(func, tuple(nodes), node_kwargs, shapes.stem(func), spec)
         if info.writes:
             self.writes.note(_storages(info, args, kwargs))
+        elif not info.results:  # an assertion: the torch-level call has an effect, too
+            self.call.wrote = True
         self.tape.finish_operator(node, out)
         return out
 

@@ -212,9 +212,7 @@ def the_break_raises_in_a_callee():
     return fn, [(torch.ones(3), 1), (torch.ones(3), 2), (torch.ones(3), 1)]
 
 
-@program(
-    graphs=2, later=1, breaks=["data-dependent-condition", "data-dependent-value"], eager=["user-exception"]
-)
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def an_exception_leaves_after_a_break():
     log = []
 
@@ -332,7 +330,7 @@ class Manager:
         return kind is ValueError
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-condition"])
+@program(graphs=1)
 def inside_a_manager_that_suppresses():
     manager = Manager()
 
@@ -704,7 +702,7 @@ def tensor_in_control_of_a_range():
     return fn, [(torch.ones(3), torch.tensor(k)) for k in (2, 3, 2)]
 
 
-@program(graphs=2, breaks=["data-dependent-condition"], eager=["user-exception"])
+@program(graphs=1)
 def assertion_on_values():
     def fn(x):
         assert (x > -100).all(), "too small"

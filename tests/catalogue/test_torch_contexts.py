@@ -609,7 +609,7 @@ def distributions():
     return fn, [(tensor(3), tensor(3)) for _ in range(3)]
 
 
-@program(graphs=2, breaks=["data-dependent-condition", "data-dependent-condition"])
+@program(graphs=1)
 def distributions_that_validate():
     def fn(logits):
         categorical = torch.distributions.Categorical(logits=logits, validate_args=True)

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from smelt.capture.driver.errors import UserException, WorldChanged
+from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
@@ -51,6 +51,7 @@ class Attempt:
     `joint_graph`: where gradients are needed, the graph of forward and backward is recorded.
     `copies`: an index in a tensor gives a copy of the row, where eager gives a view.
     `says_compiling`: what the program is told when it asks whether it is being compiled.
+    `assumes`: a condition on a tensor is what goes on, where one branch only raises; the graph checks it.
     `may_break`: the graph may end before an instruction that cannot be captured.
     `stop`: where it does.
     """
@@ -60,6 +61,7 @@ class Attempt:
     joint_graph: bool = False
     copies: bool = True
     says_compiling: bool = True
+    assumes: bool = False
     may_break: bool = True
     stop: Stop | None = None
 
@@ -145,6 +147,10 @@ def _no_joint_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> 
     return replace(start, joint_graph=False, stop=attempt.stop) if attempt.joint_graph else None
 
 
+def _assumes_nothing(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    return replace(start, assumes=False) if attempt.assumes else None
+
+
 def _from_the_start(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     return start
 
@@ -204,6 +210,13 @@ WEAKENINGS: tuple[Weakening, ...] = (
         "the program can tell a copy from the view that eager gives. From the start, since now the index itself"
         " cannot be captured, and the graph breaks there. Kept: so it would in the next capture",
         _only_views,
+        kept=True,
+    ),
+    Weakening(
+        NotRepeatable,
+        "a condition was assumed, and the graph has effects that a call could not be made again after. Kept: it is mostly"
+        " an operator's doing",
+        _assumes_nothing,
         kept=True,
     ),
     Weakening(

@@ -33,10 +33,11 @@ from smelt.capture.driver.attempts import (
 )
 from smelt.capture.driver.checks import is_only_thread, verified, verify_accepts, verify_refuses
 from smelt.capture.driver.entries import Answer, Backend, Entry, Record, wrap
-from smelt.capture.driver.errors import UserException, WorldChanged
+from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage
+from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.protocol import context_managers, raising
 from smelt.config import Config
@@ -157,6 +158,7 @@ class FrameCompiler:
         return Attempt(
             counts_symbolic=self.dynamic is not False,
             joint_graph=getattr(self.backend, "differentiates", False),
+            assumes=True,
             may_break=not self.fullgraph,
         )
 
@@ -238,8 +240,10 @@ class FrameCompiler:
     ) -> None:
         """Compiles what was captured, and installs it."""
         name = fn.__qualname__
-        graph = compiled_graph(self.backend, self.config, captured)
         functional = getattr(self.backend, "differentiates", False)
+        if captured.assumed and repeat_of(captured.traced, functional) is None:
+            raise NotRepeatable
+        graph = compiled_graph(self.backend, self.config, captured)
         frame = compiled_frame(fn, captured, graph, self.resumes, functional)
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect)

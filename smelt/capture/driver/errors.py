@@ -19,3 +19,7 @@ class UserException(Exception):
 
 class WorldChanged(VerificationError):
     """What was guarded is no longer as it was when the frame was captured."""
+
+
+class NotRepeatable(Exception):
+    """A condition was assumed, and a graph that finds it wrong would leave something behind."""

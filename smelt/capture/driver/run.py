@@ -58,6 +58,7 @@ class CapturedFrame:
     first_line: int
     outside: Outside
     handles: bool  # the program has handlers for exceptions
+    assumed: bool  # what a condition on a tensor is
     release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
 
     @property
@@ -117,6 +118,7 @@ def _prepared(attempt: Attempt) -> VM:
     vm.outside.numbers.dynamic = attempt.symbolic
     vm.outside.numbers.follows_counts = attempt.counts_symbolic
     vm.disclosed.compiling = attempt.says_compiling
+    vm.disclosed.assumes = attempt.assumes
     return vm
 
 
@@ -184,6 +186,7 @@ def _capture(
         first_line=fn.__code__.co_firstlineno,
         outside=outside,
         handles=vm.exceptions.some_handler,
+        assumed=vm.disclosed.assumed,
         release=vm.release,
     )
 

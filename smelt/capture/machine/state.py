@@ -133,9 +133,11 @@ class Classes:
 
 @dataclass
 class Disclosed:
-    """What the program was told of the capture."""
+    """What the program was told of the capture, and what the capture assumed of the program."""
 
     compiling: bool = True  # the answer where it asks whether it is being compiled
+    assumes: bool = False  # conditions on tensors are what does not raise
+    assumed: bool = False  # one was
     was_asked: bool = False
     # paths of the symbolic numbers in texts
     shown_numbers: set[tuple[object, ...]] = field(default_factory=set)

@@ -6,6 +6,7 @@ from smelt.capture.base.bytecode import PY312, Handler
 from smelt.capture.base.frames import Frame
 from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
+from smelt.capture.protocol.assumed_conditions import assumed
 
 
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD_NO_INTERRUPT")
@@ -30,7 +31,7 @@ def _note_loop(vm: VM, frame: Frame, head: int) -> None:
 @opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
 def _jump_if_false(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.stack[-1]
-    if value is not True and (value is False or value is None or not vm.truth(value)):
+    if value is not True and (value is False or value is None or not _truth(vm, frame, value, frame.pc, arg)):
         frame.pc = arg
     frame.stack.pop()
 
@@ -38,9 +39,17 @@ def _jump_if_false(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
 def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
     value = frame.stack[-1]
-    if value is True or (value is not False and value is not None and vm.truth(value)):
+    if value is True or (
+        value is not False and value is not None and _truth(vm, frame, value, arg, frame.pc)
+    ):
         frame.pc = arg
     frame.stack.pop()
+
+
+def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool:
+    """`bool(value)`, or what it is assumed to be."""
+    holds = assumed(vm, frame, value, if_true, if_false)
+    return vm.truth(value) if holds is None else holds
 
 
 @opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_IF_NONE")

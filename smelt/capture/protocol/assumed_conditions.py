@@ -1,0 +1,68 @@
+"""Conditions on tensors where one branch only raises: `if not valid.all(): raise ValueError(...)`.
+
+The other branch is captured, and the graph checks the condition, as an operator that may raise. Where the check fails the
+call is made again by the original function (`emit/rerun.py`), which goes the other way. That needs a graph that leaves
+nothing behind when it raises: where it would not, the frame is captured again without such assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from smelt.capture.base.bytecode import Code
+from smelt.capture.base.frames import Frame
+from smelt.capture.machine.vm import VM
+from smelt.trace.fake import FakeTensor
+
+_MOST = 200  # instructions of a branch that only raises
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SEND", "FOR_ITER"})
+
+
+def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
+    """What a condition is assumed to be, when the program goes on at one of two instructions; None where neither only
+    raises or the exception is handled here, and where the graph could not check it. Records the check."""
+    if type(value) is not FakeTensor or not vm.disclosed.assumes or not _is_checkable(vm, value):
+        return None
+    if any(_handles(f) for f in _frames(frame)):
+        return None
+    raises = _only_raises(frame.code, if_true), _only_raises(frame.code, if_false)
+    if raises[0] == raises[1]:
+        return None
+    holds = raises[1]
+    vm.native(torch._assert_async, (value if holds else vm.native(torch.logical_not, (value,)),))
+    vm.disclosed.assumed = True
+    return holds
+
+
+def _frames(frame: Frame | None) -> Iterator[Frame]:
+    while frame is not None:
+        yield frame
+        frame = frame.parent
+
+
+def _handles(frame: Frame) -> bool:
+    """Whether an exception at the instruction of a frame comes to a handler, not just to the end of a `with`."""
+    names, at = frame.code.names, frame.pc - 1
+    for start, end, target, _, _ in frame.code.handlers:
+        if start <= at < end:
+            return "WITH_EXCEPT_START" not in names[target : target + 3]
+    return False
+
+
+def _is_checkable(vm: VM, value: FakeTensor) -> bool:
+    """Whether it is one bool on a CPU (on other devices a check that fails ends the process) that is not known."""
+    if value.dtype is not torch.bool or value.device.type != "cpu" or value.dim() != 0:
+        return False
+    return torch._C._functorch.maybe_current_level() is None and vm.trace.known.value(value) is None
+
+
+def _only_raises(code: Code, start: int) -> bool:
+    """Whether the instructions from `start` come to a `raise`, without a way around it."""
+    for name in code.names[start : start + _MOST]:
+        if name == "RAISE_VARARGS":
+            return True
+        if "JUMP" in name or name in _ENDS:
+            return False
+    return False
