@@ -146,15 +146,28 @@ class Builder:
             return f(cast(load(source, tuple(full)), compute))
 
         sizes = tuple(source.shape[d] for d in reduced)
-        position = kind in ("argmax", "argmin")
-        dtype = torch.int64 if position else compute
-        if all(s == 1 for s in sizes):  # of one element: fusion counts on a reduction having loops
+        dtype = torch.int64 if kind in ("argmax", "argmin") else compute
+        return self.reduction(kind, shape, dtype, (source,), sizes, body)
 
-            def only(load: Load, index: Index) -> Value:
-                return const(0, dtype) if position else body(load, index, (0,) * len(sizes))
+    def reduction(
+        self,
+        kind: ReductionKind,
+        shape: Sequence[Size],
+        dtype: torch.dtype,
+        inputs: Sequence[Tensor],
+        sizes: tuple[Size, ...],
+        body: Callable[[Load, Index, Index], Value],
+        cost: float = 1.0,
+    ) -> Tensor:
+        """The reduction of `body` over `sizes`. Of one element it is a map: fusion counts on a reduction having loops."""
+        if not all(s == 1 for s in sizes):
+            return self.tensor(shape, dtype, Reduce(tuple(inputs), kind, sizes, body, cost))
 
-            return self.map(shape, dtype, (source,), only)
-        return self.tensor(shape, dtype, Reduce((source,), kind, sizes, body))
+        def only(load: Load, index: Index) -> Value:
+            position = kind in ("argmax", "argmin")
+            return const(0, dtype) if position else body(load, index, (0,) * len(sizes))
+
+        return self.map(shape, dtype, inputs, only, cost)
 
     def scan(self, kind: ReductionKind, source: Tensor, dim: int) -> Tensor:
         """The inclusive scan of `source` along `dim`, of its shape and dtype."""

@@ -13,7 +13,7 @@ import torch
 from smelt.graph.sizes import Size, bounds, numel
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
-from smelt.loops.tensor import Index, Load, Reduce, Tensor
+from smelt.loops.tensor import Index, Load, Tensor
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -69,4 +69,4 @@ def dots(b: Builder, x: Tensor, y: Tensor, entry: Callable[[Size, Size], Index])
         (k,) = position
         return load(x, (0, k, *rest)) * load(y, entry(i[1], k))
 
-    return b.tensor(b.spec.shape, x.dtype, Reduce((x, y), "sum", (x.shape[1],), body, 2.0))
+    return b.reduction("sum", b.spec.shape, x.dtype, (x, y), (x.shape[1],), body, 2.0)

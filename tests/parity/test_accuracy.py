@@ -112,3 +112,10 @@ def test_scans_of_other_dtypes_are_eagers(dtype: torch.dtype) -> None:
     for dim in (0, 1):
         with torch.no_grad():
             assert torch.equal(smelt.compile(lambda x: x.cumsum(dim))(x), x.cumsum(dim))
+
+
+def test_products_over_one_element_are_no_sums() -> None:
+    """A row of one element times a matrix of one row, which what follows sums over."""
+    w, columns, rows = torch.randn(1, 1), torch.randn(4, 1), torch.randn(4, 1)
+    check(lambda w, x, t: w @ x.t() @ t, w, columns, rows)
+    check(lambda w, x, t: torch.addmm(t[:1], w, x.t()).sum(1), w, columns, rows)
