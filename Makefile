@@ -92,6 +92,7 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_cpython
 	$(PY) -m benchmarks.server
 	$(PY) -m benchmarks.loops
+	$(PY) -m benchmarks.accuracy
 
 curves: $(VENV)/.native $(VENV)/.examples
 	$(PY) examples/compare_curves.py
