@@ -345,7 +345,7 @@ def inside_a_manager_that_suppresses():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)], manager
 
 
-@program(graphs=2, later=2, breaks=["data-dependent-value"])
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def closures_and_cells():
     def fn(x):
         count = 0

@@ -338,7 +338,7 @@ def break_while_a_generator_has_a_finally():
     return fn, numbers(), log
 
 
-@program(graphs=1, later=3, breaks=["graph-break-requested", "unsupported-object", "unsupported-object"])
+@program(graphs=1, later=1, breaks=["graph-break-requested", "unsupported-object", "unsupported-object"])
 def break_with_half_consumed_iterators():
     def fn(x, n):
         pairs = zip([1, 2, 3], (x, x + 1, x + 2), strict=True)
@@ -389,7 +389,7 @@ def break_in_a_comprehension():
     return fn, numbers()
 
 
-@program(graphs=1, later=4, breaks=["disabled-function", "disabled-function", "graph-break-requested"])
+@program(graphs=1, later=1, breaks=["disabled-function", "disabled-function", "graph-break-requested"])
 def break_with_closures_alive():
     def fn(x, n):
         count = 0

@@ -42,6 +42,11 @@ _Calls = tuple[_Call, _Call | None]  # of a frame: when its callee has returned,
 _chains: dict[int, tuple[weakref.ref[types.CodeType], dict[int, int], list[_Calls]]] = {}
 
 
+def is_chain(function: types.FunctionType) -> bool:
+    """Whether `function` is the rest of several frames."""
+    return id(function.__code__) in _chains
+
+
 def remaining(frame: Frame) -> list[WaitingFrame] | None:
     """If `frame` is a chain's, waiting at one of its calls: the frames above that call, innermost first."""
     found = _chains.get(id(frame.function.__code__))

@@ -17,6 +17,7 @@ import torch
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL, FunctionType
 from smelt.capture.breaks import graph_break
+from smelt.capture.breaks.chains import is_chain
 from smelt.capture.breaks.endings import Ending, Return
 from smelt.capture.breaks.graph_break import Break
 from smelt.capture.breaks.resume import Originals
@@ -142,6 +143,7 @@ def _capture(
     outside.origins.const(fn)
     outside.facts.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
+    outside.after_break = code.original is not None or is_chain(fn)
     hashed.clear()
     with trace:
         frame = Frame(code, fn, [NULL] * code.nlocals)

@@ -200,6 +200,11 @@ class ChangeLog:
         """Whether the trace has written the cell."""
         return id(cell) in self._cells
 
+    @property
+    def changes_cells(self) -> bool:
+        """Whether the trace has written any cell."""
+        return bool(self._cells)
+
     def names_before(self, owner: object) -> Iterator[tuple[str, object]]:
         """The attributes of `owner` that changed, each with its value before; MISSING where there was none."""
         return ((name, old) for (key, name), (_, old) in self._named.items() if key == id(owner))

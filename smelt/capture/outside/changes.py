@@ -5,7 +5,7 @@ A store gives a class a new version, so a class whose attributes the trace store
 
 from __future__ import annotations
 
-from smelt.capture.base.values import MISSING, instance_dict, is_identity, is_lookup_key
+from smelt.capture.base.values import MISSING, CellType, instance_dict, is_identity, is_lookup_key
 from smelt.capture.outside.outside import Outside
 from smelt.errors import Unsupported
 from smelt.guards.origin import OriginKind
@@ -105,6 +105,7 @@ def _guard_class_attributes(outside: Outside, cls: type, besides: set[str]) -> N
 def guard_distinct(outside: Outside) -> None:
     """An object that the trace changed must not be another object that the trace used."""
     changed = {type(obj) for obj in outside.seen.objects.values() if obj in outside.log}
+    changed |= {CellType} if outside.log.changes_cells else set()
     for cls in changed:
         origins = tuple(outside.origins[k] for k, obj in outside.seen.objects.items() if type(obj) is cls)
         if len(origins) > 1:

@@ -92,7 +92,9 @@ class Facts:
                 self.use_identity(part)
             return
         origin = self._origins.get(id(value))
-        if origin is None or origin.kind == "const" or is_constant(value) or is_identity(value):
+        if origin is None or origin.kind == "const" or is_constant(value):
+            return
+        if is_identity(value) and not self._origins.is_by_code(value):
             return
         self.guard("id", origin, self._real(value) if type(value) is FakeTensor else value)
 

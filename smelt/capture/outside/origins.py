@@ -37,6 +37,16 @@ class Origins(dict[int, Origin]):
             self.setdefault(id(value), origin)
         return origin
 
+    def by_code(self, function: FunctionType, origin: Origin) -> None:
+        """`function`, found at `origin`, is not known by identity: another with its code may be there at the next call."""
+        self._consts[id(function)] = origin
+        self.register(function, origin)
+
+    def is_by_code(self, value: object) -> bool:
+        """Whether `value` is a function from outside that is not known by identity."""
+        found = self._consts.get(id(value)) if type(value) is FunctionType else None
+        return found is not None and found.kind != "const"
+
     def known(self, value: object) -> Origin:
         """Where `value` was found; an object that was never read from anywhere is known by identity."""
         return self.get(id(value)) or self.const(value)

@@ -80,6 +80,8 @@ class Changed:
 class Outside:
     """The outside objects of one capture."""
 
+    after_break = False  # the frame is the rest of one, behind a graph break
+
     def __init__(self, trace: Trace, where: Callable[[], Line | None]) -> None:
         self.trace = trace
         self.origins = Origins()

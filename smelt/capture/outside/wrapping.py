@@ -64,6 +64,8 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         return _wrap_array(outside, value, origin)
     if type(value) is BuiltinType and is_bound(value):
         return _wrap_bound_builtin(outside, value, origin)
+    if type(value) is FunctionType and not decided and _is_made_anew(outside, value, origin):
+        return _wrap_function(outside, value, origin)
     if is_identity(value):
         if not decided:
             outside.facts.guard("id", origin, value)
@@ -81,6 +83,36 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         if id(value) not in outside.origins:
             guard_elements(outside, origin, list(frozenset.__iter__(value)))
     return _wrap_object(outside, value, origin)
+
+
+def _is_made_anew(outside: Outside, value: FunctionType, origin: Origin) -> bool:
+    """Whether `value` is a function inside of a function that crossed a graph break: each call makes another one."""
+    if not outside.after_break or "<locals>" not in value.__qualname__ or value.__dict__:
+        return False
+    root = origin
+    while root.base is not None and (root.kind in ("item", "cell") or root.key in _TO_CELLS):
+        root = root.base
+    return root.kind == "arg"
+
+
+_TO_CELLS = ("__closure__", "cell_contents")
+
+
+def _wrap_function(outside: Outside, value: FunctionType, origin: Origin) -> FunctionType:
+    """A function that is known by its code, its globals and its closure."""
+    first = outside.origins.get(id(value))
+    if first is not None:
+        _alias(outside, origin, first)
+        return value
+    facts = outside.facts
+    facts.guard("type", origin, FunctionType)
+    outside.origins.by_code(value, origin)
+    facts.use_function(value)
+    facts.guard("id", origin.child("member", "__globals__"), value.__globals__)
+    facts.guard("len", origin.child("member", "__dict__"), 0)
+    for at, cell in enumerate(value.__closure__ or ()):
+        wrap(outside, cell, origin.child("member", "__closure__").child("item", at))
+    return value
 
 
 def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object]) -> None:

@@ -17,8 +17,6 @@ from smelt.capture.base.values import (
     HEAP_TYPE_FLAG,
     MISSING,
     Container,
-    is_constant,
-    is_identity,
     is_lookup_key,
 )
 from smelt.capture.machine.vm import VM
@@ -117,8 +115,7 @@ def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     outside = vm.outside
     if id(obj) not in outside.origins:
         return False
-    if not (is_constant(key) or is_identity(key)):
-        outside.facts.use_identity(key)
+    outside.facts.use_identity(key)
     if not is_lookup_key(key):
         raise unsupported(
             f"a {type(key).__qualname__} is looked up in an outside dictionary", UNSUPPORTED_OBJECT

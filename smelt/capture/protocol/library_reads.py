@@ -226,7 +226,7 @@ def _name(fn: _Cached) -> str:
 def _is_key(vm: VM, value: object) -> bool:
     """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
     if is_constant(value) or is_identity(value):
-        return True
+        return not vm.outside.origins.is_by_code(value)
     return has_identity_hash(value) and id(value) in vm.outside.origins
 
 

@@ -222,7 +222,8 @@ def same(vm: VM, left: object, right: object) -> bool:
         return both and plain(left) is plain(right)
     a, b = vm.outside.origins.get(id(left)), vm.outside.origins.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
-        if type(left) is type(right) and not is_identity(left) and not is_constant(left):
+        known = is_identity(left) and not vm.outside.origins.is_by_code(left)
+        if type(left) is type(right) and not known and not is_constant(left):
             vm.outside.facts.guard("distinct", a, (a, b), key=b)
     return False
 

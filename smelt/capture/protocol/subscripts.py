@@ -119,7 +119,7 @@ def item_value(vm: VM, obj: object, key: object, value: object) -> object:
         key += len(cast(Sized, vm.outside.overlay.now(obj)))
     if not outside.log.is_original(obj, key, value):
         return value
-    if not (is_constant(key) or is_identity(key)):
+    if not (is_constant(key) or is_identity(key)) or outside.origins.is_by_code(key):
         outside.facts.use_identity(key)
         return contents.item(outside, obj, key, value)
     memo = outside.memo.of(obj)
