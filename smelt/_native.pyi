@@ -31,8 +31,10 @@ def wrap(
     fn: FunctionType,
     callback: Callable[[FunctionType, tuple[object, ...]], bool | Callable[[], object]] | None = None,
     traced: Callable[..., object] | None = None,
+    original: FunctionType | None = None,
 ) -> Wrapped:
-    """A callable that answers calls of `fn` from compiled entries.
+    """A callable that answers calls of `fn` from compiled entries. `fn` follows changes of the defaults of `original`, the
+    function of which it is a copy; once that has another `__code__`, it is called itself.
 
     On a miss `callback(fn, slots)` is called, with the arguments as they fill the function's slots: positional,
     keyword-only, the tuple of `*args`, the dictionary of `**kwargs`. True: look again; False: run this call eagerly; a
@@ -127,6 +129,10 @@ class GuardTree:
 
     def notes(self) -> tuple[int, int] | None:
         """How many words of memory the next check compares, and at how many objects it looks; None: it walks all nodes."""
+
+def is_generic(cls: type) -> tuple[bool, bool]:
+    """Whether attributes of instances are read as object.__getattribute__ reads them, and whether they are stored as
+    object.__setattr__ stores them; a subclass written in Python may have methods of its own besides."""
 
 def type_version(cls: type) -> int:
     """A number that changes when an attribute of the class or of a base does; 0: it has none now."""

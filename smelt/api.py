@@ -173,7 +173,7 @@ def _compiled_function(
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__  # type: ignore[attr-defined]
-    wrapped = entries.wrap(own, settings.frame_compiler(), traced)
+    wrapped = entries.wrap(own, settings.frame_compiler(), traced, fn)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
     return wrapped

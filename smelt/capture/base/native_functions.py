@@ -143,6 +143,16 @@ IO_MODULES = frozenset(
         "threading", "multiprocessing", "subprocess", "socket", "sys",
     }
 )  # fmt: skip
+_PURE_ATTRIBUTES = PURE_C_MODULES | {
+    "_io",
+    "_thread",
+    "_pickle",
+    "_random",
+    "_ctypes",
+    "array",
+    "_queue",
+    "smelt._native",
+}
 PURE_SYS = frozenset(
     {
         "intern",
@@ -377,6 +387,12 @@ def _defining_class(cls: type, name: str) -> type:
     bases: list[type] = [*cls.__mro__, *type.mro(type(cls))]
     candidates = (k for k in bases if name in vars(k))
     return next((k for k in candidates if type(vars(k)[name]) in _C_DESCRIPTORS), cls)
+
+
+def is_pure_attribute(found: types.GetSetDescriptorType) -> bool:
+    """Whether code of C that computes an attribute is known to do nothing else."""
+    module = found.__objclass__.__module__
+    return module in _PURE_ATTRIBUTES or module.startswith(("torch", "numpy"))
 
 
 def refusal(function: object) -> tuple[ReasonKind, str] | None:

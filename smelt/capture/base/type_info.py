@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from smelt import _native
 from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 
 # How a name is found in the method resolution order.
@@ -34,14 +36,29 @@ _BY_TYPE = {
 
 Found = tuple[Sentinel, Any, Any]  # how, what, in which class
 
+_READS, _STORES = 0, 1  # of what `_native.is_generic` says
+
 
 class TypeInfo:
     """What the VM knows about a class: its lookups so far, and which special methods are written in Python.
 
+    `reads_own`, `stores_own`: code of C, other than object's, reads and stores attributes of its instances
+    (`threading.local`, `decimal.Context`, weak proxies), so that their `__dict__` and classes do not tell them.
     `look` gives what a class has in itself under a name, MISSING if nothing.
     """
 
-    __slots__ = ("_look", "cls", "found", "getattr", "getattribute", "has_dict", "is_module", "setattr")
+    __slots__ = (
+        "_look",
+        "cls",
+        "found",
+        "getattr",
+        "getattribute",
+        "has_dict",
+        "is_module",
+        "reads_own",
+        "setattr",
+        "stores_own",
+    )
 
     def __init__(self, cls: type, look: Callable[[type, str], object]) -> None:
         self.cls = cls
@@ -50,8 +67,11 @@ class TypeInfo:
         self.is_module = issubclass(cls, nn.Module)
         self.has_dict = cls.__dictoffset__ != 0
         self.getattribute = self._python("__getattribute__")
+        self.reads_own = self.getattribute is None and not _is_generic(cls, "__getattribute__", _READS)
         self.setattr = type_find(cls, "__setattr__")
-        if self.setattr is object.__setattr__:
+        self.stores_own = False
+        if _is_slot(self.setattr, "__setattr__"):
+            self.stores_own = not _is_generic(cls, "__setattr__", _STORES)
             self.setattr = None
         self.getattr = type_find(cls, "__getattr__")
 
@@ -72,6 +92,17 @@ class TypeInfo:
             if value is not MISSING:
                 return classify(value, base)
         return ABSENT, None, None
+
+
+def _is_slot(found: object, name: str) -> bool:
+    """Whether `found` is what a class of C does under `name` (and not `__setattr__ = dict.__setitem__`)."""
+    return type(found) is types.WrapperDescriptorType and found.__name__ == name
+
+
+def _is_generic(cls: type, name: str, which: int) -> bool:
+    """Whether what `cls` has as `__getattribute__` or `__setattr__` does what object's does."""
+    found = type_find(cls, name)
+    return _is_slot(found, name) and _native.is_generic(found.__objclass__)[which]  # type: ignore[attr-defined]
 
 
 def classify(found: object, owner: type) -> Found:

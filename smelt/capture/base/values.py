@@ -140,6 +140,25 @@ def is_constant(value: object) -> bool:
     return (type(value) is tuple or type(value) is frozenset) and all(map(is_constant, value))
 
 
+_SHARED_TYPES = frozenset(
+    (type(None), bool, type(...), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format)
+)
+
+
+def is_shared(constant: object) -> bool:
+    """Whether the interpreter has one object for all constants that equal this one."""
+    if type(constant) is int:
+        return -5 <= constant <= 256
+    if isinstance(constant, (str, bytes, tuple)):
+        return len(constant) == 0 or (len(constant) == 1 and not isinstance(constant, tuple))
+    return type(constant) in _SHARED_TYPES
+
+
+def is_nan(value: object) -> bool:
+    """Whether `value` is a number that does not equal itself."""
+    return (type(value) is float or type(value) is complex) and value != value
+
+
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NO_FIELDS = frozenset(
     ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__", "characters_written")

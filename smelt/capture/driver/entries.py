@@ -99,14 +99,18 @@ _compilers: weakref.WeakValueDictionary[int, Compiler] = (
 
 
 def wrap(
-    fn: FunctionType, compiler: Compiler, traced: Callable[..., object] | None = None
+    fn: FunctionType,
+    compiler: Compiler,
+    traced: Callable[..., object] | None = None,
+    original: FunctionType | None = None,
 ) -> _native.Wrapped:
     """The native callable that answers calls of `fn` from compiled entries and asks `compiler` where there are none.
+    Changes of the user's function, `original`, are followed.
 
     `fn` should be a copy with a code object of its own: `entries_of` and `reasons_of` find the compiler by it. Entries
     belong to the callable, so that the garbage collector sees them. `traced` runs in place of `fn` under another tracer.
     """
-    wrapped = _native.wrap(fn, compiler, traced)
+    wrapped = _native.wrap(fn, compiler, traced, original)
     compiler.target = weakref.ref(wrapped)
     compiler.name = fn.__qualname__
     _compilers[id(fn.__code__)] = compiler

@@ -48,6 +48,12 @@ def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     return attributes.load_own(vm, obj, name)
 
 
+@builtin(type.__getattribute__)
+def _type_getattribute(vm: VM, args: tuple[type, str], kwargs: Kwargs) -> object:
+    cls, name = args
+    return attributes.load_plain_class_attr(vm, cls, name, vm.type_info(type(cls)), use_getattr=False)
+
+
 @builtin(object.__setattr__)
 def _object_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
     store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic

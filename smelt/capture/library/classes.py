@@ -88,6 +88,7 @@ def _callable(vm: VM, args: Args, kwargs: Kwargs) -> bool:
 @builtin(id)
 def _id(vm: VM, args: Args, kwargs: Kwargs) -> int:
     vm.outside.facts.use_identity(args[0])
+    vm.outside.facts.use_constant(args[0])
     return id(
         vm.trace.real(args[0]) if type(args[0]) is FakeTensor and vm.trace.is_input(args[0]) else args[0]
     )

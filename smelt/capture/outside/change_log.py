@@ -308,12 +308,8 @@ def _differences(overlay: Overlay, snapshot: _Snapshot, stored: set[object]) -> 
 def _attribute_differences(
     obj: object, before: dict[str, object], now: dict[str, object], stored: set[object]
 ) -> Iterator[Effect]:
-    for name in before:
-        if name not in now:
-            yield DelAttr(obj, name)
-    for name, value in now.items():
-        if before.get(name, MISSING) is not value or name in stored:
-            yield SetAttr(obj, name, value)
+    for name, value in _changes(list(before.items()), list(now.items()), stored):
+        yield DelAttr(obj, name) if value is MISSING else SetAttr(obj, name, value)
 
 
 def _content_differences(
@@ -333,7 +329,15 @@ def _content_differences(
 def _entry_differences(
     obj: object, before: list[Any], now: list[Any], stored: set[object]
 ) -> Iterator[Effect]:
-    """Entries that are not where they were, in order, were deleted; what follows was set."""
+    for key, value in _changes(before, now, stored):
+        yield DelItem(obj, key) if value is MISSING else SetItem(obj, key, value)
+
+
+def _changes(
+    before: list[tuple[Any, object]], now: list[tuple[Any, object]], stored: set[object]
+) -> Iterator[tuple[Any, object]]:
+    """What makes the pairs of a dictionary what they are now: first keys to delete (with MISSING), since they are not where
+    they were, in order, then what to set."""
     kept = 0
     places = iter(before)
     stay: dict[int, tuple[object]] = {}
@@ -343,10 +347,10 @@ def _entry_differences(
         kept += 1
     for key, _ in before:
         if id(key) not in stay:
-            yield DelItem(obj, key)
+            yield key, MISSING
     for i, (key, value) in enumerate(now):
         if i >= kept or stay[id(key)][0] is not value or (is_lookup_key(key) and key in stored):
-            yield SetItem(obj, key, value)
+            yield key, value
 
 
 def _named_difference(

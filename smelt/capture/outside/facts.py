@@ -8,16 +8,24 @@ from __future__ import annotations
 import _thread
 import array
 import copyreg
+import functools
 import operator
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from smelt import _native
-from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, FunctionType, is_constant, is_identity
+from smelt.capture.base.values import (
+    IMMUTABLE_TYPE_FLAG,
+    FunctionType,
+    is_constant,
+    is_identity,
+    is_nan,
+    is_shared,
+)
 from smelt.capture.outside.origins import Origins
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -98,6 +106,21 @@ class Facts:
             return
         self.guard("id", origin, self._real(value) if type(value) is FakeTensor else value)
 
+    def use_constant(self, value: object) -> None:
+        """The trace depends on which of several equal constants `value` is."""
+        if not is_shared(value):
+            self._use_constants(lambda part: part is value)
+
+    def use_nan(self, value: object) -> None:
+        """The trace depends on which NaN `value` is, if it is one: containers find it by its identity."""
+        if is_nan(value):
+            self._use_constants(is_nan)
+
+    def _use_constants(self, meant: Callable[[object], bool]) -> None:
+        for guard in self.guards:
+            if guard.kind == "eq" and any(map(meant, _parts(guard.value))):
+                self.guard("id", guard.origin, guard.value)
+
     def use_content(self, value: object) -> None:
         """The trace depends on what an immutable object of C holds."""
         if type(value) in IMMUTABLE_HOLDERS:
@@ -115,7 +138,30 @@ class Facts:
         self._functions.add(id(function))
         self._origins.made_function(function)
 
-    def check_readable(self, value: object) -> None:
-        """Raises Unsupported for an outside object of C that shows the contents of others, which nothing guards."""
-        if type(value) in UNGUARDABLE and id(value) in self._origins:
+    def check_readable(self, value: object, special: str | None = None) -> None:
+        """Raises Unsupported for an outside object of C that shows the contents of others, which nothing guards; also where
+        the method `special` that is to be called of it is code of C that is not known."""
+        if id(value) not in self._origins:
+            return
+        kind: object = type(value)
+        if kind in UNGUARDABLE or (special is not None and not _is_known_reader(kind, special)):
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(value).__qualname__} is read"))
+
+
+def _parts(constant: object) -> Iterator[object]:
+    """A constant and, if it is a tuple or frozenset, all that is in it."""
+    yield constant
+    for part in constant if isinstance(constant, (tuple, frozenset)) else ():
+        yield from _parts(part)
+
+
+@functools.cache
+def _is_known_reader(cls: type, special: str) -> bool:
+    found = next((k.__dict__[special] for k in cls.__mro__ if special in k.__dict__), None)
+    owner = getattr(found, "__objclass__", None)
+    return owner is None or owner.__module__.partition(".")[0] in _KNOWN_READERS
+
+
+_KNOWN_READERS = frozenset(
+    ("builtins", "collections", "_collections", "itertools", "re", "torch", "numpy", "types")
+)

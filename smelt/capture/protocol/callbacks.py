@@ -100,6 +100,7 @@ def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: ob
     obj = vm.outside.overlay.now(obj)
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
+    vm.outside.facts.use_nan(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
         return in_window(vm, fn, (obj, key, *rest))
     return fn(obj, key, *rest)

@@ -82,6 +82,7 @@ def _bound_to(container: Container, name: str) -> Callable[..., object]:
 def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     """`index`, `count` or `remove`: elements are compared, with all that they hold, so that is shown with fakes."""
     base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
+    vm.outside.facts.use_nan(args[0] if args else None)
     seen = contents.view(vm.outside, owner)
     args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
     if name != "remove":

@@ -85,7 +85,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
             return cast("Iterable[object]", found)
     if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
-    vm.outside.facts.check_readable(obj)
+    vm.outside.facts.check_readable(obj, "__iter__")
     return cast("Iterable[object]", obj)
 
 

@@ -40,7 +40,7 @@ def checked_len(found: object) -> int:
 def container_len(vm: VM, obj: object) -> int:
     """`len(obj)` where no Python code is behind it; that of an outside container is guarded."""
     outside = vm.outside
-    outside.facts.check_readable(obj)
+    outside.facts.check_readable(obj, "__len__")
     if outside.opened.stale:
         contents.update_copies(outside)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:

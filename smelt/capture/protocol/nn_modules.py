@@ -28,8 +28,10 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
     """`module(*args, **kwargs)`. Raises Unsupported for hooks on backwards while gradients are recorded."""
     if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
         raise unsupported("a module with backward hooks")
+    if _calls_otherwise(vm, module):
+        return interpret(vm, cast(FunctionType, nn.Module._wrapped_call_impl), (module, *args), kwargs)
     if _has_hooks(vm, module):
-        return interpret(vm, cast(FunctionType, nn.Module._call_impl), (module, *args), kwargs)
+        return interpret(vm, cast(FunctionType, _CALL_IMPL), (module, *args), kwargs)
     origin = vm.outside.origins.get(id(module))
     if origin is not None:
         vm.outside.facts.guard("no_hooks", origin)
@@ -41,6 +43,16 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         return call_function(vm, cast(FunctionType, function), (owner, *args), kwargs)
     finally:
         vm.frames.module_callers.pop()
+
+
+_CALL_IMPL = nn.Module._call_impl
+
+
+def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
+    """Whether something else stands for `nn.Module._call_impl`: in the class, in a base, or in the instance."""
+    vm.outside.facts.use_class(type(module))
+    found = vm.type_info(type(module)).find("_call_impl")[1]
+    return attributes.in_instance(vm, module, "_call_impl") or found is not _CALL_IMPL
 
 
 def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:

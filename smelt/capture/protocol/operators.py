@@ -24,6 +24,7 @@ from smelt.capture.protocol.iteration import each, elements
 from smelt.capture.protocol.lengths import checked_len, container_len
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.standins import texts
+from smelt.guards.evaluate import same_leaf
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, plain
 
@@ -82,6 +83,8 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
     """Equality of sequences, element by element: an element may be from outside, or have an `__eq__` written in Python."""
     if len(left) != len(right):
         return False
+    for value in left:
+        vm.outside.facts.use_nan(value)
     return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
 
 
@@ -216,7 +219,12 @@ def _checked_truth(name: str, result: object) -> bool:
 def same(vm: VM, left: object, right: object) -> bool:
     """`left is right`. That two outside objects are different is guarded."""
     if left is right:
+        vm.outside.facts.use_constant(left)
         return True
+    if is_constant(left) and same_leaf(left, right):
+        vm.outside.facts.use_constant(left)
+        vm.outside.facts.use_constant(right)
+        return False
     if type(left) in NUMBERS or type(right) in NUMBERS:
         both = symbolic_numbers.is_number(left) and symbolic_numbers.is_number(right)
         return both and plain(left) is plain(right)
@@ -230,11 +238,13 @@ def same(vm: VM, left: object, right: object) -> bool:
 
 def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
     """Whether one of the candidates is `value` or equals it."""
+    vm.outside.facts.use_nan(value)
     return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in candidates)
 
 
 def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
+    vm.outside.facts.use_nan(value)
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(container)
@@ -250,7 +260,7 @@ def contains(vm: VM, value: object, container: object) -> bool:
         return contains_key(vm, container, found_by(vm, container, value))
     if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
         return _among(vm, value, elements(vm, container))
-    vm.outside.facts.check_readable(container)
+    vm.outside.facts.check_readable(container, "__contains__")
     if isinstance(container, (set, frozenset)) and not is_constant(value):
         vm.outside.facts.use_identity(value)
     if isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.origins:

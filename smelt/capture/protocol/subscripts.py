@@ -50,7 +50,7 @@ def subscript(vm: VM, obj: object, key: object) -> object:
         return _container_item(vm, obj, key)
     if isinstance(obj, tuple):
         return vm.keyed(tuple.__getitem__, obj, key)
-    vm.outside.facts.check_readable(obj)
+    vm.outside.facts.check_readable(obj, "__getitem__")
     return wrapping.fake(vm.outside, vm.native(operator.getitem, (obj, contents.view(vm.outside, key))))
 
 

@@ -128,6 +128,9 @@ constexpr int kNotCaptured = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | 
 PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
     auto* self = reinterpret_cast<Wrapped*>(callable);
     if (UNLIKELY(low_on_stack())) return raise_depth();
+    Change change = change_of(self);
+    if (UNLIKELY(change == Change::Code)) return PyObject_Vectorcall(self->original, args, nargsf, names);
+    if (UNLIKELY(change == Change::Defaults && !take_over_defaults(self))) return nullptr;
     // In a window the hook hands the function to the VM.
     if (UNLIKELY(current.mode == Mode::Window)) return PyObject_Vectorcall(self->fn, args, nargsf, names);
     if (UNLIKELY(is_traced()))

@@ -12,6 +12,10 @@ PyTypeObject wrapped_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.Wr
 
 namespace {
 
+int set_default(PyObject* fn, PyObject* value, int (*set)(PyObject*, PyObject*)) {
+    return set(fn, value ? value : Py_None);
+}
+
 PyObject* bind_wrapper(PyObject* self, PyObject* instance, PyObject*) {
     return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
 }
@@ -19,6 +23,7 @@ PyObject* bind_wrapper(PyObject* self, PyObject* instance, PyObject*) {
 int traverse_wrapper(PyObject* self, visitproc visit, void* arg) {
     auto* w = reinterpret_cast<Wrapped*>(self);
     Py_VISIT(w->fn);
+    Py_VISIT(w->original);
     Py_VISIT(w->callback);
     Py_VISIT(w->traced);
     Py_VISIT(w->dict);
@@ -41,6 +46,8 @@ void dealloc_wrapper(PyObject* self) {
     if (w->weakrefs) PyObject_ClearWeakRefs(self);
     clear_wrapper(self);
     Py_DECREF(w->fn);
+    Py_XDECREF(w->original);
+    Py_XDECREF(w->original_code);
     PyObject_GC_Del(self);
 }
 
@@ -72,6 +79,20 @@ int set_named(PyObject* self, PyObject* value, void* name) {
     return failed;
 }
 
+// __code__, __defaults__ and __kwdefaults__ are the user's function's: what is set here is set there.
+PyObject* get_part(PyObject* self, void* name) {
+    auto* w = reinterpret_cast<Wrapped*>(self);
+    if (change_of(w) == Change::Defaults && !take_over_defaults(w)) return nullptr;
+    PyObject* owner = change_of(w) == Change::Code ? w->original : w->fn;
+    return PyObject_GetAttrString(owner, static_cast<char*>(name));
+}
+
+int set_part(PyObject* self, PyObject* value, void* name) {
+    auto* w = reinterpret_cast<Wrapped*>(self);
+    PyObject* owner = w->original ? w->original : w->fn;
+    return PyObject_SetAttrString(owner, static_cast<char*>(name), value);
+}
+
 // Copies as a function does: not at all.
 PyObject* copy_wrapper(PyObject* self, PyObject*) {
     return Py_NewRef(self);
@@ -90,6 +111,9 @@ PyGetSetDef wrapper_properties[] = {
     {"__qualname__", get_named, set_named, nullptr, const_cast<char*>("__qualname__")},
     {"__module__", get_named, set_named, nullptr, const_cast<char*>("__module__")},
     {"__doc__", get_named, set_named, nullptr, const_cast<char*>("__doc__")},
+    {"__code__", get_part, set_part, nullptr, const_cast<char*>("__code__")},
+    {"__defaults__", get_part, set_part, nullptr, const_cast<char*>("__defaults__")},
+    {"__kwdefaults__", get_part, set_part, nullptr, const_cast<char*>("__kwdefaults__")},
     {}};
 PyMemberDef wrapper_members[] = {
     {"__wrapped__", T_OBJECT, offsetof(Wrapped, fn), READONLY, "the function that was compiled"}, {}};
@@ -118,15 +142,19 @@ int ready_wrapped_type() {
 }
 
 PyObject* py_wrap(PyObject*, PyObject* args) {
-    PyObject *fn, *callback = Py_None, *traced = Py_None;
-    if (!PyArg_ParseTuple(args, "O!|OO:wrap", &PyFunction_Type, &fn, &callback, &traced)) return nullptr;
+    PyObject *fn, *callback = Py_None, *traced = Py_None, *original = Py_None;
+    if (!PyArg_ParseTuple(args, "O!|OOO:wrap", &PyFunction_Type, &fn, &callback, &traced, &original))
+        return nullptr;
     for (PyObject* given : {callback, traced})
         if (given != Py_None && !PyCallable_Check(given))
             return PyErr_Format(PyExc_TypeError, "wrap: what is called must be callable or None");
+    bool copied = PyFunction_Check(original);
     auto* self = PyObject_GC_New(Wrapped, &wrapped_type);
     if (!self) return nullptr;
     self->vectorcall = call_wrapper;
     self->fn = Py_NewRef(fn);
+    self->original = copied ? Py_NewRef(original) : nullptr;
+    self->original_code = copied ? Py_NewRef(PyFunction_GET_CODE(original)) : nullptr;
     self->callback = callback == Py_None ? nullptr : Py_NewRef(callback);
     self->traced = traced == Py_None ? nullptr : Py_NewRef(traced);
     self->dict = self->weakrefs = nullptr;
@@ -137,13 +165,20 @@ PyObject* py_wrap(PyObject*, PyObject* args) {
 
 PyMethodDef functions[] = {
     {"wrap", py_wrap, METH_VARARGS,
-     R"(wrap(fn, callback=None, traced=None): a callable that answers calls of the function `fn` from compiled entries.
+     R"(wrap(fn, callback=None, traced=None, original=None): a callable that answers calls of the function `fn`
+from compiled entries.
 
 On a miss callback(fn, slots) is called; true means look again, false means run this call eagerly. A callable means:
 run eagerly, then call it unless that raised. Under another tracer `traced`, or else `fn`, runs instead.)"},
     {}};
 
 }  // namespace
+
+bool take_over_defaults(Wrapped* self) {
+    auto* from = reinterpret_cast<PyFunctionObject*>(self->original);
+    return set_default(self->fn, from->func_defaults, PyFunction_SetDefaults) == 0 &&
+           set_default(self->fn, from->func_kwdefaults, PyFunction_SetKwDefaults) == 0;
+}
 
 int init_wrapper(PyObject* module) {
     if (ready_wrapped_type() < 0 || PyModule_AddObjectRef(module, "Wrapped", object(&wrapped_type)) < 0)

@@ -281,7 +281,19 @@ PyObject* py_type_version(PyObject*, PyObject* cls) {
     return PyLong_FromUnsignedLong(type_version_tag(reinterpret_cast<PyTypeObject*>(cls)));
 }
 
+// Python shows the slots of a C class as wrappers, which say nothing of the functions in them.
+PyObject* py_is_generic(PyObject*, PyObject* cls) {
+    if (!PyType_Check(cls))
+        return PyErr_Format(PyExc_TypeError, "is_generic: expected a class, not %R", cls);
+    auto* type = reinterpret_cast<PyTypeObject*>(cls);
+    return Py_BuildValue("(NN)", PyBool_FromLong(type->tp_getattro == PyObject_GenericGetAttr),
+                         PyBool_FromLong(type->tp_setattro == PyObject_GenericSetAttr));
+}
+
 PyMethodDef functions[] = {
+    {"is_generic", py_is_generic, METH_O,
+     "is_generic(cls): whether attributes of instances are read as object.__getattribute__ reads them, and "
+     "whether they are stored as object.__setattr__ stores them."},
     {"type_version", py_type_version, METH_O,
      "type_version(cls): a number that changes when the class or a base does. 0: the class has no version."},
     {}};

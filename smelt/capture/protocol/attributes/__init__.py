@@ -5,10 +5,11 @@ Lookups read type and instance dictionaries directly, so that no user code runs 
 version of the class, instance attributes by their value, a method also by not being shadowed in the instance.
 
 `load.py` and `store.py` choose by the type of the object: `instances.py`, with `nn_module_members.py` for parameters,
-buffers and submodules; `classes.py`; `tensors.py`; `namespaces.py` for modules, functions and partial calls. `lookup.py`
-says whether a special method is written in Python.
+buffers and submodules; `own_access.py` for classes of C that have a way of their own; `classes.py`; `tensors.py`;
+`namespaces.py` for modules, functions and partial calls. `lookup.py` says whether a special method is written in Python.
 """
 
+from smelt.capture.protocol.attributes.classes import load_plain_class_attr
 from smelt.capture.protocol.attributes.instances import (
     delete_property,
     instance_value,
@@ -50,6 +51,7 @@ __all__ = [
     "load_method",
     "load_own",
     "load_partial_attr",
+    "load_plain_class_attr",
     "load_property",
     "load_special",
     "module_entry",

@@ -6,6 +6,7 @@ import enum
 import types
 from typing import cast
 
+from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import (
     ABSENT,
     CACHED_PROPERTY,
@@ -18,6 +19,7 @@ from smelt.capture.base.type_info import (
     STATIC_METHOD,
     VALUE,
     Found,
+    TypeInfo,
     classify,
 )
 from smelt.capture.base.values import MISSING, FunctionType, MethodType
@@ -30,6 +32,7 @@ from smelt.capture.protocol.attributes.instances import (
     load_non_data,
     load_property,
     load_python_data,
+    load_through,
     load_value,
 )
 from smelt.capture.protocol.attributes.lookup import descriptor_method
@@ -41,10 +44,17 @@ _self_class = super.__dict__["__self_class__"].__get__
 
 def load_class_attr(vm: VM, cls: type, name: str) -> object:
     """`cls.name`, where the metaclass has the first say (`type.__getattribute__`)."""
-    outside = vm.outside
-    outside.facts.use_class(cls)
-    outside.facts.use_class(type(cls))
+    vm.outside.facts.use_class(cls)
+    vm.outside.facts.use_class(type(cls))
     meta = vm.type_info(type(cls))
+    if meta.getattribute is not None and not is_native_module(meta.getattribute.__globals__.get("__name__")):
+        return load_through(vm, cls, name, meta, meta.getattribute)
+    return load_plain_class_attr(vm, cls, name, meta)
+
+
+def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_getattr: bool = True) -> object:
+    """`type.__getattribute__(cls, name)`, then the metaclass's `__getattr__`."""
+    outside = vm.outside
     how, found, _ = meta.find(name)
     if how is PROPERTY:
         return vm.call(found.fget, (cls,), {})
@@ -67,11 +77,11 @@ def load_class_attr(vm: VM, cls: type, name: str) -> object:
         return MethodType(found, cls)
     if how is NON_DATA:
         return load_non_data(vm, cls, name, found, type(cls))
-    if how is ABSENT and type(meta.getattr) is FunctionType:
+    if how is ABSENT and use_getattr and type(meta.getattr) is FunctionType:
         if isinstance(cls, enum.EnumMeta):
             return getattr(cls, name)
         return vm.call_function(meta.getattr, (cls, name))
-    return getattr(cls, name)
+    return type.__getattribute__(cls, name) if type(meta.getattr) is FunctionType else getattr(cls, name)
 
 
 def _class_dict(vm: VM, cls: type) -> object:

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 from typing import NoReturn, Protocol, cast
 
+from smelt.capture.base.native_functions import is_pure_attribute
 from smelt.capture.base.type_info import (
     ABSENT,
     CACHED_PROPERTY,
@@ -34,7 +35,7 @@ from smelt.capture.protocol import cells
 from smelt.capture.protocol.attributes import nn_module_members
 from smelt.capture.protocol.attributes.lookup import descriptor_method
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 
 # Kinds of class attributes that an attribute of the instance would win over.
 _SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
@@ -88,6 +89,17 @@ def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> objec
     return _no_attribute(vm, obj, name, own)
 
 
+def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType) -> object:
+    """By a `__getattribute__` written in Python, then the class's `__getattr__`."""
+    vm.outside.facts.use_class(info.cls)
+    try:
+        return vm.call_function(getattribute, (obj, name))
+    except AttributeError:
+        if type(info.getattr) is not FunctionType:
+            raise
+    return vm.call_function(info.getattr, (obj, name))
+
+
 def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
     """`value`, which the dictionary of `obj` holds under `name`, as a value of the machine; guarded, unless the trace stored
     it."""
@@ -121,6 +133,8 @@ def module_entry(vm: VM, obj: object, name: str, own: dict[str, object]) -> obje
 def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None) -> NoReturn:
     if own is not None:
         nn_module_members.guard_absent(vm, obj, name, own)
+    if not vm.type_info(type(obj)).is_module:
+        object.__getattribute__(obj, name)  # raises, in the words of the class
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
 
 
@@ -197,6 +211,11 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     outside = vm.outside
     if name == "__dict__":
         return changes.own_dict(outside, obj, cast(dict[str, object], found.__get__(obj, type(obj))))
+    if name == "__class__":
+        return vm.class_of(obj)
+    origin = outside.origins.get(id(obj))
+    if origin is not None:
+        _check_known(found, obj, name)
     if type(obj) is types.CellType and cells.cell_written(vm, obj):
         value = outside.overlay.cell(obj)
         if value is MISSING:
@@ -205,13 +224,17 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     value = outside.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
         raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
-    if name == "__class__":
-        return vm.class_of(obj)
-    origin = outside.origins.get(id(obj))
     computed = type(found) is not types.MemberDescriptorType
     if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
         return wrapping.wrap(outside, value, origin.child("member", name))
     return value
+
+
+def _check_known(found: object, obj: object, name: str) -> None:
+    """Raises Unsupported for an attribute that code of C computes, where it is not known to do nothing else."""
+    if type(found) is types.GetSetDescriptorType and not is_pure_attribute(found):
+        what = f"attribute {name!r} of an outside {type(obj).__qualname__}, whose effects are not known"
+        raise Unsupported(Reason(UNSUPPORTED_CALL, what))
 
 
 def from_class(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:

@@ -21,14 +21,19 @@ from smelt.capture.base.values import (
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import symbolic_numbers
 from smelt.capture.protocol.attributes.classes import load_class_attr, load_super_attr
-from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, DATA_LOADERS, load_generic
+from smelt.capture.protocol.attributes.instances import (
+    CLASS_LOADERS,
+    DATA_LOADERS,
+    load_generic,
+    load_through,
+)
 from smelt.capture.protocol.attributes.namespaces import (
     bound_part,
     load_function_attr,
     load_generator,
     load_module_attr,
-    load_partial_attr,
 )
+from smelt.capture.protocol.attributes.own_access import load_by_class
 from smelt.capture.protocol.attributes.tensors import load_tensor_attr
 from smelt.capture.standins import arrays
 from smelt.trace.fake import FakeTensor
@@ -49,13 +54,9 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
         return getattr(obj, name)
     info = vm.type_info(cls)
     if info.getattribute is not None:
-        vm.outside.facts.use_class(cls)
-        try:
-            return vm.call_function(info.getattribute, (obj, name))
-        except AttributeError:
-            if type(info.getattr) is not FunctionType:
-                raise
-        return vm.call_function(info.getattr, (obj, name))
+        return load_through(vm, obj, name, info, info.getattribute)
+    if info.reads_own:
+        return load_by_class(vm, obj, name)
     return load_generic(vm, obj, name)
 
 
@@ -64,7 +65,8 @@ def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
     cls = type(obj)
     if cls not in LOADERS and cls not in LEAF_TYPES:
         info = vm.type_info(cls)
-        if info.getattribute is None and not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
+        plain = info.getattribute is None and not info.reads_own
+        if plain and not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
             how, found, _ = info.find(name)
             if how is FUNCTION and not in_instance(vm, obj, name):
                 return found, obj
@@ -134,11 +136,13 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     type: load_class_attr,
     FunctionType: load_function_attr,
     MethodType: load_bound_attr,
-    functools.partial: load_partial_attr,
+    functools.partial: load_generic,
     super: load_super_attr,
     Generator: load_generator,
     types.BuiltinFunctionType: load_native,
     types.CodeType: load_native,
+    types.GenericAlias: load_native,
+    types.UnionType: load_native,
     tuple: load_native,
     **dict.fromkeys(NUMBERS, symbolic_numbers.load_attr),
     **dict.fromkeys(LEAF_TYPES, load_native),

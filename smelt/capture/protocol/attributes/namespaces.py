@@ -7,11 +7,17 @@ import types
 
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.type_info import NATIVE_DATA
 from smelt.capture.base.values import MISSING, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import scopes
-from smelt.capture.protocol.attributes.instances import load_generic
+from smelt.capture.protocol.attributes.instances import (
+    CLASS_LOADERS,
+    DATA_LOADERS,
+    load_generic,
+    load_through,
+)
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 
@@ -21,6 +27,11 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
     outside, own = vm.outside, module.__dict__
     if name == "__dict__":
         return scopes.expose(vm, own)
+    if not is_native_module(module.__name__):
+        _use_module_class(vm, module)
+    found = _through_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
+    if found is not MISSING:
+        return found
     if outside.log.touches(own, name):
         value = outside.overlay.name(own, name)
         if value is MISSING:
@@ -41,6 +52,29 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
     return value
 
 
+def _use_module_class(vm: VM, module: types.ModuleType) -> None:
+    """The trace depends on the class of a module, which may be given another one."""
+    origin = vm.outside.origins.known(module).child("type", None)
+    vm.outside.facts.guard("id", origin, type(module))
+
+
+def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
+    """What Python code of a module's own class gives for `name`; MISSING where it has none."""
+    cls = type(module)
+    if is_native_module(cls.__module__):
+        return MISSING
+    info = vm.type_info(cls)
+    vm.outside.facts.use_class(cls)
+    if info.getattribute is not None:
+        return load_through(vm, module, name, info, info.getattribute)
+    how, found, owner = info.find(name)
+    if how in DATA_LOADERS and how is not NATIVE_DATA:
+        return DATA_LOADERS[how](vm, module, name, found)
+    if how in CLASS_LOADERS and name not in module.__dict__ and owner is not object:
+        return CLASS_LOADERS[how](vm, module, name, found, owner)
+    return MISSING
+
+
 def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
     """`__getattr__` of a module; that the name is not simply there is guarded."""
     outside, own = vm.outside, module.__dict__
@@ -52,6 +86,10 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
     finally:
         if name not in own:
             outside.facts.guard("not_in_dict", outside.origins.known(module), name, key=name)
+        if own_getattr is None:
+            outside.facts.guard(
+                "not_in_dict", outside.origins.known(module), "__getattr__", key="__getattr__"
+            )
 
 
 def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:

@@ -8,10 +8,11 @@ from typing import cast
 from torch import nn
 
 from smelt.capture.base.native_functions import is_native_module
-from smelt.capture.base.type_info import FUNCTION, PROPERTY, PYTHON_DATA, type_find
-from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, MISSING, FunctionType, instance_dict
+from smelt.capture.base.type_info import FUNCTION, NATIVE_DATA, PROPERTY, PYTHON_DATA, type_find
+from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, MISSING, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes
+from smelt.capture.outside.change_log import slot_names
 from smelt.capture.protocol import scopes
 from smelt.capture.protocol.attributes import nn_module_members
 from smelt.capture.protocol.attributes.instances import (
@@ -23,6 +24,7 @@ from smelt.capture.protocol.attributes.instances import (
 )
 from smelt.capture.protocol.attributes.load import load_attr
 from smelt.capture.protocol.attributes.lookup import descriptor_method
+from smelt.capture.protocol.attributes.own_access import delete_by_class, store_by_class
 from smelt.capture.protocol.attributes.tensors import store_tensor_attr
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
@@ -38,8 +40,8 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
     vm.outside.facts.use_class(cls)
-    if type(info.setattr) is types.WrapperDescriptorType:
-        _store_natively(vm, obj, name, value, info.setattr)
+    if info.stores_own:
+        store_by_class(vm, obj, name, value)
     elif info.setattr is not None and info.setattr is not nn_module_members.MODULE_SETATTR:
         vm.call(info.setattr, (obj, name, value), {})
     elif info.is_module and info.setattr is nn_module_members.MODULE_SETATTR:
@@ -48,25 +50,11 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
         store_generic(vm, obj, name, value)
 
 
-def _store_natively(
-    vm: VM, obj: object, name: str, value: object, store: types.WrapperDescriptorType
-) -> None:
-    """By the `__setattr__` of a C class, which stores in the instance (SimpleNamespace, exceptions, partial)."""
-    if store.__name__ != "__setattr__":  # such as that of dict for items
-        vm.call(store, (obj, name, value), {})
-        return
-    if id(obj) not in vm.outside.origins:
-        return store(obj, name, value)
-    if instance_dict(obj) is None:
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {type(obj).__qualname__} is set")
-        )
-    set_instance(vm, obj, name, value)
-
-
 def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
     """`object.__setattr__`."""
     how, found, owner = vm.type_info(type(obj)).find(name)
+    if how is NATIVE_DATA:
+        _check_undoable(vm, obj, name)
     if how is PROPERTY:
         store_property(vm, obj, found, value)
     elif how is PYTHON_DATA:
@@ -74,6 +62,16 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
         vm.call_function(cast(FunctionType, setter), (from_class(vm, found, owner, name), obj, value))
     else:
         set_instance(vm, obj, name, value)
+
+
+def _check_undoable(vm: VM, obj: object, name: str) -> None:
+    """Raises Unsupported where a field of an outside object is about to change that the overlay does not know."""
+    if id(obj) in vm.outside.origins and name not in _UNDONE and name not in slot_names(type(obj)):
+        what = f"attribute {name!r} of a {type(obj).__qualname__} changes"
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
+
+
+_UNDONE = ("__dict__", "__class__", "cell_contents")
 
 
 def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
@@ -146,9 +144,16 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     if how is FUNCTION and not info.is_module:
         vm.call_function(found, (obj, name))
         return
+    if type(found) is types.WrapperDescriptorType and found.__name__ != "__delattr__":
+        vm.call(found, (obj, name), {})  # `__delattr__ = dict.__delitem__`
+        return
     if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
         return _delete_named(vm, obj, name)
+    if info.stores_own:
+        return delete_by_class(vm, obj, name)
     how, found, _ = info.find(name)
+    if how is NATIVE_DATA:
+        _check_undoable(vm, obj, name)
     if how is PROPERTY:
         return delete_property(vm, obj, found)
     if how is PYTHON_DATA:

@@ -37,6 +37,19 @@ bool same_slice(PyObject* x, PyObject* value) {
     return same_leaf(a->start, b->start) && same_leaf(a->stop, b->stop) && same_leaf(a->step, b->step);
 }
 
+// Equal ranges give the same numbers, but may have been written with another start, stop or step.
+bool same_range(PyObject* x, PyObject* value) {
+    for (const char* name : {"start", "stop", "step"}) {
+        PyObject* a = PyObject_GetAttrString(x, name);
+        PyObject* b = a ? PyObject_GetAttrString(value, name) : nullptr;
+        bool same = b && same_leaf(a, b);
+        Py_XDECREF(a);
+        Py_XDECREF(b);
+        if (!same) return PyErr_Clear(), false;
+    }
+    return true;
+}
+
 }  // namespace
 
 bool same_leaf(PyObject* x, PyObject* value) {
@@ -52,6 +65,7 @@ bool same_leaf(PyObject* x, PyObject* value) {
     if (PyTuple_Check(x)) return same_items(x, value);
     if (type == &PySlice_Type) return same_slice(x, value);
     if (type == &PyFrozenSet_Type) return same_elements(x, value);
+    if (type == &PyRange_Type) return same_range(x, value);
     if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) return false;
     int same = PyObject_RichCompareBool(x, value, Py_EQ);
     if (same < 0) PyErr_Clear();
