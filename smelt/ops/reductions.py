@@ -115,7 +115,9 @@ def prod_dim(
 def vector_norm(
     b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """The orders in `VECTOR_NORMS` as they stand there, others by powers."""
+    """The orders in `VECTOR_NORMS` as they stand there, others by powers; of one element its absolute value."""
+    if ord != 0 and count_of(x, dims_of(x, dim)) == 1:
+        ord = 1  # as in ATen: no power that overflows
     kind, before, after, cost = VECTOR_NORMS.get(ord) or (
         "sum",
         lambda v: call("pow", call("abs", v), const(ord, v.dtype)),

@@ -119,3 +119,11 @@ def test_products_over_one_element_are_no_sums() -> None:
     w, columns, rows = torch.randn(1, 1), torch.randn(4, 1), torch.randn(4, 1)
     check(lambda w, x, t: w @ x.t() @ t, w, columns, rows)
     check(lambda w, x, t: torch.addmm(t[:1], w, x.t()).sum(1), w, columns, rows)
+
+
+@pytest.mark.parametrize("order", (0, 0.5, 1, 2, 3, 6, -1, float("inf"), float("-inf")))
+def test_norms_of_one_element_do_not_overflow(order: float) -> None:
+    x = torch.tensor([[1e-30], [-1e30], [0.0], [float("nan")], [float("-inf")], [-1.7]])
+    compiled = smelt.compile(lambda x: torch.linalg.vector_norm(x, order, 1))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), torch.linalg.vector_norm(x, order, 1), equal_nan=True)
