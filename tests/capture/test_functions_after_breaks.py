@@ -170,3 +170,15 @@ def test_another_function_of_the_same_code_does_not_compile_again(name: str) -> 
         compiled(torch.ones(3), 2)
     assert all(len(record.entries) <= 1 for _, record in records(compiled))
     assert "recompile-limit" not in {reason.kind.id for reason in reasons(compiled)}
+
+
+def test_a_while_loop_has_one_resume_function_for_its_body_and_one_behind_it() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        while x.sum() < 10:
+            x = x + 1
+        return x * 2
+
+    compiled = smelt.compile(fn, backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(3)), fn(torch.ones(3)))
+    assert len(records(compiled)) == 3

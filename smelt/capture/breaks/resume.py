@@ -42,7 +42,7 @@ def continuation(originals: Originals, frame: Frame, at: int, stack: Sequence[ob
     """Where `frame` goes on: at instruction `at` of its own code, with `stack`."""
     source, code = originals.of(frame)
     original = frame.code.original
-    at -= original.prologue if original else 0
+    at = _past_jumps(code, at - (original.prologue if original else 0))
     places = original.places if original else range(code.nlocals)
     slots, values = [], []
     for slot in sorted(originals.live(source, code)[at]):
@@ -53,6 +53,15 @@ def continuation(originals: Originals, frame: Frame, at: int, stack: Sequence[ob
     layout, pushed = _layout(frame, stack, len(slots), original)
     point = Point(source, at, tuple(slots), layout, frame.globals, _class_cell(frame))
     return Continuation(point, (*values, *pushed), code.names[at] == "RETURN_VALUE")
+
+
+def _past_jumps(code: Code, at: int) -> int:
+    """The instruction that comes after jumps back from `at`: of two ways to a loop's head, one resume function is enough."""
+    seen = set()
+    while code.names[at] == "JUMP_BACKWARD" and at not in seen:
+        seen.add(at)
+        at = code.instructions[at][1]
+    return at
 
 
 def _free(code: Code) -> range:
