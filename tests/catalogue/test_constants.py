@@ -1,6 +1,11 @@
-"""Constants from outside that are equal and yet not the same: ranges, NaN, other objects; and the compiled function's own parts."""
+"""Constants from outside that are equal and yet not the same: ranges, NaN, other objects; the compiled function's own
+parts; where classes live that are made inside."""
 
 from __future__ import annotations
+
+import collections
+import enum
+import typing
 
 import torch
 
@@ -154,3 +159,18 @@ def test_what_is_set_on_the_compiled_function_is_set_on_the_function():
     assert compiled.__defaults__ == (5,)
     compiled.__code__ = (lambda x, factor: x - factor).__code__
     assert compiled(x).item() == fn(x).item() == -4
+
+
+@program(graphs=1)
+def what_is_made_inside_lives_in_the_users_module():
+    def fn(x):
+        made = (
+            collections.namedtuple("Pair", "a b"),
+            typing.NamedTuple("Named", [("a", int)]),
+            typing.TypedDict("Typed", {"a": int}),
+            enum.Enum("Colour", "RED GREEN"),
+            typing.NewType("New", int),
+        )
+        return x * 2, [m.__module__ for m in made], typing.TypeVar("T").__module__
+
+    return fn, given(*[[]] * 3)

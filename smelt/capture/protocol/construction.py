@@ -13,7 +13,7 @@ from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import CONTAINER_BASES, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.arity import accepts, misused
-from smelt.capture.protocol.native_calls import run_native
+from smelt.capture.protocol.native_calls import at_home, run_native
 from smelt.capture.protocol.python_functions import call_function
 from smelt.errors import Unsupported
 from smelt.reasons import TENSOR_SUBCLASS, Reason
@@ -30,9 +30,10 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         how, found, _ = vm.type_info(meta).find("__call__")
         if how is FUNCTION:
             if isinstance(cls, enum.EnumMeta) or runs_natively(found):
-                return run_native(vm, cls, args, kwargs)
+                return at_home(vm, run_native(vm, cls, args, kwargs))
             return call_function(vm, found, (cls, *args), kwargs)
-    return instantiate(vm, cls, args, kwargs)
+    made = instantiate(vm, cls, args, kwargs)
+    return at_home(vm, made) if cls.__module__ == "typing" else made
 
 
 def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:

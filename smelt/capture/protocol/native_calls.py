@@ -5,6 +5,7 @@ machine takes as leaves. Handlers answer in their place where there is one; what
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
@@ -13,7 +14,7 @@ import io
 import random
 import types
 from collections.abc import Callable
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -32,6 +33,7 @@ from smelt.reasons import RANDOM_STATE, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain_parts
 
+T = TypeVar("T")
 Descriptor = types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType
 
 
@@ -52,8 +54,19 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
         callbacks.check_mode(vm, args[0])
         context_managers.use_state(vm, args[0])
     if fn.__globals__.get("__name__") in _INTROSPECTION:
-        return _introspect(vm, fn, args, kwargs)
-    return run_native(vm, fn, args, kwargs)
+        return at_home(vm, _introspect(vm, fn, args, kwargs))
+    made = run_native(vm, fn, args, kwargs)
+    return at_home(vm, made) if fn.__globals__.get("__name__") == "collections" else made
+
+
+def at_home(vm: VM, made: T) -> T:
+    """What a function of the library made that asks which module it was called from (`namedtuple`, `Enum`, `TypeVar`): the
+    user's, not the one that made the call for him."""
+    if str(getattr(made, "__module__", "")).startswith("smelt.capture."):
+        name = vm.calling.globals.get("__name__", "__main__")
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(made, "__module__", name)  # noqa: B010
+    return made
 
 
 # Modules whose functions look at functions and classes, or keep them: they are given the user's own.
