@@ -52,7 +52,8 @@ def run_opaque(
     """
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     if vm.contexts.tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
-        if not (target.is_checkpoint and vm.trace.autograd.wants_joint):
+        plain = vm.trace.numbers.symbols is None  # else each number would have a graph of its own
+        if not (target.is_checkpoint and vm.trace.autograd.wants_joint and plain):
             raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
         target.repeatable = False
     for value in (*args, *kwargs.values()):

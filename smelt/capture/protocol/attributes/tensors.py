@@ -15,6 +15,7 @@ from smelt.capture.outside.effects import Call
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.not_differentiable import refuse
 
 
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
@@ -27,6 +28,10 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         return own[name]
     vm.outside.facts.use_class(torch.Tensor)
     real = vm.trace.real(tensor)
+    if real is None and vm.trace.autograd.reentrant and name in OF_HISTORY:
+        raise refuse(
+            f"Tensor.{name} inside of a reentrant checkpoint, whose forward eager runs without gradients"
+        )
     if name in TENSOR_STATE:
         vm.trace.copies.note_asked(tensor)
     if real is not None and name in TENSOR_STATE:
@@ -78,6 +83,20 @@ def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
 def _tensor_refused(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
 
+
+# What says whether a tensor was computed with gradients.
+OF_HISTORY = frozenset(
+    (
+        "requires_grad",
+        "grad_fn",
+        "_grad_fn",
+        "is_leaf",
+        "requires_grad_",
+        "retain_grad",
+        "retains_grad",
+        "register_hook",
+    )
+)
 
 # Attributes of tensors that guards of their metadata do not cover.
 TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] = {
