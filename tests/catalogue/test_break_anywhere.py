@@ -30,10 +30,6 @@ from tests.harness.snapshot import difference
 
 PLACES = int(os.environ.get("SMELT_BREAKS", "0"))
 BREAKS = 3  # forced in a program; what comes after is captured as usual
-FAILING = {
-    "autocast_as_a_decorator": "the rest of the decorator is a function of a module of torch and runs natively during "
-    "capture, so that the autocast is left once more than it is entered",
-}
 
 
 def _programs() -> Iterator[Any]:
@@ -47,9 +43,7 @@ def _all_programs() -> Iterator[Any]:
         for name, value in vars(importlib.import_module(f"tests.catalogue.{module.name}")).items():
             factory = getattr(value, "__wrapped__", None)
             if getattr(value, "__test__", False) and factory is not None and not factory.__code__.co_argcount:
-                reason = FAILING.get(name)
-                marks = [pytest.mark.xfail(reason=reason, strict=not PLACES)] if reason else []
-                yield pytest.param(factory, id=f"{module.name[5:]}-{name}", marks=marks)
+                yield pytest.param(factory, id=f"{module.name[5:]}-{name}")
 
 
 class Forced:

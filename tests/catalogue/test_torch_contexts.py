@@ -670,3 +670,18 @@ def test_a_call_under_a_mode_of_torch():
                 got, want = compiled(x), second(x)
             torch.testing.assert_close(got, want)
             assert (got.grad_fn is None) == (want.grad_fn is None)
+
+
+@program(graphs=3, breaks=["data-dependent-condition"] * 2, grad=False)
+def autocast_as_a_decorator_with_breaks():
+    layer = nn.Linear(4, 4)
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def fn(x):
+        if x.sum() > -1e9:
+            x = layer(x)
+        if x.sum() > -1e9:
+            x = layer(x)
+        return x, torch.is_autocast_enabled("cpu")
+
+    return fn, [(tensor(2, 4),)] * 3, lambda: torch.is_autocast_enabled("cpu")

@@ -77,6 +77,11 @@ def note_original(code: types.CodeType, original: Original) -> None:
     _originals[key] = (weakref.ref(code, lambda _: _originals.pop(key, None)), original)
 
 
+def is_resume(code: types.CodeType) -> bool:
+    """Whether `code` is a resume function's."""
+    return id(code) in _originals
+
+
 @dataclass(slots=True, eq=False)
 class Code:
     """A decoded code object. Does not keep the code object itself alive."""

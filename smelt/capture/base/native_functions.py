@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
+from smelt.capture.base.bytecode import is_resume
 from smelt.reasons import (
     DEBUGGER,
     RANDOM_STATE,
@@ -87,9 +88,11 @@ def is_native_module(name: str | None) -> bool:
 
 
 def runs_natively(function: types.FunctionType) -> bool:
-    """Whether a function written in Python is called as if it were C: for its module, unless it is in `INTERPRETED`."""
+    """Whether a function written in Python is called as if it were C: for its module, unless it is in `INTERPRETED`. What is
+    left of such a function after a graph break is interpreted, as what came before was."""
     name = function.__globals__.get("__name__")
-    return is_native_module(name) and function.__code__ not in _interpreted_codes()
+    code = function.__code__
+    return is_native_module(name) and code not in _interpreted_codes() and not is_resume(code)
 
 
 def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -207,6 +210,8 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.Tensor._make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
     torch.Tensor._make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
     torch.Tensor.backward: (UNSUPPORTED_CALL, "Tensor.backward"),
+    torch.utils.swap_tensors: (UNSUPPORTED_EFFECT, "torch.utils.swap_tensors"),
+    torch._C._swap_tensor_impl: (UNSUPPORTED_EFFECT, "torch._C._swap_tensor_impl"),
     torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.saved_tensors_hooks.__exit__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.allow_mutation_on_saved_tensors: (UNSUPPORTED_CALL, "hooks of saved tensors"),

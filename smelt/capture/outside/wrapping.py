@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from smelt.capture.base.values import (
-    CONTAINER_TYPES,
+    CONTAINER_BASES,
     LEAF_TYPES,
     BuiltinType,
     FunctionType,
@@ -253,7 +253,7 @@ def _guard_value(outside: Outside, value: object, origin: Origin) -> None:
 
 def fake(outside: Outside, value: T) -> T:
     """A value that native code gave: a real tensor in it would escape the trace, and so would the copy of a container."""
-    if type(value) in CONTAINER_TYPES:
+    if isinstance(value, CONTAINER_BASES):
         return cast(T, outside.overlay.original(value))
     if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not _is_functorch_wrapped(value):
         return cast(T, outside.trace.inputs.stand_in(value))

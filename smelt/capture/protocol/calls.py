@@ -91,6 +91,17 @@ def call_getter(
     return found[0] if len(found) == 1 else tuple(found)
 
 
+def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwargs) -> object:
+    """`operator.methodcaller(...)(obj)`."""
+    vm.frames.tail = None
+    vm.outside.facts.use_content(fn)
+    (obj,) = args
+    made, bound = cast("tuple[object, tuple[str, ...]]", fn.__reduce__())
+    if isinstance(made, functools.partial):  # the method has keyword arguments
+        return call(vm, attributes.load_attr(vm, obj, made.args[0]), bound, dict(made.keywords))
+    return call(vm, attributes.load_attr(vm, obj, bound[0]), bound[1:], {})
+
+
 def refuse_script(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
     """The call of a function of TorchScript, whose interpreter has values, types and optimizations of its own: made for
     real, at a break."""
@@ -146,5 +157,6 @@ CALLERS: dict[type, Callable[..., object]] = {
     torch._C.ScriptFunction: refuse_script,
     torch._C.ScriptMethod: refuse_script,
     operator.attrgetter: call_getter,
+    operator.methodcaller: call_methodcaller,
     operator.itemgetter: call_getter,
 }

@@ -11,6 +11,7 @@ import decimal
 import enum
 import functools
 import io
+import operator
 import random
 import types
 from collections.abc import Callable
@@ -21,7 +22,15 @@ import torch
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, CODES, METHODS, TENSOR_METHODS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS, PURE_TYPES, REFUSED, refusal, setting
-from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES, BuiltinType, FunctionType, MethodType
+from smelt.capture.base.values import (
+    CONTAINER_BASES,
+    LEAF_TYPES,
+    BuiltinType,
+    Container,
+    FunctionType,
+    MethodType,
+    items_of,
+)
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, callbacks, context_managers, library_reads, symbolic_numbers
@@ -29,7 +38,7 @@ from smelt.capture.protocol.arity import accepts, misused
 from smelt.capture.protocol.containers import SEARCHES, call_container_method, search
 from smelt.capture.protocol.subscripts import found_by
 from smelt.errors import Unsupported
-from smelt.reasons import RANDOM_STATE, Reason
+from smelt.reasons import RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain_parts
 
@@ -47,6 +56,10 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
     if refused is not None:
         raise Unsupported(Reason(*refused))
     library_reads.use_native(vm.outside, fn)
+    for value in args:
+        if vm.outside.log.is_overlaid(value):
+            what = f"{fn.__qualname__} reads a {type(value).__qualname__} that the function has changed"
+            raise unsupported(what, UNSUPPORTED_EFFECT)
     library_reads.use_state(vm, args)
     if fn.__name__ == "__exit__" and args:
         context_managers.left(vm, args[0])
@@ -90,17 +103,48 @@ _SHOWN = (FunctionType, MethodType, BuiltinType)
 
 
 def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
-    """The call of `fn` with what native code may see of the arguments; its result as a value of the machine."""
-    view = functools.partial(contents.view, vm.outside)
-    args = [
-        a if type(a) in LEAF_TYPES or type(a) is FakeTensor else vm.native_argument(view(a)) for a in args
-    ]
+    """The call of `fn` with what native code may see of the arguments; its result as a value of the machine. Raises
+    Unsupported where it changes a container from outside: it is given a copy, and only some methods of containers are known
+    to change them."""
+    copies: list[tuple[Container, list[object]]] = []
+    args = [a if type(a) in LEAF_TYPES or type(a) is FakeTensor else _shown(vm, a, copies) for a in args]
     if kwargs:
-        kwargs = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
-    result = vm.native(fn, args, kwargs)
+        kwargs = {k: _shown(vm, v, copies) for k, v in kwargs.items()}
+    try:
+        result = vm.native(fn, args, kwargs)
+    finally:
+        for seen, before in copies:
+            _check_unchanged(fn, seen, before)
     if type(result) is VMCallable:
         return result.function
     return result if type(result) is FakeTensor else wrapping.fake(vm.outside, result)
+
+
+def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) -> object:
+    """`value` as an argument of native code. What stands for a container from outside is noted in `copies`."""
+    seen = contents.view(vm.outside, value)
+    if isinstance(seen, CONTAINER_BASES):
+        if seen is value and id(value) in vm.outside.origins:
+            seen = vm.outside.overlay.copy(seen)
+        if seen is not value:
+            copies.append((seen, items_of(seen)))
+    return vm.native_argument(seen)
+
+
+def _check_unchanged(fn: object, seen: Container, before: list[object]) -> None:
+    now = items_of(seen)
+    if len(now) != len(before) or not all(map(_is_same_item, now, before)):
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"{name} changes a {type(seen).__qualname__} from outside")
+        )
+
+
+def _is_same_item(now: object, before: object) -> bool:
+    """Whether a container still holds an element, or a pair of a key and a value."""
+    if type(now) is tuple and type(before) is tuple and len(now) == len(before) == 2:
+        return all(map(operator.is_, now, before))
+    return now is before
 
 
 def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:

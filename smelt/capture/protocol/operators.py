@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from smelt.capture.base.frames import Generator, VMCallable
+from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import CONTAINER_BASES, HEAP_TYPE_FLAG, Container, is_constant, is_identity
 from smelt.capture.machine.vm import VM
@@ -25,6 +26,7 @@ from smelt.capture.protocol.lengths import checked_len, container_len
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.standins import texts
 from smelt.guards.evaluate import same_leaf
+from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, plain
 
@@ -260,6 +262,8 @@ def contains(vm: VM, value: object, container: object) -> bool:
         return contains_key(vm, container, found_by(vm, container, value))
     if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
         return _among(vm, value, elements(vm, container))
+    if id(container) in vm.outside.origins and hasattr(kind, "__next__"):
+        raise unsupported(f"`in` of an outside {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT)
     vm.outside.facts.check_readable(container, "__contains__")
     if isinstance(container, (set, frozenset)) and not is_constant(value):
         vm.outside.facts.use_identity(value)
