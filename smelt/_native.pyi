@@ -195,7 +195,9 @@ class _DifferentiableSpec(TypedDict):
     backward: _CompileBackward
     name: str
     through: NotRequired[Sequence[int]]
-    groups: NotRequired[Sequence[tuple[Sequence[int], Sequence[int], bool]]]
+    groups: NotRequired[Sequence[tuple[Sequence[int], bool]]]
+    contributors: NotRequired[Sequence[Sequence[int]]]
+    conflicts: NotRequired[Sequence[Sequence[int]]]
     lock: NotRequired[_RLock]
     double_backward: NotRequired[
         Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Sequence[torch.Tensor | None]]

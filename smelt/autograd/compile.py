@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def _node(
         events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
         return made
 
-    groups, readers = _groups(joint, parts)
+    flow = _flow(joint, parts)
     return _native.Differentiable(
         {
             "forward": forward,
@@ -73,8 +74,10 @@ def _node(
             "differentiable": [(i, *_layout(joint, k)) for k, i in enumerate(joint.tangents)],
             "gradients": joint.gradients,
             "through": joint.cuts,
-            "groups": groups,
-            "saved": [(s.kind, s.index, r) for s, r in zip(parts.saved, readers)],
+            "groups": _groups(joint),
+            "contributors": flow.contributors,
+            "conflicts": joint.conflicts,
+            "saved": [(s.kind, s.index, r) for s, r in zip(parts.saved, flow.readers)],
             "backward": compile_backward,
             "name": "SmeltBackward",
             "lock": _lock,
@@ -83,34 +86,54 @@ def _node(
     )
 
 
-def _groups(
-    joint: Joint, parts: Partition
-) -> tuple[list[tuple[list[int], list[int], bool]], list[list[int]]]:
-    """The nodes of autograd's graph, in the order of computation, each with its tangents and the gradients that these
-    contribute to; and per saved value the tangents whose gradients read it.
+def _groups(joint: Joint) -> list[tuple[list[int], bool]]:
+    """The tangents that are computed from together, in the order of computation.
 
-    An output that others are computed from has a node of its own. All others share one, which may do the work of all
+    An output that others are computed from has a group of its own. All others share one, which may do the work of all
     (True): where nobody looks at what flows into the cuts, the backward is one graph.
     """
-    n = len(joint.tangents)
+    cuts = _cut_tangents(joint)
+    rest = [k for k in range(len(joint.tangents)) if k not in cuts]
+    return [*(([k], False) for k in cuts), *([(rest, bool(cuts))] if rest else [])]
+
+
+def _cut_tangents(joint: Joint) -> list[int]:
+    return [joint.tangents.index(value) for value in joint.cuts]
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """The tangents that contribute to each gradient (of primals, then of cuts), and those whose gradients read each saved
+    value. What flows into a cut flows on: it is the tangents of other outputs that contribute what the cut's does."""
+
+    contributors: list[list[int]]
+    readers: list[list[int]]
+
+
+def _flow(joint: Joint, parts: Partition) -> _Flow:
+    n, n_gradients = len(joint.tangents), len(joint.gradients) + len(joint.cuts)
     gives: list[set[int]] = []
-    readers: list[list[int]] = [[] for _ in parts.saved]
+    reads: list[set[int]] = []
     for k in range(n):
         graph = without_tangents(parts.backward, frozenset(range(n)) - {k})
         gives.append({i for i, g in enumerate(graph.output.args[0]) if g is not None})
         used = {argument for node in graph for argument in argument_nodes(node)}
-        for placeholder, tangents in zip(graph.placeholders, readers):
-            if placeholder in used:
-                tangents.append(k)
-    place = {value: k for k, value in enumerate(joint.tangents)}
-    cuts = [[place[value]] for value in joint.cuts]
-    rest = [k for k in range(n) if [k] not in cuts]
-    groups = [(group, sorted(gives[group[0]]), False) for group in cuts]
-    if rest and cuts:
-        groups.append((rest, list(range(len(joint.gradients) + len(joint.cuts))), True))
-    elif rest:
-        groups.append((rest, sorted(set().union(*(gives[k] for k in rest))), False))
-    return groups, readers
+        named = {node.name for node in used if node.op == "placeholder"}
+        reads.append(
+            {i for i, p in enumerate(parts.backward.placeholders[: len(parts.saved)]) if p.name in named}
+        )
+    cuts = _cut_tangents(joint)
+    for k in set(range(n)) - set(cuts):
+        for at, cut in reversed(list(enumerate(cuts, len(joint.gradients)))):
+            if at in gives[k]:
+                gives[k] |= gives[cut]
+                reads[k] |= reads[cut]
+    return _Flow(_inverse(gives, n_gradients), _inverse(reads, len(parts.saved)))
+
+
+def _inverse(members: list[set[int]], count: int) -> list[list[int]]:
+    """For each i below `count`, which sets have it."""
+    return [[k for k, has in enumerate(members) if i in has] for i in range(count)]
 
 
 def _layout(joint: Joint, k: int) -> tuple[Any, ...]:

@@ -38,6 +38,8 @@ class Joint:
     # (primal, forward output): where autograd must see the primal being written
     writes: tuple[tuple[int, int], ...] = ()
     flags: GradFlags = NO_FLAGS  # what the program set of primals
+    # per tangent: those whose gradients pass the same saved value in eager's graph, where the first one frees it
+    conflicts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class RecordedBackward:
     start: tuple[int, int]
     flags: GradFlags  # counts the inputs of the trace
     calls: tuple[UserBackward, ...] = ()
+    conflicts: tuple[tuple[int, ...], ...] = ()
 
     @property
     def fakes(self) -> list[FakeTensor]:

@@ -102,6 +102,7 @@ class JointBuilder:
                 for i, f in enumerate(recorded.written)
             ),
             flags=recorded.flags.placed(place),
+            conflicts=recorded.conflicts,
         )
 
 

@@ -23,6 +23,7 @@ from smelt.trace.joint import RecordedBackward
 from smelt.trace.not_differentiable import NotDifferentiable, refuse
 from smelt.trace.outputs import check_passed_by, output_sources, read_by
 from smelt.trace.parts import TraceParts
+from smelt.trace.shared_saves import shared_saves
 
 
 def record_backward(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackward:
@@ -53,6 +54,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(tape.entries), len(tape.aten.graph.nodes)
     cuts = _cuts(values, with_tangent)
+    conflicts = shared_saves([values[i].grad_fn for i in with_tangent], inputs.first_history.values())
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
         gradients = _run_engine(parts, values, with_tangent, tangents, sources, cuts)
@@ -60,7 +62,18 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         raise refuse("a gradient is not a tensor of the trace")
     calls = () if autograd.custom is None else tuple(autograd.custom.called)
     return RecordedBackward(
-        values, found, written, tangents, with_tangent, sources, tuple(gradients), cuts, start, flags, calls
+        values,
+        found,
+        written,
+        tangents,
+        with_tangent,
+        sources,
+        tuple(gradients),
+        cuts,
+        start,
+        flags,
+        calls,
+        conflicts,
     )
 
 

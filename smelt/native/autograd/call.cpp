@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <algorithm>
+
 #include "autograd/errors.h"
 #include "autograd/node.h"
 #include "plan/plan.h"
@@ -86,48 +88,72 @@ Results call_forward(const Spec& spec, PyObject* inputs, THPObjectPtr& owner) {
     return results;
 }
 
-// Makes the node the history of an output, as its next input.
+// Makes nodes the history of the outputs of a group.
 class Attach {
   public:
-    Attach(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& group, CompiledBackward& node,
-           NodePtr pointer, const Versions& versions)
-        : spec_(spec), group_(group), node_(node), pointer_(std::move(pointer)), versions_(versions) {}
+    Attach(const c10::intrusive_ptr<Group>& group, const edge_list& inputs, const Results& results,
+           const Versions& versions)
+        : group_(group), versions_(versions) {
+        for (size_t end = 0; end < group->group().ends.size(); ++end)
+            ends_.push_back(
+                make_node<CompiledBackward>(edges_of(group->group().ends[end], inputs, results), group, end));
+    }
 
-    void operator()(const Result& r) {
+    void operator()(size_t tangent, const Result& r) {
         const at::Tensor& t = r.tensor;
-        const bool repeated = t.defined() && is_attached(t);  // also returned at an earlier position
-        if (!t.defined() || repeated || (r.is_input && !is_written(r)))
-            // Its gradient comes by an earlier input, or goes past the node to the tensor's own history.
-            node_.add_input_metadata(Node::undefined_input());
-        else if (!r.is_input)
-            attach(t);
+        if (!t.defined() || is_attached(t) || (r.is_input && !is_written(r))) {
+            // Its gradient comes by an earlier output, or goes past the node to the tensor's own history.
+            if (group_->group().is_single()) ends_[0]->add_input_metadata(Node::undefined_input());
+            return;
+        }
+        const auto node = node_of(tangent);
+        made_.push_back(node.get());
+        if (r.is_input)
+            rebase(t, {node, node->add_input_metadata(t)});
         else
-            rebase(t);
+            torch::autograd::set_history(t, node);
     }
 
     bool is_written(const Result& r) const { return r.is_input && versions_.changed(r.tensor); }
 
   private:
-    void attach(const at::Tensor& t) {
-        if (group_.tangents.size() == 1 || !torch::autograd::isDifferentiableType(t.scalar_type())) {
-            torch::autograd::set_history(t, pointer_);
-            return;
+    // Of an end, where the groups before this one are attached.
+    edge_list edges_of(const End& end, const edge_list& inputs, const Results& results) const {
+        edge_list edges(end.edges.size());
+        for (size_t i = 0; i < edges.size(); ++i) {
+            const size_t k = end.edges[i];
+            if (k < inputs.size()) {
+                edges[i] = inputs[k];
+                continue;
+            }
+            const at::Tensor& t = results[group_->spec().through[k - inputs.size()]].tensor;
+            if (t.defined() && t.requires_grad()) edges[i] = torch::autograd::impl::gradient_edge(t);
         }
-        auto output = make_node<OutputOf>(spec_, Edge(pointer_, node_.add_input_metadata(t)));
-        torch::autograd::set_history(t, output);
+        return edges;
     }
 
+    NodePtr node_of(size_t tangent) {
+        if (group_->group().is_single()) return ends_[0];
+        edge_list edges;
+        for (size_t end = 0; end < ends_.size(); ++end)
+            if (group_->group().ends[end].tangents[tangent]) {
+                const auto slot =
+                    ends_[end]->num_inputs() ? 0 : ends_[end]->add_input_metadata(Node::undefined_input());
+                edges.emplace_back(ends_[end], slot);
+            }
+        return make_node<OutputOf>(std::move(edges), group_, tangent);
+    }
+
+    // Also returned at an earlier position.
     bool is_attached(const at::Tensor& t) const {
         const Node* node = torch::autograd::impl::grad_fn_unsafe(t);
-        if (!node || node == &node_) return node != nullptr;
-        return dynamic_cast<const OutputOf*>(node) && node->next_edge(0).function.get() == &node_;
+        return node && std::find(made_.begin(), made_.end(), node) != made_.end();
     }
 
     // What an in-place operator does. A view is rebased by way of its base, which takes a node like copy_'s: its
     // outputs are the gradients of the old value and of the new.
-    void rebase(const at::Tensor& t) {
+    void rebase(const at::Tensor& t, const Edge& edge) {
         namespace impl = torch::autograd::impl;
-        const Edge edge(pointer_, node_.add_input_metadata(t));
         if (!t.is_view()) {
             impl::rebase_history(t, edge);
             return;
@@ -143,61 +169,43 @@ class Attach {
         impl::rebase_history(t, {std::move(copy), 0});
     }
 
-    const c10::intrusive_ptr<Spec>& spec_;
-    const NodeSpec& group_;
-    CompiledBackward& node_;
-    NodePtr pointer_;
+    const c10::intrusive_ptr<Group>& group_;
     const Versions& versions_;
+    c10::SmallVector<NodePtr, 2> ends_;
+    c10::SmallVector<const Node*, 4> made_;
 };
 
-void save_primal(CompiledBackward& node, PyObject* item) {
+void save_primal(Group& group, PyObject* item) {
     if (THPVariable_Check(item))
-        node.save(THPVariable_Unpack(item), false, false);
+        group.save(THPVariable_Unpack(item), false, false);
     else if (PyFloat_CheckExact(item) || PyLong_CheckExact(item))
-        node.save(number_tensor(item));
+        group.save(number_tensor(item));
     else
         raise(PyExc_TypeError, std::string("Differentiable: cannot save a ") + Py_TYPE(item)->tp_name);
 }
 
-// The edges of one of the nodes, of which those before it are attached.
-edge_list edges_of(const Spec& spec, const NodeSpec& group, const edge_list& inputs, const Results& results) {
-    edge_list edges(group.edges.size());
-    for (size_t k = 0; k < edges.size(); ++k) {
-        if (!group.edges[k]) continue;
-        if (k < inputs.size()) {
-            edges[k] = inputs[k];
-            continue;
-        }
-        const at::Tensor& t = results[spec.through[k - inputs.size()]].tensor;
-        if (t.defined() && t.requires_grad()) edges[k] = torch::autograd::impl::gradient_edge(t);
+void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& results,
+          const Attach& attach) {
+    if (s.kind == SavedSource::Kind::primal) {
+        save_primal(group, PyTuple_GET_ITEM(inputs, s.index));
+    } else if (s.kind == SavedSource::Kind::temporary) {
+        group.save(results[group.spec().n_outputs + s.index].tensor, false, false);
+    } else {
+        const Result& r = results[s.index];
+        const bool written = attach.is_written(r);
+        group.save(r.tensor, !r.is_input || written, written && r.tensor.is_view());
     }
-    return edges;
 }
 
-void record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& group, PyObject* inputs,
+void record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& made_for, PyObject* inputs,
             const Results& results, const edge_list& input_edges, const Versions& versions) {
-    const auto node = make_node<CompiledBackward>(edges_of(*spec, group, input_edges, results), spec, group);
-    Attach attach(spec, group, *node, node, versions);
-    Mask mask(spec->tangents.size());
-    for (size_t k : group.tangents) {
-        mask[k] = 1;
-        attach(results[spec->tangents[k].output]);
-    }
+    const auto group = c10::make_intrusive<Group>(spec, made_for);
+    Attach attach(group, input_edges, results, versions);
+    for (size_t k : made_for.tangents) attach(k, results[spec->tangents[k].output]);
     for (Py_ssize_t i = 0; spec->double_backward && i < PyTuple_GET_SIZE(inputs); ++i)
-        node->remember(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)));
-    for (const SavedSource& s : spec->saved) {
-        if (!group.whole && !CompiledBackward::is_read(s, mask)) {
-            node->skip();
-        } else if (s.kind == SavedSource::Kind::primal) {
-            save_primal(*node, PyTuple_GET_ITEM(inputs, s.index));
-        } else if (s.kind == SavedSource::Kind::temporary) {
-            node->save(results[spec->n_outputs + s.index].tensor, false, false);
-        } else {
-            const Result& r = results[s.index];
-            const bool written = attach.is_written(r);
-            node->save(r.tensor, !r.is_input || written, written && r.tensor.is_view());
-        }
-    }
+        group->remember(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)));
+    for (const Bucket& bucket : made_for.buckets)
+        for (size_t i : bucket.saved) save(*group, spec->saved[i], inputs, results, attach);
 }
 
 PyObject* as_tuple(Results& results, size_t n) {

@@ -139,9 +139,12 @@ a dict:
                   (*saved, *defined tangents) and returns a gradient or None per `gradients` and `through`
   through         optional, positions of the outputs that other outputs are computed from: their tangents hold all
                   that flows into them, and the others' gradients with respect to them are returned
-  groups          optional, per node of autograd (its tangents, the gradients that they contribute to, whether it does
-                  the work of all nodes where nobody sees what flows into `through`), in the order of computation; by
-                  default one node for all. `backward` then gets True as well, and what it gives takes all saved values
+  groups          optional, (tangents, whether they do the work of all groups where nobody sees what flows into `through`),
+                  in the order of computation; by default one group for all. The backward is computed for a group at once.
+                  `backward` then gets True as well, and what it gives takes all saved values
+  contributors    optional, per gradient (of `gradients`, then of `through`) the tangents that contribute to it: what is
+                  behind the others is not run. By default all
+  conflicts       optional, per tangent those that cannot be differentiated after it unless the graph is kept. By default all
   name            of the node
   lock            optional, an RLock to hold while `backward` runs; by default one of its own
   double_backward optional, a callable from the tuple of inputs (all tensors) and the tuple of tangents (None where

@@ -1,33 +1,18 @@
-// The node of autograd's graph that a compiled graph is.
+// The nodes of autograd's graph that a compiled graph is.
 //
-// What the backward reads is held by the node as torch's own SavedVariables, and the node's edges are those that eager's
-// nodes would have: so version checks, hooks, errors, accumulation and what is freed when are autograd's own.
+// What the backward reads is held as torch's own SavedVariables, and the nodes' edges are those that eager's nodes would
+// have: so version checks, hooks, errors, accumulation and what is freed when are autograd's own.
 #pragma once
-#include <ATen/SavedTensorHooks.h>
-#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "autograd/spec.h"
-#include "layout.h"
+#include "autograd/group.h"
 
 namespace smelt::autograd {
-
-using torch::autograd::Edge;
-using torch::autograd::edge_list;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
-
-// Before torch 2.13, nodes are held by std::shared_ptr.
-using NodePtr = decltype(Edge::function);
 
 template <class T, class... Args>
 auto make_node(Args&&... args) {
@@ -37,104 +22,54 @@ auto make_node(Args&&... args) {
         return c10::make_intrusive<T>(std::forward<Args>(args)...);
 }
 
-inline uint32_t version_of(const at::Tensor& t) {
-    const auto& counter = t.unsafeGetTensorImpl()->version_counter();
-    return counter.enabled() ? counter.current_version() : 0;
-}
-
-struct SavedValue {
-    SavedVariable variable;
-    at::Tensor number;  // instead, for a Python number
-    bool is_output;
-    bool is_held = true;           // false: only gradients of other nodes read it
-    std::optional<Layout> layout;  // where a hook of saved tensors may give another tensor
-};
-
-// A primal that the node does not keep alive, as it was.
-struct Primal {
-    explicit Primal(const at::Tensor& t) : impl(t.getIntrusivePtr()), version(version_of(t)) {}
-
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
-    uint32_t version;
-};
-
+// Hands on the gradients of one `End` of a group. The inputs that it leads to are computed into the same outputs, so that
+// the engine runs what is behind them exactly where eager's would. In a group of one output it is that output's node.
 class CompiledBackward : public Node {
   public:
-    CompiledBackward(edge_list&& edges, c10::intrusive_ptr<Spec> spec, const NodeSpec& group)
-        : Node(std::move(edges)), spec_(std::move(spec)), group_(group) {
-        saved_.reserve(spec_->saved.size());
+    CompiledBackward(edge_list&& edges, c10::intrusive_ptr<Group> group, size_t end)
+        : Node(std::move(edges)), group_(std::move(group)), end_(end) {
+        group_->set_end(end_, this);
     }
+    ~CompiledBackward() override { group_->drop_end(end_); }
 
-    std::string name() const override { return spec_->name; }
+    std::string name() const override { return group_->spec().name; }
 
-    void save(const at::Tensor& t, bool is_output, bool rebased_view) {
-        saved_.push_back({SavedVariable(t, is_output, rebased_view), {}, is_output});
-        if (at::SavedTensorDefaultHooks::get_hooks()) saved_.back().layout = layout_of(t);
+    variable_list apply(variable_list&& gradients) override {
+        if (!group_->group().is_single()) return group_->take(end_, getptr());
+        return group_->take_alone(gradients.empty() ? at::Tensor() : std::move(gradients[0]), getptr());
     }
-    void skip() { saved_.push_back({{}, {}, false, false}); }
-    void save(at::Tensor number) { saved_.push_back({{}, std::move(number), false}); }
-
-    void remember(const at::Tensor& primal) { primals_.emplace_back(primal); }
 
     // The engine calls this after `apply`, which has released what that call was to release.
-    void release_variables() override;
-
-    variable_list apply(variable_list&& tangents) override;
-
-    // Whether one of these tangents' gradients reads the saved value.
-    static bool is_read(const SavedSource& source, const Mask& mask);
-
-  private:
-    void release() {
-        for (SavedValue& s : saved_) s.variable.reset_data();
+    void release_variables() override {
+        if (group_->group().is_single()) group_->release(group_->group().tangents[0]);
     }
 
-    // The saved values, which nobody else holds if the graph is not kept. As in eager, what only the gradients of
-    // other outputs read is not looked at and stays.
-    variable_list unpack(const Mask& mask, bool whole);
-
-    // Whether no hook sees, and no call of autograd.grad asks for, what flows into the outputs in `through`. Then this
-    // node does the work of all nodes; what flows into those outputs from elsewhere is added by their own nodes.
-    bool is_unobserved() const;
-
-    // Whether all primals still exist and are as they were.
-    bool lock_primals(variable_list& primals) const;
-
-    // create_graph=True: the gradients of the forward run again, operator by operator, so that they have a history.
-    variable_list run_double_backward(const variable_list& primals, const variable_list& tangents) const;
-
-    void conform_tangents(const Mask& mask, variable_list& arguments) const;
-
-    // What torch.autograd.grad(is_grads_batched=True) asks for, sample by sample.
-    variable_list run_batch(const Backward& backward, const Mask& mask, const variable_list& arguments);
-
-    variable_list run(const Backward& backward, variable_list&& arguments);
-
-    // Gradients that depend on what requires grad get a history that raises when it is differentiated; its edges
-    // lead wherever theirs would, so that no path past it is found. A tangent that is passed on keeps its own.
-    void forbid_second(const variable_list& arguments, variable_list& gradients) const;
-
-    bool is_tangent(const variable_list& arguments, const at::Tensor& t) const;
-
-    c10::intrusive_ptr<Spec> spec_;
-    const NodeSpec& group_;
-    std::vector<SavedValue> saved_;
-    std::vector<Primal> primals_;  // for second derivatives
-    bool partly_released_ = false;
+  private:
+    c10::intrusive_ptr<Group> group_;
+    size_t end_;
 };
 
-// The history of one of several outputs. The node itself may get undefined gradients for outputs that nobody
-// differentiates; their hooks must not be called.
+// The history of one of several outputs of a group: its edges lead to the ends that its gradient reaches.
 class OutputOf : public Node {
   public:
-    OutputOf(const c10::intrusive_ptr<Spec>& spec, Edge edge)
-        : Node(edge_list{std::move(edge)}), spec_(spec) {}
+    OutputOf(edge_list&& ends, c10::intrusive_ptr<Group> group, size_t tangent)
+        : Node(std::move(ends)), group_(std::move(group)), tangent_(tangent) {
+        group_->set_output(tangent_, this);
+    }
+    ~OutputOf() override { group_->drop_output(tangent_); }
 
-    std::string name() const override { return spec_->name; }
-    variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+    std::string name() const override { return group_->spec().name; }
+
+    variable_list apply(variable_list&& gradients) override {
+        group_->arrive(tangent_, gradients.empty() ? at::Tensor() : std::move(gradients[0]));
+        return variable_list(num_outputs());
+    }
+
+    void release_variables() override { group_->release(tangent_); }
 
   private:
-    c10::intrusive_ptr<Spec> spec_;
+    c10::intrusive_ptr<Group> group_;
+    size_t tangent_;
 };
 
 }  // namespace smelt::autograd

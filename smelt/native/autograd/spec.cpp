@@ -81,8 +81,8 @@ class Reader {
         for (py::handle h : spec["differentiable"]) s_.tangents.push_back(tangent(h.cast<py::tuple>()));
         if (spec.contains("through"))
             for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
-        read_groups(spec);
         for (py::handle h : spec["saved"]) s_.saved.push_back(source(h.cast<py::tuple>()));
+        read_groups(spec);
         s_.compile_backward = owned(callable(spec, "backward"));
         s_.lock = spec.contains("lock") ? owned(spec["lock"])
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
@@ -98,7 +98,8 @@ class Reader {
     static void check_keys(const py::dict& spec) {
         const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
                                             "backward", "name"));
-        const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups"));
+        const py::set optional(
+            py::make_tuple("lock", "double_backward", "through", "groups", "contributors", "conflicts"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -110,22 +111,68 @@ class Reader {
     }
 
     void read_groups(const py::dict& spec) {
-        const size_t n_edges = s_.gradients.size() + s_.through.size();
+        const size_t n = s_.tangents.size();
+        s_.conflicts =
+            spec.contains("conflicts") ? masks(spec["conflicts"]) : std::vector<Mask>(n, Mask(n, 1));
+        if (s_.conflicts.size() != n) raise(PyExc_ValueError, "Differentiable: conflicts are per tangent");
+        const size_t n_gradients = s_.gradients.size() + s_.through.size();
+        const auto contributors = spec.contains("contributors") ? masks(spec["contributors"])
+                                                                : std::vector<Mask>(n_gradients, Mask(n, 1));
+        if (contributors.size() != n_gradients)
+            raise(PyExc_ValueError, "Differentiable: contributors are per gradient");
         if (!spec.contains("groups")) {
-            NodeSpec all{{}, std::vector<char>(n_edges, 1)};
-            for (size_t k = 0; k < s_.tangents.size(); ++k) all.tangents.push_back(k);
-            s_.groups.push_back(std::move(all));
+            std::vector<size_t> all(n);
+            for (size_t k = 0; k < n; ++k) all[k] = k;
+            s_.groups.push_back(group(std::move(all), false, contributors));
             return;
         }
         for (py::handle h : spec["groups"]) {
             const auto parts = h.cast<py::tuple>();
-            NodeSpec group{parts[0].cast<std::vector<size_t>>(), std::vector<char>(n_edges)};
-            for (py::handle k : parts[1]) group.edges.at(k.cast<size_t>()) = 1;
-            group.whole = parts[2].cast<bool>();
-            for (size_t k : group.tangents)
-                if (k >= s_.tangents.size()) raise(PyExc_ValueError, "Differentiable: no such tangent");
-            s_.groups.push_back(std::move(group));
+            auto tangents = parts[0].cast<std::vector<size_t>>();
+            for (size_t k : tangents)
+                if (k >= n) raise(PyExc_ValueError, "Differentiable: no such tangent");
+            s_.groups.push_back(group(std::move(tangents), parts[1].cast<bool>(), contributors));
         }
+    }
+
+    NodeSpec group(std::vector<size_t> tangents, bool whole, const std::vector<Mask>& contributors) const {
+        NodeSpec group{std::move(tangents), whole};
+        Mask own(s_.tangents.size());
+        for (size_t k : group.tangents) own[k] = 1;
+        auto within = [&](Mask mask) {
+            for (size_t k = 0; k < mask.size(); ++k) mask[k] &= own[k];
+            return mask;
+        };
+        for (size_t i = 0; i < contributors.size(); ++i)
+            if (const Mask mask = within(contributors[i]); count_defined(mask))
+                entry(group.ends, &End::tangents, mask).edges.push_back(i);
+        if (group.is_single() && group.ends.empty()) group.ends.push_back({own, {}});
+        for (size_t i = 0; i < s_.saved.size(); ++i) {
+            const Mask& readers = s_.saved[i].readers;
+            if (const Mask mask = readers.empty() ? own : within(readers); count_defined(mask))
+                entry(group.buckets, &Bucket::readers, mask).saved.push_back(i);
+        }
+        for (Bucket& bucket : group.buckets) {
+            bucket.first = group.n_saved;
+            group.n_saved += bucket.saved.size();
+        }
+        return group;
+    }
+
+    // The one with this mask, made if there is none.
+    template <class T>
+    static T& entry(std::vector<T>& entries, Mask T::* key, const Mask& mask) {
+        for (T& e : entries)
+            if (e.*key == mask) return e;
+        entries.emplace_back();
+        entries.back().*key = mask;
+        return entries.back();
+    }
+
+    std::vector<Mask> masks(py::handle lists) const {
+        std::vector<Mask> result;
+        for (py::handle h : lists) result.push_back(mask(h));
+        return result;
     }
 
     static py::object callable(const py::dict& spec, const char* key) {
@@ -144,7 +191,7 @@ class Reader {
     SavedSource source(const py::tuple& t) const {
         const auto kind = t[0].cast<std::string>();
         const auto index = t[1].cast<size_t>();
-        const Mask readers = t.size() > 2 ? this->readers(t[2]) : Mask();
+        const Mask readers = t.size() > 2 ? mask(t[2]) : Mask();
         if (kind == "primal") return {SavedSource::Kind::primal, index, readers};
         if (kind == "temporary") return {SavedSource::Kind::temporary, index, readers};
         if (kind != "output") raise(PyExc_ValueError, "Differentiable: unknown kind of saved value " + kind);
@@ -152,7 +199,7 @@ class Reader {
         return {SavedSource::Kind::output, index, readers};
     }
 
-    Mask readers(py::handle tangents) const {
+    Mask mask(py::handle tangents) const {
         Mask mask(s_.tangents.size());
         for (py::handle k : tangents) {
             if (k.cast<size_t>() >= mask.size()) raise(PyExc_ValueError, "Differentiable: no such tangent");

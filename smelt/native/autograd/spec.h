@@ -29,11 +29,28 @@ struct SavedSource {
     Mask readers;  // the tangents whose gradients read it; empty: all
 };
 
-// The tangents of one node, and to which gradients it contributes.
+// Gradients that the same tangents of a group contribute to, by position: of inputs, then of the outputs in `through`.
+struct End {
+    Mask tangents;
+    std::vector<size_t> edges;
+};
+
+// Saved values that the same tangents of a group read.
+struct Bucket {
+    Mask readers;
+    std::vector<size_t> saved;
+    size_t first;  // of them among all that the group saves
+};
+
+// Outputs that the backward is computed for together.
 struct NodeSpec {
     std::vector<size_t> tangents;
-    std::vector<char> edges;  // per gradient: of inputs, then of the outputs in `through`
-    bool whole = false;       // saves all values, so that it can do the work of all nodes
+    bool whole = false;  // can do the work of all groups
+    std::vector<End> ends;
+    std::vector<Bucket> buckets;
+    size_t n_saved = 0;
+
+    bool is_single() const { return tangents.size() == 1; }
 };
 
 // A compiled backward: one for each set of tangents that are defined.
@@ -60,7 +77,8 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<Tangent> tangents;
     std::vector<size_t> gradients;  // positions among the inputs
     std::vector<size_t> through;    // positions of outputs that other outputs are computed from
-    std::vector<NodeSpec> groups;   // each a node of autograd's graph, in the order of computation
+    std::vector<NodeSpec> groups;   // in the order of computation
+    std::vector<Mask> conflicts;    // per tangent: with which others it shares what eager frees
     std::vector<SavedSource> saved;
     std::vector<size_t> returned_inputs;         // what a plan returns as a differentiable output
     std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock

@@ -1,0 +1,475 @@
+#include "autograd/group.h"
+
+#include <ATen/LegacyBatchedTensorImpl.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+
+#include "autograd/errors.h"
+#include "autograd/node.h"
+#include "plan/plan.h"
+
+namespace smelt::autograd {
+
+namespace {
+
+constexpr const char* kTwice =
+    "smelt: this compiled function can be differentiated once (it writes or draws random numbers, or one of "
+    "its "
+    "inputs is gone or was written); use smelt.disable on it, or backend='eager', for higher derivatives";
+constexpr const char* kTransformed =
+    "smelt: transforms of torch.func cannot go through the backward of a compiled function; use "
+    "smelt.disable on "
+    "it, or backend='eager'";
+
+bool has_any(const at::Tensor& t, std::initializer_list<c10::DispatchKey> keys) {
+    return t.key_set().has_any(c10::DispatchKeySet(keys));
+}
+
+bool is_lazy(const at::Tensor& t) {
+    using c10::DispatchKey;
+    return has_any(t, {DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor,
+                       DispatchKey::Functionalize, DispatchKey::Python});
+}
+
+// A tangent as the backward was compiled for it: dense, materialized, of this layout.
+at::Tensor conform(const Layout& want, at::Tensor t) {
+    using c10::DispatchKey;
+    TORCH_CHECK(!has_any(t, {DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}),
+                kTransformed);
+    if (t.layout() != at::kStrided) t = t.to_dense();
+    TORCH_CHECK(want.describes(t), "smelt: a gradient of " + described(want.dtype, want.shape) +
+                                       " is expected, got " + described(t.scalar_type(), t.sizes()));
+    return !is_lazy(t) && want.has_strides_of(t) ? t : want.copy_of(t);
+}
+
+// What a hook unpacked, as the backward relies on it: hooks keep values, not where they lie.
+at::Tensor restored(const Layout& want, at::Tensor t) {
+    TORCH_CHECK(t.sizes() == want.shape, "smelt: the unpack hook of a saved " +
+                                             described(want.dtype, want.shape) + " gave " +
+                                             described(t.scalar_type(), t.sizes()));
+    if (t.layout() != at::kStrided) t = t.to_dense();
+    if (!is_lazy(t) && want.describes(t) && want.has_strides_of(t)) return t;
+    Layout once = want;  // without the dimensions along which all elements are one place
+    for (size_t d = 0; d < once.shape.size(); ++d) {
+        if (once.stride[d] != 0 || once.shape[d] == 0) continue;
+        once.shape[d] = 1;
+        t = t.narrow(static_cast<int64_t>(d), 0, 1);
+    }
+    return once.copy_of(t).expand(want.shape);
+}
+
+at::Tensor as_gradient(PyObject* item) {
+    if (item == Py_None) return {};
+    if (!THPVariable_Check(item))
+        raise(PyExc_TypeError, std::string("Differentiable: the backward returned a ") +
+                                   Py_TYPE(item)->tp_name + " for a gradient");
+    return THPVariable_Unpack(item);
+}
+
+variable_list gradients_in(THPObjectPtr& result, size_t n_gradients) {
+    result = checked(PySequence_Fast(result, "Differentiable: the backward must return a sequence"));
+    const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(result.get()));
+    if (n != n_gradients)
+        raise(PyExc_RuntimeError, "Differentiable: the backward returned " + std::to_string(n) +
+                                      " gradients, " + std::to_string(n_gradients) + " are expected");
+    variable_list gradients;
+    gradients.reserve(n);
+    for (size_t i = 0; i < n; ++i)
+        gradients.push_back(as_gradient(PySequence_Fast_GET_ITEM(result.get(), static_cast<Py_ssize_t>(i))));
+    return gradients;
+}
+
+// `numbers[i]`: argument i stands for a Python number.
+variable_list call_backward(PyObject* callable, variable_list&& arguments, const std::vector<bool>& numbers,
+                            size_t n_gradients) {
+    pybind11::gil_scoped_acquire gil;
+    THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(arguments.size()))));
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        const at::Tensor& t = arguments[i];
+        PyObject* item = !numbers[i]                      ? THPVariable_Wrap(t)
+                         : t.scalar_type() == at::kDouble ? PyFloat_FromDouble(*t.const_data_ptr<double>())
+                                                          : PyLong_FromLongLong(*t.const_data_ptr<int64_t>());
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item));
+    }
+    arguments.clear();
+    THPObjectPtr result;
+    {
+        c10::impl::ForceDispatchKeyGuard guard(below_autograd(c10::impl::tls_local_dispatch_key_set()));
+        result = checked(PyObject_CallOneArg(callable, tuple));
+    }
+    tuple = nullptr;
+    return gradients_in(result, n_gradients);
+}
+
+}  // namespace
+
+namespace {
+
+int current_task() {
+    return torch::autograd::get_current_graph_task_id();
+}
+
+// Whether the engine's call that is running executes a node, has done so, or will.
+bool in_current_task(const Node* node) {
+    if (!node || current_task() < 0) return false;
+    auto* key = const_cast<Node*>(node);
+    if (!torch::autograd::get_current_graph_task_nodes_in_graph()->count(key)) return false;
+    const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+    if (exec_info->empty()) return true;
+    const auto found = exec_info->find(key);
+    return found != exec_info->end() && found->second.should_execute();
+}
+
+bool intersect(const Mask& a, const Mask& b) {
+    for (size_t k = 0; k < a.size(); ++k)
+        if (a[k] && b[k]) return true;
+    return false;
+}
+
+}  // namespace
+
+Group::Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group)
+    : spec_(std::move(spec)),
+      group_(group),
+      ends_(group.ends.size()),
+      outputs_(spec_->tangents.size()),
+      released_(spec_->tangents.size(), kNever) {
+    saved_.reserve(group.n_saved);
+}
+
+void Group::save(const at::Tensor& t, bool is_output, bool rebased_view) {
+    saved_.push_back({SavedVariable(t, is_output, rebased_view), {}, is_output});
+    if (at::SavedTensorDefaultHooks::get_hooks()) saved_.back().layout = layout_of(t);
+}
+
+void Group::save(at::Tensor number) {
+    saved_.push_back({{}, std::move(number)});
+}
+
+void Group::drop_end(size_t end) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ends_[end] = nullptr;
+}
+
+void Group::drop_output(size_t tangent) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    outputs_[tangent] = nullptr;
+    for (size_t b = 0; b < group_.buckets.size(); ++b) {
+        const Mask& readers = group_.buckets[b].readers;
+        bool is_read = false;
+        for (size_t k = 0; k < readers.size(); ++k) is_read |= readers[k] && outputs_[k];
+        if (readers[tangent] && !is_read) free(b);
+    }
+}
+
+void Group::release(size_t tangent) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    released_[tangent] = current_task();
+    if (!group_.is_single()) return;
+    for (size_t b = 0; b < group_.buckets.size(); ++b) free(b);
+}
+
+void Group::free(size_t bucket) {
+    const Bucket& b = group_.buckets[bucket];
+    // Fewer are saved if one could not be.
+    const size_t end = std::min(b.first + b.saved.size(), saved_.size());
+    for (size_t i = b.first; i < end; ++i) saved_[i].variable.reset_data();
+}
+
+void Group::check(size_t tangent) const {
+    for (size_t k = 0; k < released_.size(); ++k)
+        TORCH_CHECK(released_[k] == kNever || released_[k] == current_task() || !spec_->conflicts[tangent][k],
+                    torch::autograd::ERR_BACKWARD_TWICE);
+}
+
+Group::Task* Group::find(int id) {
+    for (Task& task : tasks_)
+        if (task.id == id) return &task;
+    return nullptr;
+}
+
+Group::Task& Group::start(int id) {
+    const size_t n = spec_->tangents.size();
+    Task task{id, variable_list(n), Mask(n), variable_list(n_gradients()), 0};
+    for (const Node* end : ends_) task.ends_left += in_current_task(end);
+    return tasks_.emplace_back(std::move(task));
+}
+
+void Group::finish(int id) {
+    for (size_t i = 0; i < tasks_.size(); ++i)
+        if (tasks_[i].id == id) tasks_.erase(tasks_.begin() + static_cast<std::ptrdiff_t>(i--));
+}
+
+void Group::arrive(size_t tangent, at::Tensor gradient) {
+    const int id = current_task();
+    if (id < 0) return;  // called by hand
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (gradient.defined()) check(tangent);
+    Task* task = find(id);
+    if (!task) task = &start(id);
+    task->ran[tangent] = 1;
+    task->tangents[tangent] = std::move(gradient);
+    if (task->ends_left == 0) finish(id);
+}
+
+variable_list Group::take(size_t end, const NodePtr& node) {
+    const int id = current_task();
+    variable_list gradients(group_.ends[end].edges.size());
+    std::unique_lock<std::mutex> lock(mutex_);
+    Task* task = find(id);
+    if (!task) return gradients;
+    const Mask mask = pending(*task, end);
+    if (!mask.empty()) {
+        variable_list tangents(mask.size());
+        for (size_t k = 0; k < mask.size(); ++k)
+            if (mask[k]) std::swap(tangents[k], task->tangents[k]);
+        const Mask later = awaited(*task);
+        lock.unlock();
+        variable_list computed;
+        try {
+            computed = compute(mask, std::move(tangents), later, node);
+        } catch (...) {
+            lock.lock();
+            finish(id);
+            // Nothing was freed, so that it may be tried again.
+            for (int& released : released_)
+                if (released == id) released = kNever;
+            throw;
+        }
+        lock.lock();
+        task = find(id);
+        add(*task, std::move(computed));
+    }
+    for (size_t i = 0; i < gradients.size(); ++i)
+        gradients[i] = std::move(task->gradients[group_.ends[end].edges[i]]);
+    if (--task->ends_left == 0) finish(id);
+    return gradients;
+}
+
+variable_list Group::take_alone(at::Tensor gradient, const NodePtr& node) {
+    const End& end = group_.ends[0];
+    variable_list gradients(end.edges.size());
+    if (!gradient.defined()) return gradients;
+    const size_t k = group_.tangents[0], n = spec_->tangents.size();
+    Mask mask(n);
+    mask[k] = 1;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        check(k);
+    }
+    variable_list tangents(n);
+    tangents[k] = std::move(gradient);
+    variable_list computed = compute(mask, std::move(tangents), Mask(n), node);
+    for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = std::move(computed[end.edges[i]]);
+    return gradients;
+}
+
+Mask Group::pending(const Task& task, size_t end) const {
+    Mask mask(task.tangents.size());
+    for (size_t k = 0; k < mask.size(); ++k) mask[k] = task.tangents[k].defined();
+    return intersect(mask, group_.ends[end].tangents) ? mask : Mask();
+}
+
+Mask Group::awaited(const Task& task) const {
+    Mask mask(task.ran.size());
+    for (size_t k : group_.tangents) mask[k] = !task.ran[k] && in_current_task(outputs_[k]);
+    return mask;
+}
+
+void Group::add(Task& task, variable_list&& gradients) const {
+    for (size_t e = 0; e < ends_.size(); ++e) {
+        if (!in_current_task(ends_[e])) continue;
+        for (size_t i : group_.ends[e].edges) {
+            at::Tensor &sum = task.gradients[i], &more = gradients[i];
+            sum = sum.defined() && more.defined() ? at::add(sum, more)
+                  : sum.defined()                 ? sum
+                                                  : std::move(more);
+        }
+    }
+}
+
+variable_list Group::compute(const Mask& mask, variable_list&& tangents, const Mask& awaited,
+                             const NodePtr& node) {
+    if (c10::GradMode::is_enabled() && spec_->double_backward) {
+        variable_list primals;
+        if (lock_primals(primals)) return run_double_backward(primals, mask, tangents);
+    }
+    const bool whole = group_.whole && is_unobserved();
+    const Backward* backward = spec_->find(mask, whole);
+    if (!backward) backward = &compile_backward(*spec_, mask, whole);
+    variable_list arguments = unpack(mask, awaited, node);
+    for (at::Tensor& t : tangents)
+        if (t.defined()) arguments.push_back(std::move(t));
+    tangents.clear();
+    const bool batched = std::any_of(arguments.begin(), arguments.end(), at::isBatchedTensor);
+    if (!batched) conform_tangents(mask, arguments);
+    variable_list kept;
+    if (c10::GradMode::is_enabled()) kept = arguments;  // create_graph=True
+    variable_list gradients =
+        batched ? run_batch(*backward, mask, arguments) : run(*backward, std::move(arguments));
+    if (!kept.empty()) forbid_second(kept, gradients);
+    return gradients;
+}
+
+variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr& node) {
+    variable_list values(spec_->saved.size());
+    values.reserve(values.size() + spec_->tangents.size());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Bucket& bucket : group_.buckets) {
+        const bool is_read = intersect(bucket.readers, mask);
+        for (size_t i = 0; i < bucket.saved.size(); ++i) {
+            SavedValue& s = saved_[bucket.first + i];
+            at::Tensor& value = values[bucket.saved[i]];
+            if (s.number.defined()) {
+                value = s.number;
+            } else if (is_read) {
+                value = s.variable.unpack(s.is_output ? node : NodePtr());
+                if (s.layout) value = restored(*s.layout, std::move(value));
+            }
+        }
+    }
+    if (!torch::autograd::get_current_graph_task_keep_graph()) free_read(mask, awaited);
+    return values;
+}
+
+void Group::free_read(const Mask& mask, const Mask& awaited) {
+    Mask over(mask.size());  // their gradients are not computed again
+    for (size_t k : group_.tangents) {
+        bool is_over = mask[k] || !outputs_[k];
+        for (size_t r : group_.tangents)
+            is_over |= (mask[r] || released_[r] != kNever) && spec_->conflicts[k][r];
+        over[k] = is_over && !awaited[k];
+    }
+    for (size_t b = 0; b < group_.buckets.size(); ++b) {
+        const Mask& readers = group_.buckets[b].readers;
+        if (!intersect(readers, mask)) continue;
+        bool is_over = true;
+        for (size_t k = 0; k < readers.size(); ++k) is_over &= !readers[k] || over[k];
+        if (is_over) free(b);
+    }
+}
+
+bool Group::is_unobserved() const {
+    if (current_task() < 0) return false;
+    const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+    for (size_t e = 0; e < ends_.size(); ++e) {
+        for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i) {
+            const auto cut = ends_[e]->next_edge(i).function;
+            if (group_.ends[e].edges[i] < spec_->gradients.size() || !cut) continue;
+            if (!cut->tensor_pre_hooks().empty() || !cut->retains_grad_hooks().empty() ||
+                !cut->pre_hooks().empty() || !cut->post_hooks().empty())
+                return false;
+            const auto found = exec_info->find(cut.get());
+            if (found != exec_info->end() && found->second.captures_) return false;
+        }
+    }
+    return true;
+}
+
+bool Group::lock_primals(variable_list& primals) const {
+    for (const Primal& p : primals_) {
+        primals.emplace_back(p.impl.lock());
+        if (!primals.back().defined() || version_of(primals.back()) != p.version) return false;
+    }
+    return true;
+}
+
+variable_list Group::run_double_backward(const variable_list& primals, const Mask& mask,
+                                         const variable_list& tangents) const {
+    pybind11::gil_scoped_acquire gil;
+    auto pack = [](const variable_list& list) {
+        THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(list.size()))));
+        for (size_t i = 0; i < list.size(); ++i)
+            PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(THPVariable_Wrap(list[i])));
+        return tuple;
+    };
+    const THPObjectPtr first = pack(primals), second = pack(tangents);
+    THPObjectPtr result(
+        checked(PyObject_CallFunctionObjArgs(spec_->double_backward, first.get(), second.get(), nullptr)));
+    return gradients_in(result, n_gradients());
+}
+
+void Group::conform_tangents(const Mask& mask, variable_list& arguments) const {
+    size_t at = spec_->saved.size();
+    for (size_t i = 0; i < mask.size(); ++i) {
+        if (!mask[i]) continue;
+        arguments[at] = conform(spec_->tangents[i].layout, std::move(arguments[at]));
+        ++at;
+    }
+}
+
+variable_list Group::run_batch(const Backward& backward, const Mask& mask, const variable_list& arguments) {
+    int64_t level = 0, size = 0;
+    for (const at::Tensor& t : arguments) {
+        const auto* batch = at::maybeGetBatchedImpl(t);
+        if (!batch) continue;
+        TORCH_CHECK(batch->bdims().size() == 1, kTransformed);
+        level = batch->bdims()[0].level();
+        size = batch->value().size(batch->bdims()[0].dim());
+    }
+    std::vector<variable_list> samples(n_gradients());
+    for (int64_t i = 0; i < size; ++i) {
+        variable_list sample = arguments;
+        for (at::Tensor& t : sample)
+            if (const auto* batch = at::maybeGetBatchedImpl(t))
+                t = batch->value().select(batch->bdims()[0].dim(), i);
+        conform_tangents(mask, sample);
+        const variable_list gradients = run(backward, std::move(sample));
+        for (size_t k = 0; k < gradients.size(); ++k)
+            if (gradients[k].defined()) samples[k].push_back(gradients[k]);
+    }
+    variable_list gradients(n_gradients());
+    for (size_t k = 0; k < gradients.size(); ++k)
+        if (!samples[k].empty()) gradients[k] = at::addBatchDim(at::stack(samples[k]), level, 0);
+    return gradients;
+}
+
+variable_list Group::run(const Backward& backward, variable_list&& arguments) {
+    c10::AutoGradMode no_grad(false);
+    if (backward.is_plan) return run_plan(backward.callable, std::move(arguments));
+    std::vector<bool> numbers(arguments.size());
+    size_t at = 0;
+    for (const Bucket& bucket : group_.buckets)
+        for (size_t i : bucket.saved) numbers[i] = saved_[at++].number.defined();
+    return call_backward(backward.callable, std::move(arguments), numbers, n_gradients());
+}
+
+void Group::forbid_second(const variable_list& arguments, variable_list& gradients) const {
+    edge_list edges;
+    for (const Node* end : ends_)
+        if (end) edges.insert(edges.end(), end->next_edges().begin(), end->next_edges().end());
+    bool depends = false;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        const at::Tensor& t = arguments[i];
+        const bool tangent = i >= spec_->saved.size();
+        if (tangent && t.requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(t));
+        const bool temporary = !tangent && spec_->saved[i].kind == SavedSource::Kind::temporary;
+        depends |= t.requires_grad() || (temporary && torch::autograd::isDifferentiableType(t.scalar_type()));
+    }
+    if (!depends) return;
+    const auto error = make_node<torch::autograd::Error>(std::string(kTwice), std::move(edges));
+    for (at::Tensor& g : gradients) {
+        if (!g.defined() || !torch::autograd::isDifferentiableType(g.scalar_type())) continue;
+        if (is_tangent(arguments, g)) continue;
+        if (g.use_count() > 1 || g.requires_grad()) g = g.detach();
+        torch::autograd::set_history(g, error);
+    }
+}
+
+bool Group::is_tangent(const variable_list& arguments, const at::Tensor& t) const {
+    for (size_t i = spec_->saved.size(); i < arguments.size(); ++i)
+        if (arguments[i].is_same(t)) return true;
+    return false;
+}
+
+}  // namespace smelt::autograd

@@ -1,0 +1,151 @@
+// What the nodes of one group share: what the backward reads, and gradients on their way through it.
+#pragma once
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd/spec.h"
+#include "layout.h"
+
+namespace smelt::autograd {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+// Before torch 2.13, nodes are held by std::shared_ptr.
+using NodePtr = decltype(Edge::function);
+
+inline uint32_t version_of(const at::Tensor& t) {
+    const auto& counter = t.unsafeGetTensorImpl()->version_counter();
+    return counter.enabled() ? counter.current_version() : 0;
+}
+
+struct SavedValue {
+    SavedVariable variable;
+    at::Tensor number;  // instead, for a Python number
+    bool is_output = false;
+    std::optional<Layout> layout;  // where a hook of saved tensors may give another tensor
+};
+
+// A primal that the nodes do not keep alive, as it was.
+struct Primal {
+    explicit Primal(const at::Tensor& t) : impl(t.getIntrusivePtr()), version(version_of(t)) {}
+
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
+    uint32_t version;
+};
+
+// A group's gradients are computed once for all tangents that a call of the engine has for it, however many nodes hand
+// them on. Each output's node puts its tangent here; the first node that hands gradients on has them computed.
+//
+// What is freed, and when "a second time" is raised, follows eager's graph: `NodeSpec::conflicts` says which tangents'
+// gradients pass the same saved value there.
+class Group : public c10::intrusive_ptr_target {
+  public:
+    Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group);
+
+    const Spec& spec() const { return *spec_; }
+    const NodeSpec& group() const { return group_; }
+
+    // Made in the order of `group().buckets`.
+    void save(const at::Tensor& t, bool is_output, bool rebased_view);
+    void save(at::Tensor number);
+    void remember(const at::Tensor& primal) { primals_.emplace_back(primal); }
+
+    // The nodes, which say so when they are gone.
+    void set_output(size_t tangent, const Node* node) { outputs_[tangent] = node; }
+    void set_end(size_t end, const Node* node) { ends_[end] = node; }
+    void drop_output(size_t tangent);
+    void drop_end(size_t end);
+
+    // An output's gradient, in the engine's call that is running. Throws where it was asked for before, and freed.
+    void arrive(size_t tangent, at::Tensor gradient);
+
+    // The gradients that one end hands on.
+    variable_list take(size_t end, const NodePtr& node);
+
+    // Those of a group with one tangent.
+    variable_list take_alone(at::Tensor gradient, const NodePtr& node);
+
+    // The engine has run the output's node and does not keep the graph.
+    void release(size_t tangent);
+
+  private:
+    static constexpr int kNever = -2;
+
+    // One call of the engine.
+    struct Task {
+        int id;
+        variable_list tangents;
+        Mask ran;
+        variable_list gradients;
+        size_t ends_left;
+    };
+
+    Task* find(int id);
+    Task& start(int id);
+    void finish(int id);
+    void check(size_t tangent) const;
+
+    // The tangents of a task that no gradient was computed from; empty if `end` needs none of them.
+    Mask pending(const Task& task, size_t end) const;
+    void add(Task& task, variable_list&& gradients) const;
+
+    // `awaited`: tangents that will still come in this call of the engine.
+    variable_list compute(const Mask& mask, variable_list&& tangents, const Mask& awaited,
+                          const NodePtr& node);
+    variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node);
+    void free_read(const Mask& mask, const Mask& awaited);
+    void free(size_t bucket);
+    Mask awaited(const Task& task) const;
+
+    // Whether no hook sees, and no call of autograd.grad asks for, what flows into the outputs in `through`. Then this
+    // group does the work of all groups; what flows into those outputs from elsewhere is added by their own nodes.
+    bool is_unobserved() const;
+
+    // Whether all primals still exist and are as they were.
+    bool lock_primals(variable_list& primals) const;
+
+    // create_graph=True: the gradients of the forward run again, operator by operator, so that they have a history.
+    variable_list run_double_backward(const variable_list& primals, const Mask& mask,
+                                      const variable_list& tangents) const;
+
+    void conform_tangents(const Mask& mask, variable_list& arguments) const;
+
+    // What torch.autograd.grad(is_grads_batched=True) asks for, sample by sample.
+    variable_list run_batch(const Backward& backward, const Mask& mask, const variable_list& arguments);
+
+    variable_list run(const Backward& backward, variable_list&& arguments);
+
+    // Gradients that depend on what requires grad get a history that raises when it is differentiated; its edges
+    // lead wherever theirs would, so that no path past it is found. A tangent that is passed on keeps its own.
+    void forbid_second(const variable_list& arguments, variable_list& gradients) const;
+
+    bool is_tangent(const variable_list& arguments, const at::Tensor& t) const;
+
+    size_t n_gradients() const { return spec_->gradients.size() + spec_->through.size(); }
+
+    c10::intrusive_ptr<Spec> spec_;
+    const NodeSpec& group_;
+    std::vector<SavedValue> saved_;  // bucket by bucket
+    std::vector<Primal> primals_;    // for second derivatives
+    std::vector<const Node*> ends_;
+    c10::SmallVector<const Node*, 4> outputs_;  // by tangent
+    c10::SmallVector<int, 4> released_;         // by tangent: the call of the engine that released it
+    std::vector<Task> tasks_;
+    std::mutex mutex_;
+};
+
+}  // namespace smelt::autograd

@@ -1,0 +1,70 @@
+"""Which results of a trace share a saved value in eager's graph.
+
+Eager's nodes free what they saved when they have run, so that of two results that are computed from the same node only one
+can be differentiated, unless the graph is kept. Results that share no such node can be differentiated one after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def shared_saves(results: Sequence[Any], outside: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    """For each of `results` (nodes of autograd): those whose gradients pass the same node that saves something, in ascending
+    order; itself, if it passes any. What lies behind `outside` does not count."""
+    order = _in_order(results, frozenset(outside))
+    behind = dict.fromkeys(order, 0)  # the results that each node is behind, as bits
+    for k, node in enumerate(results):
+        if node in behind:
+            behind[node] |= 1 << k
+    shared = [0] * len(results)
+    groups = set()
+    for node in order:
+        for following, _ in node.next_functions:
+            if following in behind:
+                behind[following] |= behind[node]
+        if _saves(node):
+            groups.add(behind[node])
+    for group in groups:
+        for k in _bits(group):
+            shared[k] |= group
+    return tuple(tuple(_bits(bits)) for bits in shared)
+
+
+def _in_order(results: Sequence[Any], outside: frozenset[Any]) -> list[Any]:
+    """The nodes, those that gradients reach first before those behind them."""
+    done: dict[Any, None] = {}
+    for result in results:
+        stack = [(result, False)]
+        while stack:
+            node, is_left = stack.pop()
+            if is_left:
+                done[node] = None
+            elif (
+                node is not None
+                and node not in done
+                and node not in outside
+                and not hasattr(node, "variable")
+            ):
+                stack.append((node, True))
+                stack += [(following, False) for following, _ in node.next_functions]
+    return [*reversed(done)]
+
+
+def _bits(group: int) -> list[int]:
+    return [k for k in range(group.bit_length()) if group >> k & 1]
+
+
+def _saves(node: Any) -> bool:
+    """Whether a node saves tensors. Nodes of the user's functions say which; of others the kind decides."""
+    if hasattr(type(node), "_forward_cls"):
+        return bool(node._raw_saved_tensors)
+    kind: Any = type(node)
+    return _kind_saves(kind)
+
+
+@functools.cache
+def _kind_saves(kind: Any) -> bool:
+    return any(name.startswith("_raw_saved_") for name in dir(kind))
