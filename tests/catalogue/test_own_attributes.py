@@ -186,6 +186,17 @@ def a_namespace_keeps_the_order_of_its_attributes():
     return fn, Changing(calls(), {2: lambda: setattr(names, "a", 7)}), names
 
 
+@program(graphs=1, breaks=("unsupported-object",))
+def a_namespace_is_compared_as_it_is_now():
+    names = types.SimpleNamespace(a=3)
+
+    def fn(x):
+        names.b = 4
+        return x * 2, names == types.SimpleNamespace(a=3, b=4)
+
+    return fn, Changing(calls(), {2: lambda: setattr(names, "a", 7)}), names
+
+
 class Options(dict):
     __getattr__ = dict.get
     __setattr__ = dict.__setitem__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -144,6 +145,8 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
         return _view_container(outside, value, deep)
     if isinstance(value, torch.Tensor):
         return wrapping.fake(outside, value)
+    if isinstance(value, types.SimpleNamespace) and id(value) in outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "native code reads an outside SimpleNamespace"))
     if isinstance(value, BaseException):
         open_exception(outside, value)
     return outside.seen.arrays.get(id(value), value) if kind is np.ndarray else value
