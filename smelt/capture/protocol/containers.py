@@ -8,13 +8,13 @@ import bisect
 import collections
 import heapq
 import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS
 from smelt.capture.base.values import (
-    HEAP_TYPE_FLAG,
     MISSING,
     Container,
     is_lookup_key,
@@ -37,6 +37,7 @@ _BLIND_METHODS = frozenset(
 
 _VIEWS = frozenset(("keys", "values", "items", "__iter__", "__reversed__"))  # go on looking
 SEARCHES = ("index", "count", "remove")
+_METHODS_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _Sequence = list[object] | collections.deque[object] | tuple[object, ...]
 
 
@@ -73,9 +74,12 @@ def call_container_method(
 
 
 def _bound_to(container: Container, name: str) -> Callable[..., object]:
-    """The method `name` of a container that its builtin base has."""
-    base = next(k for k in type(container).__mro__ if not k.__flags__ & HEAP_TYPE_FLAG and name in k.__dict__)
-    bound: Callable[..., object] = base.__dict__[name].__get__(container, base)
+    """The method `name` of a container that its builtin base has. (Whether a class is one of Python's or of C no flag of the
+    class says: CPython 3.12's deque is made on the heap.)"""
+    method = next(
+        k.__dict__[name] for k in type(container).__mro__ if isinstance(k.__dict__.get(name), _METHODS_OF_C)
+    )
+    bound: Callable[..., object] = method.__get__(container, type(container))
     return bound
 
 

@@ -43,8 +43,6 @@ def _table(arity: int, numbers: range) -> dict[int, Callable[..., object]]:
 # handler(globals of the frame, operands)
 UNARY: dict[int, Callable[..., object]] = {
     3: lambda scope, error: _stop_iteration_error(error),
-    5: lambda scope, value: +value,
-    6: lambda scope, value: tuple(value),
     **_table(1, range(7, 12)),  # a TypeVar, ParamSpec, TypeVarTuple; Generic[...]; a type alias
 }
 PREP_RERAISE_STAR = 1  # of CALL_INTRINSIC_2: 3.11 has an instruction for it

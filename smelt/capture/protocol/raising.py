@@ -131,7 +131,8 @@ def after_clauses(
     vm: VM, original: BaseException, raised: Sequence[BaseException | None]
 ) -> BaseException | None:
     """What is raised after the clauses of a `try` with `except*`; `raised` is what each of them raised or left over."""
-    errors = [e for e in raised if e is not None]
+    # After a graph break the list comes from outside.
+    errors = cast("list[BaseException]", [e for e in vm.elements(raised) if e is not None])
     if not errors or not isinstance(original, BaseExceptionGroup):
         return errors[0] if errors else None
     again = [e for e in errors if _is_part(e, original)]

@@ -72,7 +72,7 @@ def _build_slice(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("LIST_TO_TUPLE")
 def _list_to_tuple(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack[-1] = tuple(frame.stack[-1])
+    frame.stack[-1] = tuple(vm.elements(frame.stack[-1]))  # after a graph break it comes from outside
 
 
 def _opened(vm: VM, target: C) -> C:

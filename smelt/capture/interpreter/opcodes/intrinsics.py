@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.interpreter.opcodes.exceptions import prep_reraise_star
-from smelt.capture.interpreter.opcodes.table import opcode
+from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import intrinsics
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
+OPCODES = {5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}  # intrinsics with one operand that are opcodes of 3.11
+
 
 @opcode("CALL_INTRINSIC_1")
-def _call_intrinsic_1(vm: VM, frame: Frame, arg: int) -> None:
+def _call_intrinsic_1(vm: VM, frame: Frame, arg: int) -> object:
+    if arg in OPCODES:
+        return HANDLERS[OPCODES[arg]](vm, frame, arg)
     handler = intrinsics.UNARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
     frame.stack[-1] = handler(frame.globals, frame.stack[-1])
+    return None
 
 
 @opcode("CALL_INTRINSIC_2")
