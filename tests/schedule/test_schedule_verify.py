@@ -69,7 +69,7 @@ b5: output float32[2, 2, 8]
 kernel relu(in p0: float32, out p1: float32)
   of b0, b2
   for o0 in 32:
-    p1[o0] = maximum(p0[o0], 0.0)
+    p1[o0] = maximum(0.0, p0[o0])
 b3 = aten.mm.default(b2, b1)
 kernel add(in p0: float32, in p1: float32, out p2: float32)
   of b2, b3, b4
