@@ -70,7 +70,7 @@ def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
     """What gets loops of its own, in program order. `join` False: every elementwise tensor that is no view does."""
     required = _required(program)
     targets = {step.source: step.target for step in program.steps if isinstance(step, CopyBack)}
-    deep = _deep(program, costs.inline_depth)
+    deep = _deep(program, required, costs.inline_depth)
     required |= deep
     while True:
         chosen = _choose(program, required, set(targets), costs, join)
@@ -98,14 +98,16 @@ def _required(program: Program) -> set[Tensor]:
     return required
 
 
-def _deep(program: Program, most: int) -> set[Tensor]:
-    """Elementwise tensors at which towers of operators are cut."""
+def _deep(program: Program, required: set[Tensor], most: int) -> set[Tensor]:
+    """Elementwise tensors at which towers of operators are cut: what is `required` in memory ends one anyway."""
     depth: dict[Tensor, int] = {}
     deep: set[Tensor] = set()
     for step in program.steps:
         if isinstance(step, Tensor) and isinstance(step.definition, Map):
             depth[step] = 1 + max((depth.get(t, 0) for t in step.inputs), default=0)
-            if depth[step] >= most and not step.is_view:
+            if step in required:
+                depth[step] = 0
+            elif depth[step] >= most and not step.is_view:
                 deep.add(step)
                 depth[step] = 0
     return deep
@@ -135,7 +137,7 @@ def _choose(
     program: Program, required: set[Tensor], targets: set[Tensor], costs: Costs, join: bool
 ) -> _Chosen:
     """From the end of the program to its beginning: how often is each tensor read, and so is it worth a unit?"""
-    weight = _weights(program, costs)
+    weight = _weights(program, required, costs)
     reads: Counter[Tensor] = Counter()
     needed: set[Tensor] = {base(t) for t in program.outputs if t is not None} | targets
     chosen = _Chosen(set(), set())
@@ -177,14 +179,15 @@ def _points(tensor: Tensor) -> int:
     return bounds(total)[1]
 
 
-def _weights(program: Program, costs: Costs) -> dict[Tensor, float]:
-    """What computing one element costs, if inputs read once or cheap are computed with it and others are loaded."""
+def _weights(program: Program, required: set[Tensor], costs: Costs) -> dict[Tensor, float]:
+    """What computing one element costs, if inputs read once or cheap are computed with it and others are loaded, as is
+    what is `required` in memory: equal layers weigh the same, whatever stands before them."""
     uses: Counter[Tensor] = Counter(t for s in program.steps if isinstance(s, Tensor) for t in s.inputs)
     weight: dict[Tensor, float] = {}
 
     def of_input(t: Tensor) -> float:
         definition = t.definition
-        if not isinstance(definition, Map) or weight[t] > costs.inline_limit:
+        if not isinstance(definition, Map) or t in required or weight[t] > costs.inline_limit:
             return costs.load
         return weight[t] if uses[t] == 1 or weight[t] <= costs.store or definition.view else costs.load
 

@@ -136,6 +136,19 @@ def test_repeated_layers_are_equal_kernels():
     assert len(ks) == 5 and len(set(ks)) == 1
 
 
+def test_a_tower_is_cut_where_it_reads_memory_not_by_what_stands_before():
+    def f(x, *ws):
+        for w in ws:
+            y = x @ w + x
+            for _ in range(25):
+                y = torch.sin(y) + y
+            x = y
+        return x
+
+    ks = kernels(scheduled(f, r(8, 32), *[r(32, 32) for _ in range(4)])[0])
+    assert len({ks.count(k) for k in ks}) == 1
+
+
 def test_the_result_of_one_normalisation_feeds_the_next():
     def f(x):
         return torch.softmax(F.layer_norm(x, (32,)) * 2, -1).sum(-1)
