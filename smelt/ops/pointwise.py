@@ -533,9 +533,31 @@ def where_(b: Builder, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     return b.pointwise(where, [condition, x, y], (torch.bool, compute, compute))
 
 
+def _may_overflow(dtype: torch.dtype, into: torch.dtype) -> bool:
+    """Whether a number of a dtype may be too large for another one; everything is a bool."""
+    if into is torch.bool:
+        return False
+    wide = into is torch.float16 and dtype in (torch.int32, torch.int64)
+    return wide or torch.promote_types(dtype, into) is not into
+
+
+def _fills_with_too_much(node: Node) -> bool:
+    value = node.kwargs.get("value", node.args[-1])
+    return (
+        isinstance(value, Node)
+        and isinstance(value.spec, TensorSpec)
+        and _may_overflow(value.spec.dtype, node.spec.dtype)
+    )
+
+
+declare(aten.masked_fill.Tensor, raises=_fills_with_too_much)
+
+
 @operator(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    """The result keeps the dtype of x; the value is converted to it."""
+def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor | None:
+    """The result keeps the dtype of x; the value is converted to it. None where that may raise."""
+    if isinstance(value, Tensor) and _may_overflow(value.dtype, x.dtype):
+        return None
     compute = opmath(x.dtype)
     return b.pointwise(lambda c, u, v: where(c, v, u), [mask, x, value], (torch.bool, compute, compute))
 

@@ -55,6 +55,21 @@ def test_changing(name: str, numbers: list[float]) -> None:
                 compare(observe(compiled, arguments[0], 0), observe(program, arguments[1], 0))
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8, torch.float16], ids=str)
+def test_of_a_tensor_without_dimensions(dtype: torch.dtype) -> None:
+    def program(t: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        t.masked_fill(t > 1, n)
+        return t.masked_fill(t > 0, n), t
+
+    compiled = smelt.compile(program)
+    for number in map(
+        torch.tensor, (1.0, 2.5, -1.5, 1e30, 70000.0, float("inf"), -1, 300, 70000, 2**40, True)
+    ):
+        arguments = [(torch.tensor([1, 0, 1]).to(dtype), number) for _ in range(2)]
+        with torch.no_grad():
+            compare(observe(compiled, arguments[0], 0), observe(program, arguments[1], 0))
+
+
 @pytest.mark.parametrize("number", [1e308, 2**63, 300, -1], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_constant(name: str, number: float) -> None:
