@@ -93,11 +93,10 @@ def _normalised(
         lambda v: call("reciprocal", call("sqrt", v + eps)), [variance], compute, compute, 2 * DIVISION, variance.shape
     )  # fmt: skip
     scale = rstd if weight is None else _times(b, rstd, _column(b, weight, x))
-    shift: list[Operand] = [center, scale] if bias is None else [center, scale, _column(b, bias, x)]
-    beta = b.pointwise(
-        lambda m, a, *c: c[0] - m * a if c else -(m * a), shift, compute, compute, 2.0, center.shape
-    )
-    out = b.pointwise(lambda v, a, c: v * a + c, [x, scale, beta], compute, b.spec[0].dtype, 2.0, x.shape)
+    operands: list[Operand] = [x, center, scale, *([] if bias is None else [_column(b, bias, x)])]
+    out = b.pointwise(  # a product with the mean taken out of the bias would cancel where the mean is large
+        lambda v, m, a, *c: (v - m) * a + c[0] if c else (v - m) * a, operands, compute, b.spec[0].dtype, 3.0, x.shape
+    )  # fmt: skip
     mean, saved = (b.cast(dropped(b, t, dims, False), b.spec[i].dtype) for i, t in ((1, center), (2, rstd)))
     return center, variance, (out, mean, saved)
 
