@@ -343,7 +343,7 @@ def var(
 ) -> Tensor:
     """Squared deviations over count - correction (1 by default): NaN or inf where that is 0 or less."""
     dims = dims_of(x, dim)
-    _, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
+    _, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
     return finish(b, dropped(b, variance, dims, keepdim))
 
 
@@ -353,7 +353,7 @@ def std(
 ) -> Tensor:
     """The square root of the variance before it is rounded."""
     dims = dims_of(x, dim)
-    _, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
+    _, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
     return finish(b, dropped(b, variance, dims, keepdim), lambda v: call("sqrt", v), DIVISION)
 
 
@@ -375,7 +375,7 @@ def std_mean(
 ) -> tuple[Tensor, Tensor]:
     """(standard deviation, mean)."""
     dims = dims_of(x, dim)
-    center, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
+    center, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
     deviation, mean = (dropped(b, t, dims, keepdim) for t in (variance, center))
     root = b.pointwise(
         lambda v: call("sqrt", v), [deviation], deviation.dtype, x.dtype, DIVISION, deviation.shape
@@ -403,7 +403,7 @@ def var_mean(
 ) -> tuple[Tensor, Tensor]:
     """(variance, mean)."""
     dims = dims_of(x, dim)
-    center, variance = moments(b, x, dims, 1 if correction is None else correction, accumulation(x.dtype))
+    center, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
     return (
         b.cast(dropped(b, variance, dims, keepdim), x.dtype),
         b.cast(dropped(b, center, dims, keepdim), x.dtype),

@@ -68,6 +68,15 @@ def test_variances(kind: Callable[..., torch.Tensor]) -> None:
         check(lambda x: kind(x, 0), make(5_000, 20))
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32), ids=str)
+def test_deviations_whose_squares_are_too_large_for_float32(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([[largest, -largest / 2, 0.0], [largest / 4, 1.0, -2.0]], dtype=dtype)
+    for kind in (torch.std, torch.std_mean):
+        with torch.no_grad():
+            torch.testing.assert_close(smelt.compile(kind)(x, -1), kind(x, -1))
+
+
 def test_moments_of_one_number_are_exact() -> None:
     """Means of one number may be rounded, deviations from them are none."""
     x = torch.full((7, 1_000), 0.1)
@@ -84,6 +93,7 @@ def test_normalizations(values: str) -> None:
     check(lambda x: F.layer_norm(x, (3_000,)), make(4, 3_000))
     check(lambda x: F.group_norm(x, 4), make(2, 16, 500))
     check(lambda x: F.batch_norm(x, None, None, training=True), make(20, 16, 50))
+    check(lambda x: F.instance_norm(x), make(2, 16, 500))
     check(lambda x: F.rms_norm(x, (3_000,)), make(4, 3_000))
     check(lambda x: x.softmax(-1), make(4, 3_000))
     check(lambda x: x.log_softmax(0), make(3_000, 4))
