@@ -1403,7 +1403,7 @@ def test_zero_grad_is_captured():
     return step, [(tensor(2, 3),) for _ in range(3)], lambda: [p.grad for p in m.parameters()]
 
 
-@on_both_backends(graphs=3, later=6, breaks=["unsupported-call", "unsupported-effect"])
+@on_both_backends(graphs=2, later=4, breaks=["unsupported-call"])
 def test_scheduler_in_the_step():
     m = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(m.parameters(), 0.1)

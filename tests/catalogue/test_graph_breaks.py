@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import INLINED, Compilation, Unlike, program
+from tests.harness.catalogue import INLINED, program
 
 
 def calls(*shapes):
@@ -33,16 +33,7 @@ def tensor_condition():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program(
-    graphs=3,
-    breaks=["data-dependent-condition", "data-dependent-condition"],
-    unlike={
-        "3.12": Unlike(
-            "no conditional jump leads backwards, so a loop that goes on resumes at the jump behind its condition",
-            Compilation(4, breaks=("data-dependent-condition",) * 3),
-        )
-    },
-)
+@program(graphs=3, breaks=["data-dependent-condition"] * 2)
 def condition_in_a_loop():
     def fn(x):
         steps = 0

@@ -979,7 +979,7 @@ def a_transform_over_a_closure():
     return fn, calls(1, 2, 3, 4)
 
 
-@program(graphs=1, later=2)
+@program(graphs=1, later=1)
 def a_transform_that_is_given_a_number():
     return (lambda x, v: torch.func.vmap(torch.mul, in_dims=(0, None))(x, v)), calls(0.5, 0.25, 2.0)
 

@@ -538,7 +538,7 @@ def a_break_inside_grad():
     return fn, [(rand(3),) for _ in range(3)]
 
 
-@program(graphs=2, later=2, breaks=["input-output", "input-output"])
+@program(graphs=2, breaks=["input-output", "input-output"])
 def a_break_inside_a_forward_derivative():
     def fn(x):
         def inner(y):

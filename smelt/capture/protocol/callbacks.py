@@ -12,6 +12,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
+import torch
+
 from smelt import _native
 from smelt.capture.base.handlers import handler_of
 from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_natively
@@ -72,6 +74,12 @@ def native(
 
 
 _UNBOUND = (FunctionType, type)
+# Torch leaves a mode while it asks the mode's `__torch_function__`.
+_PROTOCOL: set[object] = {
+    torch.overrides._pop_mode_temporarily,
+    torch.overrides._pop_mode,
+    torch.overrides._push_mode,
+}
 
 
 def in_window(
@@ -137,7 +145,11 @@ def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
         return _native.NATIVELY
     if vm.failure is not None:
         raise vm.failure
-    if fn is vm.frames.natively or (handler_of(fn) is None and fn not in REFUSED and runs_natively(fn)):
+    if (
+        fn in _PROTOCOL
+        or fn is vm.frames.natively
+        or (handler_of(fn) is None and fn not in REFUSED and runs_natively(fn))
+    ):
         return _native.NATIVELY
     if vm.classes.being_made:
         _note_new_class(vm, slots)

@@ -174,6 +174,8 @@ void Group::drop_output(size_t tangent) {
 
 void Group::release(size_t tangent) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    // Before torch 2.13 a node that dies is told to release its variables, too.
+    if (!group_.is_single() && !in_current_task(outputs_[tangent])) return;
     released_[tangent] = current_task();
     if (!group_.is_single()) return;
     for (size_t b = 0; b < group_.buckets.size(); ++b) free(b);
