@@ -91,7 +91,7 @@ def partial_methods():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=1, later=1)
+@program(graphs=1, later=1, breaks=["unsupported-effect"])
 def lru_cache_of_constants():
     calls = []
 
@@ -108,6 +108,70 @@ def lru_cache_of_constants():
         return x * table(n) + table(n) + shape(n)[1] + shape(n, k=3)[1]
 
     return fn, [(tensor(3), 3), (tensor(3), 3), (tensor(3), 4)], calls
+
+
+@program(graphs=1, later=3, breaks=["unsupported-call", "unsupported-call", "unsupported-effect"])
+def lru_cache_whose_function_has_effects():
+    log = []
+
+    @functools.lru_cache(maxsize=2)
+    def cached(k):
+        log.append(k)
+        return k + 1
+
+    def fn(x):
+        log.append(cached(1))
+        log.append(cached(len(log)))
+        log.append(cached.cache_info())
+        return x * 2 + len(log)
+
+    return fn, [(tensor(3),)] * 4, log
+
+
+@program(graphs=1)
+def lru_cache_counts_every_call():
+    @functools.lru_cache(maxsize=16)
+    def bounded(k):
+        return (k, [k])
+
+    @functools.cache
+    def unbounded(k, *, m=1):
+        return k if k < 2 else unbounded(k - 1) + m
+
+    class Box:
+        @classmethod
+        @functools.lru_cache(maxsize=8)
+        def table(cls, k):
+            return torch.arange(k)
+
+    def fn(x):
+        y = x * bounded(2)[0] + bounded(3)[1][0] + bounded(2)[0]
+        return y + unbounded(4) + unbounded(3, m=1) + Box.table(3) + Box.table(3)
+
+    def observed():
+        return [c.cache_info() for c in (bounded, unbounded, Box.table)]
+
+    return fn, [(tensor(3),)] * 4, observed
+
+
+@program(graphs=1, later=1, breaks=["unsupported-call"])
+def lru_cache_whose_function_raises():
+    state = [True]
+
+    @functools.cache
+    def cached(k):
+        if state[0]:
+            raise ValueError(k)
+        return k
+
+    def fn(x, fails):
+        state[0] = fails
+        try:
+            return x * cached(3)
+        except ValueError:
+            return x - 1
+
+    return fn, [(tensor(3), True), (tensor(3), True), (tensor(3), False)], cached.cache_info
 
 
 @program(graphs=1)

@@ -333,6 +333,8 @@ def cache_of_a_function_cleared():
     def cached(n: int) -> float:
         return state.k * n
 
+    cached(3)  # so that only the entry is guarded, not how the function made it
+
     def change(undo: Undo) -> None:
         put(undo, state, "k", 5.0)
         cached.cache_clear()

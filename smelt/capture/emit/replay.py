@@ -119,6 +119,7 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.Extend: _extend,
     fx.SetCell: _set_cell,
     fx.Call: _call,
+    fx.Count: _call,
     fx.Enter: lambda e: (Store("{}.__enter__()", (e.target,)),),
     fx.Leave: lambda e: (Store("{}.__exit__(None, None, None)", (e.target,)),),
 }

@@ -19,7 +19,7 @@ from smelt.capture.protocol import attributes, library_reads, python_functions
 _native_signature: Callable[..., inspect.Signature] = inspect.signature
 _native_update_wrapper: Callable[..., object] = functools.update_wrapper
 _make_partial: Callable[..., object] = functools.partial
-_make_cached: Callable[..., object] = functools._lru_cache_wrapper
+_make_cached: Callable[..., Callable[..., object]] = functools._lru_cache_wrapper
 
 
 @builtin(functools.partial)
@@ -29,7 +29,9 @@ def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(functools._lru_cache_wrapper)
 def _lru_cache_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return _make_cached(*args, **kwargs)
+    cached = _make_cached(*args, **kwargs)
+    vm.outside.origins.made_function(cached)
+    return cached
 
 
 @function(functools.update_wrapper)

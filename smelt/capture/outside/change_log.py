@@ -25,6 +25,7 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.outside.effects import (
     Call,
+    Count,
     DelAttr,
     DelItem,
     Effect,
@@ -93,8 +94,8 @@ class ChangeLog:
 
     @property
     def empty(self) -> bool:
-        """Whether the trace has changed nothing and deferred nothing."""
-        return not (self.changed or self.calls)
+        """Whether the trace has changed nothing and deferred nothing that a function could see."""
+        return not self.changed and all(type(call) is Count for call in self.calls)
 
     @property
     def changed(self) -> int:

@@ -73,6 +73,11 @@ class Call(Effect):
 
 
 @dataclass(frozen=True, eq=False)
+class Count(Call):
+    """A call of a cached function that has the result already: only its cache's counts and order change."""
+
+
+@dataclass(frozen=True, eq=False)
 class Enter(Effect):
     """`target.__enter__()`: a context manager that a graph break finds entered."""
 

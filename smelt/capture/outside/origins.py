@@ -6,6 +6,8 @@ the trace has none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from smelt.capture.base.values import FunctionType, is_identity
 from smelt.capture.rebuilding.constants import note_class
 from smelt.guards.origin import Origin
@@ -64,10 +66,14 @@ class Origins(dict[int, Origin]):
             self[id(value)] = origin
             self.keep(value)
 
-    def made_function(self, function: FunctionType) -> None:
+    def made_function(self, function: Callable[..., object]) -> None:
         """`function` was made by the trace."""
         self._made_functions.add(id(function))
         self.keep(function)
+
+    def is_made_function(self, function: Callable[..., object]) -> bool:
+        """Whether `function` was made by the trace."""
+        return id(function) in self._made_functions
 
     def made_class(self, cls: type) -> None:
         """`cls` was made by the trace."""

@@ -13,6 +13,7 @@ import functools
 import gc
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from smelt.capture.base.values import (
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.outside.change_log import slot_names
+from smelt.capture.outside.effects import Count
 from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
@@ -193,37 +195,97 @@ class _Cached(Protocol):
     def __call__(self, *args: object, **kwargs: object) -> object: ...
 
 
+class _Counter:
+    """Calls that captures made of cached functions, for the compiled frames, which then leave each out once."""
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakKeyDictionary[_Cached, dict[object, tuple[object, object]]]
+        self._made = weakref.WeakKeyDictionary()
+
+    def result(self, fn: _Cached, key: object, call: Callable[[], object]) -> object:
+        """What the entry `key` holds. `call()` calls `fn` for that, unless it was called and not left out yet."""
+        cache = _cache_of(fn)
+        entry, result = self._made.get(fn, {}).get(key, (MISSING, MISSING))
+        if entry is not MISSING and cache.get(key, MISSING) is entry:
+            return result
+        result = call()
+        if key in cache:
+            self._made.setdefault(fn, {})[key] = cache[key], result
+        return result
+
+    def target(self, fn: _Cached, key: object) -> Callable[..., object]:
+        """What a compiled frame calls, to have a call of `fn` counted."""
+        return functools.partial(self._call, fn) if key in self._made.get(fn, ()) else fn
+
+    def _call(self, fn: _Cached, /, *args: object, **kwargs: object) -> None:
+        if self._made.get(fn, {}).pop(_key(fn, args, kwargs), None) is None:
+            fn(*args, **kwargs)
+
+
+_counter = _Counter()
+
+
 def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """What the cached function `fn` returns, guarded by the entry of its cache; MISSING: it must be interpreted.
 
     As in eager the cache answers where it has an entry, however stale, and a call without one runs for real and makes it.
-    Raises Unsupported where a tensor is the key, or the cache forgets entries that this trace used.
+    The compiled frame makes each call again, so that the cache counts it. Raises Unsupported where a tensor is the key, or
+    the cache may forget entries.
     """
     values = (*args, *kwargs.values())
     if any(type(v) is FakeTensor for v in values):
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called with a tensor"))
-    if not all(_is_key(vm, v) for v in values):
+    if not all(is_key(vm, v) for v in values):
         return MISSING
     cache, key = _cache_of(fn), _key(fn, tuple(args), kwargs)
-    if key not in cache and not vm.outside.log.empty:
-        return MISSING  # run for real, it could see fakes in what the trace changed
-    with vm.trace.paused():
-        result = fn(*args, **kwargs)
-    if key not in cache:  # of size 0
+    if key not in cache and _is_small(fn, cache):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
+    if key in cache and fn.cache_parameters()["maxsize"] is None:
+        result = cache[key]
+    elif key in cache or vm.outside.log.empty:
+        with vm.trace.paused():
+            try:
+                result = _counter.result(fn, key, lambda: fn(*args, **kwargs))
+            except Exception as e:  # nothing says what it depends on, and the next call raises anew
+                raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)}, which is cached, raises")) from e
+    elif vm.outside.log.changed:  # the compiled frame stores that after its calls
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called after changes"))
+    else:
         return MISSING
     for value in values:
         vm.outside.facts.use_identity(value)
     _guard_entry(vm, fn, cache, key)
+    _count(vm, fn, key, values, tuple(kwargs))
     return wrapping.wrap(
         vm.outside, result, vm.outside.origins.const(result, f"{_name(fn)}(...)"), decided=True
     )
+
+
+def calls_for_real(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+    """Whether `cached_call` would make a new entry."""
+    if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
+        return False
+    cache = _cache_of(fn)
+    return vm.outside.log.empty and _key(fn, tuple(args), kwargs) not in cache and not _is_small(fn, cache)
+
+
+def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
+    """Whether a new entry may soon displace another: which one, the order of all calls says."""
+    limit = fn.cache_parameters()["maxsize"]
+    return isinstance(limit, int) and 2 * (len(cache) + 1) > limit
+
+
+def _count(vm: VM, fn: _Cached, key: object, values: tuple[object, ...], names: tuple[str, ...]) -> None:
+    target = _counter.target(fn, key)
+    vm.outside.origins.const(target)
+    vm.outside.log.call(Count(target, values, names))
 
 
 def _name(fn: _Cached) -> str:
     return str(getattr(fn.__wrapped__, "__qualname__", "a function"))
 
 
-def _is_key(vm: VM, value: object) -> bool:
+def is_key(vm: VM, value: object) -> bool:
     """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
     if is_constant(value) or is_identity(value):
         return not vm.outside.origins.is_by_code(value)

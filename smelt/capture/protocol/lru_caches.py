@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import types
+from collections.abc import Callable
 
 from smelt.capture.base.handlers import FUNCTIONS, Args, Kwargs
 from smelt.capture.base.values import MISSING, FunctionType, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
-from smelt.capture.outside.effects import Call
+from smelt.capture.outside.effects import Call, Count
 from smelt.capture.protocol import library_reads
 from smelt.errors import Unsupported
-from smelt.reasons import OUTPUT, Reason
+from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.symbols import plain
 
 
@@ -24,14 +26,52 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         return handler(vm, args, kwargs)
     args, kwargs = [plain(a) for a in args], {k: plain(v) for k, v in kwargs.items()}
     origin = vm.outside.origins.get(id(fn))
-    if origin is None:  # made by the trace, and so is what it holds
+    if origin is None and vm.outside.origins.is_made_function(fn):  # and so is what it holds
         return vm.native(fn, args, kwargs)
+    origin = origin or vm.outside.origins.const(fn)  # a method, known by its class
     wrapping.wrap(vm.outside, fn.__wrapped__, origin.child("attr", "__wrapped__"))
-    if all(_is_key(a) for a in (*args, *kwargs.values())) and not _makes_tensors(fn.__wrapped__):
+    values = (*args, *kwargs.values())
+    if all(_is_key(a) for a in values) and not _makes_tensors(fn.__wrapped__):
         if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
-            return _cached_output(vm, fn, args, kwargs)
+            return _call_again(vm, fn, args, kwargs)
+    if library_reads.calls_for_real(vm, fn, args, kwargs) and not _makes_tensors(fn.__wrapped__):
+        _refuse_effects(vm, fn, args, kwargs)
     found = library_reads.cached_call(vm, fn, args, kwargs)
-    return vm.call(fn.__wrapped__, args, kwargs) if found is MISSING else found
+    if found is not MISSING:
+        return found
+    known = all(library_reads.is_key(vm, v) for v in values)
+    return _call_again(vm, fn, args, kwargs) if known else vm.call(fn.__wrapped__, args, kwargs)
+
+
+def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
+    """Raises Unsupported where the function does more than return something: then only the compiled frame calls it."""
+    vm.frames.tail = None
+    log = vm.outside.log
+    calls, changed = len(log.calls), log.changed
+    log.calls.append(Call(fn, ()))  # cached functions that it calls are interpreted too
+    try:
+        vm.call(fn.__wrapped__, args, kwargs)
+    except Unsupported:
+        raise
+    except Exception:
+        del log.calls[calls:]
+        if log.changed == changed:  # the compiled frame has it raise again, for its counts
+            tried = functools.partial(_try, fn)
+            vm.outside.origins.const(tried)
+            log.call(Count(tried, (*args, *kwargs.values()), tuple(kwargs)))
+        raise
+    if log.changed != changed or not all(_is_cached(call.target) for call in log.calls[calls:]):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{fn.__qualname__}, which is cached, has effects"))
+    del log.calls[calls:]
+
+
+def _try(fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
+    with contextlib.suppress(Exception):
+        fn(*args, **kwargs)
+
+
+def _is_cached(target: object) -> bool:
+    return isinstance(target, (functools._lru_cache_wrapper, functools.partial))
 
 
 # Names that say, where a cached function uses them, that it writes something.
@@ -42,9 +82,9 @@ _OUTPUT = frozenset(
 )  # fmt: skip
 
 
-def _cached_output(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
-    """The call of a cached function that prints or logs: the compiled frame makes it for real, so that its cache decides
-    whether anything is written. Raises Unsupported where the function does more than that."""
+def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
+    """The call of a cached function that prints or logs, or has no entry yet: the compiled frame makes it for real, so that
+    its cache counts it and decides whether anything is written. Raises Unsupported where the function does more."""
     vm.frames.tail = None
     log = vm.outside.log
     calls, changed = len(log.calls), log.changed
