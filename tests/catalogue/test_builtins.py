@@ -8,7 +8,7 @@ import types
 import torch
 from torch import nn
 
-from tests.harness.catalogue import Changing, Compilation, Unlike, program, tensor
+from tests.harness.catalogue import Changing, program, tensor
 
 
 class Thing:
@@ -82,17 +82,7 @@ def vars_and_dir():
     return fn, [(tensor(3),)] * 3
 
 
-@program(
-    graphs=1,
-    later=2,
-    breaks=["unsupported-call"],
-    unlike={
-        "3.12": Unlike(
-            "comprehensions are instructions of their function, so no function made anew at each call is on the stack",
-            Compilation(1, later=1, breaks=("unsupported-call",)),
-        )
-    },
-)
+@program(graphs=1, later=1, breaks=["unsupported-call"])
 def dir_of_outside_object():
     t = Thing(3)
 

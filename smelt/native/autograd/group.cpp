@@ -143,6 +143,7 @@ Group::Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group)
       group_(group),
       ends_(group.ends.size()),
       outputs_(spec_->tangents.size()),
+      arrived_(spec_->tangents.size(), kNever),
       released_(spec_->tangents.size(), kNever) {
     saved_.reserve(group.n_saved);
 }
@@ -175,7 +176,7 @@ void Group::drop_output(size_t tangent) {
 void Group::release(size_t tangent) {
     const std::lock_guard<std::mutex> lock(mutex_);
     // Before torch 2.13 a node that dies is told to release its variables, too.
-    if (!group_.is_single() && !in_current_task(outputs_[tangent])) return;
+    if (!group_.is_single() && arrived_[tangent] != current_task()) return;
     released_[tangent] = current_task();
     if (!group_.is_single()) return;
     for (size_t b = 0; b < group_.buckets.size(); ++b) free(b);
@@ -217,6 +218,7 @@ void Group::arrive(size_t tangent, at::Tensor gradient) {
     if (id < 0) return;  // called by hand
     const std::lock_guard<std::mutex> lock(mutex_);
     if (gradient.defined()) check(tangent);
+    arrived_[tangent] = id;
     Task* task = find(id);
     if (!task) task = &start(id);
     task->ran[tangent] = 1;

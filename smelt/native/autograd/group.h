@@ -143,6 +143,7 @@ class Group : public c10::intrusive_ptr_target {
     std::vector<Primal> primals_;    // for second derivatives
     std::vector<const Node*> ends_;
     c10::SmallVector<const Node*, 4> outputs_;  // by tangent
+    c10::SmallVector<int, 4> arrived_;          // by tangent: the last call of the engine that had it
     c10::SmallVector<int, 4> released_;         // by tangent: the call of the engine that released it
     std::vector<Task> tasks_;
     std::mutex mutex_;
