@@ -291,12 +291,15 @@ def test_a_loop_with_tensors_is_captured_whole() -> None:
 def interrupted(seconds: float) -> Iterator[None]:
     """A Ctrl-C, so many seconds from now."""
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # A process that a shell has put in the background ignores it.
+    on_interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGINT, on_interrupt)
 
 
 def test_an_interrupt_leaves_capture_and_nothing_behind() -> None:
