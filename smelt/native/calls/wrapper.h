@@ -6,7 +6,7 @@ namespace smelt::calls {
 
 struct Wrapped {
     PyObject_HEAD vectorcallfunc vectorcall;
-    PyObject* fn;  // a function; never cleared, since it may still be called
+    PyObject* fn;             // a function; never cleared, since it may still be called
     PyObject* original;       // the user's function that `fn` is a copy of, or null; never cleared
     PyObject* original_code;  // its code when it was copied
     PyObject* callback;

@@ -283,8 +283,7 @@ PyObject* py_type_version(PyObject*, PyObject* cls) {
 
 // Python shows the slots of a C class as wrappers, which say nothing of the functions in them.
 PyObject* py_is_generic(PyObject*, PyObject* cls) {
-    if (!PyType_Check(cls))
-        return PyErr_Format(PyExc_TypeError, "is_generic: expected a class, not %R", cls);
+    if (!PyType_Check(cls)) return PyErr_Format(PyExc_TypeError, "is_generic: expected a class, not %R", cls);
     auto* type = reinterpret_cast<PyTypeObject*>(cls);
     return Py_BuildValue("(NN)", PyBool_FromLong(type->tp_getattro == PyObject_GenericGetAttr),
                          PyBool_FromLong(type->tp_setattro == PyObject_GenericSetAttr));
