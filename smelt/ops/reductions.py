@@ -337,14 +337,22 @@ def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor
     return b.copy(x, [x.shape[d] for d in kept], index)
 
 
+def _moments_over(
+    b: Builder, x: Tensor, dim: Dims, correction: float | None, keepdim: bool
+) -> tuple[Tensor, Tensor]:
+    """(mean, variance) in float64, of the shape that the operator gives; the correction is 1 unless it is given."""
+    dims = dims_of(x, dim)
+    mean, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
+    return dropped(b, mean, dims, keepdim), dropped(b, variance, dims, keepdim)
+
+
 @operator(aten.var.correction)
 def var(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
     """Squared deviations over count - correction (1 by default): NaN or inf where that is 0 or less."""
-    dims = dims_of(x, dim)
-    _, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
-    return finish(b, dropped(b, variance, dims, keepdim))
+    _, variance = _moments_over(b, x, dim, correction, keepdim)
+    return finish(b, variance)
 
 
 @operator(aten.std.correction)
@@ -352,9 +360,8 @@ def std(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
     """The square root of the variance before it is rounded."""
-    dims = dims_of(x, dim)
-    _, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
-    return finish(b, dropped(b, variance, dims, keepdim), lambda v: call("sqrt", v), DIVISION)
+    _, variance = _moments_over(b, x, dim, correction, keepdim)
+    return finish(b, variance, lambda v: call("sqrt", v), DIVISION)
 
 
 @operator(aten.std.default)
@@ -374,11 +381,9 @@ def std_mean(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(standard deviation, mean)."""
-    dims = dims_of(x, dim)
-    center, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
-    deviation, mean = (dropped(b, t, dims, keepdim) for t in (variance, center))
+    mean, variance = _moments_over(b, x, dim, correction, keepdim)
     root = b.pointwise(
-        lambda v: call("sqrt", v), [deviation], deviation.dtype, x.dtype, DIVISION, deviation.shape
+        lambda v: call("sqrt", v), [variance], variance.dtype, x.dtype, DIVISION, variance.shape
     )
     return root, b.cast(mean, x.dtype)
 
@@ -402,12 +407,8 @@ def var_mean(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(variance, mean)."""
-    dims = dims_of(x, dim)
-    center, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
-    return (
-        b.cast(dropped(b, variance, dims, keepdim), x.dtype),
-        b.cast(dropped(b, center, dims, keepdim), x.dtype),
-    )
+    mean, variance = _moments_over(b, x, dim, correction, keepdim)
+    return b.cast(variance, x.dtype), b.cast(mean, x.dtype)
 
 
 # ---- scans and soft maxima

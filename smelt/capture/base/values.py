@@ -184,6 +184,19 @@ def items_of(container: object) -> list[Any]:
     return list(kind.__iter__(container))  # type: ignore[arg-type]
 
 
+def dict_base(obj: dict[object, object]) -> type[dict[object, object]]:
+    """Whose methods change `obj`: an OrderedDict keeps the order of its keys apart, where those of `dict` do not reach."""
+    return collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+
+
+def cell_value(cell: CellType) -> object:
+    """The contents of a cell; MISSING if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
 def instance_dict(obj: object) -> dict[str, object] | None:
     """`obj.__dict__` of an instance, read below any `__getattribute__`; None when it has none."""
     if type(obj).__dictoffset__ == 0:

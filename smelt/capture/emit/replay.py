@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import MISSING
 from smelt.capture.outside import effects as fx
 from smelt.capture.rebuilding.names import NAMES
@@ -32,7 +33,7 @@ def _plain_attribute(target: object, name: str) -> bool:
     cls = type(target)
     if cls.__setattr__ is not object.__setattr__ or not name.isidentifier():
         return False
-    found = next((k.__dict__[name] for k in cls.__mro__ if name in k.__dict__), None)
+    found = type_find(cls, name)
     return not hasattr(type(found), "__set__") or type(found) is types.MemberDescriptorType
 
 

@@ -19,6 +19,7 @@ from smelt.capture.base.values import (
     HEAP_TYPE_FLAG,
     LEAF_TYPES,
     MISSING,
+    dict_base,
     instance_dict,
     is_identity,
 )
@@ -163,7 +164,7 @@ def _empty_like(vm: VM, obj: object) -> object:
 
 def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
     if isinstance(obj, dict):
-        base = collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
+        base = dict_base(obj)
         for key, value in dict.items(mapping(vm, obj)):
             vm.keyed(base.__setitem__, made, part(key), part(value))
     elif isinstance(obj, set):

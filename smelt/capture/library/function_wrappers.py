@@ -11,7 +11,7 @@ from typing import cast
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import CODES, Args, Kwargs, builtin, function, unsupported
 from smelt.capture.base.native_functions import nested_codes
-from smelt.capture.base.values import FunctionType
+from smelt.capture.base.values import MISSING, FunctionType, cell_value
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, library_reads, python_functions
@@ -87,16 +87,10 @@ def _wrapper(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
 
 
 def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    if any(id(cell.cell_contents) in vm.outside.origins for cell in fn.__closure__ or () if _is_full(cell)):
+    held = map(cell_value, fn.__closure__ or ())
+    if any(id(v) in vm.outside.origins for v in held if v is not None and v is not MISSING):
         raise unsupported(f"{fn.__qualname__} of a function from outside")
     return fn(*args, **kwargs)
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 _SOURCE = cast(FunctionType, functools.singledispatch)

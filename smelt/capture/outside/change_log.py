@@ -18,6 +18,7 @@ from smelt.capture.base.values import (
     CONTAINER_BASES,
     MISSING,
     CellType,
+    cell_value,
     instance_dict,
     is_lookup_key,
     is_same_key,
@@ -35,7 +36,7 @@ from smelt.capture.outside.effects import (
     SetCell,
     SetItem,
 )
-from smelt.capture.outside.overlay import Overlay, cell_value, is_slot
+from smelt.capture.outside.overlay import Overlay, is_slot
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
@@ -219,15 +220,13 @@ class ChangeLog:
     def is_original(self, obj: object, key: object, value: object) -> bool:
         """Whether `value`, now found at `obj[key]` or `obj.key`, was there before capture."""
         snapshot = self._snapshots.get(id(obj))
-        if snapshot is None:
-            return True
+        if snapshot is None or snapshot.contents is None:
+            return self.is_original_attribute(obj, cast(str, key), value)
         if self.was_stored(obj, key):
             return False
-        if snapshot.contents is not None:
-            if isinstance(obj, dict):
-                return any(v is value and (is_same_key(k, key)) for k, v in snapshot.contents)
-            return type(key) is int and 0 <= key < len(snapshot.contents) and snapshot.contents[key] is value
-        return self.is_original_attribute(obj, cast(str, key), value)
+        if isinstance(obj, dict):
+            return any(v is value and is_same_key(k, key) for k, v in snapshot.contents)
+        return type(key) is int and 0 <= key < len(snapshot.contents) and snapshot.contents[key] is value
 
     def is_original_attribute(self, obj: object, name: str, value: object) -> bool:
         """Whether `value`, now found as this attribute, was there before capture."""

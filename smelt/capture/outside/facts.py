@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from smelt import _native
+from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
     IMMUTABLE_TYPE_FLAG,
     FunctionType,
@@ -157,8 +158,7 @@ def _parts(constant: object) -> Iterator[object]:
 
 @functools.cache
 def _is_known_reader(cls: type, special: str) -> bool:
-    found = next((k.__dict__[special] for k in cls.__mro__ if special in k.__dict__), None)
-    owner = getattr(found, "__objclass__", None)
+    owner = getattr(type_find(cls, special), "__objclass__", None)
     return owner is None or owner.__module__.partition(".")[0] in _KNOWN_READERS
 
 

@@ -20,6 +20,7 @@ from smelt.capture.base.values import (
     C,
     CellType,
     Container,
+    cell_value,
     instance_dict,
     items_of,
 )
@@ -71,14 +72,6 @@ def read_slot(obj: object, name: str) -> object:
 def is_slot(found: object) -> bool:
     """Whether a descriptor is a slot that a class written in Python has declared in `__slots__`."""
     return type(found) is types.MemberDescriptorType and bool(found.__objclass__.__flags__ & HEAP_TYPE_FLAG)
-
-
-def cell_value(cell: CellType) -> object:
-    """The contents of a cell; MISSING if it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
 
 
 class Overlay:

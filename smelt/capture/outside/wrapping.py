@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
+from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     LEAF_TYPES,
@@ -264,8 +265,7 @@ def fake(outside: Outside, value: T) -> T:
 def _plain_reader(cls: type) -> str | None:
     """The method without arguments, written in C, that gives the plain value of an instance of `cls`."""
     for name in ("item", "__getnewargs__"):
-        found = next((k.__dict__[name] for k in cls.__mro__ if name in k.__dict__), None)
-        if type(found) is types.MethodDescriptorType:
+        if type(type_find(cls, name)) is types.MethodDescriptorType:
             return name
     return None
 

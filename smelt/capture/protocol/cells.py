@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.values import MISSING, CellType, FunctionType
+from smelt.capture.base.values import MISSING, CellType, FunctionType, cell_value
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
-from smelt.capture.outside.overlay import cell_value
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 

@@ -14,11 +14,7 @@ from typing import cast
 
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS
-from smelt.capture.base.values import (
-    MISSING,
-    Container,
-    is_lookup_key,
-)
+from smelt.capture.base.values import MISSING, Container, dict_base, is_lookup_key
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import polyfills
@@ -158,17 +154,12 @@ def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     return present
 
 
-def _base(obj: dict[object, object]) -> type[dict[object, object]]:
-    """Whose methods change `obj`: an OrderedDict keeps the order of its keys apart, where those of `dict` do not reach."""
-    return collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
-
-
 @method(dict, "setdefault")
 def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     changes.touch(vm.outside, obj)
-    return vm.keyed(_base(obj).setdefault, obj, key, default)
+    return vm.keyed(dict_base(obj).setdefault, obj, key, default)
 
 
 @method(dict, "pop")
@@ -179,7 +170,7 @@ def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) 
         raise KeyError(key)
     value = vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     changes.touch(vm.outside, obj)
-    vm.keyed(_base(obj).pop, obj, key)
+    vm.keyed(dict_base(obj).pop, obj, key)
     return value
 
 
@@ -192,7 +183,7 @@ def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
 def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
     changes.touch(vm.outside, obj)
     changes.note_store(vm.outside, obj, "item", key, value)
-    vm.keyed(_base(obj).__setitem__, obj, key, value)
+    vm.keyed(dict_base(obj).__setitem__, obj, key, value)
 
 
 @method(list, "__getitem__")

@@ -6,15 +6,14 @@ import functools
 import types
 
 from smelt.capture.base.frames import Generator
+from smelt.capture.base.values import MISSING, cell_value
 from smelt.capture.rebuilding.containers import dict_text, pairs
 from smelt.capture.rebuilding.kind import Expressions, Kind
 
 
 def _cell_contents(x: types.CellType) -> list[object]:
-    try:
-        return [x.cell_contents]
-    except ValueError:
-        return []
+    value = cell_value(x)
+    return [] if value is MISSING else [value]
 
 
 def _fill_cell(x: types.CellType, text: Expressions, name: str) -> list[str]:
