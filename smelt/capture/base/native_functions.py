@@ -64,7 +64,7 @@ NATIVE_MODULES = (
     "_frozen_importlib",
     "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging",
     "reprlib", "keyword",
-    "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "copyreg", "decimal", "fractions",
+    "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "decimal", "fractions",
     "statistics", "ast", "traceback",
     "torch._dynamo.mutation_guard",  # what torch.compile puts around Module.__init__: tags new modules for itself
     "torch._dynamo._trace_wrapped_higher_order_op",  # has a mode that makes indexing by tensors possible under vmap
@@ -129,7 +129,7 @@ PURE_C_MODULES = frozenset(
     {
         "builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools",
         "_collections", "collections", "_abc",
-        "_sre", "re", "_struct", "_json", "_weakref", "weakref", "_contextvars", "copyreg", "_typing",
+        "_sre", "re", "_struct", "_json", "_weakref", "weakref", "_contextvars", "_typing",
         "typing", "_string",
         "unicodedata", "_bisect", "_heapq", "heapq", "bisect", "binascii", "_codecs", "_warnings", "types",
         "_statistics", "_decimal", "decimal",

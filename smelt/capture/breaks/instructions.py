@@ -10,6 +10,7 @@ import collections
 import inspect
 import operator
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,11 +89,14 @@ def _statement(frame: Frame, template: str, operands: Sequence[object], pops: in
 # ------------------------------------------------------------------------------------------------------- calls
 
 
-# Builtins and library functions that look at the frame that calls them, with how many arguments they do (None: any).
+# Builtins and library functions that look at the frame that calls them, or have its instructions traced from now on, with
+# how many arguments they do (None: any).
 _FRAME_READERS: dict[object, int | None] = {
     globals: 0, locals: 0, vars: 0, dir: 0, super: 0, eval: None, exec: None, sys._getframe: None,
     sys._current_frames: None, inspect.currentframe: None, inspect.stack: None, collections.namedtuple: None,
     traceback.print_stack: None, traceback.format_stack: None, traceback.extract_stack: None, type: 3,
+    traceback.walk_stack: None, sys.settrace: None, sys.setprofile: None, sys.call_tracing: None,
+    threading.settrace: None, threading.setprofile: None,
 }  # fmt: skip
 
 

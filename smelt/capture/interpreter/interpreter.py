@@ -40,6 +40,7 @@ from smelt.capture.library import (
     special_methods,
     tensor_methods,
     tensor_numbers,
+    weak_references,
 )
 from smelt.capture.library.autograd import checkpoints, custom_functions, gradients, hooks, tensor_state
 from smelt.capture.library.output import log_records, printing, warning_messages
@@ -74,7 +75,7 @@ FILLING = (
     context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
     gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
     optimizers, other_tracers, printing, special_methods, subscripts, suspended, tensor_methods, tensor_state,
-    warning_messages,
+    warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

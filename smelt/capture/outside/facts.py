@@ -48,9 +48,10 @@ IMMUTABLE_HOLDERS = frozenset(
 
 
 def _note_slots(cls: type) -> None:
-    """`copy` and `pickle` keep the names of a class's slots in the class: asked for now, that is no change of it later."""
+    """`copy` and `pickle` keep the names of a class's slots in the class: asked for now, that is no change of it later. A
+    metaclass may take every attribute for a part of what it describes: that of protocols does."""
     for base in cls.__mro__:
-        if not base.__flags__ & IMMUTABLE_TYPE_FLAG and type(base).__setattr__ is type.__setattr__:
+        if not base.__flags__ & IMMUTABLE_TYPE_FLAG and type(base) is type:
             copyreg._slotnames(base)  # type: ignore[attr-defined]
 
 

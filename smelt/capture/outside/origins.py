@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from smelt.capture.base.values import FunctionType, is_identity
-from smelt.capture.rebuilding.constants import note_class
+from smelt.capture.rebuilding.constants import note_made
 from smelt.guards.origin import Origin
 
 
@@ -79,7 +79,7 @@ class Origins(dict[int, Origin]):
         """`cls` was made by the trace."""
         self._made_classes.add(id(cls))
         self.keep(cls)
-        note_class(cls)
+        note_made(cls)
 
     def is_made_class(self, cls: type) -> bool:
         """Whether `cls` was made by the trace: what it holds is no outside object."""

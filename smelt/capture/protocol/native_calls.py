@@ -37,6 +37,7 @@ from smelt.capture.protocol import attributes, callbacks, context_managers, libr
 from smelt.capture.protocol.arity import accepts, misused
 from smelt.capture.protocol.containers import SEARCHES, call_container_method, search
 from smelt.capture.protocol.subscripts import found_by
+from smelt.capture.rebuilding.constants import TYPE_VARIABLES, note_made
 from smelt.errors import Unsupported
 from smelt.reasons import RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
@@ -79,6 +80,8 @@ def at_home(vm: VM, made: T) -> T:
         name = vm.calling.globals.get("__name__", "__main__")
         with contextlib.suppress(AttributeError, TypeError):
             setattr(made, "__module__", name)  # noqa: B010
+    if isinstance(made, TYPE_VARIABLES):
+        note_made(made)
     return made
 
 

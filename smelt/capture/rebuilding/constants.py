@@ -10,7 +10,9 @@ import decimal
 import enum
 import pathlib
 import types
+import typing
 import weakref
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -65,13 +67,34 @@ def stands_for_itself(x: object) -> bool:
         return not is_bound(cast(types.BuiltinFunctionType, x))
     if kind in LITERALS or kind in CONSTANTS or isinstance(x, enum.Enum):
         return True
-    return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _made_classes
+    if kind in _TYPING:
+        return id(x) not in _made and all(map(stands_for_itself, _TYPING[kind](x)))
+    return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _made
 
 
-_made_classes: dict[int, weakref.ref[type]] = {}  # made during a capture: each call makes its own
+_made: dict[int, weakref.ref[object]] = {}  # made during a capture: each call makes its own
 
 
-def note_class(cls: type) -> None:
-    """Notes that the code that is captured made the class `cls`."""
-    key = id(cls)
-    _made_classes[key] = weakref.ref(cls, lambda _: _made_classes.pop(key, None))
+def note_made(x: object) -> None:
+    """Notes that the code that is captured made `x`, a class or a type variable."""
+    key = id(x)
+    _made[key] = weakref.ref(x, lambda _: _made.pop(key, None))
+
+
+def _alias_parts(x: object) -> tuple[object, ...]:
+    """What a generic alias of `typing` is made of."""
+    return (x.__origin__, *getattr(x, "__args__", ()), *getattr(x, "__metadata__", ()))  # type: ignore[attr-defined]
+
+
+def _typing_kinds() -> Iterator[tuple[type, Callable[[object], tuple[object, ...]]]]:
+    """The classes of `typing` whose objects never change and which `typing` keeps one of, with what is inside of them."""
+    kinds = [k for k in vars(typing).values() if isinstance(k, type)]
+    for kind in kinds:
+        if issubclass(kind, typing._BaseGenericAlias):  # type: ignore[attr-defined]
+            yield kind, _alias_parts
+        elif issubclass(kind, (typing._SpecialForm, *TYPE_VARIABLES)):  # type: ignore[arg-type]
+            yield kind, lambda x: ()
+
+
+TYPE_VARIABLES = (typing.TypeVar, typing.TypeVarTuple, typing.ParamSpec)
+_TYPING = dict(_typing_kinds())

@@ -1,0 +1,118 @@
+"""What the standard library keeps of the program: registries, caches of generic types, traces, weak references."""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+import typing
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.harness.catalogue import program, tensor
+
+Alias = typing.TypeVar("Alias")
+Aliases = typing.Tuple[Alias, ...]  # noqa: UP006
+
+
+class Extended:
+    """Registered and unregistered by the tests."""
+
+
+@typing.runtime_checkable
+class Closing(typing.Protocol):
+    def close(self) -> None: ...
+
+
+class Closer:
+    def close(self) -> None: ...
+
+
+def calls(number: int = 3) -> list[tuple[torch.Tensor]]:
+    return [(tensor(3),) for _ in range(number)]
+
+
+@program(graphs=1)
+def extensions_of_pickle_are_registered_once():
+    def fn(x):
+        copyreg.add_extension(__name__, "Extended", 0xE0)
+        code = copyreg._extension_registry[__name__, "Extended"]
+        copyreg.remove_extension(__name__, "Extended", 0xE0)
+        return x * code
+
+    return fn, calls(), lambda: sorted(copyreg._extension_registry)
+
+
+@program(graphs=1)
+def a_protocol_that_a_class_of_the_user_follows():
+    def fn(x):
+        return x + isinstance(Closer(), Closing), issubclass(Closer, Closing), isinstance(3, Closing)
+
+    return fn, calls(), lambda: "__slotnames__" in vars(Closing)
+
+
+@program(graphs=1)
+def generic_types_that_typing_keeps():
+    def fn(x):
+        optional = typing.Optional[int]  # noqa: UP007, UP045
+        return x + 1, typing.List[int], typing.Tuple[Alias, ...], optional, typing.Union  # noqa: UP006
+
+    def same():
+        made = fn(torch.ones(1))
+        return made[1] is typing.List[int], made[2] is Aliases, made[4] is typing.Union  # noqa: UP006
+
+    return fn, calls(), same
+
+
+@program(graphs=1)
+def a_type_variable_of_each_call():
+    def fn(x):
+        made = typing.TypeVar("made")
+        return x + 1, made.__name__, made.__module__, typing.List[made].__parameters__ == (made,)  # noqa: UP006
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def a_weak_reference_to_a_function_made_inside():
+    def fn(x):
+        def inner():
+            return 3
+
+        y = x * inner()
+        reference = weakref.ref(inner)
+        alive = reference() is inner
+        del inner
+        return y + alive, reference() is None
+
+    return fn, calls()
+
+
+@program(graphs=0, breaks=["input-output"], eager=["input-output"])
+def lines_that_a_tracer_counts():
+    lines: list[int] = []
+
+    def traced(run: Callable[[Any], Any], x: Any) -> Any:
+        def trace(frame, event, arg):
+            if event == "line" and frame.f_code.co_name == run.__name__:
+                lines.append(frame.f_lineno - run.__code__.co_firstlineno)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return run(x)
+        finally:
+            sys.settrace(before)
+
+    def body(x):
+        if x is None:
+            return 1
+        return 2
+
+    def fn(x):
+        return traced(body, x)
+
+    return fn, calls(), lines
