@@ -44,7 +44,8 @@ def compile_joint(
     start = time.perf_counter()
     parts = partition(joint, config)
     events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
-    forward = compile_graph(parts.forward)
+    # before the node saves what the forward wrote, with the version that it has then
+    forward = traced.counters.kept_by_inputs(compile_graph(parts.forward))
     if joint.tangents:
         forward = _node(joint, parts, forward, compile_graph, double_backward(traced, joint))
     return take_outputs(forward, joint, torch.is_grad_enabled())

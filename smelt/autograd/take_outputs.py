@@ -38,12 +38,13 @@ def take_outputs(values: Compiled, joint: Joint, grad: bool) -> Compiled:
 def _take(result: OutputSource, base: Any) -> Any:
     if result.detached:
         base = base.detach()
-    for step in result.steps:
-        seen = base
-        args, kwargs = (map_nodes(a, lambda n: seen) for a in (step.args, step.kwargs))  # noqa: B023
-        base = step.op(*args, **kwargs)
-        if step.item is not None:
-            base = base[step.item]
+    with torch.set_grad_enabled(not result.no_grad):
+        for step in result.steps:
+            seen = base
+            args, kwargs = (map_nodes(a, lambda n: seen) for a in (step.args, step.kwargs))  # noqa: B023
+            base = step.op(*args, **kwargs)
+            if step.item is not None:
+                base = base[step.item]
     if result.retained:
         base.retain_grad()
     return base

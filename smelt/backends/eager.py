@@ -39,14 +39,16 @@ def _by_operators(graph: Graph) -> Compiled:
 
 def _beneath_a_node(graph: Graph) -> Compiled:
     """Runs `graph` as the forward of a node of autograd, beneath which operators do not count writes in the versions of
-    tensors: the versions of the inputs that it writes are counted up here."""
+    tensors: those of the inputs that it writes are counted up here, unless there is no such node."""
     function = GraphFunction(graph)
     targets = {node.args[0] for node in graph if node.target is torch.ops.aten.copy_.default}
     written = [i for i, p in enumerate(graph.placeholders) if p in targets]
 
     def call(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        versions = [tensors[i]._version for i in written]
         results = function(*tensors)
-        torch.autograd.graph.increment_version([tensors[i] for i in written])
+        uncounted = [tensors[i] for i, v in zip(written, versions) if tensors[i]._version == v]
+        torch.autograd.graph.increment_version(uncounted)
         return results
 
     return call

@@ -156,7 +156,7 @@ class Storages:
         if meta is None:
             meta = self._meta[key] = torch.UntypedStorage(storage.nbytes(), device="meta")
         elem = torch.empty(0, dtype=real.dtype, device="meta")
-        return elem.set_(meta, real.storage_offset(), real.size(), real.stride())
+        return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
 
 
 def is_dual(x: torch.Tensor) -> bool:

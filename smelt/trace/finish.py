@@ -11,6 +11,7 @@ import torch
 from smelt.graph import passes
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.ops.raising import must_run
+from smelt.trace.counters import Counters
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.functionalize import functionalize
 from smelt.trace.inputs import Inputs
@@ -55,6 +56,7 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         _examples=[weakref.ref(parts.inputs.real(f)) for f in inputs],  # type: ignore[arg-type]
         numbers=numbers,
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
+        counters=Counters.of(parts, inputs, outputs),
     )
 
 

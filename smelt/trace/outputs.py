@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch._ops import OpOverload
 
 from smelt.graph.effects import effects
@@ -36,19 +37,22 @@ class ViewStep:
 
 
 _VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 @dataclass(frozen=True)
 class OutputSource:
     """How one output of the trace is had: value `index` of the joint graph, or input `index`, looked at through `steps`.
 
-    `detached`: autograd does not see what it is a view of. `retained`: its gradient is kept.
+    `detached`: autograd does not see what it is a view of. `no_grad`: it was looked at without gradients, which makes a leaf
+    of the view. `retained`: its gradient is kept.
     """
 
     kind: Literal["value", "input"]
     index: int
     steps: tuple[ViewStep, ...] = ()
     detached: bool = False
+    no_grad: bool = False
     retained: bool = False
 
     def placed(self, place: Callable[[int], int]) -> OutputSource:
@@ -70,7 +74,8 @@ def output_sources(
     for fake, key in zip(outputs, shared):
         if key not in owners and key not in values:
             index[key] = len(values)
-            values[key] = fake if shared.count(key) == 1 else origins.owner(key)
+            alone = shared.count(key) == 1 and not is_no_grad_view(fake)
+            values[key] = fake if alone else origins.owner(key)
         base = owners[key] if key in owners else values[key]
         if base is fake:
             found.append(OutputSource("value", index[key], retained=fake.retains_grad))
@@ -86,20 +91,33 @@ def output_sources(
             raise refuse("results share memory in another way than one being a view of the other")
         is_detached = start.requires_grad and not fake.requires_grad
         retained = fake.retains_grad and fake is not start
-        if _passes_custom(fake, start):
-            raise refuse("a result is a view that a custom autograd.Function gave")
-        found.append(OutputSource(kind, at, steps, is_detached, retained))
+        _check_history(fake, start)
+        if (
+            fake.requires_grad and not fake._is_view()
+        ):  # of `unsafe_chunk`: the same memory, which counts for itself
+            steps = (*steps, ViewStep(_unsafe_view, (_VIEWED, list(fake.spec.shape)), {}, None))
+        no_grad = is_no_grad_view(fake)
+        found.append(OutputSource(kind, at, steps, is_detached, no_grad, retained))
     return tuple(values.values()), tuple(found)
 
 
-def _passes_custom(view: FakeTensor, start: FakeTensor) -> bool:
-    """Whether gradients of a view go through the backward of a custom function on the way to what it looks at."""
+def is_no_grad_view(fake: FakeTensor) -> bool:
+    """Whether it is a view that was taken without gradients of what has some: to autograd, a leaf."""
+    return fake.requires_grad and fake.is_leaf and fake._is_view()
+
+
+def _check_history(view: FakeTensor, start: FakeTensor) -> None:
+    """Raises NotDifferentiable where gradients of a view, on the way to what it looks at, end elsewhere or go through the
+    backward of a custom function."""
     node: Any = view.grad_fn
-    while node is not None and node is not start.grad_fn:
+    if node is None:
+        return
+    while node is not None and node is not start.grad_fn and getattr(node, "variable", None) is not start:
         if hasattr(type(node), "_forward_cls"):
-            return True
+            raise refuse("a result is a view that a custom autograd.Function gave")
         node = node.next_functions[0][0] if node.next_functions else None
-    return False
+    if node is None:
+        raise refuse("a result is a view of a leaf made inside")
 
 
 def read_by(nodes: Iterable[Any]) -> set[tuple[Any, int]]:

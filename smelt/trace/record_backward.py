@@ -21,7 +21,7 @@ from smelt.trace.grad_flags import GradFlags, switched_on
 from smelt.trace.inputs import Inputs
 from smelt.trace.joint import RecordedBackward
 from smelt.trace.not_differentiable import NotDifferentiable, refuse
-from smelt.trace.outputs import check_passed_by, output_sources, read_by
+from smelt.trace.outputs import check_passed_by, is_no_grad_view, output_sources, read_by
 from smelt.trace.parts import TraceParts
 from smelt.trace.shared_saves import shared_saves
 
@@ -171,7 +171,7 @@ def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
             raise refuse("a tensor with a gradient is returned")
         if fake.is_inference() is not inference:
             raise refuse("an inference tensor is returned")
-        if fake.requires_grad and fake.is_leaf and not inputs.holds(fake):
+        if fake.requires_grad and fake.is_leaf and not inputs.holds(fake) and not is_no_grad_view(fake):
             raise refuse("a leaf made inside is returned")
 
 

@@ -12,6 +12,7 @@ import torch
 
 from smelt.graph.ir import Graph
 from smelt.graph.specs import empty_like_spec
+from smelt.trace.counters import NO_COUNTERS, Counters
 from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint
 from smelt.trace.number_inputs import NumberInput
@@ -35,6 +36,7 @@ class Traced:
     needs_grad: bool
     _examples: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
+    counters: Counters = NO_COUNTERS
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
 
     def example_inputs(self) -> tuple[Any, ...]:

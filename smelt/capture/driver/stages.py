@@ -34,7 +34,7 @@ def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) ->
     start = time.perf_counter()
     events.emit("backend-start", captured.name)
     try:
-        return backend(captured.traced, config)
+        return _counting(backend(captured.traced, config), captured.traced)
     except (Unsupported, BackendError):
         raise
     except Exception as e:
@@ -42,6 +42,15 @@ def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) ->
     finally:
         captured.traced.forget_examples()
         events.emit("backend-end", captured.name, seconds=time.perf_counter() - start)
+
+
+def _counting(graph: Graph, traced: Traced) -> Graph:
+    """`graph`, where versions are counted as in eager. Where it runs under autograd, call by call, they are."""
+    if traced.joint is None:
+        if traced.needs_grad:
+            return graph
+        graph = traced.counters.kept_by_inputs(graph)
+    return traced.counters.kept_by_outputs(graph)
 
 
 def compiled_frame(
