@@ -91,8 +91,8 @@ SIDE_EFFECT_IO = _kind(
 )
 RANDOM_STATE = _kind(
     "random-state",
-    "random numbers that torch does not draw, or the state of a generator, are asked for",
-    "Draw them with torch (torch.rand, torch.randint), or outside of the compiled function.",
+    "a random number of Python or NumPy decides what runs next, or the state of a generator is asked for",
+    "Use such numbers in tensors only; or draw and decide outside of the compiled function.",
     "if random.random() < 0.1: ...",
 )
 DEBUGGER = _kind(

@@ -27,6 +27,7 @@ OriginKind = Literal[
     "dict",       # base.__dict__ (the dictionary itself)
     "array",      # torch.from_numpy(base): a graph input that the compiled frame makes
     "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
+    "drawn",      # a random number that the compiled frame draws; root. `index` counts them; key: readable name
 ]  # fmt: skip
 
 
@@ -67,7 +68,7 @@ class Origin:
     kind: OriginKind
     key: Any
     base: Origin | None = None
-    index: int = -1  # kind arg: slot number
+    index: int = -1  # kind arg: slot number; kind drawn: which draw
     value: Any = None  # kind const: the object
     children: dict[tuple[OriginKind, type, object], Origin] = field(default_factory=dict, repr=False)
 
@@ -83,7 +84,7 @@ class Origin:
     def path(self) -> tuple[object, ...]:
         """The steps from the root. Two captures make two origins for one place; their paths are equal."""
         if self.base is None:
-            return (self.kind, self.index if self.kind == "arg" else id(self.value))
+            return (self.kind, id(self.value) if self.kind == "const" else self.index)
         return (*self.base.path, self.kind, type(self.key), self.key)
 
     @property

@@ -241,7 +241,7 @@ def an_argument_comes_back():
     return fn, three(3, 4)
 
 
-@program(graphs=1, breaks=["unsupported-call"])
+@program(graphs=1)
 def random_numbers_of_numpy():
     def fn(a):
         return a + np.random.rand(4)
@@ -249,7 +249,7 @@ def random_numbers_of_numpy():
     return fn, three(3, 4)
 
 
-@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-call"])
+@program(graphs=1, breaks=["random-state"])
 def a_generator_of_numpy():
     def fn(a):
         return a + np.random.default_rng(3).standard_normal(4)

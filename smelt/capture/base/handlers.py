@@ -27,6 +27,8 @@ LATE_FUNCTIONS: dict[tuple[str, str], Handler] = {}
 SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}  # what is interpreted in place of such a function
 # `(vm, function, args, kwargs)`, by code: functions that library functions make
 CODES: dict[Any, Handler] = {}
+# `(vm, function, args, kwargs)`, by module: functions and unbound methods that Cython compiled
+CYTHON_FUNCTIONS: dict[str, Handler] = {}
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 

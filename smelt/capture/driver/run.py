@@ -28,6 +28,7 @@ from smelt.capture.library import function_transforms
 from smelt.capture.library.autograd import custom_functions, hooks, opaque_calls
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
+from smelt.capture.outside.draws import Draw
 from smelt.capture.outside.effects import Effect
 from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import cells, context_managers
@@ -53,6 +54,7 @@ class CapturedFrame:
     ending: Ending
     origin_of: Callable[[object], Origin | None]
     effects: tuple[Effect, ...]
+    draws: tuple[Draw, ...]
     code: types.CodeType
     name: str
     filename: str
@@ -128,7 +130,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         error,
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
-        counts=frozenset(origin.path for origin in vm.outside.numbers.readings),
+        counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
     )
 
 
@@ -182,6 +184,7 @@ def _capture(
         ending=ending,
         origin_of=outside.origins.of,
         effects=effects,
+        draws=tuple(outside.log.draws),
         code=fn.__code__,
         name=name,
         filename=fn.__code__.co_filename,

@@ -77,6 +77,7 @@ def compiled_frame(
             fn,
             repeat_of(traced, functional),
             captured.handles,
+            captured.draws,
         )
 
 

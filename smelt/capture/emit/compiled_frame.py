@@ -12,6 +12,7 @@ the input itself.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from types import CodeType, FunctionType
 
 from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
+from smelt.capture.emit.draws import kept_states, write_draws
 from smelt.capture.emit.replay import Store
 from smelt.capture.emit.rerun import RANDOM_STATE, Repeat, guarded, rerun, rerun_for_handler
 from smelt.capture.emit.writer import Writer, slot_names
+from smelt.capture.outside.draws import Draw
 from smelt.capture.rebuilding.names import NAMES
 from smelt.capture.rebuilding.reach import Reach
 from smelt.capture.rebuilding.source import compiled_source
@@ -54,6 +57,7 @@ def emit(
     original: FunctionType | None = None,
     repeat: Repeat | None = None,
     handles: bool = False,
+    draws: Sequence[Draw] = (),
 ) -> CompiledFrame:
     """Writes and compiles the function that replaces a frame of `code`.
 
@@ -66,11 +70,15 @@ def emit(
         original: runs the call where the graph raises before any store (`rerun.py`).
         repeat: how it does; None: the exception goes on.
         handles: the user's code may have a handler for it.
+        draws: random numbers that are drawn before the graph is called.
     """
     slots = slot_names(code)
-    writer = Writer(found, slots, [_collected(origin) for _, origin in inputs])
-    for i, (fake, origin) in enumerate(inputs):
-        writer.bind(fake, slots[origin.index] if origin.kind == "arg" else _input_text(i, origin))
+    origins = [origin for _, origin in inputs]
+    writer = Writer(found, slots, [_collected(o) for o in origins if not _is_drawn(o)])
+    drawing = write_draws(writer, draws)
+    given = _input_texts(writer, origins)
+    for (fake, origin), text in zip(inputs, given):
+        writer.bind(fake, slots[origin.index] if origin.kind == "arg" else text)
     for i, fake in enumerate(outputs):
         writer.bind(fake, writer.fresh_name(f"t{i}"))
     targets = [writer(fake) for fake in outputs]
@@ -78,13 +86,15 @@ def emit(
     last = ending.write(writer, resumes)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
-    call = _graph_call(writer, targets, [o for _, o in inputs], symbols) if graph is not None else []
+    call = _graph_call(writer, targets, given, symbols) if graph is not None else []
     rest = [*writer.lines, *statements, *last]
     if call and original is not None and repeat is not None and (repeat.expected or statements or handles):
         name = writer.constant(original, f"original_{original.__name__}")
-        body = [*writer.head, *guarded(call, rest, code, slots, name, repeat.draws)]
+        keep, put_back = kept_states(writer, draws)
+        again_lines = guarded(call, rest, code, slots, name, repeat.draws, put_back)
+        body = [*writer.head, *keep, *drawing, *again_lines]
     else:
-        body = [*writer.head, *call, *rest]
+        body = [*writer.head, *drawing, *call, *rest]
     again = rerun_for_handler if handles else rerun
     scope = {**writer.scope, "graph": graph, "rerun": again, **RANDOM_STATE}
     return _compiled(code, slots, body, scope, tuple(writer.collect))
@@ -106,18 +116,33 @@ def _collected(origin: Origin) -> Origin:
     return origin
 
 
-def _input_text(index: int, origin: Origin) -> str:
-    return f"from_numpy(inputs[{index}])" if origin.kind == "array" else f"inputs[{index}]"
+def _is_drawn(origin: Origin) -> bool:
+    """Whether a graph input is an array of random numbers, which the compiled frame draws."""
+    return origin.base is not None and origin.base.kind == "drawn"
+
+
+def _input_texts(writer: Writer, origins: Sequence[Origin]) -> list[str]:
+    """The graph's input tensors: what the guard tree hands over, in order, and what is drawn."""
+    collected = (f"inputs[{i}]" for i in itertools.count())
+    return [
+        writer.expression_at(origin)
+        if _is_drawn(origin)
+        else f"from_numpy({next(collected)})"
+        if origin.kind == "array"
+        else next(collected)
+        for origin in origins
+    ]
 
 
 def _graph_call(
-    writer: Writer, targets: Sequence[str], origins: Sequence[Origin], symbols: Sequence[Expression]
+    writer: Writer, targets: Sequence[str], inputs: Sequence[str], symbols: Sequence[Expression]
 ) -> list[str]:
-    n_inputs = len(origins)
+    n_inputs = len(inputs)
     given = [writer.expression(e) for e in symbols]
-    argument = "inputs" if len(writer.collect) == n_inputs else f"inputs[:{n_inputs}]"
-    if any(origin.kind == "array" for origin in origins):
-        argument = f"({', '.join(_input_text(i, origin) for i, origin in enumerate(origins))},)"
+    if list(inputs) != [f"inputs[{i}]" for i in range(n_inputs)]:
+        argument = f"({', '.join(inputs)},)"
+    else:
+        argument = "inputs" if len(writer.collect) == n_inputs else f"inputs[:{n_inputs}]"
     if given:
         argument = f"({', '.join([f'*{argument}'] * (n_inputs > 0) + given)},)"
     if not targets:

@@ -79,9 +79,16 @@ def rerun_for_handler(
 
 
 def guarded(
-    call: Sequence[str], rest: Sequence[str], code: CodeType, slots: Sequence[str], original: str, draws: bool
+    call: Sequence[str],
+    rest: Sequence[str],
+    code: CodeType,
+    slots: Sequence[str],
+    original: str,
+    draws: bool,
+    put_back: Sequence[str],
 ) -> list[str]:
-    """The lines of `call` and then of `rest`, which returns; and what happens when `call` raises."""
+    """The lines of `call` and then of `rest`, which returns; and what happens when `call` raises: the original function,
+    after the lines of `put_back` and, if the graph draws random numbers, with torch's generator as it was."""
     again = f"return rerun({', '.join((original, 'failure', *_arguments(code, slots)))})"
     return [
         *(["restart = random_state()"] if draws else []),
@@ -92,6 +99,7 @@ def guarded(
         "else:",
         *(f"    {line}" for line in rest),
         *(["set_random_state(restart)"] if draws else []),
+        *put_back,
         again,
     ]
 

@@ -93,6 +93,22 @@ class Writer:
         self._names[id(x)] = expression
         self._keep.append(x)
 
+    def bind_origin(self, origin: Origin, expression: str) -> None:
+        """From now on what is found at `origin` is written as `expression`."""
+        self._collected[origin] = expression
+
+    def expression_at(self, origin: Origin) -> str:
+        """The expression for what is found at `origin`, which was bound."""
+        return self._collected[origin]
+
+    def before_graph(self, x: object) -> str:
+        """The expression for an object from outside that is used before the graph is called."""
+        origin = self.found.origin_of(x)
+        assert origin is not None
+        if origin.kind == "const":
+            return self.constant(x, str(origin.key))
+        return self._leaf(origin)
+
     def fresh_name(self, hint: str) -> str:
         """A name like `hint` that the function does not use yet."""
         base = re.sub(r"\W+", "_", hint).strip("_") or "value"

@@ -24,6 +24,7 @@ from smelt.capture.base.values import (
     is_same_key,
     items_of,
 )
+from smelt.capture.outside.draws import Draw
 from smelt.capture.outside.effects import (
     Call,
     Count,
@@ -88,6 +89,7 @@ class ChangeLog:
         # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
         self._stored: dict[int, set[object]] = {}
         self.calls: list[Call] = []  # in program order
+        self.draws: list[Draw] = []  # likewise
         self.closed = ""  # why nothing may change
 
     def __contains__(self, obj: object) -> bool:
@@ -100,8 +102,9 @@ class ChangeLog:
 
     @property
     def changed(self) -> int:
-        """How many objects have changed."""
-        return len(self._snapshots) + len(self._named) + len(self._cells) + len(self._tensors)
+        """How many objects have changed; each random number counts, since it changes its generator."""
+        written = len(self._snapshots) + len(self._named) + len(self._cells) + len(self._tensors)
+        return written + len(self.draws)
 
     # ---- before a change
 
@@ -193,6 +196,11 @@ class ChangeLog:
         """`deferred` is made by the compiled frame, after the graph has run."""
         self._check_open()
         self.calls.append(deferred)
+
+    def draw(self, drawn: Draw) -> None:
+        """`drawn` is drawn by the compiled frame, before the graph runs."""
+        self._check_open()
+        self.draws.append(drawn)
 
     def touches(self, owner: object, name: str) -> bool:
         """Whether the trace has written the name of a class or of a module's globals."""

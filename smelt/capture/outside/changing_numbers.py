@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from smelt.capture.outside.facts import Facts
+from smelt.errors import Unsupported
+from smelt.graph.number_bounds import Bounds, always
 from smelt.graph.numbers import Expression, leaves
 from smelt.guards.origin import Origin
-from smelt.reasons import DATA_DEPENDENT, Reason
+from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
 from smelt.trace.symbols import PlainNumbersOnly, Symbols
 from smelt.trace.trace import Trace
 
@@ -27,6 +31,7 @@ class ChangingNumbers:
         self.readings: set[Origin] = set()  # where tensors of one element were read
         self.writes = None
         self._at: dict[Origin, object] = {}  # the symbolic number at each of them
+        self.drawn: dict[Origin, Bounds] = {}  # random numbers, and between which they are
 
     def read(self, value: int | float, origin: Origin) -> object:
         """The number read at `origin`: one that changed between calls is symbolic, any other is part of the trace."""
@@ -46,6 +51,16 @@ class ChangingNumbers:
             found = self._at[origin] = self._symbols().leaf(origin, value)
         return found
 
+    @property
+    def unguarded(self) -> Iterator[Origin]:
+        """Where symbolic numbers were found without a change between calls: what tensors hold, and what is drawn."""
+        return itertools.chain(self.readings, self.drawn)
+
+    def draw(self, origin: Origin, value: int | float, bounds: Bounds) -> object:
+        """The symbolic number that the compiled frame draws; `value` is one that might have been drawn."""
+        self.drawn[origin] = bounds
+        return self._symbols().leaf(origin, value)
+
     def _symbols(self) -> Symbols:
         """The symbolic numbers of this capture, made when the first is met."""
         numbers = self._trace.numbers
@@ -56,9 +71,16 @@ class ChangingNumbers:
     def _pin(self, origin: Origin, value: object) -> None:
         if origin in self.readings:
             raise PlainNumbersOnly(Reason(DATA_DEPENDENT, "a number that a tensor holds"))
+        if origin in self.drawn:
+            raise Unsupported(Reason(RANDOM_STATE, f"the number that random.{origin.key} gives is needed"))
         self._facts.guard("eq", origin, value)
 
     def _require(self, expression: Expression, expected: object) -> None:
+        drawn = next((origin for origin in leaves(expression) if origin in self.drawn), None)
+        if drawn is not None:
+            if not always(expression, expected, self.drawn):
+                raise Unsupported(Reason(RANDOM_STATE, f"what random.{drawn.key} gives decides"))
+            return
         self._facts.guard(
             "expression", leaves(expression)[0], (expression, expected), key=(expression, expected)
         )

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from smelt.capture.base.handlers import Args, Kwargs, unsupported
+from smelt.capture.base.handlers import CYTHON_FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT, FUNCTION, NON_DATA
 from smelt.capture.base.values import FunctionType, MethodType
@@ -135,6 +135,9 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     kind = (type(obj).__module__, type(obj).__name__)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
         return run_native(vm, cast("Callable[..., object]", obj), args, kwargs)
+    if kind[1] == "cython_function_or_method" and obj.__module__ in CYTHON_FUNCTIONS:
+        vm.frames.tail = None
+        return CYTHON_FUNCTIONS[obj.__module__](vm, obj, args, kwargs)
     raise unsupported(f"calling a {type(obj).__qualname__}")
 
 

@@ -25,8 +25,9 @@ from smelt.capture.protocol.iteration import each, elements
 from smelt.capture.protocol.lengths import checked_len, container_len
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.standins import texts
+from smelt.capture.standins.arrays import Array
 from smelt.guards.evaluate import same_leaf
-from smelt.reasons import UNSUPPORTED_OBJECT
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, plain
 
@@ -161,7 +162,10 @@ def _inverted_equality(vm: VM, obj: object, other: object) -> object:
 
 
 def _refused_by_both(fn: Callable[..., object], left: object, right: object) -> object:
-    """What the operator gives where methods in Python have returned NotImplemented, without calling them once more."""
+    """What the operator gives where methods in Python have returned NotImplemented, without calling them once more. Raises
+    Unsupported for a NumPy scalar that is known at run time only: tensors take those as numbers."""
+    if any(type(v) is Array and v.scalar for v in (left, right)):
+        raise unsupported("a NumPy scalar with an object that is none", DATA_DEPENDENT)
     bare = [_without_operators(v) for v in (left, right)]
     if any(v is None for v in bare):
         return NotImplemented

@@ -69,6 +69,8 @@ def stands_for_itself(x: object) -> bool:
         return True
     if kind in _TYPING:
         return id(x) not in _made and all(map(stands_for_itself, _TYPING[kind](x)))
+    if kind.__name__ == "cython_function_or_method":  # each library has such a class of its own
+        return True
     return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _made
 
 

@@ -202,8 +202,10 @@ void record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& made_for, PyOb
     const auto group = c10::make_intrusive<Group>(spec, made_for);
     Attach attach(group, input_edges, results, versions);
     for (size_t k : made_for.tangents) attach(k, results[spec->tangents[k].output]);
-    for (Py_ssize_t i = 0; spec->double_backward && i < PyTuple_GET_SIZE(inputs); ++i)
-        group->remember(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)));
+    for (Py_ssize_t i = 0; spec->double_backward && i < PyTuple_GET_SIZE(inputs); ++i) {
+        PyObject* input = PyTuple_GET_ITEM(inputs, i);
+        group->remember(THPVariable_Unpack(input), Py_REFCNT(input) == 1);
+    }
     for (const Bucket& bucket : made_for.buckets)
         for (size_t i : bucket.saved) save(*group, spec->saved[i], inputs, results, attach);
 }

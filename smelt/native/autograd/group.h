@@ -39,10 +39,13 @@ struct SavedValue {
     std::optional<Layout> layout;  // where a hook of saved tensors may give another tensor
 };
 
-// A primal that the nodes do not keep alive, as it was.
+// A primal that the nodes do not keep alive, as it was; one that nobody else holds (`alone`: the compiled frame made it)
+// they do.
 struct Primal {
-    explicit Primal(const at::Tensor& t) : impl(t.getIntrusivePtr()), version(version_of(t)) {}
+    Primal(const at::Tensor& t, bool alone)
+        : held(alone ? t : at::Tensor()), impl(t.getIntrusivePtr()), version(version_of(t)) {}
 
+    at::Tensor held;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
     uint32_t version;
 };
@@ -62,7 +65,7 @@ class Group : public c10::intrusive_ptr_target {
     // Made in the order of `group().buckets`.
     void save(const at::Tensor& t, bool is_output, bool rebased_view);
     void save(at::Tensor number);
-    void remember(const at::Tensor& primal) { primals_.emplace_back(primal); }
+    void remember(const at::Tensor& primal, bool alone) { primals_.emplace_back(primal, alone); }
 
     // The nodes, which say so when they are gone.
     void set_output(size_t tangent, const Node* node) { outputs_[tangent] = node; }

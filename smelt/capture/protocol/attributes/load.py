@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import types
 from collections.abc import Callable
 
@@ -36,6 +37,8 @@ from smelt.capture.protocol.attributes.namespaces import (
 from smelt.capture.protocol.attributes.own_access import load_by_class
 from smelt.capture.protocol.attributes.tensors import load_tensor_attr
 from smelt.capture.standins import arrays
+from smelt.errors import Unsupported
+from smelt.reasons import RANDOM_STATE, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
@@ -129,6 +132,13 @@ def load_native(vm: VM, obj: object, name: str) -> object:
     return getattr(obj, name)
 
 
+def load_of_random(vm: VM, generator: random.Random, name: str) -> object:
+    """An attribute of a generator of random numbers. Raises Unsupported for what a draw has left in it."""
+    if name == "gauss_next" and any(draw.generator is generator for draw in vm.outside.log.draws):
+        raise Unsupported(Reason(RANDOM_STATE, "random.gauss_next"))
+    return load_generic(vm, generator, name)
+
+
 LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     FakeTensor: load_tensor_attr,
     arrays.Array: load_array_attr,
@@ -144,6 +154,7 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     types.GenericAlias: load_native,
     types.UnionType: load_native,
     tuple: load_native,
+    random.Random: load_of_random,
     **dict.fromkeys(NUMBERS, symbolic_numbers.load_attr),
     **dict.fromkeys(LEAF_TYPES, load_native),
     **dict.fromkeys(CONTAINER_TYPES, load_native),

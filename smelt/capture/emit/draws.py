@@ -1,0 +1,50 @@
+"""Random numbers that a compiled frame draws, as statements before the call of its graph."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+
+from smelt.capture.emit.writer import Writer
+from smelt.capture.outside.draws import Draw
+from smelt.capture.rebuilding.names import NAMES
+
+
+def write_draws(writer: Writer, draws: Sequence[Draw]) -> list[str]:
+    """The statements that draw, in order; the generators are named by statements in `writer.head`."""
+    generators = [writer.before_graph(draw.generator) for draw in draws]
+    return [line for draw, name in zip(draws, generators) for line in _lines(writer, draw, name)]
+
+
+def _lines(writer: Writer, draw: Draw, generator: str) -> list[str]:
+    arguments = [writer(a) for a in draw.args] + [f"{n}={writer(a)}" for n, a in draw.kwargs.items()]
+    name = writer.fresh_name(f"drawn_{draw.method}")
+    writer.bind_origin(draw.origin, name)
+    for i in range(draw.count):
+        writer.bind_origin(draw.origin.child("item", i), f"{name}[{i}]")
+    writer.bind_origin(draw.origin.child("array", None), f"from_numpy(asarray({name}))")
+    return [f"{name} = {generator}.{draw.method}({', '.join(arguments)})"]
+
+
+def kept_states(writer: Writer, draws: Sequence[Draw]) -> tuple[list[str], list[str]]:
+    """The statements that keep the states of the generators before they are used, and those that put them back."""
+    names = dict.fromkeys(writer.before_graph(draw.generator) for draw in draws)
+    kept = {name: writer.fresh_name("put_back") for name in names}
+    return [f"{k} = state_of({n})" for n, k in kept.items()], [f"{k}()" for k in kept.values()]
+
+
+def state_of(generator: object) -> Callable[[], None]:
+    """A function that puts the generator back into the state that it has now."""
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+        return lambda: generator.setstate(state)
+    bits = cast("np.random.Generator", generator)
+    bit_generator = getattr(bits, "bit_generator", None) or bits._bit_generator  # type: ignore[attr-defined]
+    before = bit_generator.state
+    return lambda: setattr(bit_generator, "state", before)
+
+
+NAMES.update(state_of=state_of, asarray=np.asarray)

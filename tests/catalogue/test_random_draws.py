@@ -1,0 +1,254 @@
+"""Programs that draw random numbers with Python's `random` and with `numpy.random`."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import smelt
+from tests.harness.catalogue import leaf, program, tensor
+
+# ------------------------------------------------------------------------------------------- numbers in tensors
+
+
+@program(graphs=1)
+def numbers_of_every_method():
+    def fn(x):
+        y = x * random.random() + random.uniform(1, 2) - random.randint(1, 10)
+        return y * random.choice([1, 2, 3]) + random.gauss(0, 1), random.triangular(0, 1, 0.5)
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def numbers_of_a_generator_from_outside():
+    rng = random.Random(5)
+
+    def fn(x):
+        return x * rng.random(), rng.randint(1, 9), rng.sample(range(10), 3), rng.choices([0.5, 0.25], k=2)
+
+    return fn, [(tensor(3),)] * 3, lambda: rng.getstate()[1][:5]
+
+
+@program(graphs=1)
+def arithmetic_with_drawn_numbers():
+    def fn(x):
+        scale = (random.random() - 0.5) / 2
+        return x * max(random.random(), 0.5) + int(random.random() * 10), abs(scale), round(random.random())
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, later=2)
+def bounds_that_change_between_calls():
+    class Schedule:
+        width = 0.5
+
+    schedule = Schedule()
+
+    def fn(x):
+        schedule.width += 0.125
+        return x * random.uniform(0, schedule.width)
+
+    return fn, [(tensor(3),)] * 4, schedule
+
+
+@program(graphs=1, later=2)
+def numbers_that_are_stored_and_printed():
+    seen = []
+
+    def fn(x):
+        seen.append(random.random())
+        print("drawn", f"{random.random():.3f}")
+        return {"a": x * seen[-1]}
+
+    return fn, [(tensor(3),)] * 3, seen
+
+
+@program(graphs=1)
+def gradients_with_drawn_numbers():
+    def fn(x):
+        return (x**2 * random.uniform(1, 2) + torch.from_numpy(np.random.rand(3)).float()).sum()
+
+    return fn, [(leaf(3),)] * 3
+
+
+# -------------------------------------------------------------------------------------- numbers that decide
+
+
+@program(graphs=1, later=1, breaks=["random-state"])
+def a_layer_that_is_skipped_now_and_then():
+    layer = nn.Linear(3, 3).requires_grad_(False)
+
+    def fn(x):
+        if random.random() < 0.5:
+            return x + 1
+        return layer(x)
+
+    return fn, [(tensor(3),)] * 8
+
+
+@program(graphs=1)
+def decisions_that_every_number_makes_alike():
+    def fn(x):
+        if random.random() < 0.0 or random.random() >= 1 or random.randint(1, 6) > 6:
+            return x
+        return x * random.random()
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=0, breaks=["random-state"])
+def a_number_that_is_an_index():
+    def fn(x):
+        return x[random.randint(0, 2)]
+
+    return fn, [(tensor(3),)] * 8
+
+
+# ------------------------------------------------------------------------------------------ what goes wrong
+
+
+@program(graphs=1)
+def a_graph_that_raises_has_drawn_nothing():
+    def fn(x, at):
+        scale = random.random()
+        try:
+            y = x[at] * scale
+        except IndexError:
+            y = x * random.random() * np.random.rand()
+        return y, np.random.uniform()
+
+    return fn, [(tensor(3), torch.tensor(i)) for i in (1, 7, 2, 7)]
+
+
+@program(graphs=0)
+def a_draw_that_raises():
+    def fn(x):
+        try:
+            random.randint(5, 1)
+        except ValueError as error:
+            return str(error), random.random()
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, breaks=["random-state"])
+def what_a_draw_leaves_in_its_generator():
+    rng = random.Random(3)
+
+    def fn(x):
+        y = x * rng.gauss(0, 1)
+        return y, rng.gauss_next is None
+
+    return fn, [(tensor(3),)] * 4
+
+
+@program(graphs=2, breaks=["random-state"])
+def a_generator_of_another_class():
+    class Constant(random.Random):
+        def random(self):
+            return 0.25
+
+    rng = Constant(1)
+
+    def fn(x):
+        return x * rng.random() + rng.uniform(0, 1)
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, breaks=["random-state", "random-state", "random-state"])
+def generators_that_are_seeded_inside():
+    def fn(x):
+        random.seed(3)
+        np.random.seed(4)
+        return x * random.random() + np.random.rand(), random.getstate()[1][0]
+
+    return fn, [(tensor(3),)] * 3
+
+
+def scaled(x):
+    return (x * random.random()).sin()
+
+
+@program(graphs=2, later=1, breaks=["random-state", "random-state", "random-state", "random-state"])
+def draws_of_a_function_that_the_graph_calls():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.scale = random.random()
+            return x * ctx.scale
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.scale * random.random()
+
+    def fn(x):
+        return Scaled.apply(x * random.random()) + checkpoint(scaled, x, use_reentrant=False)
+
+    return fn, [(leaf(3),)] * 3
+
+
+# ---------------------------------------------------------------------------------------------------- NumPy
+
+
+@program(graphs=1)
+def arrays_of_numpy():
+    def fn(x):
+        noise = np.random.rand(3)
+        noise *= 2
+        order, table = np.random.permutation(3), np.random.randint(0, 5, size=(2, 2))
+        return torch.from_numpy(noise) + x, torch.from_numpy(order), table, noise
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def numbers_of_numpy():
+    old, new = np.random.RandomState(3), np.random.default_rng(3)
+
+    def fn(x):
+        return x * old.uniform() + old.randint(5) + new.random() * new.normal(), new.standard_normal((2,))
+
+    return fn, [(tensor(3),)] * 3, lambda: (old.get_state()[2], new.bit_generator.state["state"])
+
+
+@program(graphs=1, breaks=["data-dependent-value", "random-state"])
+def scalars_of_numpy():
+    def fn(x):
+        return x + np.random.default_rng(3).integers(5)
+
+    return fn, [(tensor(3),)] * 3
+
+
+def test_second_derivatives_with_an_array_that_only_the_graph_has():
+    def fn(w):
+        return (w**2 + torch.from_numpy(np.random.rand(3))).sum()
+
+    def second(fn):
+        np.random.seed(0)
+        w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        (first,) = torch.autograd.grad(fn(w), w, create_graph=True)
+        return torch.autograd.grad(first.sum(), w)[0]
+
+    torch.testing.assert_close(second(smelt.compile(fn)), second(fn))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "smelt"])
+def test_every_backend(backend):
+    def fn(x):
+        return x * random.random() + torch.from_numpy(np.random.rand(3))
+
+    def run(fn):
+        random.seed(1), np.random.seed(1)
+        return [fn(torch.ones(3)) for _ in range(3)], random.getstate(), np.random.rand()
+
+    got, want = run(smelt.compile(fn, backend=backend)), run(fn)
+    torch.testing.assert_close(got[0], want[0])
+    assert got[1:] == want[1:]
