@@ -22,6 +22,7 @@ from smelt.capture.base.values import MISSING, Sentinel
 from smelt.capture.breaks import suspended
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
 from smelt.capture.library import (
+    assumed_values,
     attribute_functions,
     classes,
     compiler_queries,
@@ -72,7 +73,7 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    attribute_functions, checkpoints, classes, compiler_queries, container_constructors, containers,
+    assumed_values, attribute_functions, checkpoints, classes, compiler_queries, container_constructors, containers,
     context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
     gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
     optimizers, other_tracers, printing, random_draws, special_methods, subscripts, suspended, tensor_methods,

@@ -4,7 +4,8 @@ Of Python: `classes.py` (`isinstance`, `class`), `attribute_functions.py` (`geta
 `str`, `operator.add`), `iterators.py`, `descriptors.py` (`property`), `function_wrappers.py` (`functools`), `evaluation.py`
 (`exec`), `exceptions.py`, `context_variables.py`, `copying.py`, `random_draws.py` (`random`, `numpy.random`),
 `output/` (`print`, `warnings`, `logging`). Of torch:
-`tensor_methods.py`, `tensor_numbers.py` (`Tensor.item`), `numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`,
+`tensor_methods.py`, `tensor_numbers.py` (`Tensor.item`), `assumed_values.py` (`torch.equal`),
+`numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`,
 `function_transforms.py` (`torch.func`), `higher_order_operators.py` (`torch.cond`, flex attention), `optimizers.py`,
 `other_tracers.py` (`make_fx`), `autograd/` (custom functions, hooks, gradients). Methods of containers, such as
 `list.append`, are in `protocol/containers.py`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -14,6 +15,7 @@ from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
+from smelt.capture.protocol.native_calls import run_native
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 
@@ -125,3 +127,58 @@ def _one_hot(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def _one_hot_signature(tensor: object, num_classes: int = -1) -> None: ...
+
+
+def _fits(value: object, dtype: torch.dtype | None) -> bool:
+    """Whether `value` is a tensor that operators take as a number, which only the graph knows, and this type has room for
+    whatever is in it: where it has not, ATen looks at the value."""
+    if type(value) is not FakeTensor or value.dim() != 0 or value.requires_grad:
+        return False
+    low, high = _RANGES.get(value.dtype, (1, 0))
+    least, most = _RANGES.get(dtype or _filled_by(value), (0, 0))
+    return least <= low <= high <= most
+
+
+_RANGES: dict[torch.dtype, tuple[float, float]] = {
+    torch.bool: (0, 1),
+    **{
+        t: (torch.iinfo(t).min, torch.iinfo(t).max)
+        for t in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    },
+    **{
+        t: (-math.inf, torch.finfo(t).max)
+        for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    },
+}
+
+
+def _filled_by(number: FakeTensor) -> torch.dtype:
+    """The type of what `torch.full` makes of a number like this."""
+    if number.dtype.is_floating_point:
+        return torch.get_default_dtype()
+    return torch.bool if number.dtype is torch.bool else torch.int64
+
+
+_fill = torch.Tensor.fill_
+
+
+@builtin(torch.full)
+def _full(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """`torch.full(size, value)`: of a tensor, zeros that are filled with it."""
+    options = dict(zip(("size", "fill_value"), args)) | kwargs
+    size, value = options.pop("size", None), options.pop("fill_value", None)
+    dtype = cast("torch.dtype | None", options.get("dtype"))
+    if len(args) > 2 or options.get("out") is not None or not _fits(value, dtype):
+        return run_native(vm, torch.full, args, kwargs)
+    options["dtype"] = dtype or _filled_by(cast(FakeTensor, value))
+    options.pop("out", None)
+    return vm.native(_fill, (vm.native(torch.zeros, (size,), options), value))
+
+
+def _new_full(vm: VM, tensor: FakeTensor, size: object, fill_value: object, **options: object) -> object:
+    if not _fits(fill_value, cast("torch.dtype | None", options.get("dtype")) or tensor.dtype):
+        return run_native(vm, torch.Tensor.new_full, (tensor, size, fill_value), options)
+    return vm.native(_fill, (vm.native(torch.Tensor.new_zeros, (tensor, size), options), fill_value))
+
+
+TENSOR_METHODS["new_full"] = _new_full

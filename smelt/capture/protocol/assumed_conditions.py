@@ -23,17 +23,34 @@ _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERA
 def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
     """What a condition is assumed to be, when the program goes on at one of two instructions; None where neither only
     raises or the exception is handled here, and where the graph could not check it. Records the check."""
-    if type(value) is not FakeTensor or not vm.disclosed.assumes or not _is_checkable(vm, value):
-        return None
-    if any(_handles(f) for f in _frames(frame)):
+    if type(value) is not FakeTensor or not _may_assume(vm, frame, value):
         return None
     raises = _only_raises(frame.code, if_true), _only_raises(frame.code, if_false)
     if raises[0] == raises[1]:
         return None
     holds = raises[1]
-    vm.native(torch._assert_async, (value if holds else vm.native(torch.logical_not, (value,)),))
-    vm.disclosed.assumed = True
+    _check(vm, value if holds else vm.native(torch.logical_not, (value,)))
     return holds
+
+
+def assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
+    """Records the check that `condition` holds; False where the graph could not check it."""
+    may = _may_assume(vm, frame, condition)
+    if may:
+        _check(vm, condition)
+    return may
+
+
+def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
+    """Whether the graph can check the condition, and an exception of the program is not handled here."""
+    if not vm.disclosed.assumes or not _is_checkable(vm, condition):
+        return False
+    return not any(_handles(f) for f in _frames(frame))
+
+
+def _check(vm: VM, condition: object) -> None:
+    vm.native(torch._assert_async, (condition,))
+    vm.disclosed.assumed = True
 
 
 def _frames(frame: Frame | None) -> Iterator[Frame]:
