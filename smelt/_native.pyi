@@ -134,6 +134,9 @@ def is_generic(cls: type) -> tuple[bool, bool]:
     """Whether attributes of instances are read as object.__getattribute__ reads them, and whether they are stored as
     object.__setattr__ stores them; a subclass written in Python may have methods of its own besides."""
 
+def made_by_python(cls: type) -> bool:
+    """Whether a class statement or a call of a metaclass made the class, not C code (which also makes some on the heap)."""
+
 def type_version(cls: type) -> int:
     """A number that changes when an attribute of the class or of a base does; 0: it has none now."""
 

@@ -55,6 +55,12 @@ def _attention_backward_layout(
     return tuple(fresh(t.transpose(1, 2).shape, t.dtype).transpose(1, 2) for t in (query, key, value))
 
 
+def _encoder_layer_layout(src: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """Its last step is a product or a normalization, whose results are contiguous; without elements, `src` is copied."""
+    return fresh(src.shape, src.dtype) if src.numel() else like(src)
+
+
+declare(aten._transformer_encoder_layer_fwd.default, layout=_encoder_layer_layout)
 declare(aten._scaled_dot_product_flash_attention_for_cpu.default, layout=_attention_layout)
 declare(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, layout=_attention_backward_layout)
 declare(aten._fused_sdp_choice.default, trace_rule=TraceRule.ATTENTION)

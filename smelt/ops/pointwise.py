@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -566,7 +567,12 @@ def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor |
 def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """The lower bound first: where the bounds cross, the upper one wins, and NaN stays."""
     bounds = [(op, bound) for op, bound in (("maximum", min), ("minimum", max)) if bound is not None]
+    if len(bounds) == 1 and not isinstance(bounds[0][1], Tensor) and not _nan_bounds():
+        return _beyond(b, x, *bounds[0])
+    return _clamped(b, x, bounds)
 
+
+def _clamped(b: Builder, x: Tensor, bounds: list[tuple[str, Operand]]) -> Tensor:
     def f(v: Value, *limits: Value) -> Value:
         for (op, _), limit in zip(bounds, limits):
             v = call(op, limit, v)  # of zeros of both signs, v's
@@ -575,16 +581,29 @@ def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None
     return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)
 
 
+def _beyond(b: Builder, x: Tensor, op: str, bound: Operand) -> Tensor:
+    """What lies beyond the bound becomes the bound; nothing lies beyond NaN."""
+    beyond = "gt" if op == "maximum" else "lt"
+    return b.pointwise(lambda v, limit: where(compare(beyond, limit, v), limit, v), [x, bound], cost=2)
+
+
+@functools.cache
+def _nan_bounds() -> bool:
+    """Whether NaN as the only bound of `clamp` gives NaN. In torch 2.11 it is no bound; as one of two it gives NaN there,
+    too, and as the bound of `clamp_min` and `clamp_max`."""
+    return bool(torch.ones(1).clamp(max=math.nan).isnan())
+
+
 @operator(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor:
     """max(x, min): NaN stays NaN."""
-    return clamp(b, x, min)
+    return _clamped(b, x, [("maximum", min)])
 
 
 @operator(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor:
     """min(x, max): NaN stays NaN."""
-    return clamp(b, x, None, max)
+    return _clamped(b, x, [("minimum", max)])
 
 
 # Those whose numbers are operands or scalars of `Builder.pointwise`, whatever their value.

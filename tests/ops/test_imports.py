@@ -6,7 +6,7 @@ import sys
 PROGRAMS = """
 lambda x: x.logsumexp(0), lambda x: x.norm(), lambda x: x.norm(3, 1), lambda x: torch.linalg.vector_norm(x, 0),
 lambda x: torch.dist(x, x * 2), lambda x: x.trace(), lambda x: x.std(0), lambda x: torch.std_mean(x, 1),
-lambda x: torch.var_mean(x), lambda x: torch.aminmax(x), lambda x: torch.logaddexp(x, x * 2),
+lambda x: torch.var_mean(x), lambda x: torch.aminmax(x.detach())[0] * x, lambda x: torch.logaddexp(x, x * 2),
 lambda x: torch.logaddexp2(x, x * 2), lambda x: x.sigmoid().logit(), lambda x: torch.sinc(x), lambda x: x.frac(),
 lambda x: torch.heaviside(x.detach(), x.detach()) * x, lambda x: F.selu(x), lambda x: F.hardshrink(x),
 lambda x: F.logsigmoid(x),

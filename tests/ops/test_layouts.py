@@ -398,6 +398,18 @@ def test_padding_keeps_the_memory_format(mode, dims):
         found_as_on_a_cpu(backward, (gradient, x, ends))
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 8), (2, 0, 8)])
+@pytest.mark.parametrize("lay_out", [torch.clone, transposed, lambda x: x.transpose(0, 1)])
+def test_the_fast_path_of_an_encoder_layer(lay_out, shape, norm_first):
+    x = lay_out(torch.randn(shape))
+    norm = torch.rand(8), torch.rand(8)
+    attention = torch.rand(24, 8), torch.rand(24), torch.rand(8, 8), torch.rand(8)
+    products = torch.rand(6, 8), torch.rand(6), torch.rand(8, 6), torch.rand(8)
+    args = x, 8, 2, *attention, True, norm_first, 1e-5, *norm, *norm, *products
+    found_as_on_a_cpu(aten._transformer_encoder_layer_fwd.default, args)
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 3), (2, 4, 3, 5), (2, 4, 3, 5, 6)])
 def test_the_gradient_of_a_gated_linear_unit(shape):
     x = channels_last(torch.randn(shape)) if len(shape) > 3 else torch.randn(shape)

@@ -96,7 +96,6 @@ C = TypeVar("C", bound=Container)
 CONTAINER_BASES = (list, dict, set, collections.deque)  # what a container may be a subclass of
 
 IMMUTABLE_TYPE_FLAG = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
-HEAP_TYPE_FLAG = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
 
 
 def is_identity(value: object) -> bool:

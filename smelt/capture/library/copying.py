@@ -11,12 +11,12 @@ from typing import cast
 
 import torch
 
+from smelt import _native
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import (
     CONTAINER_BASES,
-    HEAP_TYPE_FLAG,
     LEAF_TYPES,
     MISSING,
     dict_base,
@@ -101,7 +101,7 @@ def _new_tuple(obj: tuple[object, ...], items: list[object]) -> object:
 
 def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:
     kind = type(obj)
-    if kind in PURE_TYPES or not (kind.__flags__ & HEAP_TYPE_FLAG or isinstance(obj, CONTAINER_BASES)):
+    if kind in PURE_TYPES or not (_native.made_by_python(kind) or isinstance(obj, CONTAINER_BASES)):
         return _copy_native(vm, obj, memo, part)
     if any(python_method(vm, obj, n) is not None for n in ("__reduce_ex__", "__reduce__", *_STATE_METHODS)):
         reduced = _reduced(vm, obj)
@@ -196,5 +196,5 @@ def _slots(cls: type) -> Iterable[str]:
         n
         for b in cls.__mro__
         for n, v in b.__dict__.items()
-        if type(v) is types.MemberDescriptorType and b.__flags__ & HEAP_TYPE_FLAG
+        if type(v) is types.MemberDescriptorType and _native.made_by_python(b)
     ]

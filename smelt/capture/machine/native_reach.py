@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.native_functions import is_native_module, runs_natively
-from smelt.capture.base.values import HEAP_TYPE_FLAG, LEAF_TYPES, FunctionType, MethodType, items_of
+from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType, items_of
 from smelt.capture.standins.texts import Text
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
@@ -120,7 +121,7 @@ def _classify(kind: type) -> object:
 
 def _is_python_class(cls: type) -> bool:
     """Whether a class holds Python code that the VM interprets."""
-    if not cls.__flags__ & HEAP_TYPE_FLAG or is_native_module(cls.__module__):
+    if not _native.made_by_python(cls) or is_native_module(cls.__module__):
         return any(type(v) is FunctionType and not runs_natively(v) for v in cls.__dict__.values())
     return any(_is_python_member(v) for v in cls.__dict__.values())
 
@@ -131,6 +132,6 @@ def _is_python_member(value: object) -> bool:
         return not runs_natively(value)
     if kind in (property, classmethod, staticmethod, functools.cached_property):
         return True
-    return bool(kind.__flags__ & HEAP_TYPE_FLAG) and any(
+    return _native.made_by_python(kind) and any(
         n in base.__dict__ for n in ("__get__", "__call__") for base in kind.__mro__
     )

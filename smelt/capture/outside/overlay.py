@@ -13,9 +13,9 @@ import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from smelt import _native
 from smelt.capture.base.values import (
     CONTAINER_BASES,
-    HEAP_TYPE_FLAG,
     MISSING,
     C,
     CellType,
@@ -71,7 +71,7 @@ def read_slot(obj: object, name: str) -> object:
 
 def is_slot(found: object) -> bool:
     """Whether a descriptor is a slot that a class written in Python has declared in `__slots__`."""
-    return type(found) is types.MemberDescriptorType and bool(found.__objclass__.__flags__ & HEAP_TYPE_FLAG)
+    return type(found) is types.MemberDescriptorType and _native.made_by_python(found.__objclass__)
 
 
 class Overlay:

@@ -17,10 +17,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from smelt import _native
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import (
-    HEAP_TYPE_FLAG,
     LEAF_TYPES,
     MISSING,
     FunctionType,
@@ -93,7 +93,7 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
     """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
     for value in args:
         kind: type = type(value)
-        if id(value) in vm.outside.origins and kind.__flags__ & HEAP_TYPE_FLAG and _is_library_class(kind):
+        if id(value) in vm.outside.origins and _native.made_by_python(kind) and _is_library_class(kind):
             for name in (*(vm.outside.overlay.own(value) or ()), *slot_names(kind)):
                 attributes.load_default(vm, value, name, MISSING)
 

@@ -10,13 +10,13 @@ from typing import cast
 
 import torch
 
+from smelt import _native
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS
 from smelt.capture.base.native_functions import PURE_TYPES, REFUSED, is_native_module, refusal
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import (
     CONTAINER_BASES,
-    HEAP_TYPE_FLAG,
     LEAF_TYPES,
     BuiltinType,
     FunctionType,
@@ -86,7 +86,7 @@ def is_opaque(value: object) -> bool:
     """Whether a value is an instance of a C class whose contents the VM cannot guard."""
     kind = type(value)
     if (
-        kind.__flags__ & HEAP_TYPE_FLAG
+        _native.made_by_python(kind)
         or kind in LEAF_TYPES
         or kind in PURE_TYPES
         or kind in CALLERS

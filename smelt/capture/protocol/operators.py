@@ -11,10 +11,11 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+from smelt import _native
 from smelt.capture.base.frames import Generator, VMCallable
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.type_info import ABSENT, FUNCTION
-from smelt.capture.base.values import CONTAINER_BASES, HEAP_TYPE_FLAG, Container, is_constant, is_identity
+from smelt.capture.base.values import CONTAINER_BASES, Container, is_constant, is_identity
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import formatting, symbolic_numbers
@@ -182,7 +183,7 @@ def _without_operators(value: object) -> object:
         return _empty_class("Parameter" if getattr(value, "_is_param", False) else "Tensor")()
     if not may_define_operators(kind):
         return value if value is not None else _empty_class("NoneType")()
-    if any(not b.__flags__ & HEAP_TYPE_FLAG and b is not object for b in kind.__mro__):
+    if any(not _native.made_by_python(b) and b is not object for b in kind.__mro__):
         return None
     return _empty_class(kind.__name__)()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from smelt.capture.base.values import HEAP_TYPE_FLAG
+from smelt import _native
 from smelt.capture.rebuilding.kind import Expressions
 
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -19,7 +19,7 @@ def exception_args(x: BaseException) -> tuple[object, ...]:
 
 def _native_bases(x: BaseException) -> list[type]:
     """The classes of C that an exception's class inherits from, nearest first."""
-    return [k for k in type(x).__mro__ if not k.__flags__ & HEAP_TYPE_FLAG]
+    return [k for k in type(x).__mro__ if not _native.made_by_python(k)]
 
 
 def new_exception(x: BaseException, cls: str, text: Expressions) -> str:

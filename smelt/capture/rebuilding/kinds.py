@@ -7,7 +7,7 @@ are made by the `__new__` of their built-in base, state is stored by `object.__s
 
 from __future__ import annotations
 
-from smelt.capture.base.values import HEAP_TYPE_FLAG
+from smelt import _native
 from smelt.capture.rebuilding.containers import CONTAINERS, result_tuple
 from smelt.capture.rebuilding.functions import FUNCTIONS
 from smelt.capture.rebuilding.instances import instance_kind
@@ -27,7 +27,7 @@ def kind_of(x: object) -> Kind:
         return found
     if hasattr(cls, "n_sequence_fields"):
         return result_tuple(cls)
-    if not cls.__flags__ & HEAP_TYPE_FLAG and not isinstance(x, BaseException):
+    if not _native.made_by_python(cls) and not isinstance(x, BaseException):
         raise unsupported(x)
     if cls.__module__.startswith("smelt.capture."):
         raise unsupported(x, "an unfinished generator or the like")

@@ -289,10 +289,20 @@ PyObject* py_is_generic(PyObject*, PyObject* cls) {
                          PyBool_FromLong(type->tp_setattro == PyObject_GenericSetAttr));
 }
 
+// Only type objects that C code makes from a PyType_Spec keep a copy of the name that the specification gives.
+PyObject* py_made_by_python(PyObject*, PyObject* cls) {
+    if (!PyType_Check(cls))
+        return PyErr_Format(PyExc_TypeError, "made_by_python: expected a class, not %R", cls);
+    bool on_heap = PyType_HasFeature(reinterpret_cast<PyTypeObject*>(cls), Py_TPFLAGS_HEAPTYPE);
+    return PyBool_FromLong(on_heap && !reinterpret_cast<PyHeapTypeObject*>(cls)->_ht_tpname);
+}
+
 PyMethodDef functions[] = {
     {"is_generic", py_is_generic, METH_O,
      "is_generic(cls): whether attributes of instances are read as object.__getattribute__ reads them, and "
      "whether they are stored as object.__setattr__ stores them."},
+    {"made_by_python", py_made_by_python, METH_O,
+     "made_by_python(cls): whether a class statement or a call of a metaclass made the class, not C code."},
     {"type_version", py_type_version, METH_O,
      "type_version(cls): a number that changes when the class or a base does. 0: the class has no version."},
     {}};
