@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import decimal
 import functools
+import inspect
 import itertools
 import logging
 import operator
@@ -87,12 +88,18 @@ def is_native_module(name: str | None) -> bool:
     return name in NATIVE_MODULES or name in EXACT_NATIVE_MODULES or name.startswith(_PREFIXES)
 
 
+_SETTING_MODULES = ("torch.backends", "torch.nn.attention")
+
+
 def runs_natively(function: types.FunctionType) -> bool:
     """Whether a function written in Python is called as if it were C: for its module, unless it is in `INTERPRETED`. What is
-    left of such a function after a graph break is interpreted, as what came before was."""
+    left of such a function after a graph break is interpreted, as what came before was; so are generators that
+    change settings of the process, of which a part has run when the graph breaks."""
     name = function.__globals__.get("__name__")
     code = function.__code__
-    return is_native_module(name) and code not in _interpreted_codes() and not is_resume(code)
+    if not is_native_module(name) or code in _interpreted_codes() or is_resume(code):
+        return False
+    return not (code.co_flags & inspect.CO_GENERATOR and name.startswith(_SETTING_MODULES))
 
 
 def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -115,6 +122,7 @@ INTERPRETED: set[Any] = {
         functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
+        torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,
         dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
         *(getattr(dataclasses, n, None) for n in ("_asdict_inner", "_astuple_inner", "_is_dataclass_instance", "_replace")),
     ) if f is not None
@@ -197,6 +205,8 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.random.fork_rng: (RANDOM_STATE, "torch.random.fork_rng"),
     torch.set_default_dtype: (UNSUPPORTED_EFFECT, "torch.set_default_dtype"),
     torch.set_default_device: (UNSUPPORTED_EFFECT, "torch.set_default_device"),
+    torch.autocast_increment_nesting: (UNSUPPORTED_EFFECT, "torch.autocast_increment_nesting"),
+    torch.autocast_decrement_nesting: (UNSUPPORTED_EFFECT, "torch.autocast_decrement_nesting"),
     torch.set_num_threads: (UNSUPPORTED_EFFECT, "torch.set_num_threads"),
     torch.use_deterministic_algorithms: (UNSUPPORTED_EFFECT, "torch.use_deterministic_algorithms"),
     torch.save: (SIDE_EFFECT_IO, "torch.save"),

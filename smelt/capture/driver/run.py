@@ -34,6 +34,7 @@ from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes
 from smelt.errors import Unsupported
+from smelt.graph import torch_settings
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
@@ -147,13 +148,17 @@ def _capture(
     code = vm.decode(fn.__code__)
     outside.after_break = code.original is not None or is_chain(fn)
     hashed.clear()
+    depth = torch_settings.autocast_depth()
     with trace:
+        inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
         for i, value in enumerate(slots):
             frame.locals[i] = wrapping.wrap(outside, value, Origin("arg", code.local_names[i], None, i))
         try:
             ending = _run_root(vm, frame, stop)
             _check_left(vm, ending)
+            if not isinstance(ending, Return):
+                context_managers.check_replayed(inside)
             settings = context_managers.settings(vm)
         finally:
             # while the modes of the trace are on, as they were when the contexts were entered
@@ -173,7 +178,7 @@ def _capture(
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
         traced = trace.finish(fakes)
-    if global_state.snapshot() != snapshot:
+    if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
         )

@@ -111,6 +111,19 @@ def _call(e: fx.Call) -> Iterable[Store]:
     yield Store(f"{{}}({', '.join([*plain, *(f'{n}={{}}' for n in e.names)])})", (e.target, *e.args))
 
 
+def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Leave], Iterable[Store]]:
+    """The call of a method of a context manager, by its class where the manager's own class overrides it."""
+
+    def store(e: fx.Enter | fx.Leave) -> Iterable[Store]:
+        given = ", ".join(map(repr, args))
+        if getattr(type(e.target), name, None) is getattr(e.kind, name):
+            yield Store(f"{{}}.{name}({given})", (e.target,))
+        else:
+            yield Store(f"{{}}.{name}({', '.join(['{}', *map(repr, args)])})", (e.kind, e.target))
+
+    return store
+
+
 STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetAttr: _set_attribute,
     fx.DelAttr: _delete_attribute,
@@ -121,8 +134,8 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetCell: _set_cell,
     fx.Call: _call,
     fx.Count: _call,
-    fx.Enter: lambda e: (Store("{}.__enter__()", (e.target,)),),
-    fx.Leave: lambda e: (Store("{}.__exit__(None, None, None)", (e.target,)),),
+    fx.Enter: _manager_method("__enter__"),
+    fx.Leave: _manager_method("__exit__", None, None, None),
 }
 
 

@@ -53,13 +53,12 @@ def _enter_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not context_managers.gathers(args[0]):
         return call_native_python(vm, _enter, args, kwargs)
     vm.trace.call.gathers += 1
-    return args[0]
+    return context_managers.entering(vm, args[0], lambda: args[0])
 
 
 @function(_exit)
 def _exit_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not context_managers.gathers(args[0]):
         return call_native_python(vm, _exit, args, kwargs)
-    context_managers.left(vm, args[0])
     vm.trace.call.gathers -= 1
-    return None
+    return context_managers.leaving(vm, args[0], lambda: None)

@@ -17,6 +17,7 @@ from smelt.capture.base.frames import Frame, Generator
 from smelt.capture.base.type_info import TypeInfo
 from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 from smelt.capture.machine.native_reach import NativeReach
+from smelt.graph.torch_settings import TorchSettings
 from smelt.trace.fake import FakeTensor
 
 Manager = Any  # a context manager, the user's or torch's, of which attributes besides __enter__ and __exit__ are read
@@ -85,6 +86,25 @@ class Cells:
     places: dict[int, tuple[FunctionType, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Entered:
+    """A manager that the program has entered natively and not left."""
+
+    manager: Manager
+    attributes: dict[str, object]  # its own, before
+    settings: TorchSettings  # before
+    inside: TorchSettings  # just after
+
+
+@dataclass(frozen=True)
+class Left:
+    """A manager from outside that the program has left."""
+
+    manager: Manager
+    attributes: dict[str, object]  # its own, before
+    after: TorchSettings  # the settings just after
+
+
 @dataclass
 class Contexts:
     """Settings that are open: context managers, context variables, transforms, modes."""
@@ -92,9 +112,11 @@ class Contexts:
     transforms: tuple[
         int, str | None, bool, int
     ]  # `function_transforms.open_transforms()` when the capture began
-    # managers entered natively, with their attributes before; and those from outside that were left
-    entered: list[tuple[Manager, dict[str, object]]] = field(default_factory=list)
-    left: list[tuple[Manager, dict[str, object]]] = field(default_factory=list)
+    entered: list[Entered] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    process: dict[FunctionType, tuple[object, ...]] = field(
+        default_factory=dict
+    )  # by setter: the settings before
     variables: dict[int, object] = field(default_factory=dict)  # values of ContextVars, by id
     tokens: list[tuple[ContextVar[object], Token[object]]] = field(default_factory=list)
     under_modes: bool = False  # a mode of torch has seen calls before the trace did

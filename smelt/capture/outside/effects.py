@@ -79,9 +79,14 @@ class Count(Call):
 
 @dataclass(frozen=True, eq=False)
 class Enter(Effect):
-    """`target.__enter__()`: a context manager that a graph break finds entered."""
+    """`kind.__enter__(target)`: a context manager that a graph break finds entered. `kind` is the class that has the method,
+    which a class of the user's may override."""
+
+    kind: type
 
 
 @dataclass(frozen=True, eq=False)
 class Leave(Effect):
-    """`target.__exit__(None, None, None)`: a context manager from outside, entered before a graph break."""
+    """`kind.__exit__(target, None, None, None)`: a context manager from outside, entered before a graph break."""
+
+    kind: type

@@ -9,8 +9,9 @@ profiler runs it does nothing, which is guarded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -18,31 +19,35 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
-from smelt.capture.base.type_info import FUNCTION
-from smelt.capture.base.values import LEAF_TYPES, instance_dict
+from smelt.capture.base.values import LEAF_TYPES, FunctionType, instance_dict
+from smelt.capture.machine.state import Entered, Left, Manager
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.outside.effects import Call, Effect, Enter, Leave
 from smelt.capture.protocol import attributes
 from smelt.errors import Unsupported
-from smelt.graph import torch_settings
+from smelt.graph import process_settings, torch_settings
+from smelt.guards import global_state
+from smelt.guards.global_state import Snapshot
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
+T = TypeVar("T")
 _record_function = torch.autograd.profiler.record_function
 # Capture neither enters nor leaves these. Around a graph break the compiled frames do, for real.
 IDLE = (_record_function,)
 _profiler_enabled = torch._C._autograd._profiler_enabled  # type: ignore[attr-defined]
-# Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing.
-_REVERSIBLE = (
-    torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast, *IDLE,
-)  # fmt: skip
-# Grad mode inside of those that change it.
-_GRAD_IN: dict[type, Callable[[Any], bool]] = {
-    torch.no_grad: lambda m: False,
-    torch.enable_grad: lambda m: True,
-    torch.set_grad_enabled: lambda m: m.mode,
-    torch.inference_mode: lambda m: not m.mode,
-}
+# Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing, and they may be
+# left in any order.
+_REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *IDLE)
+_GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+# The indices in `TorchSettings` of what autocast on a device sets.
+_AUTOCAST_OF = {"cpu": (2, 3), "cuda": (4, 5)}
+
+
+# The fields of the global state that are set anew at a graph break where a context manager is open.
+_REPLAYED = re.compile(
+    r"(grad|inference)_mode|autocast_|(included|excluded)_|torch_function_mode|sdp_|forward_ad"
+)
 
 
 def use_state(vm: VM, manager: object) -> None:
@@ -77,13 +82,13 @@ def _check_profiler(vm: VM) -> None:
 @function(_record_function.__enter__)
 def _enter_record(vm: VM, args: Args, kwargs: Kwargs) -> object:
     _check_profiler(vm)
-    return args[0]
+    return entering(vm, args[0], lambda: args[0])
 
 
 @function(_record_function.__exit__)
 def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
     _check_profiler(vm)
-    left(vm, args[0])
+    return leaving(vm, args[0], lambda: None)
 
 
 def foreign_mode() -> str | None:
@@ -98,38 +103,45 @@ def is_under_modes() -> bool:
     return bool(_get_current_function_mode_stack() or _get_current_dispatch_mode_stack())
 
 
-def enter(vm: VM, manager: object) -> object:
-    """`manager.__enter__()`."""
-    how, found, _ = vm.type_info(type(manager)).find("__enter__")
-    native = how is not FUNCTION or runs_natively(found)
+def entering(vm: VM, manager: object, enter: Callable[[], T]) -> T:
+    """`enter()`, which is the native `__enter__` of `manager`, however the program came to call it."""
     vm.outside.facts.check_readable(manager)
-    before = dict(instance_dict(manager) or {})
-    entered = vm.call(attributes.load_special(vm, manager, "__enter__"), (), {})
-    if native:
-        vm.contexts.entered.append((manager, before))
-    return entered
+    attributes_then, settings = dict(instance_dict(manager) or {}), torch_settings.read()
+    result = enter()
+    vm.contexts.entered.append(Entered(manager, attributes_then, settings, torch_settings.read()))
+    return result
 
 
-def left(vm: VM, manager: object) -> None:
-    """`manager.__exit__` is about to run."""
+def leaving(vm: VM, manager: object, leave: Callable[[], T]) -> T:
+    """`leave()`, which is the native `__exit__` of `manager`. Raises Unsupported for a manager that was entered
+    before a graph break, unless that can be taken back."""
     if isinstance(manager, torch.autocast):
         vm.trace.call_recorder.leave_autocast()
-    if vm.contexts.entered and vm.contexts.entered[-1][0] is manager:
-        vm.contexts.entered.pop()
-    elif id(manager) in vm.outside.origins:
-        _leave_outside(vm, manager)
+    entered = vm.contexts.entered
+    at = next((i for i in reversed(range(len(entered))) if entered[i].manager is manager), None)
+    crossed = [e.manager for e in entered[0 if at is None else at + 1 :]]
+    if not all(isinstance(m, _REVERSIBLE) for m in crossed):
+        raise unsupported("context managers left in another order than entered", UNSUPPORTED_EFFECT)
+    held = _held_from_outside(vm, manager) if at is None else {}
+    result = leave()
+    if at is None:
+        vm.contexts.left.append(Left(manager, held, torch_settings.read()))
+    else:
+        del entered[at]
+    return result
 
 
-def _leave_outside(vm: VM, manager: object) -> None:
-    """A manager that was entered before a graph break is left. Raises Unsupported unless that can be taken back."""
+def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
+    """The attributes of a manager that was entered before a graph break, which are guarded. Raises Unsupported unless
+    leaving it can be taken back."""
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
-    origin = vm.outside.origins[id(manager)]
+    origin = vm.outside.origins.of(manager)
     for name, value in vars(manager).items():
-        if type(value) in LEAF_TYPES:
+        if origin is not None and type(value) in LEAF_TYPES:
             wrapping.wrap(vm.outside, value, origin.child("attr", name))
-    vm.contexts.left.append((manager, dict(vars(manager))))
+    return dict(vars(manager))
 
 
 def leave_contexts(vm: VM) -> None:
@@ -138,17 +150,18 @@ def leave_contexts(vm: VM) -> None:
         variable.reset(token)
     vm.contexts.tokens.clear()
     while vm.contexts.entered:
-        manager, before = vm.contexts.entered.pop()
-        if not is_idle(manager):
-            manager.__exit__(None, None, None)
-        _restore_attributes(manager, before)
+        entered = vm.contexts.entered.pop()
+        if not is_idle(entered.manager):
+            native_class(entered.manager, "__exit__").__exit__(entered.manager, None, None, None)
+        _restore_attributes(entered.manager, entered.attributes)
     while vm.contexts.left:
-        manager, before = vm.contexts.left.pop()
-        if is_idle(manager):
+        left = vm.contexts.left.pop()
+        if is_idle(left.manager):
             continue
-        manager.__enter__()
-        if not isinstance(manager, torch.inference_mode):  # which holds what its __enter__ made
-            _restore_attributes(manager, before)
+        native_class(left.manager, "__enter__").__enter__(left.manager)
+        _restore_attributes(left.manager, left.attributes)
+    for setter, values in vm.contexts.process.items():
+        process_settings.SETTINGS[setter].write(*values)
     with vm.trace.paused():
         for function, args in torch_settings.difference(
             torch_settings.read(), vm.trace.call_recorder.first_state
@@ -156,44 +169,63 @@ def leave_contexts(vm: VM) -> None:
             function(*args)
 
 
+def native_class(manager: Manager, name: str) -> Any:
+    """The class of which `manager` has its native method `name`: a class of the user's may wrap that in one of its own."""
+    kinds = (kind for kind in type(manager).__mro__ if name in vars(kind))
+    return next(k for k in kinds if type(vars(k)[name]) is not FunctionType or runs_natively(vars(k)[name]))
+
+
 def settings(vm: VM) -> list[Effect]:
     """The context managers that are entered or left for good, and the settings that are different now."""
-    found: list[Effect] = [Leave(manager) for manager, _ in vm.contexts.left]
-    replayed: list[object] = list(
-        vm.trace.call_recorder.first_state
-    )  # the settings after what is found so far
-    now = torch_settings.read()
-    for manager, attributes_then in vm.contexts.left:
-        _put_back(type(manager), attributes_then, replayed)
-    for manager, _ in vm.contexts.entered:
-        inside = _GRAD_IN.get(type(manager))
-        if (
-            inside is not None
-            and type(manager) is not torch.inference_mode
-            and manager.prev is not replayed[0]
-        ):
-            # what the manager is going to put back when it is left
-            found.append(Call(torch._C._set_grad_enabled, (manager.prev,)))
-            replayed[0] = manager.prev
-        found.append(Enter(manager))
-        if inside is not None:
-            replayed[0] = inside(manager)
-    if found:
-        now = (now[0], cast(bool, replayed[1]), *now[2:])  # inference mode is left to its manager
-    then = cast(torch_settings.TorchSettings, tuple(replayed))
-    found += [Call(function, args) for function, args in torch_settings.difference(then, now)]
-    return found
+    found: list[Effect] = []
+    replayed = vm.trace.call_recorder.first_state  # the settings after what is found so far
+    for left in vm.contexts.left:
+        found.append(Leave(left.manager, native_class(left.manager, "__exit__")))
+        replayed = _after_leaving(left, replayed)
+    for entered in vm.contexts.entered:
+        # what the manager is going to put back when it is left
+        found += _calls(replayed, entered.settings)
+        found.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))
+        replayed = entered.inside
+    found += _process_calls(vm)
+    return found + _calls(replayed, torch_settings.read())
 
 
-def _put_back(kind: type, manager: dict[str, object], state: list[object]) -> None:
-    """Changes the settings `state` as leaving a manager with these attributes does. Grad mode becomes None for a manager
-    that does not keep what it was."""
-    if kind in _GRAD_IN:
-        state[0] = None if kind is torch.inference_mode else manager["prev"]
-    elif issubclass(kind, torch.autocast):
-        at = {"cpu": 2, "cuda": 4}.get(cast(str, manager["device"]))
-        if at is not None:
-            state[at : at + 2] = manager["prev"], manager["prev_fastdtype"]
+def keep(vm: VM, setter: FunctionType) -> None:
+    """The program is about to change settings of the process by `setter`: those of now are put back at the end."""
+    if setter not in vm.contexts.process:
+        vm.contexts.process[setter] = process_settings.SETTINGS[setter].read()
+
+
+def _process_calls(vm: VM) -> list[Effect]:
+    """The calls that lead from the settings of the process when the capture began to those of now."""
+    now = {setter: process_settings.SETTINGS[setter].read() for setter in vm.contexts.process}
+    changed = [setter for setter, before in vm.contexts.process.items() if before != now[setter]]
+    return [Call(process_settings.SETTINGS[setter].write, now[setter]) for setter in changed]
+
+
+def check_replayed(start: Snapshot) -> None:
+    """At a graph break: raises Unsupported for a setting that is not as when the capture began, and that `settings` has no
+    call for."""
+    then, now = (global_state.decode(state) for state in (start, global_state.snapshot()))
+    changed = [name for name in then if then[name] != now[name] and not _REPLAYED.match(name)]
+    if changed:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{changed[0]} is different at a graph break"))
+
+
+def _calls(then: torch_settings.TorchSettings, now: torch_settings.TorchSettings) -> list[Effect]:
+    return [Call(function, args) for function, args in torch_settings.difference(then, now)]
+
+
+def _after_leaving(left: Left, settings: torch_settings.TorchSettings) -> torch_settings.TorchSettings:
+    """The settings after the manager is left under `settings`: it puts back those that it has changed."""
+    changed: tuple[int, ...] = ()
+    if isinstance(left.manager, _GRAD_MODES):
+        changed = (0,)
+    elif isinstance(left.manager, torch.autocast):
+        changed = _AUTOCAST_OF.get(cast(str, left.attributes["device"]), ())
+    found = [left.after[i] if i in changed else setting for i, setting in enumerate(settings)]
+    return cast(torch_settings.TorchSettings, tuple(found))
 
 
 def _restore_attributes(manager: object, before: dict[str, object]) -> None:

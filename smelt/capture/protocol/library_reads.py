@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from smelt import _native
+from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import (
     LEAF_TYPES,
     MISSING,
     FunctionType,
+    cell_value,
     has_identity_hash,
     instance_dict,
     is_constant,
@@ -72,8 +74,8 @@ def _read_chains(code: types.CodeType) -> Iterator[Chain]:
 
 def use_native(outside: Outside, fn: FunctionType) -> None:
     """The trace depends on what the native Python function `fn` is and reads."""
-    if id(fn) in outside.memo.natives:
-        return
+    if id(fn) in outside.memo.natives or any(type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()):
+        return  # one that native code has made around the program's own is no function from outside
     outside.memo.natives.add(id(fn))
     outside.facts.use_function(fn)
     if not (fn.__module__ or "").startswith("torch"):

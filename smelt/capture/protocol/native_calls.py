@@ -63,10 +63,11 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
             raise unsupported(what, UNSUPPORTED_EFFECT)
     library_reads.use_state(vm, args)
     if fn.__name__ == "__exit__" and args:
-        context_managers.left(vm, args[0])
+        return context_managers.leaving(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__name__ == "__enter__" and args:
         callbacks.check_mode(vm, args[0])
         context_managers.use_state(vm, args[0])
+        return context_managers.entering(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__globals__.get("__name__") in _INTROSPECTION:
         return at_home(vm, _introspect(vm, fn, args, kwargs))
     made = run_native(vm, fn, args, kwargs)
@@ -228,8 +229,20 @@ def call_bound(
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported(f"{name} of a node of autograd")
     vm.outside.facts.check_readable(owner)
-    if name == "__exit__":
-        context_managers.left(vm, owner)
+    if name in _MANAGED:
+        managed, call = _MANAGED[name], functools.partial(_call_owned, vm, name, fn, owner, args, kwargs)
+        return managed(vm, owner, call)
+    return _call_owned(vm, name, fn, owner, args, kwargs)
+
+
+_MANAGED = {"__enter__": context_managers.entering, "__exit__": context_managers.leaving}
+
+
+def _call_owned(
+    vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
+) -> object:
+    """A method without a handler of its own, of what is no tensor of the trace."""
+    kind = type(owner)
     if isinstance(owner, io.IOBase):
         handler = METHODS.get((io.IOBase, name))
         if handler is not None:

@@ -33,6 +33,7 @@ CONSTANTS: frozenset[type] = frozenset(
         torch.iinfo,
         torch._ops.OpOverloadPacket,
         torch._ops.OpOverload,
+        torch._C._SDPBackend,
         types.BuiltinFunctionType,
         types.MethodDescriptorType,
         types.WrapperDescriptorType,

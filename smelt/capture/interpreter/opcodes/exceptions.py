@@ -6,7 +6,7 @@ from smelt.capture.base.frames import Frame, Handled
 from smelt.capture.base.values import MISSING
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import attributes, context_managers, raising
+from smelt.capture.protocol import attributes, raising
 
 
 @opcode("PUSH_EXC_INFO")
@@ -76,7 +76,7 @@ def _before_with(vm: VM, frame: Frame, arg: int) -> None:
         missed = "" if enter is MISSING else " (missed __exit__ method)"
         name = vm.class_of(manager).__name__
         raise TypeError(f"{name!r} object does not support the context manager protocol{missed}")
-    entered = context_managers.enter(vm, manager)
+    entered = vm.call(enter, (), {})
     frame.stack[-1:] = (leave, entered)
 
 

@@ -42,7 +42,7 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise unsupported("a warning that is an error", OUTPUT)
     if action == "ignore":
         return
-    if any(isinstance(manager, warnings.catch_warnings) for manager, _ in vm.contexts.entered):
+    if any(isinstance(entered.manager, warnings.catch_warnings) for entered in vm.contexts.entered):
         raise unsupported("a warning inside catch_warnings", OUTPUT)
     if isinstance(place, int):
         defer(vm, warn_caller, message, category, place)
