@@ -154,6 +154,50 @@ def lru_cache_counts_every_call():
     return fn, [(tensor(3),)] * 4, observed
 
 
+def cached_from_a_state(output: bool):
+    """A cached function, and what empties its cache and what fills it while the state is another one."""
+    state = {"k": 1}
+
+    @functools.lru_cache
+    def cached(n):
+        if output:
+            print("computing")
+        return n + state["k"]
+
+    def stale():
+        cached.cache_clear()
+        state["k"] = 7
+        cached(1)
+        state["k"] = 1
+
+    return cached, stale
+
+
+@program(graphs=1, later=1)
+def lru_cache_filled_by_others_behind_a_print():
+    """The call is deferred behind the print, so its entry is missing when the program is captured."""
+    cached, stale = cached_from_a_state(output=False)
+
+    def fn(x):
+        print("first")
+        return x + cached(1)
+
+    changes = {2: cached.cache_clear, 3: stale, 5: cached.cache_clear}
+    return fn, Changing([(tensor(3),)] * 7, changes), lambda: cached.cache_info()
+
+
+@program(graphs=1, later=2)
+def lru_cache_whose_function_prints_filled_by_others():
+    cached, stale = cached_from_a_state(output=True)
+    stale()
+
+    def fn(x):
+        return x + cached(1)
+
+    changes = {2: cached.cache_clear, 3: stale, 5: cached.cache_clear}
+    return fn, Changing([(tensor(3),)] * 7, changes), lambda: cached.cache_info()
+
+
 @program(graphs=1, later=1, breaks=["unsupported-call"])
 def lru_cache_whose_function_raises():
     state = [True]

@@ -99,7 +99,7 @@ def runs_natively(function: types.FunctionType) -> bool:
     code = function.__code__
     if not is_native_module(name) or code in _interpreted_codes() or is_resume(code):
         return False
-    return not (code.co_flags & inspect.CO_GENERATOR and name.startswith(_SETTING_MODULES))
+    return not (code.co_flags & inspect.CO_GENERATOR and str(name).startswith(_SETTING_MODULES))
 
 
 def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:

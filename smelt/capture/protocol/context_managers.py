@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from contextlib import AbstractContextManager
+from typing import TypeVar, cast
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -169,7 +170,7 @@ def leave_contexts(vm: VM) -> None:
             function(*args)
 
 
-def native_class(manager: Manager, name: str) -> Any:
+def native_class(manager: Manager, name: str) -> type[AbstractContextManager[object]]:
     """The class of which `manager` has its native method `name`: a class of the user's may wrap that in one of its own."""
     kinds = (kind for kind in type(manager).__mro__ if name in vars(kind))
     return next(k for k in kinds if type(vars(k)[name]) is not FunctionType or runs_natively(vars(k)[name]))

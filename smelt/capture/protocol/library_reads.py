@@ -263,6 +263,30 @@ def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
     )
 
 
+class OwnEntry:
+    """The call of a cached function that makes an entry, and whether what the cache holds is that entry or none."""
+
+    def __init__(self, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> None:
+        self._fn, self._cache, self._key = fn, _cache_of(fn), _key(fn, tuple(args), kwargs)
+        self._made: object = MISSING
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        makes = self._key not in self._cache
+        self._fn(*args, **kwargs)
+        if makes:
+            self._made = self._cache.get(self._key, MISSING)
+
+    def holds(self) -> bool:
+        """Whether a call gives what it gave when the entry was made."""
+        found = self._cache.get(self._key, MISSING)
+        return found is MISSING or found is self._made
+
+
+def has_entry(fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+    """Whether the cache of `fn` holds the result of this call, whose arguments no code of the user's compares."""
+    return _key(fn, tuple(args), kwargs) in _cache_of(fn)
+
+
 def calls_for_real(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether `cached_call` would make a new entry."""
     if not all(is_key(vm, v) for v in (*args, *kwargs.values())):

@@ -31,7 +31,8 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     origin = origin or vm.outside.origins.const(fn)  # a method, known by its class
     wrapping.wrap(vm.outside, fn.__wrapped__, origin.child("attr", "__wrapped__"))
     values = (*args, *kwargs.values())
-    if all(_is_key(a) for a in values) and not _makes_tensors(fn.__wrapped__):
+    known = all(_is_key(a) for a in values) and not _makes_tensors(fn.__wrapped__)
+    if known and not library_reads.has_entry(fn, args, kwargs):
         if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
             return _call_again(vm, fn, args, kwargs)
     if library_reads.calls_for_real(vm, fn, args, kwargs) and not _makes_tensors(fn.__wrapped__):
@@ -71,7 +72,7 @@ def _try(fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
 
 
 def _is_cached(target: object) -> bool:
-    return isinstance(target, (functools._lru_cache_wrapper, functools.partial))
+    return isinstance(target, (functools._lru_cache_wrapper, functools.partial, library_reads.OwnEntry))
 
 
 # Names that say, where a cached function uses them, that it writes something.
@@ -83,8 +84,9 @@ _OUTPUT = frozenset(
 
 
 def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
-    """The call of a cached function that prints or logs, or has no entry yet: the compiled frame makes it for real, so that
-    its cache counts it and decides whether anything is written. Raises Unsupported where the function does more."""
+    """The call of a cached function that has no entry yet, and prints or comes after something that does: the compiled frame
+    makes it for real, so that its cache counts it and decides whether anything is written. The entry must be absent again,
+    or the one that the compiled frame made. Raises Unsupported where the function does more."""
     vm.frames.tail = None
     log = vm.outside.log
     calls, changed = len(log.calls), log.changed
@@ -92,8 +94,10 @@ def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kw
     if log.changed != changed or not is_constant(result):
         raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
     del log.calls[calls:]
-    vm.outside.origins.const(fn)
-    log.call(Call(fn, (*args, *kwargs.values()), tuple(kwargs)))
+    own = library_reads.OwnEntry(fn, args, kwargs)
+    vm.outside.facts.guard("id", vm.outside.origins.const(own.holds).child("call", None), True)
+    vm.outside.origins.const(own)
+    log.call(Call(own, (*args, *kwargs.values()), tuple(kwargs)))
     return result
 
 
