@@ -164,6 +164,12 @@ def is_dual(x: torch.Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
+def is_odd(real: torch.Tensor) -> bool:
+    """Whether `real` is sparse or quantized: it has metadata like others, but no fake stands for it."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return real.layout is not torch.strided or real.is_quantized
+
+
 def check_supported(real: torch.Tensor) -> None:
     """Raises Unsupported for tensors that fakes cannot stand for."""
     if type(real).__module__.startswith(_TRACERS):

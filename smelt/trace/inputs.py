@@ -103,6 +103,7 @@ class Inputs(Sequence[FakeTensor]):
             return entry[1]
         if _is_internal_scalar(real):
             return self._tape.add_constant(real)
+        check_supported(real)
         if self.on_unknown is not None:
             return self.on_unknown(real)
         raise self.call.unsupported(

@@ -778,7 +778,7 @@ def a_spectrum():
     return fn, three(8)
 
 
-@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-object"])
+@program(graphs=1, breaks=["unsupported-call", "unsupported-object"])
 def sparse_tensors():
     def fn(x):
         return (x.to_sparse() @ x).relu()
@@ -803,7 +803,7 @@ def quantized_tensors():
     return fn, three(3)
 
 
-@program(graphs=0, eager=["unsupported-object"])
+@program(graphs=0, breaks=["unsupported-object"])
 def a_sparse_argument():
     def fn(x, y):
         return x @ y

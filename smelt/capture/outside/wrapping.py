@@ -31,7 +31,7 @@ from smelt.errors import Unsupported
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.origin import Origin, key_name
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import PLAIN_TYPES, FakeTensor, is_odd
 from smelt.trace.symbols import NUMBERS
 
 T = TypeVar("T")
@@ -142,6 +142,8 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
         return value
     known = outside.trace.inputs.known(value)
     if known is None:
+        if type(value) in PLAIN_TYPES and is_odd(value):
+            return _wrap_odd_tensor(outside, value, origin)
         fake = outside.trace.fake(value, _input_name(origin))
         outside.origins[id(fake)] = outside.origins[id(value)] = origin
         outside.origins.keep(value)
@@ -151,6 +153,20 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
         return fake
     _alias(outside, origin, outside.origins[id(known)])
     return known
+
+
+def _wrap_odd_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> torch.Tensor:
+    """A sparse or quantized tensor, which no fake stands for: itself, guarded by its metadata. Whatever is done with it is
+    done at a graph break."""
+    first = outside.origins.get(id(value))
+    if first is not None:
+        _alias(outside, origin, first)
+        return value
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        facts = tensor_facts(value)
+    outside.facts.guard("tensor", origin, facts)
+    outside.origins.register(value, origin)
+    return value
 
 
 def _wrap_array(outside: Outside, value: np.ndarray[Any, Any], origin: Origin) -> object:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 
 from smelt.capture.base.frames import Generator
-from smelt.capture.base.type_info import ABSENT, FUNCTION
+from smelt.capture.base.handlers import unsupported
+from smelt.capture.base.type_info import ABSENT, FUNCTION, type_find
 from smelt.capture.base.values import (
     CONTAINER_TYPES,
     LEAF_TYPES,
@@ -38,7 +39,7 @@ from smelt.capture.protocol.attributes.own_access import load_by_class
 from smelt.capture.protocol.attributes.tensors import load_tensor_attr
 from smelt.capture.standins import arrays
 from smelt.errors import Unsupported
-from smelt.reasons import RANDOM_STATE, Reason
+from smelt.reasons import RANDOM_STATE, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
@@ -54,7 +55,7 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     if isinstance(obj, types.ModuleType):
         return load_module_attr(vm, obj, name)
     if isinstance(obj, torch.Tensor):
-        return getattr(obj, name)
+        return load_of_tensor(vm, obj, name)
     info = vm.type_info(cls)
     if info.getattribute is not None:
         return load_through(vm, obj, name, info, info.getattribute)
@@ -130,6 +131,33 @@ def load_array_attr(vm: VM, array: arrays.Array, name: str) -> object:
 def load_native(vm: VM, obj: object, name: str) -> object:
     """An attribute of an object whose type is C code that runs nothing of the user's."""
     return getattr(obj, name)
+
+
+def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
+    """An attribute of a tensor that no fake stands for: inside a transform, or sparse and from outside. Of the latter the
+    metadata that is guarded, and methods of C, whose calls break the graph; raises Unsupported for others."""
+    if id(tensor) not in vm.outside.origins:
+        return getattr(tensor, name)
+    method = type(type_find(type(tensor), name)) is types.MethodDescriptorType
+    if name not in _GUARDED and not method:
+        raise unsupported(f"{name} of a {type(tensor).__qualname__} that is not strided", UNSUPPORTED_OBJECT)
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return getattr(tensor, name)
+
+
+_GUARDED = frozenset(
+    (
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "requires_grad",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_quantized",
+    )
+)
 
 
 def load_of_random(vm: VM, generator: random.Random, name: str) -> object:

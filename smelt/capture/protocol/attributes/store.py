@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import cast
 
+import torch
 from torch import nn
 
 from smelt.capture.base.native_functions import is_native_module
@@ -36,6 +37,8 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     cls = type(obj)
     if type(obj) is FakeTensor:
         return store_tensor_attr(vm, obj, name, value)
+    if isinstance(obj, torch.Tensor) and id(obj) in vm.outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor that is not strided"))
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
