@@ -48,6 +48,10 @@ class Kind:
         default_factory=list
     )  # seed, what differs, the shrunk source
 
+    def share_of(self, programs: int) -> int:
+        """How many of `programs` are of this kind: at least one."""
+        return max(1, round(programs * self.share))
+
     def add(self, part: Kind) -> None:
         self.ran += part.ran
         self.ahead += part.ahead
@@ -108,11 +112,11 @@ def run(kind: Kind, seeds: Iterable[int]) -> Kind:
 
 
 def run_all(kinds: list[Kind], first: int, programs: int, jobs: int) -> list[Kind]:
-    """Each kind with its share of `programs`, seeds from `first`, in `jobs` processes."""
+    """Each kind with its share of `programs` (at least one), seeds from `first`, in `jobs` processes."""
     work = [
-        (kind, range(first, first + round(programs * kind.share))[at : at + AT_ONCE])
+        (kind, range(first, first + kind.share_of(programs))[at : at + AT_ONCE])
         for kind in kinds
-        for at in range(0, round(programs * kind.share), AT_ONCE)
+        for at in range(0, kind.share_of(programs), AT_ONCE)
     ]
     done, start = {kind.name: kind for kind in kinds}, time.perf_counter()
     context = multiprocessing.get_context("spawn")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import MISSING
+from smelt.capture.emit.refilling import REFILLS
 from smelt.capture.outside import effects as fx
 from smelt.capture.rebuilding.names import NAMES
 from smelt.errors import Unsupported
@@ -74,25 +75,10 @@ def _replace_contents(e: fx.ReplaceContents) -> Iterable[Store]:
     if base == "list":
         yield Store("list.__setitem__({}, slice(None), {})", (e.target, e.items))
         return
-    if base == "deque":
-        yield Store("refill({}, {})", (e.target, e.items))
-        return
-    yield Store(f"{base}.clear({{}})", (e.target,))
-    if base == "OrderedDict":
-        for key, value in e.items:
-            yield Store("OrderedDict.__setitem__({}, {}, {})", (e.target, key, value))
-    elif e.items:
-        yield Store(f"{base}.update({{}}, {{}})", (e.target, e.items))
+    yield Store(f"refill_{base}({{}}, {{}})", (e.target, e.items))
 
 
-def refill(target: collections.deque[object], items: Sequence[object]) -> None:
-    """Makes `target` hold `items`, in order; at no time do other threads find it empty."""
-    collections.deque.extend(target, items)
-    for _ in range(collections.deque.__len__(target) - len(items)):
-        collections.deque.popleft(target)
-
-
-NAMES.update(refill=refill)
+NAMES.update({f"refill_{base}": refill for base, refill in REFILLS.items()})
 
 
 def _extend(e: fx.Extend) -> Iterable[Store]:
