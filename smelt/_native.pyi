@@ -69,6 +69,9 @@ def is_closed(target: CodeType | Wrapped) -> bool:
 def tail(target: Callable[..., object], *args: object) -> object:
     """What a compiled frame returns so that its caller calls `target(*args)` in its place."""
 
+def release_arguments() -> None:
+    """What a resume function that runs eagerly begins with: its variables alone hold its arguments then."""
+
 def last_refused() -> CodeType | None:
     """The code object of this thread's last call that no entry accepted although the callback had asked to look again.
     Asking forgets it."""

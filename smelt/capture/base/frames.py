@@ -7,8 +7,8 @@ operands only after it has succeeded. The result of a call is delivered by the c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.values import FunctionType, Sentinel
@@ -120,6 +120,9 @@ class Machine(Protocol):
 
     def call(self, fn: object, args: Sequence[object], kwargs: dict[str, object]) -> object:
         """The call, carried out by the machine."""
+
+    def next(self, iterator: object) -> object:
+        """`next(iterator)`, carried out by the machine."""
 
     def drop(self, generator: Generator) -> None:
         """Closes a suspended generator that nobody holds any more."""
@@ -289,3 +292,22 @@ class VMCallable:
 
     def __repr__(self) -> str:
         return repr(self.function)
+
+
+class VMIterator:
+    """An iterator of the user's, handed to native code: asking it for an element comes back to the VM. It may be asked while
+    it is being asked, which a generator could not."""
+
+    __slots__ = ("iterator", "vm")
+
+    def __init__(self, vm: Machine, iterator: object) -> None:
+        self.vm = vm
+        self.iterator = iterator
+
+    def __iter__(self) -> VMIterator:
+        return self
+
+    def __next__(self) -> object:
+        if self.vm.released:  # native code kept it for longer than the capture
+            return next(cast("Iterator[object]", self.iterator))
+        return self.vm.next(self.iterator)

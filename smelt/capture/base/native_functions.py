@@ -323,7 +323,7 @@ PURE_TYPES: frozenset[type] = frozenset(
         operator.methodcaller,
         contextvars.ContextVar, types.SimpleNamespace, types.GenericAlias, frozenset, type({}.keys()),
         type({}.values()), type({}.items()),
-        _thread.LockType, type(_thread.RLock()), memoryview, types.MethodWrapperType, itertools.chain,
+        _thread.LockType, type(_thread.RLock()), types.MethodWrapperType, itertools.chain,
         types.CodeType,
     }
 )  # fmt: skip

@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from smelt import _native
 from smelt.capture.base.bytecode import PY312, Code, raw_instructions
 
 _CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
@@ -177,14 +178,22 @@ def _prologue(
     if source.co_flags & _GENERATOR:
         out += [("RETURN_GENERATOR", 0), ("POP_TOP", 0)]
     out.append(("RESUME", 0))
+    if not source.co_flags & _GENERATOR:
+        out += [("PUSH_NULL", 0), ("LOAD_CONST", len(consts)), *_call(0), ("POP_TOP", 0)]
+        consts.append(_native.release_arguments)
     positions = []
     for push in pushes:
         if isinstance(push, Value):
-            out.append(("LOAD_FAST", push.parameter))
+            out += [("LOAD_FAST", push.parameter), ("DELETE_FAST", push.parameter)]
         elif isinstance(push, Null):
             out.append(("PUSH_NULL", 0))
         elif isinstance(push, Handling):
-            out += [("LOAD_FAST", push.parameter), ("PUSH_EXC_INFO", 0), ("POP_TOP", 0)]
+            out += [
+                ("LOAD_FAST", push.parameter),
+                ("DELETE_FAST", push.parameter),
+                ("PUSH_EXC_INFO", 0),
+                ("POP_TOP", 0),
+            ]
         else:
             positions.append((len(consts), push.instruction))
             out.append(("LOAD_CONST", len(consts)))
@@ -205,9 +214,12 @@ def _exit_instructions(exit: Exit, line: int, consts: list[object], made: object
         ("PUSH_NULL", 0),
         ("LOAD_CONST", first + 2),
     ]
-    for count in (0, 2):
-        out += [*([] if PY312 else [("PRECALL", count)]), ("CALL", count)]
+    out += [*_call(0), *_call(2)]
     return [Instruction(_OP[name], arg, line) for name, arg in (*out, ("RETURN_VALUE", 0))]
+
+
+def _call(count: int) -> list[tuple[str, int]]:
+    return [*([] if PY312 else [("PRECALL", count)]), ("CALL", count)]
 
 
 # ----------------------------------------------------------------------------------------------------- encoding

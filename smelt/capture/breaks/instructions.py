@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import builtins
 import collections
+import gc
 import inspect
 import operator
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -89,14 +91,17 @@ def _statement(frame: Frame, template: str, operands: Sequence[object], pops: in
 # ------------------------------------------------------------------------------------------------------- calls
 
 
-# Builtins and library functions that look at the frame that calls them, or have its instructions traced from now on, with
-# how many arguments they do (None: any).
+# Builtins and library functions that look at the frame that calls them, have its instructions traced from now on, or tell what
+# Python code cannot of the objects that it holds (references, memory, how long they live), with how many arguments they do
+# (None: any). A resume function holds only what is still read.
 _FRAME_READERS: dict[object, int | None] = {
     globals: 0, locals: 0, vars: 0, dir: 0, super: 0, eval: None, exec: None, sys._getframe: None,
     sys._current_frames: None, inspect.currentframe: None, inspect.stack: None, collections.namedtuple: None,
     traceback.print_stack: None, traceback.format_stack: None, traceback.extract_stack: None, type: 3,
     traceback.walk_stack: None, sys.settrace: None, sys.setprofile: None, sys.call_tracing: None,
     threading.settrace: None, threading.setprofile: None,
+    sys.getrefcount: None, sys.getsizeof: None, gc.is_tracked: None,
+    weakref.ref: None, weakref.proxy: None, weakref.finalize: None,
 }  # fmt: skip
 
 
@@ -108,7 +113,10 @@ def _check_frame(fn: object, count: int) -> None:
         return
     if reads:
         raise Unsupported(
-            Reason(UNSUPPORTED_CALL, f"{getattr(fn, '__name__', fn)} looks at the frame that calls it")
+            Reason(
+                UNSUPPORTED_CALL,
+                f"{getattr(fn, '__name__', fn)} looks at the frame that calls it, or what it holds",
+            )
         )
 
 

@@ -10,13 +10,17 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from smelt import _native
 from smelt.capture.base.bytecode import Code, Original, note_original
 from smelt.capture.base.frames import Frame, Handled, LastInstruction
+from smelt.capture.base.handlers import BUILTINS
 from smelt.capture.base.values import NULL
 from smelt.capture.breaks.assembler import Exit, Handling, Null, Position, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.liveness import live_slots
 from smelt.capture.breaks.points import Continuation, Point, WaitingFrame
+
+BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
 
 
 class Originals:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Reversible
 from typing import Any, Protocol, TypeVar, cast
 
-from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable
+from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable, VMIterator
 from smelt.capture.breaks.points import Continuation
 from smelt.capture.breaks.resume import Originals, continuation, resume_function
 from smelt.capture.machine.vm import VM
@@ -135,4 +135,5 @@ KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
 KINDS.update(dict.fromkeys(_COPYING, _COPIED))
 KINDS[Generator] = Kind(_generator_parts, _generator_text)
 KINDS[VMCallable] = Kind(lambda x: (x.function,), lambda x, text: text(x.function))
+KINDS[VMIterator] = Kind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
 NAMES.update(iterator_at=iterator_at, advanced=advanced, finished_generator=finished_generator)

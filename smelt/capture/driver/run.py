@@ -101,6 +101,7 @@ def capture_frame(
         except Exception as e:
             if isinstance(e, Unsupported):
                 vm.locate(e)
+                e.__traceback__ = None  # its frames would keep alive what the call was given
             return _failed(vm, e)
         finally:
             context_managers.leave_contexts(vm)
@@ -206,10 +207,23 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
     frame.stop = vm.stopping.path[0] if vm.stopping.path else 0
     vm.running = True
     try:
-        result = vm.run(frame)
+        ending = _run_to_end(vm, frame)
+        if ending is None:
+            assert stop is not None
+            return _plan_break(vm, stop)
+    finally:
+        vm.running = False
+    if stop is not None:
+        raise RuntimeError("capture did not come by the instruction at which it was to stop")
+    return ending
+
+
+def _run_to_end(vm: VM, frame: Frame) -> Return | None:
+    """Runs `frame`; None where it came to the instruction at which it is to stop."""
+    try:
+        return Return(vm.run(frame))
     except Stopped:
-        assert stop is not None
-        return _plan_break(vm, stop)
+        return None
     except Unsupported:
         raise
     except BaseException as e:
@@ -218,11 +232,6 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
         if vm.failure is not None:
             raise vm.failure from e
         raise UserException(e, vm.where(), vm.disclosed.was_asked) from e
-    finally:
-        vm.running = False
-    if stop is not None:
-        raise RuntimeError("capture did not come by the instruction at which it was to stop")
-    return Return(result)
 
 
 def _stack_depth() -> int:

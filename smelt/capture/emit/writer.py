@@ -65,6 +65,9 @@ class Writer:
         self._depth = 0  # of the expression that is being written
         self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
+        self._literals: dict[
+            tuple[type, object], object
+        ] = {}  # what stands in the source, by class and value
 
     def __call__(self, x: Any) -> str:
         name = self._names.get(id(x))
@@ -169,7 +172,10 @@ class Writer:
     def _constant(self, x: object) -> str:
         kind = type(x)
         if kind in LITERALS or (type(x) is float and math.isfinite(x)):
-            return repr(x)
+            if self._literals.setdefault((kind, x), x) is x:
+                return repr(x)
+            self._keep.append(x)
+            return self.constant(x, kind.__name__)  # an equal literal would be the same object
         if (
             kind in CONSTANTS
             and repr(x).startswith("torch.")

@@ -88,7 +88,10 @@ def _module_setattr(vm: VM, args: tuple[nn.Module, str, object], kwargs: Kwargs)
 def _vars(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not args:
         return scopes.local_names(vm, vm.calling)
-    return attributes.load_attr(vm, args[0], "__dict__")
+    try:
+        return attributes.load_attr(vm, args[0], "__dict__")
+    except AttributeError:
+        raise TypeError("vars() argument must have __dict__ attribute") from None
 
 
 @builtin(dir)

@@ -172,6 +172,10 @@ def _made_by(
 def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """`make(*args, **kwargs)`, the constructor of a class in C: it runs `__set_name__` and `__init_subclass__`, which get
     the class before it is returned."""
+    if (
+        type(args[-1]) is dict and "__module__" not in args[-1]
+    ):  # C code takes the module of the frame that calls it
+        args = (*args[:-1], {**args[-1], "__module__": vm.calling.globals.get("__name__", "builtins")})
     vm.classes.being_made.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
     try:
         made = callbacks.in_window(vm, make, args, kwargs)
@@ -183,6 +187,8 @@ def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) 
 
 @builtin(type.__new__)
 def _type_new(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if len(args) != 4:
+        return type.__new__(*args, **kwargs)  # type: ignore[call-overload]  # raises
     return _new_class(vm, type.__new__, args, kwargs)
 
 
@@ -202,3 +208,13 @@ def _object_init(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 BUILTINS[types.SimpleNamespace] = lambda vm, args, kwargs: types.SimpleNamespace(*args, **kwargs)
+
+
+@builtin(memoryview)
+def _memoryview(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    (buffer,) = args or kwargs.values()
+    if type(buffer) is not bytes:
+        error = unsupported("a view of a buffer, which cannot be resized while there is one")
+        error.breaks = False  # a resume function would drop it when it is not read any more
+        raise error
+    return memoryview(buffer)

@@ -75,8 +75,11 @@ def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
         return copied
     if isinstance(obj, tuple):
         items = [_deep_copy(vm, v, memo) for v in tuple.__iter__(obj)]
+        if id(obj) in memo:  # one of them holds it
+            return memo[id(obj)]
         same = type(obj) is tuple and all(a is b for a, b in zip(items, obj))
-        return obj if same else _new_tuple(obj, items)
+        copied = memo[id(obj)] = obj if same else _new_tuple(obj, items)
+        return copied
     return _copy_instance(vm, obj, memo, lambda v: _deep_copy(vm, v, memo))
 
 

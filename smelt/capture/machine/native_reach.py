@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from smelt import _native
-from smelt.capture.base.frames import Generator, VMCallable
+from smelt.capture.base.frames import Generator, VMCallable, VMIterator
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType, items_of
 from smelt.capture.standins.texts import Text
@@ -57,6 +57,7 @@ _PLAIN = {
     Text: True,  # so that `in_window` refuses it
     Generator: False,
     VMCallable: False,
+    VMIterator: True,
     **dict.fromkeys(NUMBERS, False),
 }
 # Iterators that only hand out what they walk over.

@@ -5,10 +5,14 @@ With other arguments the builtin itself is called, to raise its own error.
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
+
+import torch
 
 from smelt.capture.base.handlers import unsupported
 
@@ -54,6 +58,20 @@ _KNOWN: dict[Any, Arity] = {
     dict.pop: Arity(2, 3),
     dict.update: Arity(1, 2, None),
     functools.partial: Arity(1, None, None),
+    functools.reduce: Arity(2, 3),
+    memoryview: Arity(1, 1, _names("object")),
+    collections.deque: Arity(0, 2, _names("iterable", "maxlen")),
+    collections.Counter: Arity(0, 1, None),
+    collections.defaultdict: Arity(0, 2, None),
+    collections.OrderedDict: Arity(0, 1, None),
+    torch.Size: Arity(0, 1),
+    itertools.takewhile: Arity(2, 2),
+    itertools.dropwhile: Arity(2, 2),
+    itertools.filterfalse: Arity(2, 2),
+    itertools.starmap: Arity(2, 2),
+    itertools.compress: Arity(2, 2, _names("data", "selectors")),
+    itertools.accumulate: Arity(1, 2, _names("iterable", "func", "initial")),
+    itertools.groupby: Arity(1, 2, _names("iterable", "key")),
 }
 
 

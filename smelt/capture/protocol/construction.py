@@ -81,6 +81,8 @@ def _is_given_functions(args: Args, kwargs: Kwargs) -> bool:
 
 
 def _new_object(vm: VM, cls: type, new: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+    if new is type.__new__:
+        return BUILTINS[new](vm, (cls, *args), kwargs)
     if new is object.__new__ or issubclass(cls, (dict, list, set)):
         return new(cls)
     return vm.native(new, (cls, *args), kwargs)
@@ -88,6 +90,8 @@ def _new_object(vm: VM, cls: type, new: Callable[..., object], args: Args, kwarg
 
 def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     """The instance of a class whose `__new__` and `__init__` are both written in C."""
+    if issubclass(cls, type) and cls.__new__ is type.__new__:
+        return _new_object(vm, cls, type.__new__, args, kwargs)
     if issubclass(cls, CONTAINER_BASES) and args:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):

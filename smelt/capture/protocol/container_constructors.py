@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 from collections.abc import Callable
 from typing import cast
 
@@ -32,8 +33,15 @@ BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
 
 @builtin(collections.Counter)
 def _counter(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    args = [mapping(vm, a) if isinstance(a, dict) else vm.elements(a) for a in args]
-    return vm.native(collections.Counter, args, kwargs)
+    return vm.native(collections.Counter, [_counted(vm, a) for a in args], kwargs)
+
+
+def _counted(vm: VM, obj: object) -> object:
+    """The counts of a mapping, what else a counter is to count."""
+    if obj is None:
+        return None
+    is_mapping = isinstance(obj, dict) or vm.call(isinstance, (obj, collections.abc.Mapping), {})
+    return mapping(vm, obj) if is_mapping else vm.elements(obj)
 
 
 @builtin(collections.defaultdict)

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
-from smelt.capture.base.frames import Generator, VMCallable
+from smelt.capture.base.frames import Generator, VMCallable, VMIterator
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES
@@ -81,7 +81,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
         found = _python_iterator(vm, obj)
         if found is not None:
             if python_method(vm, found, "__next__") is not None:
-                return _iterate(vm, found)
+                return VMIterator(vm, found)
             return cast("Iterable[object]", found)
     if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))

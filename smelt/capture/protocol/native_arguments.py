@@ -85,15 +85,21 @@ def _is_constant_owner(owner: object) -> bool:
 def is_opaque(value: object) -> bool:
     """Whether a value is an instance of a C class whose contents the VM cannot guard."""
     kind = type(value)
-    if (
-        _native.made_by_python(kind)
-        or kind in LEAF_TYPES
-        or kind in PURE_TYPES
-        or kind in CALLERS
-        or is_identity(value)
-    ):
+    if kind in LEAF_TYPES or kind in PURE_TYPES or kind in CALLERS or is_identity(value):
         return False
-    return not isinstance(value, _TRANSPARENT)
+    if isinstance(value, _TRANSPARENT):
+        return False
+    return not _native.made_by_python(kind) or any(map(_holds_data, kind.__mro__[1:]))
 
 
+def _holds_data(cls: type) -> bool:
+    """Whether `cls`, a base of a class made by Python code, is a class of C with data of its own."""
+    return (
+        cls is not object
+        and not _native.made_by_python(cls)
+        and cls.__module__.partition(".")[0] not in _KNOWN_LIBRARIES
+    )
+
+
+_KNOWN_LIBRARIES = frozenset(("torch", "numpy", "pybind11_builtins"))
 _TRANSPARENT = (*CONTAINER_BASES, tuple, frozenset, torch.Tensor, BaseException, *IMMUTABLE)

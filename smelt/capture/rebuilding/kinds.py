@@ -7,11 +7,14 @@ are made by the `__new__` of their built-in base, state is stored by `object.__s
 
 from __future__ import annotations
 
+import collections
+import functools
+
 from smelt import _native
-from smelt.capture.rebuilding.containers import CONTAINERS, result_tuple
+from smelt.capture.rebuilding.containers import CONTAINERS, dict_text, pairs, result_tuple
 from smelt.capture.rebuilding.functions import FUNCTIONS
 from smelt.capture.rebuilding.instances import instance_kind
-from smelt.capture.rebuilding.kind import Kind, unsupported
+from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.numpy_values import numpy_kind
 from smelt.capture.rebuilding.standins import STANDINS
 
@@ -19,12 +22,33 @@ from smelt.capture.rebuilding.standins import STANDINS
 KINDS: dict[type, Kind] = {**CONTAINERS, **FUNCTIONS, **STANDINS}
 
 
+# Classes of C whose rows above do not speak of the `__dict__` that their instances have.
+_WITH_ATTRIBUTES = frozenset((collections.OrderedDict, functools.partial))
+
+
+def _with_attributes(kind: Kind) -> Kind:
+    """The row for an object that `kind` makes, and that has attributes of its own."""
+
+    def fill(x: object, text: Expressions, name: str) -> list[str]:
+        contents = kind.fill(x, text, name) if kind.empty is not None and kind.fill is not None else []
+        return [*contents, f"{name}.__dict__.update({dict_text(vars(x), text)})"]
+
+    return Kind(
+        kind.needs if kind.empty is None else lambda x: (),
+        kind.create,
+        kind.empty or kind.create,
+        fill,
+        lambda x: [*kind.holds(x), *pairs(vars(x))],
+        named=True,
+    )
+
+
 def kind_of(x: object) -> Kind:
     """How `x`, made during capture, is made anew. Raises Unsupported."""
     cls = type(x)
     found = KINDS.get(cls) or numpy_kind(x)
     if found is not None:
-        return found
+        return _with_attributes(found) if cls in _WITH_ATTRIBUTES and vars(x) else found
     if hasattr(cls, "n_sequence_fields"):
         return result_tuple(cls)
     if not _native.made_by_python(cls) and not isinstance(x, BaseException):

@@ -111,10 +111,13 @@ int find_or_compile(Wrapped* self, PyCodeObject* code, const Slots& slots, Match
     return 0;
 }
 
-// Runs the function itself. `after` (owned, or null) is called if it returns, and may raise in its place.
-PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyObject* names,
-                       PyObject* after) {
+// Runs the function itself. `after` (owned, or null) is called if it returns, and may raise in its place. `owner` (or null) is
+// the tuple that holds the arguments, which the function may let go of.
+PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyObject* names, PyObject* after,
+                       PyObject* owner) {
+    PyObject* outer = std::exchange(current.arguments, owner);
     PyObject* result = PyObject_Vectorcall(self->fn, args, nargsf, names);
+    current.arguments = outer;
     if (LIKELY(!after)) return result;
     PyObject* done = result ? PyObject_CallNoArgs(after) : nullptr;
     if (result && !done) Py_CLEAR(result);
@@ -124,8 +127,9 @@ PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyOb
 }
 
 constexpr int kNotCaptured = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE;
-// One call, whose answer may be a Tail.
-PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
+// One call, whose answer may be a Tail. `owner`: see call_eagerly.
+PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names,
+                    PyObject* owner = nullptr) {
     auto* self = reinterpret_cast<Wrapped*>(callable);
     if (UNLIKELY(low_on_stack())) return raise_depth();
     Change change = change_of(self);
@@ -154,7 +158,7 @@ PyObject* call_once(PyObject* callable, PyObject* const* args, size_t nargsf, Py
         after = std::exchange(match.after, nullptr);
     }
     Py_DECREF(code);
-    return eager ? call_eagerly(self, args, nargsf, names, after) : result;
+    return eager ? call_eagerly(self, args, nargsf, names, after, owner) : result;
 }
 
 // The result of a tail (owned), which may be a Tail again.
@@ -164,7 +168,7 @@ PyObject* follow(Tail* tail) {
     Py_DECREF(tail);
     PyObject* const* items = &PyTuple_GET_ITEM(arguments, 0);
     size_t count = PyTuple_GET_SIZE(arguments);
-    PyObject* result = Py_IS_TYPE(target, &wrapped_type) ? call_once(target, items, count, nullptr)
+    PyObject* result = Py_IS_TYPE(target, &wrapped_type) ? call_once(target, items, count, nullptr, arguments)
                                                          : PyObject_Vectorcall(target, items, count, nullptr);
     Py_DECREF(arguments);
     Py_DECREF(target);

@@ -15,6 +15,9 @@ enum class Mode { Off, Window };
 struct Thread {
     Mode mode = Mode::Off;
     PyObject* vm = nullptr;  // in Window mode: what called-back functions are handed to; owned by a Scope
+    // The arguments (a tuple, borrowed) of a tail's target that runs eagerly, until its frame lets go of them. They are set just
+    // before that frame is made, so whoever lets go of them, the frame has references of its own.
+    PyObject* arguments = nullptr;
 };
 // initial-exec: one load per frame instead of a call to __tls_get_addr.
 __attribute__((tls_model("initial-exec"))) inline constinit thread_local Thread current;

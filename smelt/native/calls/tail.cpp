@@ -3,6 +3,8 @@
 #include "calls/state.h"
 #include "module.h"
 
+#include <utility>
+
 namespace smelt::calls {
 
 PyTypeObject tail_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native.Tail", sizeof(Tail)};
@@ -47,9 +49,23 @@ PyObject* py_tail(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return object(tail);
 }
 
+// What the resume function drops must not live on in the caller's arguments.
+PyObject* py_release_arguments(PyObject*, PyObject*) {
+    PyObject* arguments = std::exchange(current.arguments, nullptr);
+    for (Py_ssize_t i = 0; arguments && i < PyTuple_GET_SIZE(arguments); i++) {
+        PyObject* value = PyTuple_GET_ITEM(arguments, i);
+        PyTuple_SET_ITEM(arguments, i, Py_NewRef(Py_None));
+        Py_DECREF(value);
+    }
+    Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
     {"tail", reinterpret_cast<PyCFunction>(py_tail), METH_FASTCALL,
      "tail(target, *args): what a compiled frame returns so that target(*args) is called in its place."},
+    {"release_arguments", py_release_arguments, METH_NOARGS,
+     "release_arguments(): what a resume function that runs eagerly begins with: its variables alone hold "
+     "its arguments then."},
     {}};
 
 }  // namespace

@@ -1,0 +1,234 @@
+"""How long objects live, which object is which, and what native code reads of objects that it shares memory with."""
+
+from __future__ import annotations
+
+import array
+import collections
+import copy
+import functools
+import itertools
+import sys
+import weakref
+
+import smelt
+from tests.harness.catalogue import Changing, program, tensor
+
+
+def calls(number=3):
+    return [(tensor(3),) for _ in range(number)]
+
+
+def attempt(fn, *args, **kwargs):
+    try:
+        return fn(*args, **kwargs)
+    except Exception as e:
+        return type(e).__name__, str(e)
+
+
+# --------------------------------------------------------------------------------------------------- lifetimes
+
+
+@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-object"])
+def what_the_rest_of_a_function_drops_is_gone():
+    def fn(x):
+        held = array.array("d", [1.0])
+        seen = weakref.proxy(held)
+        code = seen.typecode
+        held = None
+        return x * 2, code, attempt(len, seen)
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["input-output"])
+def references_are_counted_in_the_users_frame():
+    def fn(x):
+        held = [x]
+        before = sys.getrefcount(held)
+        other = held
+        return x * 2, sys.getrefcount(other) - before
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def a_buffer_cannot_be_resized_while_it_is_viewed():
+    def fn(x):
+        buffer = bytearray(3)
+        view = memoryview(buffer)  # noqa: F841  # alive to the end of the function
+        smelt.graph_break()
+        try:
+            buffer.append(1)
+        except BufferError as e:
+            return x * 2, str(e)
+        return x
+
+    return fn, calls()
+
+
+# ------------------------------------------------------------------------------------------------ memory of others
+
+
+@program(graphs=1, breaks=["unsupported-object"])
+def an_array_of_c_is_read():
+    values = array.array("B", b"abc")
+
+    def fn(x):
+        return x * 2, bytes(values)
+
+    return fn, Changing(calls(), {1: lambda: values.append(100), 2: lambda: values.pop(0)})
+
+
+@program(graphs=1, breaks=["unsupported-object"])
+def a_view_of_a_buffer_is_read():
+    buffer = bytearray(b"abc")
+    view = memoryview(buffer)
+
+    def fn(x):
+        y = x * 2
+        return y, view.tobytes()
+
+    return fn, Changing(calls(), {1: lambda: buffer.__setitem__(0, 5)})
+
+
+# ------------------------------------------------------------------------------------------------------ identity
+
+
+@program(graphs=2, breaks=["graph-break-requested"])
+def equal_texts_stay_two_objects():
+    def fn(x):
+        a = b = "xyzpdq"
+        c = a[:3] + b[3:]
+        y = x * 2
+        smelt.graph_break()
+        return y + 1, a is b, a is c, a == c
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def attributes_of_a_dictionary_and_of_a_partial_attempt():
+    def fn(x):
+        ordered, bound = collections.OrderedDict(a=x), functools.partial(abs, x)
+        ordered.note, bound.note = [ordered], ["bound"]
+        shallow, deep = copy.copy(ordered), copy.deepcopy(ordered)
+        return (
+            x * 2,
+            ordered,
+            bound,
+            ordered.note[0] is ordered,
+            shallow.note is ordered.note,
+            deep.note[0] is deep,
+        )
+
+    return fn, calls(), lambda: None
+
+
+@program(graphs=1)
+def a_tuple_that_holds_itself_is_copied():
+    def fn(x):
+        inner = ([x], {})
+        inner[0].append(inner)
+        inner[1]["a"] = inner
+        copied = copy.deepcopy({"k": inner, "l": [inner]})
+        return copied["k"] is copied["l"][0], copied["k"][1]["a"] is copied["k"], copied["k"] is inner, x * 2
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def classes_made_by_type_and_metaclasses():
+    class Meta(type):
+        pass
+
+    def fn(x):
+        made = type("A", (), {}), Meta("B", (), {}), type.__new__(Meta, "C", (), {})
+        return x * 2, [(m.__module__, m.__name__, type(m) is Meta) for m in made]
+
+    return fn, calls()
+
+
+# ----------------------------------------------------------------------------------------------------- iterators
+
+
+@program(graphs=1)
+def an_iterator_is_asked_while_it_is_being_asked():
+    def fn(x):
+        class Values:
+            count = 0
+
+            def __iter__(self):
+                return self
+
+            def __next__(self):
+                self.count += 1
+                if self.count in (1, 3):
+                    return next(pairs)
+                return [self.count]
+
+        pairs = itertools.pairwise(Values())
+        return x * 2, [next(pairs) for _ in range(3)]
+
+    return fn, calls()
+
+
+@program(graphs=2, breaks=["graph-break-requested", "unsupported-object"])
+def an_iterator_of_the_users_is_half_zipped():
+    class Numbers:
+        def __init__(self):
+            self.count = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.count += 1
+            return self.count
+
+    def fn(x):
+        numbers = Numbers()
+        zipped = zip(numbers, range(4))
+        first = next(zipped)
+        y = x * 2
+        smelt.graph_break()
+        return y + 1, first, list(zipped), numbers.count
+
+    return fn, calls()
+
+
+_MISUSED = (
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.accumulate, itertools.groupby, itertools.starmap,
+    itertools.compress, itertools.pairwise, functools.reduce, collections.deque, memoryview,
+)  # fmt: skip
+
+
+@program(graphs=1)
+def iterators_are_given_the_wrong_arguments():
+    def fn(x):
+        found = [attempt(make, *args) for make in _MISUSED for args in ((), (1, 2, 3, 4, 5))]
+        return x * 2, found, [attempt(make, foo=1) for make in _MISUSED]
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def counters_of_mappings():
+    class Pairs(collections.UserDict):
+        pass
+
+    def fn(x):
+        pairs = Pairs(a=3)
+        return x * 2, collections.Counter(pairs), collections.Counter(None), collections.Counter("aab")
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def an_object_without_attributes_is_asked_for_them():
+    class Slots:
+        __slots__ = ("a",)
+
+    def fn(x):
+        return x * 2, attempt(vars, 42), attempt(vars, Slots())
+
+    return fn, calls()
