@@ -148,6 +148,18 @@ def classes_made_by_type_and_metaclasses():
     return fn, calls()
 
 
+@program(graphs=1, later=2)
+def a_copy_of_a_library_module_is_not_the_library():
+    scope = {"__name__": "functools"}
+    exec("def count(counts, n):\n    counts['n'] = counts.get('n', 0) + n\n    return counts['n']", scope)
+    counts = {}
+
+    def fn(x):
+        return x * scope["count"](counts, 2)
+
+    return fn, calls(), lambda: counts
+
+
 # ----------------------------------------------------------------------------------------------------- iterators
 
 

@@ -19,6 +19,7 @@ import itertools
 import logging
 import operator
 import re
+import sys
 import types
 import typing
 import warnings
@@ -95,11 +96,20 @@ def runs_natively(function: types.FunctionType) -> bool:
     """Whether a function written in Python is called as if it were C: for its module, unless it is in `INTERPRETED`. What is
     left of such a function after a graph break is interpreted, as what came before was; so are generators that
     change settings of the process, of which a part has run when the graph breaks."""
-    name = function.__globals__.get("__name__")
-    code = function.__code__
-    if not is_native_module(name) or code in _interpreted_codes() or is_resume(code):
+    scope, code = function.__globals__, function.__code__
+    if not is_native_scope(scope) or code in _interpreted_codes() or is_resume(code):
         return False
-    return not (code.co_flags & inspect.CO_GENERATOR and str(name).startswith(_SETTING_MODULES))
+    return not (code.co_flags & inspect.CO_GENERATOR and str(scope["__name__"]).startswith(_SETTING_MODULES))
+
+
+def is_native_scope(scope: dict[str, object]) -> bool:
+    """Whether Python functions with these globals run natively. A copy of a module (`_pydecimal`, which says that it is
+    `decimal`) is not the module: its functions may be any code."""
+    name = scope.get("__name__")
+    if type(name) is not str or not is_native_module(name):
+        return False
+    module = sys.modules.get(name)
+    return module is None or vars(module) is scope or module.__name__ != name
 
 
 def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:

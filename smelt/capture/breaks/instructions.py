@@ -91,9 +91,9 @@ def _statement(frame: Frame, template: str, operands: Sequence[object], pops: in
 # ------------------------------------------------------------------------------------------------------- calls
 
 
-# Builtins and library functions that look at the frame that calls them, have its instructions traced from now on, or tell what
-# Python code cannot of the objects that it holds (references, memory, how long they live), with how many arguments they do
-# (None: any). A resume function holds only what is still read.
+# Builtins and library functions that look at the frame that calls them, have its instructions traced from now on, or tell
+# what Python code cannot of the objects that it holds (references, memory, how long they live), with how many arguments they
+# do (None: any). A resume function holds only what is still read.
 _FRAME_READERS: dict[object, int | None] = {
     globals: 0, locals: 0, vars: 0, dir: 0, super: 0, eval: None, exec: None, sys._getframe: None,
     sys._current_frames: None, inspect.currentframe: None, inspect.stack: None, collections.namedtuple: None,

@@ -13,7 +13,7 @@ import torch
 from smelt import _native
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS
-from smelt.capture.base.native_functions import PURE_TYPES, REFUSED, is_native_module, refusal
+from smelt.capture.base.native_functions import PURE_TYPES, REFUSED, is_native_scope, refusal
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import (
     CONTAINER_BASES,
@@ -56,7 +56,7 @@ def _is_python(vm: VM, fn: object) -> bool:
     """Whether a call of `fn` is for the machine: it runs Python code of the user's, or has a handler."""
     kind = type(fn)
     if type(fn) is FunctionType:
-        return fn in FUNCTIONS or fn in REFUSED or not is_native_module(fn.__globals__.get("__name__"))
+        return fn in FUNCTIONS or fn in REFUSED or not is_native_scope(fn.__globals__)
     if type(fn) is MethodType:
         return _is_python(vm, fn.__func__)
     if kind is functools.partial:
