@@ -190,6 +190,12 @@ class _RLock(Protocol):
     def acquire(self) -> bool: ...
     def release(self) -> None: ...
 
+_Tangents = tuple[torch.Tensor | None, ...]
+_DoubleBackward = Callable[
+    [tuple[torch.Tensor, ...], _Tangents, _Tangents, tuple[bool, ...], torch.Tensor | None],
+    Sequence[torch.Tensor | None],
+]
+
 class _DifferentiableSpec(TypedDict):
     """`help(Differentiable)` says what each is."""
 
@@ -205,10 +211,10 @@ class _DifferentiableSpec(TypedDict):
     contributors: NotRequired[Sequence[Sequence[int]]]
     conflicts: NotRequired[Sequence[Sequence[int]]]
     lock: NotRequired[_RLock]
-    double_backward: NotRequired[
-        Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Sequence[torch.Tensor | None]]
-        | None
-    ]
+    leaves: NotRequired[int]
+    draws: NotRequired[bool]
+    rewritten: NotRequired[Sequence[int]]
+    double_backward: NotRequired[_DoubleBackward | None]
 
 class Differentiable:
     """A compiled graph with its backward, as nodes of autograd's graph."""

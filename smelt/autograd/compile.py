@@ -74,6 +74,7 @@ def _node(
             "n_outputs": joint.n_outputs,
             "differentiable": [(i, *_layout(joint, k)) for k, i in enumerate(joint.tangents)],
             "gradients": joint.gradients,
+            "leaves": joint.leaves,
             "through": joint.cuts,
             "groups": _groups(joint),
             "contributors": flow.contributors,
@@ -83,6 +84,8 @@ def _node(
             "name": "SmeltBackward",
             "lock": _lock,
             "double_backward": with_history,
+            "draws": with_history is not None and with_history.draws,
+            "rewritten": () if with_history is None else with_history.rewritten,
         }
     )
 

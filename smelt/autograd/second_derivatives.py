@@ -1,83 +1,264 @@
 """Derivatives of derivatives: the torch-level graph runs again under autograd, which then knows how gradients were made.
 
 That needs the graph's inputs, unchanged. The node refers to them weakly, so it costs no memory; who wants a second
-derivative with respect to something holds it anyway.
+derivative with respect to something holds it anyway. Random numbers are drawn again, from the state that the generator had.
+Inputs that the graph itself writes (the statistics of a batch norm) are stood in for by others, if no result was computed
+from what they held.
+
+An output that others are computed from has a node of its own. There the graph is cut (`_Gate`): gradients of the others
+end at that output, as the program holds it, and the history of these gradients goes on through it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
-from smelt.graph import torch_settings
+from smelt.graph import passes, torch_settings
+from smelt.graph.effects import effects
 from smelt.graph.graph_function import GraphFunction
-from smelt.graph.passes import has_effect
+from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.graph.torch_settings import TorchSettings
+from smelt.graph.tree import leaves
 from smelt.trace.joint import Joint
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.traced import Traced
 
 Gradients = Sequence[torch.Tensor | None]
-DoubleBackward = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]], Gradients]
+Tensors = tuple[torch.Tensor, ...]
+Defined = tuple[torch.Tensor | None, ...]
+aten = torch.ops.aten
 
 
 def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
-    """From the graph's inputs and the tangents (None where undefined) to the gradients, with a history. None for graphs
-    that cannot be run a second time: they write, draw random numbers, take numbers that change, or ran under autocast;
-    nor for those whose gradients flow through several nodes, or that take gradients of inputs away, or whose checkpoints
-    would see other objects."""
-    values = [r.index for r in joint.results if r.kind == "value" and not r.steps]
-    is_plain = values == list(range(joint.n_outputs)) and len(joint.results) == joint.n_outputs
+    """What differentiates a graph again. None for graphs that cannot be run a second time: results were computed
+    from what an input held that they write, or have no node at the torch level; other effects; checkpoints that would see
+    other objects; gradients of inputs that are taken away."""
     checkpoints = [
         n.target for n in traced.torch_graph if type(n.target) is OpaqueCall and n.target.is_checkpoint
     ]
-    repeatable = not any(has_effect(node) for node in traced.aten_graph)
-    repeatable &= all(call.repeatable for call in checkpoints)
-    autocast = any(torch_settings.read()[2::2])
-    if (
-        not is_plain
-        or not repeatable
-        or autocast
-        or traced.numbers
-        or joint.cuts
-        or not joint.flags.repeatable
-    ):
+    rewritten = tuple(sorted(traced.mutated))
+    effectful = [n for n in traced.aten_graph if passes.has_effect(n)]
+    draws = any(_draws(n) for n in effectful)
+    repeatable = (
+        all(_draws(n) or n.target is aten.copy_.default for n in effectful)
+        and all(call.repeatable for call in checkpoints)
+        and joint.flags.repeatable
+        and not joint.writes
+        and not (_read(joint) & set(rewritten))
+        and not (checkpoints and (draws or joint.cuts))
+    )
+    nodes = [joint.torch_nodes[i] for i in joint.tangents]
+    if not repeatable or not {*nodes} <= {*traced.torch_graph}:
         return None
+    cuts = [node for i in joint.cuts if (node := joint.torch_nodes[i]) is not None]
+    return DoubleBackward(
+        traced.torch_graph,
+        tuple(n for n in nodes if n is not None),
+        tuple(cuts),
+        joint.gradients,
+        rewritten,
+        draws,
+        bool(checkpoints),
+        torch_settings.read(),
+    )
 
-    @functools.cache
-    def forward() -> GraphFunction:
-        return GraphFunction(traced.torch_graph)
 
-    def gradients(primals: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor | None, ...]) -> Gradients:
+def _draws(node: Node) -> bool:
+    """Whether it draws random numbers, with torch's generator, and does nothing else."""
+    if type(node.target) is not OpOverload or not effects(node.target).random or effects(node.target).writes:
+        return False
+    return not leaves((node.args, node.kwargs), torch.Generator)
+
+
+def _read(joint: Joint) -> set[int]:
+    """The primals that differentiable outputs are computed from."""
+    outputs = joint.graph.output.args[0]
+    pending = [outputs[i] for i in joint.tangents]
+    seen = set(pending)
+    while pending:
+        for argument in _arguments(pending.pop()):
+            if argument not in seen:
+                seen.add(argument)
+                pending.append(argument)
+    return {i for i, primal in enumerate(joint.graph.placeholders[: joint.n_primals]) if primal in seen}
+
+
+_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+_STATISTICS = slice(3, 5)  # the running ones, which it does not read in training
+
+
+def _arguments(node: Node) -> Iterator[Node]:
+    """What a node's values are computed from; of the results of a batch norm in training, the first."""
+    if node.target is not _BATCH_NORM or not node.args[5]:
+        yield from argument_nodes(node)
+        return
+    args = list(node.args)
+    del args[_STATISTICS]
+    yield from leaves(args, Node)
+
+
+@dataclass(frozen=True)
+class DoubleBackward:
+    """From the graph's inputs, its outputs that others are computed from (None where gone), the tangents (None where
+    undefined), whether hooks see what flows into the output of each, and the state of torch's generator (None unless it
+    `draws`) to the gradients, with a history.
+
+    `rewritten`: inputs that the graph writes, whose values do not matter.
+    """
+
+    graph: Graph
+    results: tuple[Node, ...]  # per tangent
+    cuts: tuple[Node, ...]
+    sources: tuple[int, ...]
+    rewritten: tuple[int, ...]
+    draws: bool
+    has_checkpoints: bool
+    settings: TorchSettings
+
+    def __call__(
+        self,
+        primals: Tensors,
+        cuts: Defined,
+        tangents: Defined,
+        watched: tuple[bool, ...],
+        state: torch.Tensor | None,
+    ) -> Gradients:
+        gates = _Gates(cuts)
         with torch.enable_grad():
+            seen = list(primals if self.has_checkpoints else map(_unhooked, primals))
             # A checkpoint calls the user's modules, which have parameters of their own and know no views of them.
-            seen = primals if checkpoints else tuple(map(_unhooked, primals))
-            if checkpoints and any(map(_is_hooked, primals)):
+            if self.has_checkpoints and any(map(_is_hooked, primals)):
                 raise RuntimeError(
                     "smelt: a second derivative through a checkpoint, of a tensor with hooks, which would run twice"
                 )
-            results = forward()(*seen)
-            defined = [(results[i], t) for i, t in zip(joint.tangents, tangents) if t is not None]
-            return torch.autograd.grad(
+            for i in self.rewritten:
+                seen[i] = primals[i].detach().clone()
+            with _drawing_from(state), self._as_captured():
+                results = self._forward(gates, *seen)  # type: ignore[arg-type]
+            for result, is_watched in zip(results, watched):
+                if is_watched:
+                    result.register_hook(gates.refuse_second)
+            defined = [(result, t) for result, t in zip(results, tangents) if t is not None]
+            gradients = torch.autograd.grad(
                 [result for result, _ in defined],
-                [seen[i] for i in joint.gradients],
+                [*(seen[i] for i in self.sources), *(gates.opened[i] for i in range(len(self.cuts)))],
                 [tangent for _, tangent in defined],
                 create_graph=True,
                 allow_unused=True,
             )
+            gates.are_open = True
+            return gradients
 
-    return gradients
+    @functools.cached_property
+    def _forward(self) -> GraphFunction:
+        return GraphFunction(_gated(self.graph, self.results, self.cuts))
+
+    @contextmanager
+    def _as_captured(self) -> Iterator[None]:
+        """Torch's settings are those under which the graph was captured."""
+        before = torch_settings.read()
+        for function, args in torch_settings.difference(before, self.settings):
+            function(*args)
+        try:
+            yield
+        finally:
+            for function, args in torch_settings.difference(torch_settings.read(), before):
+                function(*args)
+
+
+# --------------------------------------------------------------------------------------------------------- gates
+
+
+class _Gates:
+    """The gates of one run, in the order of `DoubleBackward.cuts`. `cuts` are the real outputs there, None where gone;
+    `opened` what the graph goes on with, by position. They let gradients through once `are_open`."""
+
+    def __init__(self, cuts: Defined) -> None:
+        self.cuts = cuts
+        self.opened: dict[int, torch.Tensor] = {}
+        self.are_open = False
+
+    def refuse_second(self, gradient: torch.Tensor) -> None:
+        """A hook on a result of the run. Raises where a second derivative flows into it: it stands for one with hooks."""
+        if self.are_open:
+            raise RuntimeError(
+                "smelt: a second derivative flows into a result with hooks of a compiled function, which would not see it;"
+                " use smelt.disable on it, or backend='eager'"
+            )
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, gates: _Gates) -> torch.Tensor:
+        ctx.gates = gates
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        return (gradient if ctx.gates.are_open else None), None
+
+
+def _through_gate(gates: _Gates, tensor: torch.Tensor, index: int) -> torch.Tensor:
+    real = gates.cuts[index]
+    with torch.enable_grad():
+        passed: torch.Tensor = _Gate.apply(tensor if real is None else real, gates)  # type: ignore[no-untyped-call]
+    gates.opened[index] = passed
+    return passed
+
+
+def _gated(graph: Graph, results: Sequence[Node], cuts: Sequence[Node]) -> Graph:
+    """`graph` with another input before the others, the `_Gates`, and `results` as its outputs."""
+    copy, copy_of = passes.copied(graph.nodes[:-1], graph.constants)
+    copy.level = graph.level
+    gates = Node("placeholder", "gates", (), {}, "gates")
+    passed: dict[Node, Node] = {}
+    nodes = [gates]
+    for node in copy:
+        node.args, node.kwargs = (map_nodes(a, lambda n: passed.get(n, n)) for a in (node.args, node.kwargs))
+        nodes.append(node)
+        for i, cut in enumerate(cuts):
+            if node is copy_of[cut]:
+                args = (gates, node, i)
+                passed[node] = Node("call_function", _through_gate, args, {}, f"gate_{i}", node.spec)
+                nodes.append(passed[node])
+    given = tuple(copy_of[node] for node in results)
+    output = Node("output", "output", (given,), {}, "output", tuple(n.spec for n in given))
+    copy.nodes = [*nodes, output]
+    return copy
+
+
+# -------------------------------------------------------------------------------------------------------- inputs
+
+
+@contextmanager
+def _drawing_from(state: torch.Tensor | None) -> Iterator[None]:
+    """torch's generator is in `state`, and then in the one that it was in."""
+    if state is None:
+        yield
+        return
+    before = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 def _is_hooked(primal: torch.Tensor) -> bool:
-    return bool(primal._backward_hooks) or primal.retains_grad
+    return isinstance(primal, torch.Tensor) and (bool(primal._backward_hooks) or primal.retains_grad)
 
 
 def _unhooked(primal: torch.Tensor) -> torch.Tensor:
     """`primal` as a view, whose gradient is asked for in its place: the hooks of `primal` (and what keeps its gradient) run
     once, where the engine that called the node takes that gradient on. What the program finds on a tensor it finds here."""
-    if not primal.requires_grad:
+    if not isinstance(primal, torch.Tensor) or not primal.requires_grad:  # it may be a number
         return primal
     view = primal.view_as(primal)
     vars(view).update(vars(primal))

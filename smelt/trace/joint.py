@@ -30,9 +30,11 @@ class Joint:
     n_primals: int
     n_outputs: int
     tangents: tuple[int, ...]  # tangents[k]: the forward output that tangent k belongs to
-    gradients: tuple[int, ...]  # gradients[k]: the primal that gradient k belongs to
+    # gradients[k]: the primal that gradient k belongs to. Leaves come first, in the order in which eager accumulates
+    gradients: tuple[int, ...]
     backward: frozenset[Node]  # recorded by the backward; all others must run in the forward
     eager_saved: frozenset[Node]  # forward nodes (primals included) that eager's backward reads
+    leaves: int = 0  # how many leaves there are
     results: tuple[OutputSource, ...] = ()  # how the outputs of the trace are had from the graph's
     cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in the order of their computation
     # (primal, forward output): where autograd must see the primal being written
@@ -40,6 +42,8 @@ class Joint:
     flags: GradFlags = NO_FLAGS  # what the program set of primals
     # per tangent: those whose gradients pass the same saved value in eager's graph, where the first one frees it
     conflicts: tuple[tuple[int, ...], ...] = ()
+    # per forward output: its node in the torch-level graph; None for those that have none, or that the graph writes too
+    torch_nodes: tuple[Node | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class RecordedBackward:
     written: tuple[FakeTensor, ...]  # inputs that autograd must see being written: the last of `values`
     tangents: tuple[FakeTensor, ...]
     with_tangent: tuple[int, ...]  # which values
-    sources: tuple[FakeTensor, ...]  # the inputs that have a gradient
+    # the inputs that have a gradient: leaves first, in the order in which they are given it
+    sources: tuple[FakeTensor, ...]
     gradients: tuple[FakeTensor | None, ...]  # of the sources, then of the cuts
     cuts: tuple[int, ...]  # which values other values are computed from
     start: tuple[int, int]

@@ -26,6 +26,7 @@ class JointBuilder:
     late: frozenset[Node]
     ends: list[Node | None]
     input_ids: tuple[int, ...]  # ids of the fakes that are the inputs of the trace
+    torch_nodes: tuple[Node | None, ...]
 
     @classmethod
     def of(
@@ -44,7 +45,9 @@ class JointBuilder:
         whole.nodes = [copy_of[n] for n in rest]
         returned = [None if n is None else copy_of[n] for n in ends]
         input_ids = tuple(map(id, parts.inputs))
-        return cls(recorded, whole, copy_of, frozenset(copy_of[n] for n in late), returned, input_ids)
+        own = [None if f.storage_key in parts.writes.storages else f.torch_node for f in recorded.values]
+        late = frozenset(copy_of[n] for n in late)
+        return cls(recorded, whole, copy_of, late, returned, input_ids, tuple(own))
 
     def written(self, ends: Sequence[Node | None]) -> Iterator[tuple[FakeTensor, Node]]:
         """The inputs that autograd must see being written, and their values among `ends`, the nodes of `recorded.fakes`."""
@@ -93,6 +96,7 @@ class JointBuilder:
             n_outputs=n_values,
             tangents=recorded.with_tangent,
             gradients=tuple(i for _, i in kept),
+            leaves=sum(f.is_leaf for f in recorded.sources if id(f) in position),
             cuts=recorded.cuts,
             backward=late,
             eager_saved=frozenset(_read_by(late, set(tangents))),
@@ -103,6 +107,7 @@ class JointBuilder:
             ),
             flags=recorded.flags.placed(place),
             conflicts=recorded.conflicts,
+            torch_nodes=self.torch_nodes,
         )
 
 

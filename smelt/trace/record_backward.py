@@ -57,7 +57,12 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     conflicts = shared_saves([values[i].grad_fn for i in with_tangent], inputs.first_history.values())
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
-        gradients = _run_engine(parts, values, with_tangent, tangents, sources, cuts)
+        arrived: list[int] = []
+        with _noting(sources, arrived):
+            gradients = _run_engine(parts, values, with_tangent, tangents, sources, cuts)
+        order = _order(sources, arrived)
+        sources = tuple(sources[i] for i in order)
+        gradients = [*(gradients[i] for i in order), *gradients[len(sources) :]]
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
     calls = () if autograd.custom is None else tuple(autograd.custom.called)
@@ -116,6 +121,33 @@ def _run_engine(
         except errors as error:
             raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
     return [*gradients, *through.values()]
+
+
+@contextmanager
+def _noting(sources: Sequence[FakeTensor], arrived: list[int]) -> Iterator[None]:
+    """While the backward is recorded: which leaves of `sources` are given their gradients, in order."""
+    number = RemovableHandle.next_id  # programs can see the numbers of their own hooks
+    handles = [
+        fake.register_hook(functools.partial(_note, arrived, i))
+        for i, fake in enumerate(sources)
+        if fake.is_leaf and fake.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        RemovableHandle.next_id = number
+
+
+def _note(arrived: list[int], index: int, gradient: Any) -> None:
+    arrived.append(index)
+
+
+def _order(sources: Sequence[FakeTensor], arrived: Sequence[int]) -> list[int]:
+    """Leaves come first, in the order in which they were given their gradients; others as they are."""
+    place = {index: at for at, index in enumerate(arrived)}
+    return sorted(range(len(sources)), key=lambda i: (not sources[i].is_leaf, place.get(i, len(sources)), i))
 
 
 def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd import grad
 from torch.utils.checkpoint import checkpoint
 
+import smelt
 from tests.harness.training import both, gradients, leaf, raised
 
 
@@ -272,3 +273,220 @@ def test_through_a_checkpoint(compile):
     first = grad(f(x), [x, *layers.parameters()], create_graph=True)
     sum(g.square().sum() for g in first).backward()
     return [g.detach() for g in first], gradients(x, *layers.parameters())
+
+
+# ------------------------------------------------------------------------------------ what has more than one plain result
+
+
+def penalty(loss, *inputs):
+    """Gradients, and the gradients of their squares."""
+    first = grad(loss, inputs, create_graph=True, allow_unused=True)
+    loss = sum(g.square().sum() for g in first if g is not None)
+    loss.backward()
+    return [None if g is None else g.detach() for g in first]
+
+
+@both()
+def test_independent_results_one_after_the_other(compile):
+    a, b = nn.Linear(3, 2), nn.Linear(3, 2)
+    f = compile(lambda x: (a(x).tanh(), b(x).exp()))
+    x = leaf(4, 3)
+    u, v = f(x)
+    first = penalty(u.square().sum(), x, *a.parameters())
+    second = penalty(v.square().sum(), x, *b.parameters())
+    return first, second, gradients(x, *a.parameters(), *b.parameters())
+
+
+@both()
+@pytest.mark.parametrize("seen", ["both", "last", "first"])
+def test_a_result_that_others_are_computed_from(compile, seen):
+    def f(x, w):
+        h = (x * w).tanh()
+        return h, (h.exp() * w).sum()
+
+    g, x, w = compile(f), leaf(3), leaf(3)
+    h, y = g(x, w)
+    loss = {"both": lambda: y * h.square().sum(), "last": lambda: y, "first": lambda: h.square().sum()}[
+        seen
+    ]()
+    if seen == "last":
+        del h
+    return penalty(loss, x, w), gradients(x, w)
+
+
+@both()
+def test_the_gradient_of_a_result_that_others_are_computed_from(compile):
+    def f(x, w):
+        h = (x * w).tanh()
+        return h, (h.exp() * h * w).sum()
+
+    g, x, w = compile(f), leaf(3), leaf(3)
+    h, y = g(x, w)
+    (a,) = grad(y, h, create_graph=True)
+    (b,) = grad(a.sum(), h, retain_graph=True)
+    return a, b, grad(a.square().sum(), [x, w])
+
+
+@both()
+def test_hooks_on_a_result_that_others_are_computed_from(compile):
+    def f(x, w):
+        h = (x * w).tanh()
+        k = h.exp() + x
+        return h, k, (k * h * w).sum()
+
+    g, x, w, watch = compile(f), leaf(3), leaf(3), Watch()
+    h, k, y = g(x, w)
+    k.register_hook(watch.scaling("k", 3))
+    k.retain_grad()
+    first = penalty(y, x, w)
+    return first, gradients(x, w, k), [g for _, g in watch.seen]
+
+
+def test_a_second_derivative_into_a_result_with_hooks():
+    """Eager runs the hook again for what flows into the saved result; the compiled function could not, and says so."""
+    f, x = smelt.compile(torch.tanh), leaf(3)
+    y = f(x)
+    y.register_hook(lambda g: g * 2)
+    (a,) = grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="flows into a result with hooks"):
+        a.sum().backward()
+
+
+@both()
+def test_an_observed_result_that_is_gone(compile):
+    def f(x):
+        h = x.tanh()
+        return h, (h.exp() * x).sum()
+
+    g, x, seen = compile(f), leaf(3), []
+    h, y = g(x)
+    h.register_hook(lambda g: seen.append(1))
+    (a,) = grad(y, x, create_graph=True)
+    return a, seen
+
+
+@both()
+def test_results_that_are_views(compile):
+    f, x, w = compile(lambda x, w: (lambda y: (y[0], y.t(), x[1]))((x * w).sin())), leaf(2, 3), leaf(2, 3)
+    a, b, c = f(x, w)
+    return penalty(a.sum() + (b * c.sum()).square().sum(), x, w), gradients(x, w)
+
+
+@both()
+@pytest.mark.parametrize("hidden", [True, False])
+def test_dropout(compile, hidden):
+    m = nn.Sequential(
+        nn.Linear(3, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2)
+    )
+
+    def f(x):
+        y = m(x)
+        return (y, y.square().sum()) if hidden else (y.square().sum(),)
+
+    g, x = compile(f), leaf(5, 3)
+    loss = g(x)[-1]
+    state = torch.get_rng_state()
+    first = penalty(loss, x, *m.parameters())
+    same = bool((torch.get_rng_state() == state).all())
+    return first, same, gradients(x, *m.parameters()), torch.rand(3)
+
+
+@both()
+def test_noise_of_several_kinds(compile):
+    def f(x):
+        n = torch.randn_like(x) + torch.rand(3) + torch.empty(3).uniform_(0, 2)
+        return (torch.nn.functional.dropout(x * n) * x.exp()).sum()
+
+    g, x = compile(f), leaf(3)
+    one = g(x)
+    other = g(x)
+    return penalty(other, x), penalty(one, x), x.grad
+
+
+@both()
+@pytest.mark.parametrize("again", [False, True])
+def test_batch_norm_in_training(compile, again):
+    m = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+    f, x = compile(m), leaf(6, 3, dtype=torch.float64)
+    loss = f(x).square().sum()
+    if again:
+        f(x.detach() * 2)
+    first = penalty(loss, x, *m.parameters())
+    return first, gradients(x, *m.parameters()), dict(m[1].named_buffers())
+
+
+@both()
+def test_a_gradient_penalty_of_a_critic(compile):
+    """The loss of a WGAN-GP with batch norm and dropout."""
+    m = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(6, 1))
+    critic = compile(m)
+    real, made = torch.randn(5, 3), leaf(5, 3)
+    mixed = (real * 0.3 + made * 0.7).detach().requires_grad_()
+    (g,) = grad(critic(mixed).sum(), mixed, create_graph=True)
+    loss = critic(made).mean() - critic(real).mean() + 10 * ((g.norm(dim=1) - 1) ** 2).mean()
+    loss.backward()
+    return loss, gradients(made, mixed, *m.parameters()), dict(m.named_buffers())
+
+
+@both()
+def test_an_input_that_is_written_and_read(compile):
+    def f(x, n):
+        n.add_(1)
+        return (x**3 * n).sum()
+
+    g, x, n = compile(f), leaf(3), torch.ones(3)
+    (a,) = grad(g(x, n), x, create_graph=True)
+    return a
+
+
+@both()
+def test_an_input_that_is_written_and_not_read(compile):
+    def f(x, n):
+        n.copy_(x.detach())
+        return (x**3).sum()
+
+    g, x, n = compile(f), leaf(3), torch.ones(3)
+    y = g(x, n)
+    n.zero_()
+    return penalty(y, x), x.grad, n
+
+
+@both()
+def test_under_autocast(compile):
+    m = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    f, x = compile(m), leaf(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = f(x)
+    return [g.dtype for g in penalty(y.float().sum(), x, *m.parameters())]
+
+
+@both()
+def test_numbers_that_change(compile):
+    f, x = compile(lambda x, n: (x**3 * n).sum()), leaf(3)
+    return [penalty(f(x, n), x) for n in (0.5, 1.5, 2.5)], x.grad
+
+
+@both()
+def test_third_derivatives_of_several_results(compile):
+    def f(x):
+        h = x.sin() * x
+        return h, (h.exp() * x).sum()
+
+    g, x = compile(f), leaf(3)
+    h, y = g(x)
+    (a,) = grad(y + h.sum(), x, create_graph=True)
+    (b,) = grad(a.sum(), x, create_graph=True)
+    return a, b, grad(b.sum(), x)
+
+
+@both()
+def test_some_results_without_gradients(compile):
+    def f(x, w):
+        h = (x * w).tanh()
+        with torch.no_grad():
+            n = h.sum()
+        return n, h.detach(), h, (h * w * n).sum()
+
+    g, x, w = compile(f), leaf(3), leaf(3)
+    n, d, h, y = g(x, w)
+    return penalty(y, x, w), gradients(x, w), n, d

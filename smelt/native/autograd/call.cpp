@@ -1,5 +1,6 @@
 #include "autograd/call.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -8,6 +9,7 @@
 #include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "autograd/errors.h"
 #include "autograd/node.h"
@@ -197,17 +199,37 @@ void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& r
     }
 }
 
+Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Results& results,
+                         const at::Tensor& random_state) {
+    Rerun rerun;
+    rerun.primals.reserve(static_cast<size_t>(PyTuple_GET_SIZE(inputs)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
+        PyObject* item = PyTuple_GET_ITEM(inputs, i);
+        const bool is_number = !THPVariable_Check(item);
+        const at::Tensor t = is_number ? number_tensor(item) : THPVariable_Unpack(item);
+        rerun.primals.emplace_back(t, is_number || Py_REFCNT(item) == 1);
+        rerun.primals.back().is_number = is_number;
+    }
+    for (size_t output : spec.through) rerun.through.emplace_back(results[output].tensor, false);
+    rerun.random_state = random_state;
+    return rerun;
+}
+
 void record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& made_for, PyObject* inputs,
-            const Results& results, const edge_list& input_edges, const Versions& versions) {
+            const Results& results, const edge_list& input_edges, const Versions& versions,
+            const at::Tensor& random_state) {
     const auto group = c10::make_intrusive<Group>(spec, made_for);
     Attach attach(group, input_edges, results, versions);
     for (size_t k : made_for.tangents) attach(k, results[spec->tangents[k].output]);
-    for (Py_ssize_t i = 0; spec->double_backward && i < PyTuple_GET_SIZE(inputs); ++i) {
-        PyObject* input = PyTuple_GET_ITEM(inputs, i);
-        group->remember(THPVariable_Unpack(input), Py_REFCNT(input) == 1);
-    }
+    if (spec->double_backward) group->remember(what_a_rerun_takes(*spec, inputs, results, random_state));
     for (const Bucket& bucket : made_for.buckets)
         for (size_t i : bucket.saved) save(*group, spec->saved[i], inputs, results, attach);
+}
+
+at::Tensor state_of_generator() {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    return generator.get_state();
 }
 
 PyObject* as_tuple(Results& results, size_t n) {
@@ -250,6 +272,7 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         return as_tuple(results, spec->n_outputs);
     }
     const Versions versions(*spec, inputs);
+    const at::Tensor random_state = spec->draws ? state_of_generator() : at::Tensor();
     Results results = forward();
     // A plan may look at memory of its own to give an output. To autograd that is no view.
     for (const Tangent& t : spec->tangents) {
@@ -259,7 +282,8 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         r.tensor = r.tensor.detach();
         r.object = nullptr;
     }
-    for (const NodeSpec& group : spec->groups) record(spec, group, inputs, results, edges, versions);
+    for (const NodeSpec& group : spec->groups)
+        record(spec, group, inputs, results, edges, versions, random_state);
     return as_tuple(results, spec->n_outputs);
 }
 

@@ -132,6 +132,8 @@ a dict:
                   the layout in which the backward gets their gradients (it must not overlap). One that is an input
                   is differentiable if the forward wrote it; if not, its gradient goes past the node
   gradients       positions of the inputs that the backward returns gradients for
+  leaves          optional, how many of these, the first, are leaves of autograd's graph, in the order in which their
+                  gradients are accumulated
   saved           what the backward reads, each ('primal', input), ('output', output) or ('temporary', n), perhaps
                   followed by the tangents whose gradients read it: others neither look at it nor free it
   backward        a callable from a tuple of bools, which tangents are defined, to a Plan or a callable; asked once for
@@ -147,9 +149,12 @@ a dict:
   conflicts       optional, per tangent those that cannot be differentiated after it unless the graph is kept. By default all
   name            of the node
   lock            optional, an RLock to hold while `backward` runs; by default one of its own
-  double_backward optional, a callable from the tuple of inputs (all tensors) and the tuple of tangents (None where
-                  undefined) to the gradients, with a history. Asked where create_graph=True, if the inputs still exist
-                  and were not written; where not, a second differentiation raises)";
+  double_backward optional, a callable from the tuple of inputs, that of the outputs in `through` (None where gone), that of
+                  tangents (None where undefined), whether hooks see what flows into the output of each, and the state of torch's
+                  generator before the forward to the gradients, with a history. Asked where create_graph=True, if the inputs still exist and were not written; where not, a
+                  second differentiation raises
+  draws           optional, whether `double_backward` is given that state; by default None
+  rewritten       optional, positions of inputs that may be written all the same)";
 
 PyType_Slot differentiable_slots[] = {{Py_tp_doc, const_cast<char*>(kDoc)},
                                       {Py_tp_new, reinterpret_cast<void*>(differentiable_new)},

@@ -89,6 +89,12 @@ variable_list gradients_in(THPObjectPtr& result, size_t n_gradients) {
     return gradients;
 }
 
+// The Python number that a tensor holds.
+PyObject* number_object(const at::Tensor& t) {
+    return t.scalar_type() == at::kDouble ? PyFloat_FromDouble(*t.const_data_ptr<double>())
+                                          : PyLong_FromLongLong(*t.const_data_ptr<int64_t>());
+}
+
 // `numbers[i]`: argument i stands for a Python number.
 variable_list call_backward(PyObject* callable, variable_list&& arguments, const std::vector<bool>& numbers,
                             size_t n_gradients) {
@@ -96,9 +102,7 @@ variable_list call_backward(PyObject* callable, variable_list&& arguments, const
     THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(arguments.size()))));
     for (size_t i = 0; i < arguments.size(); ++i) {
         const at::Tensor& t = arguments[i];
-        PyObject* item = !numbers[i]                      ? THPVariable_Wrap(t)
-                         : t.scalar_type() == at::kDouble ? PyFloat_FromDouble(*t.const_data_ptr<double>())
-                                                          : PyLong_FromLongLong(*t.const_data_ptr<int64_t>());
+        PyObject* item = numbers[i] ? number_object(t) : THPVariable_Wrap(t);
         PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item));
     }
     arguments.clear();
@@ -128,6 +132,12 @@ bool in_current_task(const Node* node) {
     if (exec_info->empty()) return true;
     const auto found = exec_info->find(key);
     return found != exec_info->end() && found->second.should_execute();
+}
+
+bool has_hooks(const Node& node) {
+    auto& n = const_cast<Node&>(node);
+    return !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || !n.pre_hooks().empty() ||
+           !n.post_hooks().empty();
 }
 
 bool intersect(const Mask& a, const Mask& b) {
@@ -305,8 +315,8 @@ void Group::add(Task& task, variable_list&& gradients) const {
 variable_list Group::compute(const Mask& mask, variable_list&& tangents, const Mask& awaited,
                              const NodePtr& node) {
     if (c10::GradMode::is_enabled() && spec_->double_backward) {
-        variable_list primals;
-        if (lock_primals(primals)) return run_double_backward(primals, mask, tangents);
+        variable_list primals, through;
+        if (lock_rerun(primals, through)) return run_double_backward(primals, through, tangents);
     }
     const bool whole = group_.whole && is_unobserved();
     const Backward* backward = spec_->find(mask, whole);
@@ -363,6 +373,11 @@ void Group::free_read(const Mask& mask, const Mask& awaited) {
     }
 }
 
+bool Group::is_watched(size_t tangent) const {
+    const Node* node = group_.is_single() ? ends_[0] : outputs_[tangent];
+    return node && has_hooks(*node);
+}
+
 bool Group::is_unobserved() const {
     if (current_task() < 0) return false;
     const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
@@ -370,9 +385,7 @@ bool Group::is_unobserved() const {
         for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i) {
             const auto cut = ends_[e]->next_edge(i).function;
             if (group_.ends[e].edges[i] < spec_->gradients.size() || !cut) continue;
-            if (!cut->tensor_pre_hooks().empty() || !cut->retains_grad_hooks().empty() ||
-                !cut->pre_hooks().empty() || !cut->post_hooks().empty())
-                return false;
+            if (has_hooks(*cut)) return false;
             const auto found = exec_info->find(cut.get());
             if (found != exec_info->end() && found->second.captures_) return false;
         }
@@ -380,26 +393,43 @@ bool Group::is_unobserved() const {
     return true;
 }
 
-bool Group::lock_primals(variable_list& primals) const {
-    for (const Primal& p : primals_) {
+bool Group::lock_rerun(variable_list& primals, variable_list& through) const {
+    for (size_t i = 0; i < rerun_.primals.size(); ++i) {
+        const Remembered& p = rerun_.primals[i];
         primals.emplace_back(p.impl.lock());
-        if (!primals.back().defined() || version_of(primals.back()) != p.version) return false;
+        const auto& written = spec_->rewritten;
+        const bool may_change = std::find(written.begin(), written.end(), i) != written.end();
+        if (!primals.back().defined() || (!may_change && p.was_written())) return false;
+    }
+    for (const Remembered& output : rerun_.through) {
+        through.emplace_back(output.impl.lock());
+        if (through.back().defined() ? output.was_written() : !is_unobserved()) return false;
     }
     return true;
 }
 
-variable_list Group::run_double_backward(const variable_list& primals, const Mask& mask,
+variable_list Group::run_double_backward(const variable_list& primals, const variable_list& through,
                                          const variable_list& tangents) const {
     pybind11::gil_scoped_acquire gil;
-    auto pack = [](const variable_list& list) {
+    auto pack = [](const variable_list& list, auto item) {
         THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(list.size()))));
         for (size_t i = 0; i < list.size(); ++i)
-            PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(THPVariable_Wrap(list[i])));
+            PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item(i)));
         return tuple;
     };
-    const THPObjectPtr first = pack(primals), second = pack(tangents);
+    auto tensors = [&](const variable_list& list) {
+        return pack(list, [&](size_t i) { return THPVariable_Wrap(list[i]); });
+    };
+    const THPObjectPtr inputs = pack(primals, [&](size_t i) {
+        return rerun_.primals[i].is_number ? number_object(primals[i]) : THPVariable_Wrap(primals[i]);
+    });
+    const THPObjectPtr outputs = tensors(through), given = tensors(tangents);
+    const THPObjectPtr watched =
+        pack(tangents, [&](size_t k) { return PyBool_FromLong(tangents[k].defined() && is_watched(k)); });
+    const THPObjectPtr state(checked(THPVariable_Wrap(rerun_.random_state)));
     THPObjectPtr result(
-        checked(PyObject_CallFunctionObjArgs(spec_->double_backward, first.get(), second.get(), nullptr)));
+        checked(PyObject_CallFunctionObjArgs(spec_->double_backward, inputs.get(), outputs.get(), given.get(),
+                                             watched.get(), state.get(), nullptr)));
     return gradients_in(result, n_gradients());
 }
 

@@ -39,15 +39,25 @@ struct SavedValue {
     std::optional<Layout> layout;  // where a hook of saved tensors may give another tensor
 };
 
-// A primal that the nodes do not keep alive, as it was; one that nobody else holds (`alone`: the compiled frame made it)
-// they do.
-struct Primal {
-    Primal(const at::Tensor& t, bool alone)
+// A tensor that the nodes do not keep alive, as it was. They do keep a number, and one that nobody else holds (`alone`:
+// the compiled frame made it).
+struct Remembered {
+    Remembered(const at::Tensor& t, bool alone)
         : held(alone ? t : at::Tensor()), impl(t.getIntrusivePtr()), version(version_of(t)) {}
+
+    bool was_written() const { return version_of(at::Tensor(impl.lock())) != version; }
 
     at::Tensor held;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
     uint32_t version;
+    bool is_number = false;
+};
+
+// What running the forward again takes.
+struct Rerun {
+    std::vector<Remembered> primals;
+    std::vector<Remembered> through;  // the outputs of `Spec::through`
+    at::Tensor random_state;          // of the generator before the forward, where that draws
 };
 
 // A group's gradients are computed once for all tangents that a call of the engine has for it, however many nodes hand
@@ -65,7 +75,7 @@ class Group : public c10::intrusive_ptr_target {
     // Made in the order of `group().buckets`.
     void save(const at::Tensor& t, bool is_output, bool rebased_view);
     void save(at::Tensor number);
-    void remember(const at::Tensor& primal, bool alone) { primals_.emplace_back(primal, alone); }
+    void remember(Rerun rerun) { rerun_ = std::move(rerun); }
 
     // The nodes, which say so when they are gone.
     void set_output(size_t tangent, const Node* node) { outputs_[tangent] = node; }
@@ -118,11 +128,15 @@ class Group : public c10::intrusive_ptr_target {
     // group does the work of all groups; what flows into those outputs from elsewhere is added by their own nodes.
     bool is_unobserved() const;
 
-    // Whether all primals still exist and are as they were.
-    bool lock_primals(variable_list& primals) const;
+    // Whether hooks see what flows into an output of this group.
+    bool is_watched(size_t tangent) const;
+
+    // Whether all primals still exist, and they and the outputs in `through` are as they were. Of these, some may be
+    // gone if nobody looks at what flows into them.
+    bool lock_rerun(variable_list& primals, variable_list& through) const;
 
     // create_graph=True: the gradients of the forward run again, operator by operator, so that they have a history.
-    variable_list run_double_backward(const variable_list& primals, const Mask& mask,
+    variable_list run_double_backward(const variable_list& primals, const variable_list& through,
                                       const variable_list& tangents) const;
 
     void conform_tangents(const Mask& mask, variable_list& arguments) const;
@@ -143,7 +157,7 @@ class Group : public c10::intrusive_ptr_target {
     c10::intrusive_ptr<Spec> spec_;
     const NodeSpec& group_;
     std::vector<SavedValue> saved_;  // bucket by bucket
-    std::vector<Primal> primals_;    // for second derivatives
+    Rerun rerun_;                    // for second derivatives
     std::vector<const Node*> ends_;
     c10::SmallVector<const Node*, 4> outputs_;  // by tangent
     c10::SmallVector<int, 4> arrived_;          // by tangent: the last call of the engine that had it

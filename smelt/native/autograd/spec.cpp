@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <queue>
 
 #include "autograd/errors.h"
 #include "plan/plan.h"
@@ -78,6 +79,7 @@ class Reader {
         s_.name = spec["name"].cast<std::string>();
         s_.n_outputs = spec["n_outputs"].cast<size_t>();
         for (py::handle h : spec["gradients"]) s_.gradients.push_back(h.cast<size_t>());
+        if (spec.contains("leaves")) s_.n_leaves = spec["leaves"].cast<size_t>();
         for (py::handle h : spec["differentiable"]) s_.tangents.push_back(tangent(h.cast<py::tuple>()));
         if (spec.contains("through"))
             for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
@@ -88,6 +90,9 @@ class Reader {
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
         if (spec.contains("double_backward") && !spec["double_backward"].is_none())
             s_.double_backward = owned(callable(spec, "double_backward"));
+        s_.draws = spec.contains("draws") && spec["draws"].cast<bool>();
+        if (spec.contains("rewritten"))
+            for (py::handle h : spec["rewritten"]) s_.rewritten.push_back(h.cast<size_t>());
         count();
         s_.forward = owned(callable(spec, "forward"));
         s_.forward_is_plan = is_plan(s_.forward);
@@ -98,8 +103,8 @@ class Reader {
     static void check_keys(const py::dict& spec) {
         const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
                                             "backward", "name"));
-        const py::set optional(
-            py::make_tuple("lock", "double_backward", "through", "groups", "contributors", "conflicts"));
+        const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
+                                              "conflicts", "draws", "rewritten", "leaves"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -146,6 +151,7 @@ class Reader {
         for (size_t i = 0; i < contributors.size(); ++i)
             if (const Mask mask = within(contributors[i]); count_defined(mask))
                 entry(group.ends, &End::tangents, mask).edges.push_back(i);
+        for (End& end : group.ends) end.edges = as_pushed(end.edges, s_.n_leaves);
         if (group.is_single() && group.ends.empty()) group.ends.push_back({own, {}});
         for (size_t i = 0; i < s_.saved.size(); ++i) {
             const Mask& readers = s_.saved[i].readers;
@@ -157,6 +163,25 @@ class Reader {
             group.n_saved += bucket.saved.size();
         }
         return group;
+    }
+
+    // `edges`, which begin with those of leaves in the order in which their gradients are to be accumulated, in the order
+    // in which the engine is to be given them. To its queue, a heap, all accumulations are equal, and come before all else:
+    // another such heap tells in which order it gives them back.
+    static std::vector<size_t> as_pushed(const std::vector<size_t>& edges, size_t n_leaves) {
+        struct Item {
+            bool is_leaf;
+            size_t position;
+        };
+        const auto comes_after = [](const Item& a, const Item& b) { return a.is_leaf < b.is_leaf; };
+        std::priority_queue<Item, std::vector<Item>, decltype(comes_after)> queue(comes_after);
+        for (size_t i = 0; i < edges.size(); ++i) queue.push({edges[i] < n_leaves, i});
+        std::vector<size_t> pushed = edges;
+        for (size_t i = 0; i < edges.size() && edges[i] < n_leaves; ++i) {
+            pushed[queue.top().position] = edges[i];
+            queue.pop();
+        }
+        return pushed;
     }
 
     // The one with this mask, made if there is none.

@@ -71,14 +71,17 @@ struct Spec : c10::intrusive_ptr_target {
     PyObject* lock = nullptr;             // held while a backward is compiled
     PyObject* double_backward = nullptr;  // differentiates by running the forward again, or null
     bool forward_is_plan = false;
+    bool draws = false;  // `double_backward` is given the state of the generator before the forward
+    std::vector<size_t> rewritten;  // inputs whose values `double_backward` does not read
     size_t n_outputs = 0;
     size_t n_results = 0;  // outputs and saved temporaries
     size_t n_inputs = 0;   // the fewest that a call needs
     std::vector<Tangent> tangents;
     std::vector<size_t> gradients;  // positions among the inputs
-    std::vector<size_t> through;    // positions of outputs that other outputs are computed from
-    std::vector<NodeSpec> groups;   // in the order of computation
-    std::vector<Mask> conflicts;    // per tangent: with which others it shares what eager frees
+    size_t n_leaves = 0;  // the first so many gradients are of leaves, in the order in which they arrive
+    std::vector<size_t> through;   // positions of outputs that other outputs are computed from
+    std::vector<NodeSpec> groups;  // in the order of computation
+    std::vector<Mask> conflicts;   // per tangent: with which others it shares what eager frees
     std::vector<SavedSource> saved;
     std::vector<size_t> returned_inputs;         // what a plan returns as a differentiable output
     std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock
