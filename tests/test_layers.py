@@ -52,7 +52,14 @@ ORDER = Layers(
         ],
         "smelt.capture.interpreter": [REST, "opcodes"],
         "smelt.capture.library": [REST, "output", "autograd"],
-        "smelt.capture.protocol": [REST, "attributes", "scopes", "cells", "symbolic_numbers"],
+        "smelt.capture.protocol": [
+            REST,
+            "attributes",
+            "scopes",
+            "cells",
+            "symbolic_numbers",
+            "polyfills_of_results",
+        ],
         "smelt.codegen": ["generate", "calls", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
         "smelt.ops": [

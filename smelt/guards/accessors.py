@@ -53,7 +53,12 @@ def _param(base: Any, key: str) -> Any:
 
 
 def _item(base: Any, key: Any) -> Any:
-    for kind in (dict, list, tuple):
+    if issubclass(type(base), dict):
+        found = dict.get(base, key, _ABSENT)  # dict.__getitem__ calls `__missing__`
+        if found is _ABSENT:
+            raise Missing(key)
+        return found
+    for kind in (list, tuple):
         if issubclass(type(base), kind):
             return kind.__getitem__(base, key)
     return base[key]

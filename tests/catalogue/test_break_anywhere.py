@@ -62,7 +62,7 @@ class Forced:
             depth = len(machine.stopping.frames)
             if (
                 depth < len(machine.stopping.path)
-                and frame.ticks == machine.stopping.path[depth]
+                and frame.moment(frame.ticks) == machine.stopping.path[depth]
                 and self._follows(machine, frame)
             ):
                 original(machine, frame)
@@ -74,7 +74,7 @@ class Forced:
     def _follows(machine: Any, frame: Any) -> bool:
         if not machine.stopping.frames:
             return frame is machine.frames.root
-        return frame.direct and frame.parent is machine.stopping.frames[-1]
+        return frame.deliveries is not None and frame.parent is machine.stopping.frames[-1]
 
 
 @pytest.mark.parametrize("factory", _programs())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from smelt.capture.base.bytecode import Code
@@ -33,12 +34,25 @@ class LastInstruction:
         self.at = at
 
 
+_CALLEE = 1 << 40  # more instructions than a frame can begin
+
+
+@dataclass(frozen=True, eq=False)
+class Delivery:
+    """What the waiting instruction of a caller makes of its callee's result: `after(result, *values)`; and, unless it is
+    None, `otherwise(error, *values)` of what the callee raises. Functions of `protocol/polyfills_of_results.py`."""
+
+    after: Callable[..., object]
+    values: tuple[object, ...] = ()
+    otherwise: Callable[..., object] | None = None
+
+
 class Frame:
     """One call of a Python function. What `stack`, `locals` and the namespaces hold is the user's."""
 
     __slots__ = (
-        "code", "direct", "function", "globals", "handled", "instructions", "kwnames", "locals", "loops",
-        "names", "namespace", "nodes", "parent", "pc", "result", "stack", "stop", "ticks", "yielded",
+        "callees", "code", "deliveries", "function", "globals", "handled", "instructions", "kwnames", "locals", "loops",
+        "names", "namespace", "nodes", "order", "parent", "pc", "prepared", "result", "stack", "stop", "ticks", "yielded",
     )  # fmt: skip
 
     stack: list[Any]
@@ -62,12 +76,32 @@ class Frame:
         self.yielded = False
         self.namespace = None
         self.names = None
-        self.direct = False  # its result is the result of its caller's CALL
+        # what makes the result of the instruction at which the caller waits of this frame's, one after the other; None: the
+        # caller cannot be left there
+        self.deliveries: tuple[Delivery, ...] | None = None
         self.ticks = 0  # instructions begun
+        self.callees = (
+            0,
+            0,
+        )  # the tick of the instruction that called last, and how many times it did before
+        self.prepared: tuple[
+            object, ...
+        ] = ()  # what BEFORE_WITH has found before it calls `__enter__`: `__exit__`
+        self.order = 0  # how many times the caller's instruction had called before it called this frame
         self.stop = 0  # at which of them capture is to stop: 0 is at none
         self.nodes = 0  # how many nodes the graph had when it began
         # of each loop that runs, by its first instruction: the tick of its first jump back, and the nodes that there were
         self.loops: dict[int, tuple[int, int]] = {}
+
+    def moment(self, ticks: int) -> int:
+        """The moment at which the frame has begun so many instructions, different from each of the other frames that its
+        caller's instruction calls."""
+        return self.order * _CALLEE + ticks
+
+    def stop_at(self, moment: int) -> None:
+        """Capture is to stop at a moment of this frame, or of another that the caller's instruction calls."""
+        order, ticks = divmod(moment, _CALLEE)
+        self.stop = ticks if order == self.order else 0
 
     @property
     def line(self) -> Line:
@@ -94,6 +128,23 @@ class Frame:
         for at in range(len(slots)):
             slots[at] = None
         self.stack.clear()
+
+
+# A frame, the tick of its instruction whose result is what is called next gives, and what becomes of that.
+Tail = tuple[Frame, int, tuple[Delivery, ...]]
+
+
+def through(
+    tail: Tail | None,
+    after: Callable[..., object],
+    *values: object,
+    otherwise: Callable[..., object] | None = None,
+) -> Tail | None:
+    """`tail`, where the instruction gives `after(result, *values)`, or `otherwise(error, *values)`."""
+    if tail is None:
+        return None
+    frame, tick, deliveries = tail
+    return frame, tick, (Delivery(after, values, otherwise), *deliveries)
 
 
 CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))

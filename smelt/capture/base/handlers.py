@@ -29,6 +29,9 @@ SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}  # what is interpreted in 
 CODES: dict[Any, Handler] = {}
 # `(vm, function, args, kwargs)`, by module: functions and unbound methods that Cython compiled
 CYTHON_FUNCTIONS: dict[str, Handler] = {}
+# Handlers of `BUILTINS` that say themselves what becomes of the result of the Python function that they call: it may be left
+# in the middle by a graph break. What others call gives no result of the call.
+HANDING_ON: set[Handler] = set()
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 
@@ -61,6 +64,12 @@ def builtin(*callables: object) -> Callable[[Handler], Handler]:
 def function(*functions: object) -> Callable[[Handler], Handler]:
     """Decorates the handler of functions written in Python: `handler(vm, args, kwargs)`."""
     return _in(FUNCTIONS, *functions)
+
+
+def hands_on(handler: Handler) -> Handler:
+    """Adds the decorated handler to `HANDING_ON`."""
+    HANDING_ON.add(handler)
+    return handler
 
 
 def method(base: type, *names: str) -> Callable[[Handler], Handler]:

@@ -73,7 +73,11 @@ NATIVE_MODULES = (
     "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
 )  # fmt: skip
 # What is interpreted all the same: it calls the user's functions back.
-POLYFILLS = ("smelt.capture.protocol.polyfills", "smelt.capture.protocol.polyfills_of_torch")
+POLYFILLS = (
+    "smelt.capture.protocol.polyfills",
+    "smelt.capture.protocol.polyfills_of_results",
+    "smelt.capture.protocol.polyfills_of_torch",
+)
 _INTERPRETED_MODULES = (*POLYFILLS, "torch.nn.attention.flex_attention")
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
 _PREFIXES = tuple(

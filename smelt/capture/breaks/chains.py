@@ -15,11 +15,11 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import LEAF_TYPES
-from smelt.capture.breaks.points import Continuation, Placeholder, Point, WaitingFrame
+from smelt.capture.breaks.points import Placeholder, Point, Polyfill, Rest, WaitingFrame
 from smelt.capture.rebuilding.source import compiled_source
 
 CHAIN_MODULE = "__smelt_chain__"  # the __name__ in chains
@@ -29,12 +29,15 @@ CHAIN_MODULE = "__smelt_chain__"  # the __name__ in chains
 class _Call:
     """A call of a resume function in a chain: what it takes, by name (a parameter, `result` or `error`)."""
 
-    point: Point
+    rest: Rest  # without values
     arguments: tuple[str, ...]
-    returns: bool
 
-    def continuation(self, known: dict[str, object]) -> Continuation:
-        return Continuation(self.point, tuple(known[name] for name in self.arguments), self.returns)
+    @property
+    def point(self) -> Point | Polyfill:
+        return self.rest.point
+
+    def with_values(self, known: dict[str, object]) -> Rest:
+        return replace(self.rest, values=tuple(known[name] for name in self.arguments))
 
 
 _Calls = tuple[_Call, _Call | None]  # of a frame: when its callee has returned, when it has raised
@@ -66,20 +69,23 @@ def callers(frame: Frame) -> list[Point]:
     if found is None:
         return []
     at = found[1].get(frame.code.lines[frame.pc - 1])
-    return [] if at is None else [normal.point for normal, _ in found[2][at + 1 :]]
+    points = [] if at is None else [normal.point for normal, _ in found[2][at + 1 :]]
+    return [point for point in points if isinstance(point, Point)]
 
 
 def _waiting(normal: _Call, handler: _Call | None, parameters: dict[str, object]) -> WaitingFrame:
     result, error = Placeholder("result"), Placeholder("error")
     known = {**parameters, "result": result, "error": error}
-    handling = None if handler is None else handler.continuation(known)
-    return WaitingFrame(normal.continuation(known), result, handling, error)
+    handling = None if handler is None else handler.with_values(known)
+    return WaitingFrame(normal.with_values(known), result, handling, error)
 
 
 class ChainText:
     """Writes the source of the chain of `frames`, innermost first. `key` tells chains apart, `values` is what one takes."""
 
-    def __init__(self, frames: Sequence[WaitingFrame], function: Callable[[Point], object]) -> None:
+    def __init__(
+        self, frames: Sequence[WaitingFrame], function: Callable[[Point | Polyfill], object]
+    ) -> None:
         self.values: list[object] = []
         self.name = f"rest_of_{frames[-1].normal.point.source.co_name.strip('<>')}"
         self._function = function
@@ -95,7 +101,7 @@ class ChainText:
         return "chain", *(call and (call.point.key, call.arguments) for call in calls)
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[Point | Polyfill]:
         """Where its frames may go on."""
         return [call.point for pair in self._calls for call in pair if call is not None]
 
@@ -104,9 +110,9 @@ class ChainText:
         handler = None if frame.handler is None else self._call(frame.handler, frame.error, "error")
         return normal, handler
 
-    def _call(self, rest: Continuation, awaited: Placeholder | None, name: str) -> _Call:
+    def _call(self, rest: Rest, awaited: Placeholder | None, name: str) -> _Call:
         arguments = (name if v is awaited is not None else self._parameter(v) for v in rest.values)
-        return _Call(rest.point, tuple(arguments), rest.returns)
+        return _Call(replace(rest, values=()), tuple(arguments))
 
     def _parameter(self, value: object) -> str:
         known = self._names.get(id(value)) if type(value) not in LEAF_TYPES else None

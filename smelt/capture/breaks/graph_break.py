@@ -10,22 +10,20 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
 from smelt.capture.base.bytecode import Code
-from smelt.capture.base.frames import Frame, LastInstruction
+from smelt.capture.base.frames import Delivery, Frame, LastInstruction
 from smelt.capture.breaks.chains import remaining
 from smelt.capture.breaks.instructions import ROWS, Constant, Step
 from smelt.capture.breaks.liveness import handler_at
 from smelt.capture.breaks.loops import LOOPING, loop_step
-from smelt.capture.breaks.points import Continuation, Placeholder, WaitingFrame
+from smelt.capture.breaks.points import AfterCall, Continuation, Placeholder, Polyfill, WaitingFrame
 from smelt.capture.breaks.resume import Originals, Resumes, continuation
+from smelt.capture.breaks.waiting import after
 from smelt.errors import Unsupported
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
-
-# how many values an instruction that waits for a callee takes from the stack
-_CALLS = {"CALL": lambda arg: arg + 2, "CALL_FUNCTION_EX": lambda arg: 3 + (arg & 1)}
 
 
 class Writer(Protocol):
@@ -136,7 +134,7 @@ def _answered(frame: WaitingFrame, value: object) -> WaitingFrame:
     """The frame, after its callee has returned `value`."""
     rest = frame.normal
     values = tuple(value if v is frame.result else v for v in rest.values)
-    return WaitingFrame(Continuation(rest.point, values, rest.returns), None)
+    return WaitingFrame(replace(rest, values=values), None)
 
 
 def _step(frame: Frame) -> Step:
@@ -156,7 +154,7 @@ def plan(
     innermost = frames[-1]
     loops = reason.kind is LONG_COMPUTATION and innermost.code.names[innermost.pc] in LOOPING
     step = loop_step(originals, decode, innermost) if loops else _step(innermost)
-    callers = _callers(originals, frames[:-1])
+    callers = _callers(originals, frames)
     normal = [continuation(originals, s.frame or innermost, s.at, s.stack) for s in step.successors]
     successors = tuple((WaitingFrame(rest, None), *callers) for rest in normal)
     error = Placeholder("error")
@@ -169,20 +167,33 @@ def plan(
 
 
 def _callers(originals: Originals, frames: Sequence[Frame]) -> tuple[WaitingFrame, ...]:
-    """The frames that wait for a callee, innermost first, without those that only hand on its result."""
+    """What waits for a callee, innermost first, without the frames that only hand on its result."""
     waiting: list[WaitingFrame] = []
-    for frame in reversed(frames):
+    for frame, callee in zip(reversed(frames[:-1]), reversed(frames)):
+        waiting += map(_delivered, callee.deliveries or ())
         left = remaining(frame)
         waiting += [_waiting(originals, frame)] if left is None else left
     return tuple(frame for frame in waiting if frame.handler or not frame.normal.returns)
 
 
 def _waiting(originals: Originals, frame: Frame) -> WaitingFrame:
-    name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     result, error = Placeholder("result"), Placeholder("error")
-    stack = [*frame.stack[: len(frame.stack) - _CALLS[name](arg)], result]
-    normal = continuation(originals, frame, frame.pc + 1, stack)
+    normal = continuation(originals, frame, *after(frame, result))
     return WaitingFrame(normal, result, _to_handler(originals, frame, error), error)
+
+
+def _delivered(delivery: Delivery) -> WaitingFrame:
+    """What an instruction does in C once it has its callee's result."""
+    result, error = Placeholder("result"), Placeholder("error")
+    normal = AfterCall(_polyfill(delivery.after), (result, *delivery.values))
+    handler = None
+    if delivery.otherwise is not None:
+        handler = AfterCall(_polyfill(delivery.otherwise), (error, *delivery.values))
+    return WaitingFrame(normal, result, handler, error)
+
+
+def _polyfill(function: Callable[..., object]) -> Polyfill:
+    return Polyfill(cast(types.FunctionType, function))
 
 
 def _to_handler(originals: Originals, frame: Frame, error: Placeholder) -> Continuation | None:

@@ -39,6 +39,23 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Polyfill:
+    """In place of a point: the rest of what an instruction does in C, as a function (`protocol/polyfills_of_results.py`)."""
+
+    function: types.FunctionType
+
+    @property
+    def source(self) -> types.CodeType:
+        """The function's code."""
+        return self.function.__code__
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal functions."""
+        return (self.function,)
+
+
+@dataclass(frozen=True)
 class Continuation:
     """The rest of a frame: a point, and the values that its resume function takes. `returns`: all that the frame still does
     is to return the last of them."""
@@ -49,11 +66,23 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class WaitingFrame:
-    """A frame that waits for a callee: how it goes on when the callee has returned `result` (`normal`), and when the callee
-    has raised `error`, if it handles exceptions there (`handler`)."""
+class AfterCall:
+    """The rest of an instruction that called: a function, and the values that it takes."""
 
-    normal: Continuation
+    point: Polyfill
+    values: tuple[object, ...]
+    returns: bool = False
+
+
+Rest = Continuation | AfterCall
+
+
+@dataclass(frozen=True)
+class WaitingFrame:
+    """A frame, or an instruction of C, that waits for a callee: how it goes on when the callee has returned `result`
+    (`normal`), and when the callee has raised `error`, if it handles exceptions there (`handler`)."""
+
+    normal: Rest
     result: Placeholder | None  # None: the innermost frame, which waits for nobody
-    handler: Continuation | None = None
+    handler: Rest | None = None
     error: Placeholder | None = None

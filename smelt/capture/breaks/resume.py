@@ -18,7 +18,7 @@ from smelt.capture.base.values import NULL
 from smelt.capture.breaks.assembler import Exit, Handling, Null, Position, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.liveness import live_slots
-from smelt.capture.breaks.points import Continuation, Point, WaitingFrame
+from smelt.capture.breaks.points import Continuation, Point, Polyfill, WaitingFrame
 
 BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
 
@@ -143,7 +143,7 @@ class Resumes:
         self._wrap = wrap
         self._decode = decode
         # key -> (callable, what its ids belong to)
-        self._made: dict[tuple[object, ...], tuple[Resume, list[Point]]] = {}
+        self._made: dict[tuple[object, ...], tuple[Resume, Sequence[Point | Polyfill]]] = {}
 
     def clear(self) -> None:
         """Forgets them all; those in use stay alive."""
@@ -154,14 +154,16 @@ class Resumes:
         """All that were made, in order."""
         return [made for made, _ in self._made.values()]
 
-    def function(self, point: Point) -> Resume:
+    def function(self, point: Point | Polyfill) -> Resume | types.FunctionType:
         """The resume function of `point`."""
+        if isinstance(point, Polyfill):
+            return point.function
         found = self._made.get(point.key)
         if found is None:
             found = self._made[point.key] = self._wrap(resume_function(self._decode, point)), [point]
         return found[0]
 
-    def chain(self, frames: Sequence[WaitingFrame]) -> tuple[Resume, tuple[object, ...]]:
+    def chain(self, frames: Sequence[WaitingFrame]) -> tuple[Resume | types.FunctionType, tuple[object, ...]]:
         """The callable that goes on in all `frames`, innermost first, and the values that it takes."""
         if len(frames) == 1:
             return self.function(frames[0].normal.point), frames[0].normal.values

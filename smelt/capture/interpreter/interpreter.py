@@ -84,7 +84,6 @@ arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasatt
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
 
 _MUCH = 400_000  # instructions without a call of torch: about a second
-_CALLING = ("CALL", "CALL_FUNCTION_EX")  # an earlier one may have been answered without a frame
 
 
 def decoded(code: types.CodeType) -> Code:
@@ -256,24 +255,24 @@ class Interpreter(VM):
     # ---- stops
 
     def _path(self, error: Unsupported) -> tuple[int, ...]:
-        """Where the graph may break for `error`: how many instructions each frame has begun then, outermost first.
+        """Where the graph may break for `error`: the moment of each frame, outermost first.
 
         What takes long is left as a whole: the outermost loop or call that began after the graph grew last."""
         frames = self._resumable_frames()
-        ticks = tuple(f.ticks for f in frames)
+        ticks = tuple(f.moment(f.ticks) for f in frames)
         nodes = len(self.trace.tape.torch.graph.nodes)
         for i, frame in enumerate(frames if error.reason.kind is LONG_COMPUTATION else ()):
             outermost = min(
                 (h for h, (_, n) in frame.loops.items() if n == nodes and _runs(frame, h)), default=-1
             )
             if outermost >= 0:
-                return (*ticks[:i], frame.loops[outermost][0])
+                return (*ticks[:i], frame.moment(frame.loops[outermost][0]))
             if i + 1 < len(frames) and frames[i + 1].nodes == nodes:
                 return ticks[: i + 1]
         return ticks
 
     def _resumable_frames(self) -> list[Frame]:
-        """The frames, from the root on, that can be left in the middle: each waits at a CALL for the next one's result."""
+        """The frames, from the root on, that can be left in the middle: each waits for the next one's result."""
         frames: list[Frame] = []
         frame = self.frame
         while frame is not None:
@@ -282,17 +281,20 @@ class Interpreter(VM):
         frames.reverse()
         if not frames or frames[0] is not self.frames.root:
             return []
-        count = next((i for i, f in enumerate(frames) if i and not f.direct), len(frames))
+        count = next((i for i, f in enumerate(frames) if i and f.deliveries is None), len(frames))
         return frames[:count]
 
     def direct(self, frame: Frame) -> Frame:
-        """`frame`, made for the call of the CALL that is being carried out."""
-        caller, self.frames.tail = self.frames.tail, None
-        if caller is not None and caller is self.frame and caller.code.names[caller.pc - 1] in _CALLING:
-            frame.direct = True
+        """`frame`, made for the instruction that is being carried out."""
+        tail = self.frames.take_tail()
+        if tail is not None and tail[0] is self.frame and tail[0].ticks == tail[1]:
+            caller, tick, frame.deliveries = tail
+            at, count = caller.callees
+            frame.order = count + 1 if at == tick else 0
+            caller.callees = tick, frame.order
             depth = len(self.stopping.frames)
             if caller.ticks == caller.stop and depth and self.stopping.frames[-1] is caller:
-                frame.stop = self.stopping.path[depth]
+                frame.stop_at(self.stopping.path[depth])
         return frame
 
     def check_stop(self, frame: Frame) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from torch import nn
 
-from smelt.capture.base.handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.base.frames import through
+from smelt.capture.base.handlers import Args, Kwargs, builtin, function, hands_on, unsupported
 from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import attributes, scopes
+from smelt.capture.protocol import attributes, polyfills_of_results, scopes
 from smelt.capture.protocol.attributes import python_method
 from smelt.trace.fake import FakeTensor
 
@@ -19,30 +20,46 @@ _Name = tuple[object, str]  # an object, and the name of an attribute
 
 
 @builtin(getattr)
+@hands_on
 def _getattr(vm: VM, args: _Name | tuple[object, str, object], kwargs: Kwargs) -> object:
     if len(args) == 2:
         return attributes.load_attr(vm, *args)
     obj, name, default = args
+    _otherwise(vm, polyfills_of_results.as_it_is, polyfills_of_results.default, default)
     return attributes.load_default(vm, obj, name, default)
 
 
+def _otherwise(
+    vm: VM, after: Callable[..., object], otherwise: Callable[..., object], *values: object
+) -> None:
+    """What becomes of an attribute that code of the user gives, or raises."""
+    vm.frames.tail = through(vm.frames.tail, after, *values, otherwise=otherwise)
+
+
 @builtin(hasattr)
+@hands_on
 def _hasattr(vm: VM, args: _Name, kwargs: Kwargs) -> bool:
     obj, name = args
+    _otherwise(vm, polyfills_of_results.found, polyfills_of_results.not_found)
     return attributes.load_default(vm, obj, name, MISSING) is not MISSING
 
 
 @builtin(setattr)
+@hands_on
 def _setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    vm.frames.tail = through(vm.frames.tail, polyfills_of_results.nothing)
     attributes.store_attr(vm, *args)
 
 
 @builtin(delattr)
+@hands_on
 def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
+    vm.frames.tail = through(vm.frames.tail, polyfills_of_results.nothing)
     attributes.delete_attr(vm, *args)
 
 
 @builtin(object.__getattribute__)
+@hands_on
 def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
     return attributes.load_own(vm, obj, name)
@@ -55,7 +72,9 @@ def _type_getattribute(vm: VM, args: tuple[type, str], kwargs: Kwargs) -> object
 
 
 @builtin(object.__setattr__)
+@hands_on
 def _object_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    vm.frames.tail = through(vm.frames.tail, polyfills_of_results.nothing)
     store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
     store(vm, *args)
 

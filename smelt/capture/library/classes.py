@@ -11,7 +11,7 @@ from typing import cast
 import torch
 
 from smelt.capture.base.frames import Frame, Generator, VMCallable
-from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, builtin, function, unsupported
+from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, builtin, function, hands_on, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import LEAF_TYPES, MISSING, NULL, FunctionType
@@ -198,6 +198,7 @@ def _type_init(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 @builtin(type.__call__)
+@hands_on
 def _type_call(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return vm.instantiate(cast(type, args[0]), args[1:], kwargs)
 

@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable
 
-from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
+from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin, hands_on
 from smelt.capture.base.values import has_identity_hash
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
@@ -54,6 +54,7 @@ formatting.install()
 
 
 @builtin(bool)
+@hands_on
 def _bool(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     return vm.truth(args[0]) if args else False
 

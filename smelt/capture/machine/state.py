@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import CellType, TracebackType
 from typing import Any
 
-from smelt.capture.base.frames import Frame, Generator
+from smelt.capture.base.frames import Frame, Generator, Tail
 from smelt.capture.base.type_info import TypeInfo
 from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 from smelt.capture.machine.native_reach import NativeReach
@@ -28,14 +28,19 @@ class Frames:
     """The frames that run, besides the innermost one (`VM.frame`)."""
 
     root: Frame | None = None  # the captured frame, once it runs
-    # the frame whose CALL is being carried out, while what is called gives its result
-    tail: Frame | None = None
+    # whose instruction is being carried out, while what is called gives its result
+    tail: Tail | None = None
     depth: int = 0  # frames that run
     depth_limit: int = field(default_factory=sys.getrecursionlimit)
     # frames that are calling a module's `forward` without `__call__`
     module_callers: list[Frame | None] = field(default_factory=list)
     generators: list[weakref.ref[Generator]] = field(default_factory=list)
     natively: object = None  # a function with a handler, which runs for real now
+
+    def take_tail(self) -> Tail | None:
+        """`tail`: the caller decides what of all that it calls gives the result, and puts it back for that."""
+        tail, self.tail = self.tail, None
+        return tail
 
 
 @dataclass

@@ -108,7 +108,7 @@ class VM(ABC):
 
     @abstractmethod
     def direct(self, frame: Frame) -> Frame:
-        """`frame`, made for the call of the CALL that is being carried out."""
+        """`frame`, made for the instruction that is being carried out: its result is that of the instruction."""
 
     @abstractmethod
     def check_work(self) -> None:

@@ -129,7 +129,10 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     if how is ABSENT:
         raise TypeError(f"{type(obj).__name__!r} object is not callable")
     if how is not NON_DATA:
-        return call(vm, attributes.load_attr(vm, obj, "__call__"), args, kwargs)
+        tail = vm.frames.take_tail()
+        found = attributes.load_attr(vm, obj, "__call__")
+        vm.frames.tail = tail
+        return call(vm, found, args, kwargs)
     if type(obj) is weakref.ref and id(obj) in vm.outside.origins:
         return wrapping.wrap(vm.outside, obj(), vm.outside.origins[id(obj)].child("call", None))
     kind = (type(obj).__module__, type(obj).__name__)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable
 
 import torch
 
+from smelt import _native
+from smelt.capture.base.frames import through
 from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import refusal, runs_natively, setting
 from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import CONTAINER_BASES, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
+from smelt.capture.protocol import polyfills_of_results
 from smelt.capture.protocol.arity import accepts, misused
 from smelt.capture.protocol.native_calls import at_home, run_native
 from smelt.capture.protocol.python_functions import call_function
@@ -21,7 +25,7 @@ from smelt.reasons import TENSOR_SUBCLASS, Reason
 
 def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     """`cls(*args, **kwargs)`: a handler, the `__call__` of a metaclass, or what `type.__call__` does."""
-    vm.frames.tail = None
+    tail = vm.frames.take_tail()
     handler = BUILTINS.get(cls)
     if handler is not None:
         return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else misused(cls, args, kwargs)
@@ -31,13 +35,19 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         if how is FUNCTION:
             if isinstance(cls, enum.EnumMeta) or runs_natively(found):
                 return at_home(vm, run_native(vm, cls, args, kwargs))
+            vm.frames.tail = tail
             return call_function(vm, found, (cls, *args), kwargs)
-    made = instantiate(vm, cls, args, kwargs)
-    return at_home(vm, made) if cls.__module__ == "typing" else made
+    if cls.__module__ == "typing":
+        return at_home(vm, instantiate(vm, cls, args, kwargs))
+    vm.frames.tail = tail
+    return instantiate(vm, cls, args, kwargs)
 
 
 def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     """What `type.__call__` does: `__new__`, then `__init__`."""
+    tail = vm.frames.take_tail()
+    if not _is_users(cls):
+        tail = None
     info = vm.type_info(cls)
     refused = setting(cls)
     if refused is not None and not _is_interpreted(*info.find("__init__")[:2]):
@@ -54,6 +64,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     if type(new) is FunctionType:
         if runs_natively(new):
             return run_native(vm, cls, args, kwargs)
+        vm.frames.tail = through(tail, polyfills_of_results.created, cls, tuple(args), kwargs)
         obj = call_function(vm, new, (cls, *args), kwargs)
         if not isinstance(obj, cls):
             return obj
@@ -64,10 +75,22 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     else:
         return _construct_native(vm, cls, args, kwargs)
     if python_init:
-        call_function(vm, init, (obj, *args), kwargs)
+        vm.frames.tail = through(tail, polyfills_of_results.initialized, obj)
+        result = call_function(vm, init, (obj, *args), kwargs)
+        if result is not None:
+            raise TypeError(f"__init__() should return None, not {vm.class_of(result).__name__!r}")
     elif init is not object.__init__:
         vm.native(init, (obj, *args), kwargs)
     return obj
+
+
+def _is_users(cls: type) -> bool:
+    """Whether a graph may break while an instance of `cls` is made: it is the user's, and what it inherits from C knows to
+    go on. There is nothing to be compiled in the constructors of the library."""
+    root = cls.__module__.partition(".")[0]
+    if root == "torch" or root in sys.stdlib_module_names:
+        return False
+    return all(_native.made_by_python(base) or base in (object, *CONTAINER_BASES) for base in cls.__mro__)
 
 
 def _is_interpreted(how: object, init: object) -> bool:

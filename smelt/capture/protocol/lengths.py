@@ -7,24 +7,28 @@ import operator
 from collections.abc import Sized
 from typing import SupportsIndex, cast
 
-from smelt.capture.base.handlers import Args, Kwargs, builtin
+from smelt.capture.base.frames import through
+from smelt.capture.base.handlers import Args, Kwargs, builtin, hands_on
 from smelt.capture.base.values import CONTAINER_BASES
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
-from smelt.capture.protocol import attributes
+from smelt.capture.protocol import attributes, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
 from smelt.trace.fake import FakeTensor
 
 
 @builtin(len)
+@hands_on
 def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
+    tail = vm.frames.take_tail()
     if type(obj) is FakeTensor:
         if not obj.spec.shape:
             raise TypeError("len() of a 0-d tensor")
         return attributes.shape_of(obj)[0]
     found = python_method(vm, obj, "__len__")
     if found is not None:
+        vm.frames.tail = through(tail, polyfills_of_results.length)
         return checked_len(vm.call_function(found, (obj,)))
     return container_len(vm, obj)
 

@@ -20,7 +20,16 @@ from typing import TypeVar, cast
 import torch
 
 from smelt.capture.base.frames import VMCallable
-from smelt.capture.base.handlers import BUILTINS, CODES, METHODS, TENSOR_METHODS, Args, Kwargs, unsupported
+from smelt.capture.base.handlers import (
+    BUILTINS,
+    CODES,
+    HANDING_ON,
+    METHODS,
+    TENSOR_METHODS,
+    Args,
+    Kwargs,
+    unsupported,
+)
 from smelt.capture.base.native_functions import PURE_METHODS, PURE_TYPES, REFUSED, refusal, setting
 from smelt.capture.base.values import (
     CONTAINER_BASES,
@@ -153,8 +162,9 @@ def _is_same_item(now: object, before: object) -> bool:
 
 def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     """A function or bound method written in C."""
-    vm.frames.tail = None
     handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
+    if handler not in HANDING_ON:
+        vm.frames.tail = None
     if handler is not None:
         return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else misused(fn, args, kwargs)
     owner = fn.__self__
@@ -182,8 +192,9 @@ def is_free(owner: object) -> bool:
 
 def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> object:
     """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
-    vm.frames.tail = None
     handler = BUILTINS.get(fn)
+    if handler not in HANDING_ON:
+        vm.frames.tail = None
     if handler is not None:
         return handler(vm, args, kwargs)
     if not args:
@@ -201,8 +212,9 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
 
 def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
     """`x.__add__` of a C class, bound."""
-    vm.frames.tail = None
     handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
+    if handler not in HANDING_ON:
+        vm.frames.tail = None
     if handler is not None:
         return handler(vm, (fn.__self__, *args), kwargs)
     if fn.__name__ in ("__set__", "__delete__") and args and type(args[0]) is FakeTensor:

@@ -35,7 +35,9 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
     origin = vm.outside.origins.get(id(module))
     if origin is not None:
         vm.outside.facts.guard("no_hooks", origin)
+    tail = vm.frames.take_tail()
     function, owner = attributes.load_method(vm, module, "forward")
+    vm.frames.tail = tail
     vm.frames.module_callers.append(vm.frame)
     try:
         if function is NULL:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from smelt import _native
-from smelt.capture.base.frames import Generator, VMCallable
+from smelt.capture.base.frames import Generator, Tail, VMCallable, through
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import CONTAINER_BASES, Container, is_constant, is_identity
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
-from smelt.capture.protocol import formatting, symbolic_numbers
+from smelt.capture.protocol import formatting, polyfills_of_results, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_operators
 from smelt.capture.protocol.containers import contains_key
@@ -33,6 +33,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, plain
 
 _Items = Sequence[object]
+_Try = tuple[object, str, object]  # an object, the name of its method, the other operand
 _NAMES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
     operator.floordiv: "floordiv", operator.mod: "mod",
@@ -45,12 +46,20 @@ _METHODS = {
     operator.le: ("__le__", "__ge__"), operator.gt: ("__gt__", "__lt__"), operator.ge: ("__ge__", "__le__"),
 }  # fmt: skip
 _IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
+_SYMBOLS = {
+    operator.add: "+", operator.and_: "&", operator.floordiv: "//", operator.lshift: "<<", operator.matmul: "@",
+    operator.mul: "*", operator.mod: "%", operator.or_: "|", operator.pow: "** or pow()", operator.rshift: ">>",
+    operator.sub: "-", operator.truediv: "/", operator.xor: "^", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+    operator.ge: ">=",
+}  # fmt: skip
+_SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _IN_PLACE.items()})
 _EQUALITY = (operator.eq, operator.ne)
 _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
 
 
 def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` for a function of the operator module."""
+    tail = vm.frames.take_tail()
     a, b = type(left), type(right)
     if a is str and fn is operator.mod:
         return formatting.percent(vm, cast(str, left), right)
@@ -69,7 +78,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if a in NUMBERS or b in NUMBERS:
         return symbolic_numbers.binary(vm, fn, left, right)
     if may_define_operators(a) or may_define_operators(b):
-        found = _python_operator(vm, fn, left, right)
+        found = _python_operator(vm, fn, left, right, tail)
         if found is not NotImplemented:
             return found
     outside = vm.outside
@@ -104,13 +113,18 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
     return wrapping.fake(vm.outside, vm.native(fn, (vm.outside.overlay.now(left), right)))
 
 
-def _python_operator(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+def _python_operator(
+    vm: VM, fn: Callable[..., object], left: object, right: object, tail: Tail | None
+) -> object:
     """The operator by methods that are written in Python; NotImplemented where native code is to be asked."""
     asked, written = False, fn
+    tail = tail if _is_told_by_classes(left) and _is_told_by_classes(right) else None
     if fn in _IN_PLACE:
         plain = _IN_PLACE[fn]
         found = python_method(vm, left, "__i" + _NAMES[plain] + "__")
         if found is not None:
+            rest = _tries(vm, plain, _METHODS[plain], left, right)
+            vm.frames.tail = _operated(tail, written, left, right, rest)
             result = vm.call_function(found, (left, right))
             if result is not NotImplemented:
                 return result
@@ -121,11 +135,13 @@ def _python_operator(vm: VM, fn: Callable[..., object], left: object, right: obj
     names = _METHODS.get(fn)
     if names is None:
         return NotImplemented
-    for obj, name, other in _tries(vm, fn, names, left, right):
+    tries = _tries(vm, fn, names, left, right)
+    for number, (obj, name, other) in enumerate(tries, 1):
         found = python_method(vm, obj, name) if may_define_operators(type(obj)) else None
         if found is None and fn is operator.ne and may_define_operators(type(obj)):
             result = _inverted_equality(vm, obj, other)
         else:
+            vm.frames.tail = _operated(tail, written, left, right, tries[number:])
             result = NotImplemented if found is None else vm.call_function(found, (obj, other))
         asked = asked or found is not None
         if result is not NotImplemented:
@@ -133,9 +149,31 @@ def _python_operator(vm: VM, fn: Callable[..., object], left: object, right: obj
     return _refused_by_both(written, left, right) if asked else NotImplemented
 
 
+def _is_told_by_classes(value: object) -> bool:
+    """Whether the operators of `value` are what its class has under their names: containers and texts of C have more."""
+    if type(value) in _NUMERIC:
+        return True
+    return all(_native.made_by_python(base) or base is object for base in type(value).__mro__)
+
+
+_NUMERIC = (int, float, complex, bool, type(None), FakeTensor)
+
+
+def _operated(
+    tail: Tail | None, fn: Callable[..., object], left: object, right: object, rest: Sequence[_Try]
+) -> Tail | None:
+    """`tail`, where one of the operator's methods is called."""
+    if tail is None or fn is operator.ne:  # of which `object.__ne__` is one
+        return None
+    if fn is operator.eq:
+        return through(tail, polyfills_of_results.equal, left, right, *rest)
+    made = polyfills_of_results.compared if fn in _COMPARISONS else polyfills_of_results.operated
+    return through(tail, made, _SYMBOLS[fn], left, right, *rest)
+
+
 def _tries(
     vm: VM, fn: Callable[..., object], names: tuple[str, str], left: object, right: object
-) -> list[tuple[object, str, object]]:
+) -> list[_Try]:
     """Which methods are asked, in order, each as (object, name, other operand). A subclass on the right comes first, for
     arithmetic only if it has a method of its own."""
     forward, reflected = (left, names[0], right), (right, names[1], left)
@@ -194,6 +232,7 @@ def _empty_class(name: str) -> type:
 
 def truth(vm: VM, value: object) -> bool:
     """`bool(value)`."""
+    tail = vm.frames.take_tail()
     kind = type(value)
     if kind in SIMPLE_TYPES:
         return bool(value)
@@ -205,6 +244,7 @@ def truth(vm: VM, value: object) -> bool:
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
+            vm.frames.tail = through(tail, _CHECKS[name])
             return _checked_truth(name, vm.call_function(found, (value,)))
         if how is not ABSENT:
             break
@@ -212,6 +252,9 @@ def truth(vm: VM, value: object) -> bool:
         return container_len(vm, value) != 0
     vm.outside.facts.check_readable(value)
     return bool(vm.native(bool, (value,)))
+
+
+_CHECKS = {"__bool__": polyfills_of_results.truth, "__len__": polyfills_of_results.length_truth}
 
 
 def _checked_truth(name: str, result: object) -> bool:
@@ -251,6 +294,7 @@ def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
 
 def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
+    tail = vm.frames.take_tail()
     vm.outside.facts.use_nan(value)
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
@@ -258,6 +302,7 @@ def contains(vm: VM, value: object, container: object) -> bool:
     if may_define_operators(kind):
         found = python_method(vm, container, "__contains__")
         if found is not None:
+            vm.frames.tail = tail
             return truth(vm, vm.call_function(found, (container, value)))
         if python_method(vm, container, "__iter__") is not None or kind is Generator:
             return _among(vm, value, each(vm, container))

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
+from smelt.capture.base.handlers import Args, Kwargs, function
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
+from smelt.capture.protocol import polyfills_of_results
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
@@ -49,6 +51,11 @@ def without(error: BaseException, host: BaseException | None) -> None:
         if at.__context__ is host:
             at.__context__ = None
         at = at.__context__
+
+
+@function(polyfills_of_results.raised)
+def _raised(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    vm.raise_again(cast(BaseException, args[0]))
 
 
 def chain(error: BaseException, handled: BaseException | None) -> None:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Sized
 from typing import cast
 
+from smelt.capture.base.frames import Tail, through
 from smelt.capture.base.handlers import BUILTINS
 from smelt.capture.base.values import (
     CONTAINER_BASES,
@@ -19,6 +20,7 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
+from smelt.capture.protocol import polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_operators
 from smelt.capture.protocol.containers import contains_key
@@ -32,6 +34,7 @@ from smelt.trace.symbols import plain_parts
 
 def subscript(vm: VM, obj: object, key: object) -> object:
     """`obj[key]`."""
+    tail = vm.frames.take_tail()
     kind = type(obj)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
@@ -40,14 +43,15 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if kind in SIMPLE_TYPES and kind is not type:
         return vm.keyed(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
-        return _container_item(vm, cast(Container, obj), key)
+        return _container_item(vm, cast(Container, obj), key, tail)
     if isinstance(obj, type):
         return _class_item(vm, obj, key)
     found = python_method(vm, obj, "__getitem__")
     if found is not None:
+        vm.frames.tail = tail
         return vm.call_function(found, (obj, key))
     if isinstance(obj, CONTAINER_BASES):
-        return _container_item(vm, obj, key)
+        return _container_item(vm, obj, key, tail)
     if isinstance(obj, tuple):
         return vm.keyed(tuple.__getitem__, obj, key)
     vm.outside.facts.check_readable(obj, "__getitem__")
@@ -75,27 +79,28 @@ def _class_item(vm: VM, cls: type, key: object) -> object:
     return vm.call_function(found, (cls, key))
 
 
-def _container_item(vm: VM, obj: Container, key: object) -> object:
+def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> object:
     outside = vm.outside
     key = found_by(vm, obj, key)
     if id(obj) in outside.origins:
         if isinstance(key, slice):
             return operator.getitem(cast("list[object]", contents.open(outside, obj)), key)
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
-            return _missing_item(vm, obj, key)
+            return _missing_item(vm, obj, key, tail)
     elif isinstance(obj, dict) and not vm.keyed(dict.__contains__, obj, key):
-        return _missing_item(vm, obj, key)
+        return _missing_item(vm, obj, key, tail)
     base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(obj, b)))
     return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
 
 
-def _missing_item(vm: VM, obj: dict[object, object], key: object) -> object:
+def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | None) -> object:
     """What `obj[key]` is for a key that the dictionary does not have. Raises KeyError."""
     contains_key(vm, obj, key)
     if isinstance(obj, collections.Counter):
         return 0
     found = python_method(vm, obj, "__missing__")
     if found is not None:
+        vm.frames.tail = tail
         return vm.call_function(found, (obj, key))
     if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
         factory = obj.default_factory
@@ -103,6 +108,7 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object) -> object:
             origin = vm.outside.origins[id(obj)].child("member", "default_factory")
             factory = wrapping.wrap(vm.outside, factory, origin)
         changes.touch(vm.outside, obj)
+        vm.frames.tail = through(tail, polyfills_of_results.kept, obj, key)
         value = vm.call(factory, (), {})
         dict.__setitem__(vm.outside.overlay.now(obj), key, value)
         return value
@@ -133,6 +139,7 @@ def item_value(vm: VM, obj: object, key: object, value: object) -> object:
 
 def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     """`obj[key] = value`."""
+    tail = vm.frames.take_tail()
     kind = type(obj)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
@@ -141,6 +148,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:
+        vm.frames.tail = tail
         vm.call_function(found, (obj, key, value))
         return
     if isinstance(obj, CONTAINER_BASES):
@@ -162,10 +170,12 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
 
 def delete_item(vm: VM, obj: object, key: object) -> None:
     """`del obj[key]`."""
+    tail = vm.frames.take_tail()
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     found = python_method(vm, obj, "__delitem__")
     if found is not None:
+        vm.frames.tail = tail
         vm.call_function(found, (obj, key))
         return
     if id(obj) in vm.outside.origins:

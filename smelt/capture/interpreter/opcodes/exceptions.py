@@ -76,7 +76,10 @@ def _before_with(vm: VM, frame: Frame, arg: int) -> None:
         missed = "" if enter is MISSING else " (missed __exit__ method)"
         name = vm.class_of(manager).__name__
         raise TypeError(f"{name!r} object does not support the context manager protocol{missed}")
+    frame.prepared = (leave,)
+    vm.frames.tail = (frame, frame.ticks, ())
     entered = vm.call(enter, (), {})
+    frame.prepared = ()
     frame.stack[-1:] = (leave, entered)
 
 

@@ -62,7 +62,7 @@ def _call(vm: VM, frame: Frame, arg: int) -> None:
         frame.kwnames = ()
     else:
         kwargs = {}
-    vm.frames.tail = frame
+    vm.frames.tail = (frame, frame.ticks, ())
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
 
@@ -77,7 +77,7 @@ def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
     kwargs = dict(mapping_of(vm, stack[-1], NO_MAPPING, fn)) if arg & 1 else {}
     args = positional if type(positional) is tuple else tuple(vm.elements(positional))
-    vm.frames.tail = frame
+    vm.frames.tail = (frame, frame.ticks, ())
     stack[at:] = (call(vm, fn, args, kwargs),)
 
 
@@ -98,7 +98,7 @@ def _return_generator(vm: VM, frame: Frame, arg: int) -> bool:
     if frame.code.flags & (COROUTINE | ASYNC_GENERATOR):
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, "asynchronous functions"))
     frame.result = Generator(vm, frame)
-    frame.direct = False
+    frame.deliveries = None
     return True
 
 

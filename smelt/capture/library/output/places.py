@@ -12,9 +12,12 @@ from typing import Any
 from torch import nn
 
 from smelt.capture.base.frames import Frame
+from smelt.capture.base.native_functions import POLYFILLS
 from smelt.capture.breaks import chains
 from smelt.capture.breaks.chains import CHAIN_MODULE
 from smelt.capture.machine.vm import VM
+
+_UNSEEN = ("smelt.api", *POLYFILLS)  # modules whose frames stand for what eager does in C, or not at all
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def _places(vm: VM, frame: Frame) -> Iterator[Place]:
         for point in chains.callers(frame):
             line = vm.decode(point.source).line(point.at - 1)
             yield Place(line.filename, line.line, point.source.co_name, point.scope)
-    elif name != "smelt.api":
+    elif name not in _UNSEEN:
         original = frame.code.original
         source = frame.function.__code__ if original is None else original.source
         yield Place(frame.line.filename, frame.line.line, source.co_name, frame.globals)

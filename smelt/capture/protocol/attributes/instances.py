@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 from typing import NoReturn, Protocol, cast
 
+from smelt.capture.base.frames import through
 from smelt.capture.base.native_functions import is_pure_attribute
 from smelt.capture.base.type_info import (
     ABSENT,
@@ -31,7 +32,7 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentine
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.outside.overlay import is_slot
-from smelt.capture.protocol import cells
+from smelt.capture.protocol import cells, polyfills_of_results
 from smelt.capture.protocol.attributes import nn_module_members
 from smelt.capture.protocol.attributes.lookup import descriptor_method
 from smelt.errors import Unsupported
@@ -39,6 +40,8 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 
 # Kinds of class attributes that an attribute of the instance would win over.
 _SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
+# Kinds that may run the user's code when they are read.
+_RUNNING = (PROPERTY, PYTHON_DATA, CACHED_PROPERTY, CLASS_METHOD, NON_DATA)
 
 
 class Descriptor(Protocol):
@@ -53,11 +56,13 @@ def load_generic(vm: VM, obj: object, name: str) -> object:
     info = vm.type_info(type(obj))
     if info.getattr is MISSING:
         return load_own(vm, obj, name)
+    tail = vm.frames.tail
     try:
         return load_own(vm, obj, name, use_getattr=True)
     except AttributeError:
         if info.find(name)[0] is ABSENT:  # it was `__getattr__` that raised
             raise
+    vm.frames.tail = tail
     return _through_getattr(vm, obj, name, info, vm.outside.overlay.own(obj))
 
 
@@ -72,6 +77,8 @@ def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> objec
     info = vm.type_info(cls)
     vm.outside.facts.use_class(cls)
     how, found, owner = info.find(name)
+    if how in _RUNNING and use_getattr:
+        _or_getattr(vm, obj, name, info)
     data = DATA_LOADERS.get(how)
     if data is not None:
         return data(vm, obj, name, found)
@@ -89,14 +96,30 @@ def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> objec
     return _no_attribute(vm, obj, name, own)
 
 
+def _or_getattr(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
+    """Code is going to run that may raise AttributeError; then `__getattr__` gives the result."""
+    vm.frames.tail = through(
+        vm.frames.tail,
+        polyfills_of_results.as_it_is,
+        info.getattr,
+        obj,
+        name,
+        otherwise=polyfills_of_results.missing_attribute,
+    )
+
+
 def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType) -> object:
     """By a `__getattribute__` written in Python, then the class's `__getattr__`."""
     vm.outside.facts.use_class(info.cls)
+    tail = vm.frames.tail
+    if type(info.getattr) is FunctionType:
+        _or_getattr(vm, obj, name, info)
     try:
         return vm.call_function(getattribute, (obj, name))
     except AttributeError:
         if type(info.getattr) is not FunctionType:
             raise
+    vm.frames.tail = tail
     return vm.call_function(info.getattr, (obj, name))
 
 
@@ -288,8 +311,10 @@ def _load_cached_property(
     origin = vm.outside.origins.get(id(obj))
     if origin is not None and vm.outside.log.was_absent(obj, name):
         vm.outside.facts.guard("not_in_dict", origin, name, key=name)
+    attribute = found.attrname or name
+    vm.frames.tail = through(vm.frames.tail, polyfills_of_results.cached, obj, attribute)
     value = vm.call(found.func, (obj,), {})
-    set_instance(vm, obj, found.attrname or name, value)
+    set_instance(vm, obj, attribute, value)
     return value
 
 

@@ -49,10 +49,13 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     cls = type(obj)
     loader = LOADERS.get(cls)
     if loader is not None:
+        if cls not in _GIVING_RESULTS:
+            vm.frames.tail = None
         return loader(vm, obj, name)
     if isinstance(obj, type):
         return load_class_attr(vm, obj, name)
     if isinstance(obj, types.ModuleType):
+        vm.frames.tail = None
         return load_module_attr(vm, obj, name)
     if isinstance(obj, torch.Tensor):
         return load_of_tensor(vm, obj, name)
@@ -60,6 +63,7 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     if info.getattribute is not None:
         return load_through(vm, obj, name, info, info.getattribute)
     if info.reads_own:
+        vm.frames.tail = None
         return load_by_class(vm, obj, name)
     return load_generic(vm, obj, name)
 
@@ -187,3 +191,4 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     **dict.fromkeys(LEAF_TYPES, load_native),
     **dict.fromkeys(CONTAINER_TYPES, load_native),
 }
+_GIVING_RESULTS = (type, super)  # the only Python function that these loaders run gives what they return

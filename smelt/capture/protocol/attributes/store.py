@@ -36,6 +36,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     """`obj.name = value`."""
     cls = type(obj)
     if type(obj) is FakeTensor:
+        vm.frames.tail = None
         return store_tensor_attr(vm, obj, name, value)
     if isinstance(obj, torch.Tensor) and id(obj) in vm.outside.origins:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor that is not strided"))
@@ -44,6 +45,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     info = vm.type_info(cls)
     vm.outside.facts.use_class(cls)
     if info.stores_own:
+        vm.frames.tail = None
         store_by_class(vm, obj, name, value)
     elif info.setattr is not None and info.setattr is not nn_module_members.MODULE_SETATTR:
         vm.call(info.setattr, (obj, name, value), {})
@@ -81,6 +83,7 @@ def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
     """`nn.Module.__setattr__`."""
     how = vm.type_info(type(obj)).find(name)[0]
     if nn_module_members.belongs_in_dicts(vm, obj, name, value):
+        vm.frames.tail = None
         nn_module_members.store_entry(vm, obj, name, value)
     elif how is PROPERTY:
         store_generic(vm, obj, name, value)
@@ -153,6 +156,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
         return _delete_named(vm, obj, name)
     if info.stores_own:
+        vm.frames.tail = None
         return delete_by_class(vm, obj, name)
     how, found, _ = info.find(name)
     if how is NATIVE_DATA:
@@ -162,6 +166,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     if how is PYTHON_DATA:
         vm.call_function(cast(FunctionType, descriptor_method(vm, found, "__delete__")), (found, obj))
         return
+    vm.frames.tail = None
     if id(obj) not in vm.outside.origins:
         vm.native(delattr, (obj, name))
     elif not (info.is_module and nn_module_members.delete_entry(vm, cast(nn.Module, obj), name)):
@@ -169,6 +174,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
 
 
 def _delete_named(vm: VM, owner: object, name: str) -> None:
+    vm.frames.tail = None
     if isinstance(owner, types.ModuleType):
         load_attr(vm, owner, name)
         return scopes.delete_global(vm, vars(owner), name)
