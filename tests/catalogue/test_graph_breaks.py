@@ -654,7 +654,7 @@ def property_with_a_break():
     return fn, calls(*THREE)
 
 
-@program(graphs=1, later=1, breaks=["data-dependent-value"])
+@program(graphs=2, later=1, breaks=["data-dependent-value"])
 def operators_with_breaks():
     class Meter:
         def __init__(self, v):
