@@ -24,6 +24,7 @@ from smelt.capture.interpreter.opcodes import HANDLERS, unknown
 from smelt.capture.library import (
     assumed_values,
     attribute_functions,
+    checked_values,
     classes,
     compiler_queries,
     context_variables,
@@ -74,7 +75,8 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    assumed_values, attribute_functions, checkpoints, classes, compiler_queries, container_constructors, containers,
+    assumed_values, attribute_functions, checked_values, checkpoints, classes, compiler_queries, container_constructors,
+    containers,
     context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
     gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
     optimizers, other_tracers, printing, process_settings, random_draws, special_methods, subscripts, suspended,

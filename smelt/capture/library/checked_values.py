@@ -1,0 +1,36 @@
+"""Operators that check the values of a tensor below what is recorded of them: the graph makes the check as a call of its
+own, and where that fails the original function runs and raises eager's error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from smelt.capture.base.handlers import TENSOR_METHODS, Args, Kwargs, builtin
+from smelt.capture.machine.vm import VM
+from smelt.capture.protocol.native_calls import run_native
+from smelt.trace.fake import FakeTensor
+
+
+def _check_quantiles(vm: VM, q: object) -> None:
+    """`q` of `quantile(x, q)` is between 0 and 1."""
+    if type(q) is FakeTensor:
+        inside = run_native(vm, torch.logical_and, (q >= 0, q <= 1), {})
+        vm.native(torch._assert_async, (run_native(vm, torch.all, (inside,), {}),))
+
+
+def _row(name: str) -> None:
+    operator: Callable[..., object] = getattr(torch, name)
+
+    @builtin(operator)
+    def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        result = run_native(vm, operator, args, kwargs)
+        _check_quantiles(vm, args[1] if len(args) > 1 else kwargs.get("q"))
+        return result
+
+    TENSOR_METHODS[name] = lambda vm, tensor, *args, **kwargs: call(vm, (tensor, *args), kwargs)
+
+
+for _name in ("quantile", "nanquantile"):
+    _row(_name)
