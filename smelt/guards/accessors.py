@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smelt.guards.iterators import PARTS, item_ahead
 from smelt.guards.origin import Origin
 
 _ABSENT = object()
@@ -78,6 +79,8 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "kwdefault": lambda base, key: base.__kwdefaults__[key],
     "type": lambda base, key: type(base),
     "dict": lambda base, key: instance_dict(base),
+    "ahead": item_ahead,
+    "part": lambda base, key: PARTS[key](base),
     "call": lambda base, key: base(),
 }
 FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)

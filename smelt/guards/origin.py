@@ -26,6 +26,8 @@ OriginKind = Literal[
     "type",       # type(base)
     "dict",       # base.__dict__ (the dictionary itself)
     "array",      # torch.from_numpy(base): a graph input that the compiled frame makes
+    "ahead",      # the item that the iterator base gives after key others (guards/iterators.py)
+    "part",       # of an iterator: key is a row of guards.iterators.PARTS
     "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
     "drawn",      # a random number that the compiled frame draws; root. `index` counts them; key: readable name
 ]  # fmt: skip
@@ -57,6 +59,8 @@ _SOURCES: dict[str, Callable[[str, Any], str]] = {
     "type": lambda base, key: f"type({base})",
     "dict": lambda base, key: f"{base}.__dict__",
     "array": lambda base, key: f"torch.from_numpy({base})",
+    "ahead": lambda base, key: f"item_ahead({base}, {key})",
+    "part": lambda base, key: f"{base}.<{key}>",
     "call": lambda base, key: f"{base}()",
 }
 

@@ -85,18 +85,7 @@ def advances_a_generator_from_outside():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program(
-    graphs=2,
-    later=2,
-    breaks=[
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-    ],
-)
+@program(graphs=1, later=3, breaks=["unsupported-object", "unsupported-object", "unsupported-object"])
 def takes_a_generator_as_argument():
     def fn(x, values):
         return [x * v for v in values]

@@ -1420,7 +1420,7 @@ def test_scheduler_in_the_step():
     return step, [(tensor(2, 3),) for _ in range(4)], m
 
 
-@on_both_backends(graphs=5, breaks=["unsupported-call", "unsupported-call", "unsupported-object"])
+@on_both_backends(graphs=3, breaks=["unsupported-call", "unsupported-call"])
 def test_accumulation_over_microbatches():
     m = nn.Linear(3, 2)
 
@@ -1476,9 +1476,7 @@ def test_break_between_in_place_operations():
     return fn, [(leaf(3),), (computed(3),), (leaf(3),)]
 
 
-@on_both_backends(
-    graphs=4, later=2, breaks=["data-dependent-value", "unsupported-object", "unsupported-object"]
-)
+@on_both_backends(graphs=2, later=2, breaks=["data-dependent-value"])
 def test_break_in_a_submodule_with_parameters():
     class Gate(nn.Module):
         def __init__(self):

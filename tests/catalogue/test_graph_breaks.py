@@ -45,15 +45,7 @@ def condition_in_a_loop():
     return fn, [(torch.ones(3),), (torch.zeros(3),), (torch.ones(3) * 50,)]
 
 
-@program(
-    graphs=3,
-    breaks=[
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "unsupported-object",
-        "unsupported-object",
-    ],
-)
+@program(graphs=3, later=1, breaks=["data-dependent-condition", "data-dependent-condition"])
 def break_and_continue():
     def fn(x):
         out = []
@@ -71,17 +63,7 @@ def break_and_continue():
     return fn, [(torch.ones(3),), (torch.ones(3) * -100,), (torch.ones(3),)]
 
 
-@program(
-    graphs=8,
-    breaks=[
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-    ],
-)
+@program(graphs=6, breaks=["data-dependent-condition", "data-dependent-condition"])
 def nested_loops():
     def fn(x):
         for i in range(3):
@@ -435,9 +417,12 @@ def break_in_a_generator():
 
 
 @program(
-    graphs=8,
-    later=2,
+    graphs=6,
+    later=8,
     breaks=[
+        "data-dependent-value",
+        "data-dependent-value",
+        "data-dependent-value",
         "data-dependent-value",
         "data-dependent-value",
         "data-dependent-value",
@@ -457,11 +442,7 @@ def comprehensions():
     return fn, calls(*THREE)
 
 
-@program(
-    graphs=2,
-    later=1,
-    breaks=["data-dependent-value", "unsupported-object", "unsupported-object", "unsupported-object"],
-)
+@program(graphs=2, later=1, breaks=["data-dependent-value", "unsupported-object"])
 def half_consumed_iterators():
     def fn(x):
         pairs = zip(enumerate([x, x + 1, x + 2]), "abc")
@@ -571,14 +552,9 @@ def module_with_a_break():
 
 
 @program(
-    graphs=5,
-    later=1,
-    breaks=[
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "unsupported-object",
-        "unsupported-object",
-    ],
+    graphs=4,
+    later=2,
+    breaks=["data-dependent-condition", "data-dependent-condition", "data-dependent-condition"],
 )
 def modules_with_breaks_in_a_loop():
     net = Outer()
@@ -757,7 +733,7 @@ def match_on_a_value():
     return fn, [(torch.ones(k),) for k in (3, 4, 5)]
 
 
-@program(graphs=3, breaks=["data-dependent-condition", "data-dependent-condition", "unsupported-object"])
+@program(graphs=2, breaks=["data-dependent-condition", "data-dependent-condition"])
 def bounded_graphs_for_a_thousand_iterations():
     def fn(x):
         for i in range(1000):

@@ -338,7 +338,7 @@ def break_while_a_generator_has_a_finally():
     return fn, numbers(), log
 
 
-@program(graphs=1, later=1, breaks=["graph-break-requested", "unsupported-object", "unsupported-object"])
+@program(graphs=1, later=1, breaks=["graph-break-requested", "unsupported-object"])
 def break_with_half_consumed_iterators():
     def fn(x, n):
         pairs = zip([1, 2, 3], (x, x + 1, x + 2), strict=True)
@@ -368,15 +368,13 @@ def break_with_views_of_a_dictionary():
 
 @program(
     graphs=1,
-    later=2,
+    later=4,
     breaks=[
         "disabled-function",
         "disabled-function",
         "disabled-function",
         "disabled-function",
         "disabled-function",
-        "unsupported-object",
-        "unsupported-object",
     ],
     unlike={"3.12": INLINED},
 )

@@ -942,9 +942,7 @@ def a_counter_across_a_break():
     return fn, [(tensor(3),) for _ in range(6)], state
 
 
-@program(
-    graphs=3, later=2, breaks=["data-dependent-condition", "data-dependent-condition", "unsupported-object"]
-)
+@program(graphs=3, later=2, breaks=["data-dependent-condition", "data-dependent-condition"])
 def a_loop_with_a_break_inside():
     def fn(x, n):
         for i in range(n):

@@ -489,9 +489,6 @@ def a_buffer_made_inside():
         "unsupported-object",
         "unsupported-object",
         "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
     ],
     eager=["tensor-subclass", "tensor-subclass", "tensor-subclass"],
 )

@@ -9,6 +9,7 @@ import contextvars
 import enum
 import functools
 import gc
+import itertools
 import math
 import sys
 import types
@@ -246,6 +247,38 @@ def test_type_dict_and_call():
     assert guard()
     var.reset(token)
     assert not guard()
+
+
+def started(iterator, count=1):
+    list(itertools.islice(iterator, count))
+    return iterator
+
+
+def test_items_that_an_iterator_will_give():
+    others = (iter([1]), iter([]), started(iter([7]), 2), 7, iter({7: 7}), map(int, "07"), enumerate([7, 7]))
+    for good in (iter([0, 7]), iter((0, 7)), started(iter(range(8)), 6)):
+        reads(at(arg(), ("ahead", 1)), good, *others)
+    reads(at(arg(), ("ahead", 0)), started(iter(range(1, 12, 3)), 2), iter(range(0)), iter(range(1 << 70)))
+    reads(at(arg(), ("ahead", 1)), started(reversed([4, 7, 5, 6])), reversed([7]), reversed((7, 7)))
+    for text in ("a\xe4", "\u0100\xe4\u0100"):
+        assert one("eq", "\xe4", at(arg(), ("ahead", 1)))(iter(text))
+        assert not one("eq", "\xe4", at(arg(), ("ahead", 1)))(started(iter(text)))
+
+
+def test_parts_of_iterators():
+    for made in (list, tuple, lambda x: list(reversed(list(x))), lambda x: range(9)):
+        reads(at(arg(), ("part", "left")), started(iter(made(range(9))), 2), started(iter(made(range(9)))))
+    over = [1, 2]
+    for iterator in (iter(over), started(iter(over), 2), reversed(over)):
+        assert one("id", over, at(arg(), ("part", "over")))(iterator)
+        assert not one("id", [1, 2], at(arg(), ("part", "over")))(iterator)
+        assert one("id", None, at(arg(), ("part", "over")))(started(iterator, 3))
+    assert not one("id", None, at(arg(), ("part", "over")))(iter(()))
+    reads(at(arg(), ("part", "index")), enumerate("a", 7), enumerate("a"), enumerate("a", sys.maxsize), zip())
+    assert one("id", over, at(arg(), ("part", "inner"), ("part", "over")))(enumerate(over))
+    assert one("id", over, at(arg(), ("part", "inner"), ("item", 1), ("part", "over")))(zip("ab", over))
+    strict = one("eq", True, at(arg(), ("part", "strict")))
+    assert strict(zip([], strict=True)) and not strict(zip([])) and not strict(enumerate([]))
 
 
 def test_missing_arguments_are_a_mismatch():

@@ -47,11 +47,13 @@ class Attempt:
     """What one capture of a frame may assume and record; without arguments, the least.
 
     `symbolic`: where numbers were found that differed between calls: they are symbolic.
-    `counts_symbolic`: so are the step counts that optimizers keep in tensors, from the first call on.
+    `counts_symbolic`: so are the step counts that optimizers keep in tensors, and the numbers that outside iterators count
+    up, from the first call on.
     `joint_graph`: where gradients are needed, the graph of forward and backward is recorded.
     `copies`: an index in a tensor gives a copy of the row, where eager gives a view.
     `says_compiling`: what the program is told when it asks whether it is being compiled.
     `assumes`: a condition on a tensor is what goes on, where one branch only raises; the graph checks it.
+    `looks_ahead`: what iterators from outside will give is guarded, and the compiled frame advances them afterwards.
     `may_break`: the graph may end before an instruction that cannot be captured.
     `stop`: where it does.
     """
@@ -62,6 +64,7 @@ class Attempt:
     copies: bool = True
     says_compiling: bool = True
     assumes: bool = False
+    looks_ahead: bool = True
     may_break: bool = True
     stop: Stop | None = None
 

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -190,6 +191,9 @@ class FrameCompiler:
         why = self._explain_misses(slots)
         if len(record.entries) >= self.config.recompile_limit:
             return Unsupported(limit_reason(record, why, fn.__code__))
+        if not self.fullgraph and 2 * len(record.entries) >= self.config.recompile_limit:
+            # Each way from a break to the next has a graph; from now on those to the loop's head and from it have.
+            record.start = replace(record.start, looks_ahead=False)
         begin = time.perf_counter()
         with collections_postponed():
             done = first_success(

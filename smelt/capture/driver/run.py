@@ -122,6 +122,7 @@ def _prepared(attempt: Attempt) -> VM:
     vm.stopping.path = attempt.stop.path if attempt.stop else ()
     vm.outside.numbers.dynamic = attempt.symbolic
     vm.outside.numbers.follows_counts = attempt.counts_symbolic
+    vm.outside.looks_ahead = attempt.looks_ahead
     vm.disclosed.compiling = attempt.says_compiling
     vm.disclosed.assumes = attempt.assumes
     return vm

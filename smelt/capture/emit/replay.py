@@ -18,6 +18,7 @@ from smelt.capture.emit.refilling import REFILLS
 from smelt.capture.outside import effects as fx
 from smelt.capture.rebuilding.names import NAMES
 from smelt.errors import Unsupported
+from smelt.guards.iterators import advance
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
@@ -110,6 +111,7 @@ def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Leave],
     return store
 
 
+NAMES.update(advance=advance)
 STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetAttr: _set_attribute,
     fx.DelAttr: _delete_attribute,
@@ -118,6 +120,7 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.ReplaceContents: _replace_contents,
     fx.Extend: _extend,
     fx.SetCell: _set_cell,
+    fx.Advance: lambda e: (Store(f"advance({{}}, {e.count})", (e.target,)),),
     fx.Call: _call,
     fx.Count: _call,
     fx.Enter: _manager_method("__enter__"),

@@ -26,6 +26,7 @@ from smelt.capture.base.values import (
 )
 from smelt.capture.outside.draws import Draw
 from smelt.capture.outside.effects import (
+    Advance,
     Call,
     Count,
     DelAttr,
@@ -88,12 +89,14 @@ class ChangeLog:
         self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on tensors from outside
         # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
         self._stored: dict[int, set[object]] = {}
+        self._advances: list[Advance] = []  # in program order
+        self._advanced: set[int] = set()  # ids of the iterators, and of those inside of them
         self.calls: list[Call] = []  # in program order
         self.draws: list[Draw] = []  # likewise
         self.closed = ""  # why nothing may change
 
     def __contains__(self, obj: object) -> bool:
-        return id(obj) in self._snapshots
+        return id(obj) in self._snapshots or id(obj) in self._advanced
 
     @property
     def empty(self) -> bool:
@@ -102,9 +105,10 @@ class ChangeLog:
 
     @property
     def changed(self) -> int:
-        """How many objects have changed; each random number counts, since it changes its generator."""
+        """How many changes there are: objects, names, iterators that were advanced; each random number counts, since it
+        changes its generator."""
         written = len(self._snapshots) + len(self._named) + len(self._cells) + len(self._tensors)
-        return written + len(self.draws)
+        return written + len(self.draws) + sum(a.count for a in self._advances)
 
     # ---- before a change
 
@@ -202,6 +206,16 @@ class ChangeLog:
         self._check_open()
         self.draws.append(drawn)
 
+    def advance(self, iterator: object) -> None:
+        """The program has asked an outside iterator, which is left alone, for its next item."""
+        self._check_open()
+        last = self._advances.pop() if self._advances and self._advances[-1].target is iterator else None
+        self._advances.append(Advance(iterator, 1 + (last.count if last else 0)))
+
+    def note_advanced(self, iterator: object) -> None:
+        """An outside iterator is not where it was: it, or one that it is inside of, was advanced."""
+        self._advanced.add(id(iterator))
+
     def touches(self, owner: object, name: str) -> bool:
         """Whether the trace has written the name of a class or of a module's globals."""
         return (id(owner), name) in self._named
@@ -279,7 +293,7 @@ class ChangeLog:
             now = self._overlay.cell(cell)
             if now is not MISSING or old is not MISSING:
                 found.append(SetCell(cell, now))
-        return (*self.calls, *found, *self._tensors.values())
+        return (*self.calls, *self._advances, *found, *self._tensors.values())
 
     def roll_back(self) -> None:
         """Puts back what was changed for real. Runs no code of the user."""

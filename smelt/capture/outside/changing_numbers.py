@@ -29,6 +29,7 @@ class ChangingNumbers:
         )  # paths of origins whose numbers change between calls
         self.follows_counts = False  # numbers in tensors of one element are symbolic from the first call on
         self.readings: set[Origin] = set()  # where tensors of one element were read
+        self.counted: set[Origin] = set()  # numbers that iterators count up
         self.writes = None
         self._at: dict[Origin, object] = {}  # the symbolic number at each of them
         self.drawn: dict[Origin, Bounds] = {}  # random numbers, and between which they are
@@ -53,13 +54,20 @@ class ChangingNumbers:
 
     @property
     def unguarded(self) -> Iterator[Origin]:
-        """Where symbolic numbers were found without a change between calls: what tensors hold, and what is drawn."""
-        return itertools.chain(self.readings, self.drawn)
+        """Where symbolic numbers were found without a change between calls: what tensors hold, what is drawn or counted."""
+        return itertools.chain(self.readings, self.drawn, self.counted)
 
     def draw(self, origin: Origin, value: int | float, bounds: Bounds) -> object:
         """The symbolic number that the compiled frame draws; `value` is one that might have been drawn."""
         self.drawn[origin] = bounds
         return self._symbols().leaf(origin, value)
+
+    def counter(self, value: int, origin: Origin) -> object:
+        """The number that an iterator has come to: symbolic from the first call on, if step counts are."""
+        if not self.follows_counts or value.bit_length() > 63:
+            return self.read(value, origin)
+        self.counted.add(origin)
+        return self.at(origin, value)
 
     def _symbols(self) -> Symbols:
         """The symbolic numbers of this capture, made when the first is met."""

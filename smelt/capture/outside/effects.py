@@ -65,6 +65,13 @@ class SetCell(Effect):
 
 
 @dataclass(frozen=True, eq=False)
+class Advance(Effect):
+    """`next(target)`, so many times, or until the iterator ends."""
+
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
 class Call(Effect):
     """`target(*args)`, for what it writes to the outside world; the last arguments are given by these `names`."""
 

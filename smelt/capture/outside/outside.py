@@ -81,6 +81,7 @@ class Outside:
     """The outside objects of one capture."""
 
     after_break = False  # the frame is the rest of one, behind a graph break
+    looks_ahead = True  # iterators from outside are advanced in the graph
 
     def __init__(self, trace: Trace, where: Callable[[], Line | None]) -> None:
         self.trace = trace
@@ -93,3 +94,4 @@ class Outside:
         self.seen = Seen()
         self.opened = Opened()
         self.changed = Changed()
+        self.taken: dict[int, int] = {}  # by id of an outside iterator, how many items the trace took

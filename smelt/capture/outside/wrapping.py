@@ -91,11 +91,12 @@ def _is_made_anew(outside: Outside, value: FunctionType, origin: Origin) -> bool
     if not outside.after_break or "<locals>" not in value.__qualname__ or value.__dict__:
         return False
     root = origin
-    while root.base is not None and (root.kind in ("item", "cell") or root.key in _TO_CELLS):
+    while root.base is not None and (root.kind in _TO_FUNCTIONS or root.key in _TO_CELLS):
         root = root.base
     return root.kind == "arg"
 
 
+_TO_FUNCTIONS = ("item", "cell", "ahead", "part")
 _TO_CELLS = ("__closure__", "cell_contents")
 
 

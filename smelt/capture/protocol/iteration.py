@@ -14,7 +14,7 @@ from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES
 from smelt.capture.machine.native_reach import PLAIN_ITERATORS
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import contents, wrapping
+from smelt.capture.outside import contents, iterators, wrapping
 from smelt.capture.protocol import polyfills
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import may_define_operators
@@ -29,7 +29,7 @@ def get_iter(vm: VM, obj: object) -> object:
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(obj)
-    if kind is Generator:
+    if kind is Generator or iterators.is_advanced(vm.outside, obj):
         return obj
     if type(obj) is FakeTensor:
         return iter(_rows(obj))
@@ -83,6 +83,8 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
             if python_method(vm, found, "__next__") is not None:
                 return VMIterator(vm, found)
             return cast("Iterable[object]", found)
+    if iterators.is_advanced(vm.outside, obj):
+        return VMIterator(vm, obj)
     if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
     vm.outside.facts.check_readable(obj, "__iter__")
@@ -111,7 +113,7 @@ def next_item(vm: VM, iterator: object) -> object:
         if found is not None:
             return vm.call_function(found, (iterator,))
     if id(iterator) in vm.outside.origins:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
+        return iterators.next_item(vm.outside, iterator)
     plain = kind in PLAIN_ITERATORS
     value = next(cast("Iterator[object]", iterator)) if plain else vm.native(next, (iterator,))
     return wrapping.fake(vm.outside, value) if type(value) is not FakeTensor else value

@@ -1,5 +1,6 @@
 // The accessors: one class per kind of step in smelt/guards/origin.py.
 #include "guards/accessor.h"
+#include "guards/iterators.h"
 #include "guards/kinds.h"
 #include "guards/lookup.h"
 
@@ -198,6 +199,18 @@ struct DictOf : Accessor {
     bool stamp(PyObject* base, Stamps& stamps, bool) override { return stamps.take_attributes(base); }
 };
 
+struct Ahead : Accessor {
+    Py_ssize_t count;
+    explicit Ahead(Py_ssize_t count) : count(count) {}
+    PyObject* read(PyObject* base, Pass& pass) override { return pass.keep(item_ahead(base, count)); }
+};
+
+struct Part : Accessor {
+    IteratorPart part;
+    explicit Part(IteratorPart part) : part(part) {}
+    PyObject* read(PyObject* base, Pass& pass) override { return pass.keep(part(base)); }
+};
+
 struct CallOf : Accessor {
     PyObject* read(PyObject* base, Pass& pass) override { return pass.keep(PyObject_CallNoArgs(base)); }
 };
@@ -210,6 +223,11 @@ AccessorPtr make_argument(PyObject* key, Held&) {
 
 AccessorPtr make_constant(PyObject* key, Held& held) {
     return std::make_unique<Constant>(hold(held, key));
+}
+
+AccessorPtr make_part(PyObject* key, Held&) {
+    IteratorPart part = find_iterator_part(key);
+    return part ? std::make_unique<Part>(part) : nullptr;
 }
 
 AccessorPtr make_item(PyObject* key, Held& held) {
@@ -251,6 +269,8 @@ constexpr AccessorKind kAccessors[] = {
     {"kwdefault", false, make_named<KeywordDefault>},
     {"type", false, make_plain<TypeOf>},
     {"dict", false, make_plain<DictOf>},
+    {"ahead", false, make_indexed<Ahead>},
+    {"part", false, make_part},
     {"call", false, make_plain<CallOf>},
 };
 

@@ -13,6 +13,7 @@
 
 #include "guards/accessor.h"
 #include "guards/check.h"
+#include "guards/iterators.h"
 #include "guards/lookup.h"
 #include "guards/memo.h"
 #include "guards/tree.h"
@@ -320,7 +321,8 @@ PyObject* check_guard_tree(PyObject* self, PyObject* const* slots, Py_ssize_t co
 
 int init_tree(PyObject* module) {
     auto* type = reinterpret_cast<PyObject*>(&guard_tree_type);
-    if (!init_lookup() || ready_guard_tree_type() < 0 || PyModule_AddObjectRef(module, "GuardTree", type) < 0)
+    if (!init_lookup() || !init_iterators() || ready_guard_tree_type() < 0 ||
+        PyModule_AddObjectRef(module, "GuardTree", type) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -100,7 +100,7 @@ def _set_add(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("MAP_ADD")
 def _map_add(vm: VM, frame: Frame, arg: int) -> None:
     key, value = frame.stack[-2:]
-    vm.keyed(dict.__setitem__, _opened(vm, frame.stack[-2 - arg]), key, value)
+    vm.store_item(frame.stack[-2 - arg], key, value)
     del frame.stack[-2:]
 
 

@@ -24,7 +24,7 @@ from smelt.capture.base.values import (
     is_identity,
 )
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside.effects import Call
+from smelt.capture.outside.effects import Advance, Call
 from smelt.capture.protocol import cells
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
@@ -51,7 +51,7 @@ def run_opaque(
     will be a joint graph: then its operators run, and the call itself does not.
     """
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
-    if vm.contexts.tokens or any(type(e) is not Call for e in vm.outside.log.effects()):
+    if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.outside.log.effects()):
         plain = vm.trace.numbers.symbols is None  # else each number would have a graph of its own
         if not (target.is_checkpoint and vm.trace.autograd.wants_joint and plain):
             raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)

@@ -1,0 +1,158 @@
+// The layouts are those of CPython's listobject.c, tupleobject.c, unicodeobject.c, rangeobject.c, enumobject.c and
+// bltinmodule.c, the same in 3.11 and 3.12 but for ranges.
+#include "guards/iterators.h"
+
+#include "guards/kinds.h"
+
+namespace smelt::guards {
+
+namespace {
+
+PyTypeObject* ascii_iterator;
+PyTypeObject* text_iterator;
+
+struct Walk {  // over a list (in either direction), a tuple or a text
+    PyObject_HEAD Py_ssize_t index;
+    PyObject* over;  // null at the end
+};
+
+struct RangeWalk {
+    PyObject_HEAD
+#if !SMELT_PY312
+        long index;
+#endif
+    long start;
+    long step;
+    long length;
+
+    long taken() const {
+#if SMELT_PY312
+        return 0;  // `start` and `length` are those of what is left
+#else
+        return index;
+#endif
+    }
+};
+
+struct Enumerate {
+    PyObject_HEAD Py_ssize_t index;
+    PyObject* inner;
+    PyObject* result;
+    PyObject* long_index;
+};
+
+struct Zip {
+    PyObject_HEAD Py_ssize_t size;
+    PyObject* inner;
+    PyObject* result;
+    int strict;
+};
+
+template <class Layout>
+Layout* as(PyObject* iterator) {
+    return reinterpret_cast<Layout*>(iterator);
+}
+
+bool walks_text(PyObject* iterator) {
+    return Py_IS_TYPE(iterator, ascii_iterator) || Py_IS_TYPE(iterator, text_iterator);
+}
+
+bool walks_list(PyObject* iterator) {
+    return Py_IS_TYPE(iterator, &PyListIter_Type) || Py_IS_TYPE(iterator, &PyListRevIter_Type);
+}
+
+bool is_walk(PyObject* iterator) {
+    return walks_list(iterator) || Py_IS_TYPE(iterator, &PyTupleIter_Type) || walks_text(iterator);
+}
+
+Py_ssize_t size_of(PyObject* over) {
+    return PyUnicode_Check(over) ? PyUnicode_GET_LENGTH(over) : Py_SIZE(over);
+}
+
+Py_ssize_t items_left(PyObject* iterator) {  // -1: not known
+    if (Py_IS_TYPE(iterator, &PyRangeIter_Type)) {
+        auto* range = as<RangeWalk>(iterator);
+        return range->length - range->taken();
+    }
+    if (!is_walk(iterator)) return -1;
+    auto* walk = as<Walk>(iterator);
+    if (!walk->over) return 0;
+    Py_ssize_t size = size_of(walk->over);
+    if (Py_IS_TYPE(iterator, &PyListRevIter_Type)) return walk->index < size ? walk->index + 1 : 0;
+    return walk->index < size ? size - walk->index : 0;
+}
+
+PyObject* left_part(PyObject* iterator) {
+    Py_ssize_t left = items_left(iterator);
+    return left < 0 ? nullptr : PyLong_FromSsize_t(left);
+}
+
+PyObject* over_part(PyObject* iterator) {
+    if (!walks_list(iterator)) return nullptr;
+    auto* walk = as<Walk>(iterator);
+    return Py_NewRef(walk->over ? walk->over : Py_None);
+}
+
+PyObject* inner_part(PyObject* iterator) {
+    if (Py_IS_TYPE(iterator, &PyEnum_Type)) return Py_NewRef(as<Enumerate>(iterator)->inner);
+    return Py_IS_TYPE(iterator, &PyZip_Type) ? Py_NewRef(as<Zip>(iterator)->inner) : nullptr;
+}
+
+PyObject* index_part(PyObject* iterator) {
+    if (!Py_IS_TYPE(iterator, &PyEnum_Type)) return nullptr;
+    Py_ssize_t index = as<Enumerate>(iterator)->index;
+    return index == PY_SSIZE_T_MAX ? nullptr : PyLong_FromSsize_t(index);
+}
+
+PyObject* strict_part(PyObject* iterator) {
+    return Py_IS_TYPE(iterator, &PyZip_Type) ? PyBool_FromLong(as<Zip>(iterator)->strict) : nullptr;
+}
+
+struct PartKind {
+    const char* name;
+    IteratorPart read;
+};
+
+constexpr PartKind kParts[] = {
+    {"left", left_part},      // how many items are left
+    {"over", over_part},      // the list that is walked over; None at the end
+    {"inner", inner_part},    // of enumerate an iterator, of zip a tuple of them
+    {"index", index_part},    // the next number of enumerate
+    {"strict", strict_part},  // of zip
+};
+
+}  // namespace
+
+PyObject* item_ahead(PyObject* iterator, Py_ssize_t count) {
+    if (count < 0 || count >= items_left(iterator)) return nullptr;
+    if (Py_IS_TYPE(iterator, &PyRangeIter_Type)) {
+        auto* range = as<RangeWalk>(iterator);
+        return PyLong_FromLong(range->start + (range->taken() + static_cast<long>(count)) * range->step);
+    }
+    auto* walk = as<Walk>(iterator);
+    if (Py_IS_TYPE(iterator, &PyListRevIter_Type))
+        return Py_NewRef(PyList_GET_ITEM(walk->over, walk->index - count));
+    Py_ssize_t index = walk->index + count;
+    if (PyList_Check(walk->over)) return Py_NewRef(PyList_GET_ITEM(walk->over, index));
+    if (PyTuple_Check(walk->over)) return Py_NewRef(PyTuple_GET_ITEM(walk->over, index));
+    return PyUnicode_FromOrdinal(PyUnicode_READ_CHAR(walk->over, index));
+}
+
+IteratorPart find_iterator_part(PyObject* name) {
+    const PartKind* found = find_row(kParts, name, "part of an iterator");
+    return found ? found->read : nullptr;
+}
+
+bool init_iterators() {
+    auto type_of = [](const char* text) -> PyTypeObject* {
+        PyObject* object = PyUnicode_FromString(text);
+        PyObject* iterator = object ? PyObject_GetIter(object) : nullptr;
+        PyTypeObject* type = iterator ? Py_TYPE(iterator) : nullptr;  // a static type
+        Py_XDECREF(object);
+        Py_XDECREF(iterator);
+        return type;
+    };
+    return (ascii_iterator = type_of("a")) && (text_iterator = type_of("\xc4\x80"));
+}
+
+}  // namespace smelt::guards
