@@ -214,6 +214,7 @@ class _DifferentiableSpec(TypedDict):
     leaves: NotRequired[int]
     draws: NotRequired[bool]
     rewritten: NotRequired[Sequence[int]]
+    copied: NotRequired[Sequence[int]]
     double_backward: NotRequired[_DoubleBackward | None]
 
 class Differentiable:

@@ -86,6 +86,7 @@ def _node(
             "double_backward": with_history,
             "draws": with_history is not None and with_history.draws,
             "rewritten": () if with_history is None else with_history.rewritten,
+            "copied": () if with_history is None else with_history.copied,
         }
     )
 

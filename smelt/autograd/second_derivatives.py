@@ -2,8 +2,8 @@
 
 That needs the graph's inputs, unchanged. The node refers to them weakly, so it costs no memory; who wants a second
 derivative with respect to something holds it anyway. Random numbers are drawn again, from the state that the generator had.
-Inputs that the graph itself writes (the statistics of a batch norm) are stood in for by others, if no result was computed
-from what they held.
+Inputs that the graph itself writes (the statistics of a batch norm) are stood in for by others: if a result was computed
+from what they held (the vectors of a spectral norm), by copies that the node keeps, where these are small.
 
 An output that others are computed from has a node of its own. There the graph is cut (`_Gate`): gradients of the others
 end at that output, as the program holds it, and the history of these gradients goes on through it.
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from smelt.autograd.memory import nbytes
 from smelt.graph import passes, torch_settings
 from smelt.graph.effects import effects
 from smelt.graph.graph_function import GraphFunction
@@ -35,15 +36,18 @@ Tensors = tuple[torch.Tensor, ...]
 Defined = tuple[torch.Tensor | None, ...]
 aten = torch.ops.aten
 
+_MOST_COPIED = 1 << 16  # bytes, at each call
+
 
 def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
     """What differentiates a graph again. None for graphs that cannot be run a second time: results were computed
-    from what an input held that they write, or have no node at the torch level; other effects; checkpoints that would see
-    other objects; gradients of inputs that are taken away."""
+    from what a large input held that they write, or have no node at the torch level; other effects; checkpoints that would
+    see other objects; gradients of inputs that are taken away."""
     checkpoints = [
         n.target for n in traced.torch_graph if type(n.target) is OpaqueCall and n.target.is_checkpoint
     ]
     rewritten = tuple(sorted(traced.mutated))
+    copied = tuple(sorted(_read(joint) & set(rewritten)))
     effectful = [n for n in traced.aten_graph if passes.has_effect(n)]
     draws = any(_draws(n) for n in effectful)
     repeatable = (
@@ -51,8 +55,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         and all(call.repeatable for call in checkpoints)
         and joint.flags.repeatable
         and not joint.writes
-        and not (_read(joint) & set(rewritten))
-        and not (checkpoints and (draws or joint.cuts))
+        and sum(nbytes(traced.inputs[i].spec) for i in copied) <= _MOST_COPIED
     )
     nodes = [joint.torch_nodes[i] for i in joint.tangents]
     if not repeatable or not {*nodes} <= {*traced.torch_graph}:
@@ -64,6 +67,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         tuple(cuts),
         joint.gradients,
         rewritten,
+        copied,
         draws,
         bool(checkpoints),
         torch_settings.read(),
@@ -110,7 +114,8 @@ class DoubleBackward:
     undefined), whether hooks see what flows into the output of each, and the state of torch's generator (None unless it
     `draws`) to the gradients, with a history.
 
-    `rewritten`: inputs that the graph writes, whose values do not matter.
+    `rewritten`: inputs that the graph writes; of those in `copied` it is given copies from before, of the others the values
+    do not matter.
     """
 
     graph: Graph
@@ -118,6 +123,7 @@ class DoubleBackward:
     cuts: tuple[Node, ...]
     sources: tuple[int, ...]
     rewritten: tuple[int, ...]
+    copied: tuple[int, ...]
     draws: bool
     has_checkpoints: bool
     settings: TorchSettings

@@ -490,3 +490,56 @@ def test_some_results_without_gradients(compile):
     g, x, w = compile(f), leaf(3), leaf(3)
     n, d, h, y = g(x, w)
     return penalty(y, x, w), gradients(x, w), n, d
+
+
+@both()
+@pytest.mark.parametrize(
+    "norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm], ids=["hook", "parametrization"]
+)
+def test_spectral_norm(compile, norm):
+    """The vectors of the power iteration are written at each call, and read."""
+    m = nn.Sequential(norm(nn.Linear(3, 4)), nn.Tanh(), norm(nn.Linear(4, 2)))
+    f, x = compile(m), leaf(5, 3)
+    y = f(x).pow(2).sum()
+    f(x.detach())
+    return penalty(y, x), gradients(x, *m.parameters()), [b.clone() for b in m.buffers()]
+
+
+@both()
+def test_a_running_mean_that_is_read(compile):
+    mean = torch.ones(3)
+
+    def f(x):
+        mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return ((x - mean) ** 3).sum()
+
+    g, x = compile(f), leaf(4, 3)
+    y = g(x)
+    g(x)
+    return penalty(y, x), x.grad, mean
+
+
+@both()
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_checkpoint_that_draws(compile, dropout):
+    layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(dropout), nn.Linear(5, 3))
+
+    def f(x):
+        x = nn.functional.dropout(x, 0.3)
+        return checkpoint(lambda y: layers(y).tanh(), x, use_reentrant=False).square().sum()
+
+    g, x = compile(f), leaf(2, 4)
+    y = g(x)
+    torch.rand(3)
+    return penalty(y, x, *layers.parameters()), gradients(x, *layers.parameters()), torch.rand(2)
+
+
+@both()
+def test_a_large_input_that_is_written_and_read(compile):
+    def f(x, n):
+        n.add_(1)
+        return (x**3 * n[:3]).sum()
+
+    g, x, n = compile(f), leaf(3), torch.ones(100_000)
+    (a,) = grad(g(x, n), x, create_graph=True)
+    return a

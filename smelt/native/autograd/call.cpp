@@ -199,8 +199,28 @@ void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& r
     }
 }
 
-Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Results& results,
-                         const at::Tensor& random_state) {
+at::Tensor state_of_generator() {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    return generator.get_state();
+}
+
+// What a rerun takes that is no more after the forward.
+struct Before {
+    std::vector<at::Tensor> copies;  // of `Spec::copied`
+    at::Tensor random_state;
+};
+
+Before before_forward(const Spec& spec, PyObject* inputs) {
+    Before before;
+    if (spec.draws) before.random_state = state_of_generator();
+    const c10::AutoGradMode no_grad(false);
+    for (size_t i : spec.copied)
+        before.copies.push_back(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)).clone());
+    return before;
+}
+
+Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Results& results, const Before& before) {
     Rerun rerun;
     rerun.primals.reserve(static_cast<size_t>(PyTuple_GET_SIZE(inputs)));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
@@ -210,26 +230,22 @@ Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Results& resu
         rerun.primals.emplace_back(t, is_number || Py_REFCNT(item) == 1);
         rerun.primals.back().is_number = is_number;
     }
+    for (size_t i = 0; i < spec.copied.size(); ++i)
+        rerun.primals[spec.copied[i]] = Remembered(before.copies[i], true);
     for (size_t output : spec.through) rerun.through.emplace_back(results[output].tensor, false);
-    rerun.random_state = random_state;
+    rerun.random_state = before.random_state;
     return rerun;
 }
 
 void record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& made_for, PyObject* inputs,
             const Results& results, const edge_list& input_edges, const Versions& versions,
-            const at::Tensor& random_state) {
+            const Before& before) {
     const auto group = c10::make_intrusive<Group>(spec, made_for);
     Attach attach(group, input_edges, results, versions);
     for (size_t k : made_for.tangents) attach(k, results[spec->tangents[k].output]);
-    if (spec->double_backward) group->remember(what_a_rerun_takes(*spec, inputs, results, random_state));
+    if (spec->double_backward) group->remember(what_a_rerun_takes(*spec, inputs, results, before));
     for (const Bucket& bucket : made_for.buckets)
         for (size_t i : bucket.saved) save(*group, spec->saved[i], inputs, results, attach);
-}
-
-at::Tensor state_of_generator() {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    return generator.get_state();
 }
 
 PyObject* as_tuple(Results& results, size_t n) {
@@ -272,7 +288,7 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         return as_tuple(results, spec->n_outputs);
     }
     const Versions versions(*spec, inputs);
-    const at::Tensor random_state = spec->draws ? state_of_generator() : at::Tensor();
+    const Before before = before_forward(*spec, inputs);
     Results results = forward();
     // A plan may look at memory of its own to give an output. To autograd that is no view.
     for (const Tangent& t : spec->tangents) {
@@ -282,8 +298,7 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         r.tensor = r.tensor.detach();
         r.object = nullptr;
     }
-    for (const NodeSpec& group : spec->groups)
-        record(spec, group, inputs, results, edges, versions, random_state);
+    for (const NodeSpec& group : spec->groups) record(spec, group, inputs, results, edges, versions, before);
     return as_tuple(results, spec->n_outputs);
 }
 

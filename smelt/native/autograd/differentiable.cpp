@@ -154,7 +154,8 @@ a dict:
                   generator before the forward to the gradients, with a history. Asked where create_graph=True, if the inputs still exist and were not written; where not, a
                   second differentiation raises
   draws           optional, whether `double_backward` is given that state; by default None
-  rewritten       optional, positions of inputs that may be written all the same)";
+  rewritten       optional, positions of inputs that may be written all the same
+  copied          optional, positions of those of which it is given copies, made before the forward)";
 
 PyType_Slot differentiable_slots[] = {{Py_tp_doc, const_cast<char*>(kDoc)},
                                       {Py_tp_new, reinterpret_cast<void*>(differentiable_new)},

@@ -93,6 +93,8 @@ class Reader {
         s_.draws = spec.contains("draws") && spec["draws"].cast<bool>();
         if (spec.contains("rewritten"))
             for (py::handle h : spec["rewritten"]) s_.rewritten.push_back(h.cast<size_t>());
+        if (spec.contains("copied"))
+            for (py::handle h : spec["copied"]) s_.copied.push_back(h.cast<size_t>());
         count();
         s_.forward = owned(callable(spec, "forward"));
         s_.forward_is_plan = is_plan(s_.forward);
@@ -104,7 +106,7 @@ class Reader {
         const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
-                                              "conflicts", "draws", "rewritten", "leaves"));
+                                              "conflicts", "draws", "rewritten", "copied", "leaves"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -236,6 +238,7 @@ class Reader {
     void count() {
         s_.n_results = s_.n_outputs;
         for (size_t i : s_.gradients) s_.n_inputs = std::max(s_.n_inputs, i + 1);
+        for (size_t i : s_.copied) s_.n_inputs = std::max(s_.n_inputs, i + 1);
         for (const SavedSource& s : s_.saved) {
             if (s.kind == SavedSource::Kind::primal) s_.n_inputs = std::max(s_.n_inputs, s.index + 1);
             if (s.kind == SavedSource::Kind::temporary)
