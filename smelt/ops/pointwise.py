@@ -563,27 +563,13 @@ def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor |
     return b.pointwise(lambda c, u, v: where(c, v, u), [mask, x, value], (torch.bool, compute, compute))
 
 
-@operator(aten.clamp.default, aten.clamp.Tensor)
+@operator(aten.clamp.default)
 def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """The lower bound first: where the bounds cross, the upper one wins, and NaN stays."""
-    bounds = [(op, bound) for op, bound in (("maximum", min), ("minimum", max)) if bound is not None]
-    if len(bounds) == 1 and not isinstance(bounds[0][1], Tensor) and not _nan_bounds():
-        return _beyond(b, x, *bounds[0])
-    return _clamped(b, x, bounds)
-
-
-def _clamped(b: Builder, x: Tensor, bounds: list[tuple[str, Operand]]) -> Tensor:
-    def f(v: Value, *limits: Value) -> Value:
-        for (op, _), limit in zip(bounds, limits):
-            v = call(op, limit, v)  # of zeros of both signs, v's
-        return v
-
-    return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)
-
-
-def _beyond(b: Builder, x: Tensor, op: str, bound: Operand) -> Tensor:
-    """What lies beyond the bound becomes the bound; nothing lies beyond NaN."""
-    beyond = "gt" if op == "maximum" else "lt"
+    """As of tensors, but for a bound that is NaN where torch takes it for none."""
+    if (min is None) == (max is None) or _nan_bounds():
+        return clamp_tensor(b, x, min, max)
+    beyond, bound = ("gt", min) if max is None else ("lt", max)
+    assert bound is not None
     return b.pointwise(lambda v, limit: where(compare(beyond, limit, v), limit, v), [x, bound], cost=2)
 
 
@@ -594,16 +580,29 @@ def _nan_bounds() -> bool:
     return bool(torch.ones(1).clamp(max=math.nan).isnan())
 
 
+@operator(aten.clamp.Tensor)
+def clamp_tensor(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """The lower bound first: where the bounds cross, the upper one wins, and NaN stays."""
+    bounds = [(op, bound) for op, bound in (("maximum", min), ("minimum", max)) if bound is not None]
+
+    def f(v: Value, *limits: Value) -> Value:
+        for (op, _), limit in zip(bounds, limits):
+            v = call(op, limit, v)  # of zeros of both signs, v's
+        return v
+
+    return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)
+
+
 @operator(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor:
     """max(x, min): NaN stays NaN."""
-    return _clamped(b, x, [("maximum", min)])
+    return clamp_tensor(b, x, min)
 
 
 @operator(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor:
     """min(x, max): NaN stays NaN."""
-    return _clamped(b, x, [("minimum", max)])
+    return clamp_tensor(b, x, None, max)
 
 
 # Those whose numbers are operands or scalars of `Builder.pointwise`, whatever their value.

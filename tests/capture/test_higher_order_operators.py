@@ -130,6 +130,23 @@ def mapped(x):
     return map_rows(lambda row, w: row * 2 + w, x, WEIGHT[0])
 
 
+def scanned_by_hand(x):
+    carry, rows = torch.zeros(3), []
+    for row in x:
+        rows.append(carry * row)
+        carry = carry + row.sin()
+    return torch.stack(rows) + carry
+
+
+def scanned_backwards_by_hand(x):
+    carry, columns = torch.zeros(4), []
+    for v in reversed(x.unbind(1)):
+        columns.insert(0, carry * v)
+        carry = carry * 0.5 + v
+    return torch.stack(columns)
+
+
+BY_HAND = {scanned: scanned_by_hand, scanned_backwards: scanned_backwards_by_hand}
 PROGRAMS = [
     choice, nested_choice, choice_of_python, loop, scanned, scanned_backwards, associative, mapped,
 ]  # fmt: skip
@@ -146,7 +163,7 @@ def test_control_flow_as_functions(fn):
         torch.testing.assert_close(a, b)
         assert a.stride() == b.stride()
         a.square().sum().backward()
-        b.square().sum().backward()
+        BY_HAND.get(fn, fn)(expected).square().sum().backward()  # torch 2.11 differentiates scan wrongly
         torch.testing.assert_close(found.grad, expected.grad)
 
 

@@ -44,6 +44,7 @@ class TypeInfo:
 
     `reads_own`, `stores_own`: code of C, other than object's, reads and stores attributes of its instances
     (`threading.local`, `decimal.Context`, weak proxies), so that their `__dict__` and classes do not tell them.
+    `hides_dict`: its instances have a dictionary that they do not show (type variables since CPython 3.12).
     `look` gives what a class has in itself under a name, MISSING if nothing.
     """
 
@@ -54,6 +55,7 @@ class TypeInfo:
         "getattr",
         "getattribute",
         "has_dict",
+        "hides_dict",
         "is_module",
         "reads_own",
         "setattr",
@@ -66,6 +68,7 @@ class TypeInfo:
         self.found: dict[str, Found] = {}
         self.is_module = issubclass(cls, nn.Module)
         self.has_dict = cls.__dictoffset__ != 0
+        self.hides_dict = self.has_dict and type_find(cls, "__dict__") is MISSING
         self.getattribute = self._python("__getattribute__")
         self.reads_own = self.getattribute is None and not _is_generic(cls, "__getattribute__", _READS)
         self.setattr = type_find(cls, "__setattr__")

@@ -39,7 +39,7 @@ bool runs_python(PyObject* found) {
     if (!found) return false;
     PyTypeObject* type = Py_TYPE(found);
     if (!type->tp_descr_get || type == tuplegetter_type) return false;
-    return PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || type == &PyProperty_Type;
+    return made_by_python(type) || type == &PyProperty_Type;
 }
 
 struct Member : Accessor {
@@ -139,7 +139,7 @@ struct Item : Accessor {
         if (is_index && PyTuple_Check(base))
             return at_index(reinterpret_cast<PyTupleObject*>(base)->ob_item, PyTuple_GET_SIZE(base), index);
         if (is_index && PyObject_TypeCheck(base, deque_type)) return pass.keep(deque_item(base));
-        if (PyType_HasFeature(Py_TYPE(base), Py_TPFLAGS_HEAPTYPE)) return nullptr;
+        if (made_by_python(Py_TYPE(base))) return nullptr;
         return pass.keep(PyObject_GetItem(base, key));
     }
 

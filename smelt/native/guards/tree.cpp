@@ -290,12 +290,10 @@ PyObject* py_is_generic(PyObject*, PyObject* cls) {
                          PyBool_FromLong(type->tp_setattro == PyObject_GenericSetAttr));
 }
 
-// Only type objects that C code makes from a PyType_Spec keep a copy of the name that the specification gives.
 PyObject* py_made_by_python(PyObject*, PyObject* cls) {
     if (!PyType_Check(cls))
         return PyErr_Format(PyExc_TypeError, "made_by_python: expected a class, not %R", cls);
-    bool on_heap = PyType_HasFeature(reinterpret_cast<PyTypeObject*>(cls), Py_TPFLAGS_HEAPTYPE);
-    return PyBool_FromLong(on_heap && !reinterpret_cast<PyHeapTypeObject*>(cls)->_ht_tpname);
+    return PyBool_FromLong(made_by_python(reinterpret_cast<PyTypeObject*>(cls)));
 }
 
 PyMethodDef functions[] = {

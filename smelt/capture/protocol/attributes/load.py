@@ -62,7 +62,7 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     info = vm.type_info(cls)
     if info.getattribute is not None:
         return load_through(vm, obj, name, info, info.getattribute)
-    if info.reads_own:
+    if info.reads_own or (info.hides_dict and info.find(name)[0] not in DATA_LOADERS):
         vm.frames.tail = None
         return load_by_class(vm, obj, name)
     return load_generic(vm, obj, name)

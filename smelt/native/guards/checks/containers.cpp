@@ -12,7 +12,7 @@ Py_ssize_t length(PyObject* x) {  // -1 if it cannot be read without user code
     if (PyDict_Check(x)) return PyDict_GET_SIZE(x);
     if (PyAnySet_Check(x)) return PySet_GET_SIZE(x);
     if (PyObject_TypeCheck(x, deque_type)) return Py_SIZE(x);
-    if (PyType_HasFeature(Py_TYPE(x), Py_TPFLAGS_HEAPTYPE)) return -1;
+    if (made_by_python(Py_TYPE(x))) return -1;
     Py_ssize_t size = PyObject_Size(x);
     if (size < 0) PyErr_Clear();
     return size;

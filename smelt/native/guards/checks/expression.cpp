@@ -1,5 +1,6 @@
 // What arithmetic on the numbers of several nodes gives.
 #include "guards/checks/makers.h"
+#include "guards/lookup.h"
 
 #include <c10/util/SmallVector.h>
 
@@ -69,8 +70,7 @@ bool to_step(PyObject* item, Building& b, Py_ssize_t* depth, ExpressionGives::St
     step->object = hold(b.held, kind);
     *depth += 1 - step->operands;
     bool is_native = PyCFunction_Check(kind) ||
-                     (PyType_Check(kind) &&
-                      !PyType_HasFeature(reinterpret_cast<PyTypeObject*>(kind), Py_TPFLAGS_HEAPTYPE));
+                     (PyType_Check(kind) && !made_by_python(reinterpret_cast<PyTypeObject*>(kind)));
     return is_native && step->operands > 0 && *depth > 0;
 }
 
