@@ -4,7 +4,7 @@ docs/native.md says which file holds what.
 """
 
 from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
 
 import torch
@@ -71,6 +71,9 @@ def tail(target: Callable[..., object], *args: object) -> object:
 
 def release_arguments() -> None:
     """What a resume function that runs eagerly begins with: its variables alone hold its arguments then."""
+
+def frame_of(code: CodeType, globals: dict[str, object]) -> FrameType:
+    """A frame of this code that does not run."""
 
 def last_refused() -> CodeType | None:
     """The code object of this thread's last call that no entry accepted although the callback had asked to look again.

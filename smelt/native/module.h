@@ -12,6 +12,7 @@ int init_tracers(PyObject* module);
 int init_call(PyObject* module);
 int init_window(PyObject* module);
 int init_interpreter(PyObject* module);
+int init_frames(PyObject* module);
 }  // namespace calls
 
 namespace guards {

@@ -69,7 +69,7 @@ PROGRAMS = {
     "function of torch.compile": (lambda x: compiled_by_torch(x * 2, scale=3) + 1, 1, []),
     "module of torch.compile": (lambda x: COMPILED(x * 2) + 1, 1, []),
     "module of torch.compile with a hook": (lambda x: HOOKED(x * 2) + 1, 1, []),
-    "a call of make_fx": (lambda x: make_fx(lambda a: a.sin() * 2)(x)(x) + 1, 3, [TRACER, TRACER]),
+    "a call of make_fx": (lambda x: make_fx(lambda a: a.sin() * 2)(x)(x) + 1, 3, [TRACER]),
     "a call of symbolic_trace": (
         lambda x: torch.fx.symbolic_trace(lambda a: a.sin() * 2)(x) + 1,
         3,

@@ -93,6 +93,7 @@ class Code:
     instructions: list[tuple[Handler, Any]]
     names: list[str]  # opcode of each instruction
     lines: list[int]
+    offsets: list[int]  # in bytes
     # exception table: start, end, target, stack depth, whether the index of the instruction is pushed
     handlers: tuple[tuple[int, int, int, int, bool], ...]
     nlocals: int  # locals, cells and free variables
@@ -135,7 +136,8 @@ def raw_instructions(code: types.CodeType) -> tuple[list[tuple[int, int, int, in
     return out, index
 
 
-def _lines(code: types.CodeType, offsets: list[int]) -> list[int]:
+def lines_of(code: types.CodeType, offsets: list[int]) -> list[int]:
+    """The lines of the instructions at these offsets; the first one of the code where there is none."""
     by_unit: dict[int, int] = {}
     for start, end, line in code.co_lines():
         for offset in range(start, end, 2):
@@ -158,6 +160,7 @@ def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[s
             value = ARGUMENTS[name](code, arg)
         instructions.append((table.get(name) or unknown(name), value))
     entries = dis._parse_exception_table(code) if code.co_exceptiontable else ()  # type: ignore[attr-defined]
+    offsets = [start for _, _, start, _ in raw]
     varnames = code.co_varnames
     nlocals = len(varnames) + sum(c not in varnames for c in code.co_cellvars) + len(code.co_freevars)
     return Code(
@@ -167,7 +170,8 @@ def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[s
         free_names=code.co_freevars,
         instructions=instructions,
         names=names,
-        lines=_lines(code, [start for _, _, start, _ in raw]),
+        lines=lines_of(code, offsets),
+        offsets=offsets,
         handlers=tuple((index[e.start], index[e.end], index[e.target], e.depth, e.lasti) for e in entries),
         nlocals=nlocals,
         nfree=len(code.co_freevars),

@@ -154,6 +154,7 @@ class Generators(Protocol):
     """Where a machine keeps the generators that it has made."""
 
     generators: list[weakref.ref[Generator]]
+    stubborn: list[Generator]
 
 
 class Machine(Protocol):
@@ -298,6 +299,8 @@ class Generator:
                 self.throw(GeneratorExit())
             except (GeneratorExit, StopIteration):
                 return
+            # dropped, it would be closed again; what that raises no one sees
+            self.vm.frames.stubborn.append(self)
             raise RuntimeError("generator ignored GeneratorExit")
         self.state = FINISHED
 

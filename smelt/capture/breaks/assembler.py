@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from smelt import _native
 from smelt.capture.base.bytecode import PY312, Code, raw_instructions
+from smelt.capture.breaks.positions import Position, location_table, positions
 
 _CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
 _OP = dis.opmap
@@ -32,7 +33,7 @@ class Instruction:
 
     op: int
     arg: int
-    line: int
+    position: Position
     target: int = -1
 
 
@@ -57,13 +58,13 @@ class Handling:
 
 
 @dataclass(frozen=True)
-class Position:
+class Offset:
     """The offset of an instruction of the original, which RERAISE restores."""
 
     instruction: int
 
 
-Push = Value | Null | Handling | Position
+Push = Value | Null | Handling | Offset
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ def resumed(
     slots: Sequence[int],
     pushes: Sequence[Push],
     extra: Sequence[str],
-    name: str,
     exits: Sequence[Exit] = (),
     made_at_exit: Callable[[int, dict[str, object]], object] | None = None,
 ) -> tuple[types.CodeType, int]:
@@ -97,17 +97,19 @@ def resumed(
     consts = list(source.co_consts)
     body = _body(source, code, places)
     for exit in exits:
-        trampoline = _exit_instructions(exit, body[exit.instruction].line, consts, made_at_exit)
-        body[exit.instruction] = Instruction(_OP["JUMP_FORWARD"], 0, trampoline[0].line, len(body))
+        trampoline = _exit_instructions(exit, body[exit.instruction].position, consts, made_at_exit)
+        body[exit.instruction] = Instruction(_OP["JUMP_FORWARD"], 0, trampoline[0].position, len(body))
         body += trampoline
-    line = code.lines[target] if target < len(code.lines) else source.co_firstlineno
-    prologue, positions = _prologue(source, pushes, target, line, consts, bool(free))
+    position = (
+        body[target].position if target < len(code.lines) else (source.co_firstlineno, None, None, None)
+    )
+    prologue, indices = _prologue(source, pushes, target, position, consts, bool(free))
     start = len(prologue)
     for instruction in (*prologue, *body):
         if instruction.target >= 0:
             instruction.target += start
     raw, offsets, lines = _encode([*prologue, *body], source.co_firstlineno)
-    for constant, at in positions:
+    for constant, at in indices:
         consts[constant] = offsets[start + at] // 2
     made = source.replace(
         co_code=raw,
@@ -123,8 +125,6 @@ def resumed(
         co_stacksize=source.co_stacksize + (3 if not exits else 8),
         co_linetable=lines,
         co_exceptiontable=_exception_table(code, offsets, start),
-        co_name=name,
-        co_qualname=name,
     )
     return made, start
 
@@ -157,6 +157,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Instruction]:
     raw, index = raw_instructions(source)
+    where = positions(source, code.offsets)
     body = []
     for at, (op, arg, _, after) in enumerate(raw):
         name, target = code.names[at], -1
@@ -166,12 +167,17 @@ def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Ins
             arg = places[arg]
         elif op in dis.hasjrel:
             target = index[after - 2 * arg if "BACKWARD" in name else after + 2 * arg]
-        body.append(Instruction(op, arg, code.lines[at], target))
+        body.append(Instruction(op, arg, where[at], target))
     return body
 
 
 def _prologue(
-    source: types.CodeType, pushes: Sequence[Push], target: int, line: int, consts: list[object], free: bool
+    source: types.CodeType,
+    pushes: Sequence[Push],
+    target: int,
+    position: Position,
+    consts: list[object],
+    free: bool,
 ) -> tuple[list[Instruction], list[tuple[int, int]]]:
     """The instructions, and which constants are to become the offset of which instruction."""
     out: list[tuple[str, int]] = [("COPY_FREE_VARS", 1)] if free else []
@@ -181,29 +187,27 @@ def _prologue(
     if not source.co_flags & _GENERATOR:
         out += [("PUSH_NULL", 0), ("LOAD_CONST", len(consts)), *_call(0), ("POP_TOP", 0)]
         consts.append(_native.release_arguments)
-    positions = []
+    indices = []
     for push in pushes:
         if isinstance(push, Value):
             out += [("LOAD_FAST", push.parameter), ("DELETE_FAST", push.parameter)]
         elif isinstance(push, Null):
             out.append(("PUSH_NULL", 0))
         elif isinstance(push, Handling):
-            out += [
-                ("LOAD_FAST", push.parameter),
-                ("DELETE_FAST", push.parameter),
-                ("PUSH_EXC_INFO", 0),
-                ("POP_TOP", 0),
-            ]
+            out += [("LOAD_FAST", push.parameter), ("DELETE_FAST", push.parameter)]
+            out += [("PUSH_EXC_INFO", 0), ("POP_TOP", 0)]
         else:
-            positions.append((len(consts), push.instruction))
+            indices.append((len(consts), push.instruction))
             out.append(("LOAD_CONST", len(consts)))
             consts.append(None)
-    made = [Instruction(_OP[name], arg, line) for name, arg in out]
-    made.append(Instruction(_OP["JUMP_FORWARD"], 0, line, target))
-    return made, positions
+    made = [Instruction(_OP[name], arg, position) for name, arg in out]
+    made.append(Instruction(_OP["JUMP_FORWARD"], 0, position, target))
+    return made, indices
 
 
-def _exit_instructions(exit: Exit, line: int, consts: list[object], made: object) -> list[Instruction]:
+def _exit_instructions(
+    exit: Exit, position: Position, consts: list[object], made: object
+) -> list[Instruction]:
     """`return made(exit.number, locals())`; what is on the stack is left there."""
     first = len(consts)
     consts += (made, exit.number, locals)
@@ -215,7 +219,7 @@ def _exit_instructions(exit: Exit, line: int, consts: list[object], made: object
         ("LOAD_CONST", first + 2),
     ]
     out += [*_call(0), *_call(2)]
-    return [Instruction(_OP[name], arg, line) for name, arg in (*out, ("RETURN_VALUE", 0))]
+    return [Instruction(_OP[name], arg, position) for name, arg in (*out, ("RETURN_VALUE", 0))]
 
 
 def _call(count: int) -> list[tuple[str, int]]:
@@ -239,12 +243,9 @@ def _encode(instructions: Sequence[Instruction], first_line: int) -> tuple[bytes
         if grown == sizes:
             break
         sizes = grown
-    out, lines = bytearray(), bytearray()
-    line = first_line
-    for i, size in zip(instructions, sizes):
-        out += _instruction_bytes(i, size)
-        line = _add_line(lines, line, i.line, size // 2)
-    return bytes(out), offsets, bytes(lines)
+    raw = b"".join(map(_instruction_bytes, instructions, sizes))
+    runs = [(size // 2, i.position) for i, size in zip(instructions, sizes)]
+    return raw, offsets, location_table(runs, first_line)
 
 
 def _size(op: int, arg: int) -> int:
@@ -258,24 +259,6 @@ def _instruction_bytes(i: Instruction, size: int) -> bytes:
     for prefix in range(size // 2 - 1 - caches, 0, -1):
         out += bytes((dis.EXTENDED_ARG, i.arg >> (8 * prefix) & 0xFF))
     return bytes(out) + bytes((i.op, i.arg & 0xFF)) + bytes(2 * caches)
-
-
-def _add_line(table: bytearray, line: int, now: int, units: int) -> int:
-    """Appends entries (without columns) for one instruction; gives the line that the next counts from."""
-    while units:
-        length = min(units, 8)
-        table.append(0x80 | 13 << 3 | length - 1)
-        delta = now - line
-        _add_varint(table, (-delta << 1 | 1) if delta < 0 else delta << 1)
-        line, units = now, units - length
-    return line
-
-
-def _add_varint(table: bytearray, value: int) -> None:
-    while value >= 64:
-        table.append(0x40 | value & 63)
-        value >>= 6
-    table.append(value)
 
 
 def _exception_table(code: Code, offsets: Sequence[int], start: int) -> bytes:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from smelt.capture.base.bytecode import lines_of, raw_instructions
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import LEAF_TYPES
 from smelt.capture.breaks.points import Placeholder, Point, Polyfill, Rest, WaitingFrame
-from smelt.capture.rebuilding.source import compiled_source
+from smelt.capture.breaks.positions import Place
+from smelt.capture.rebuilding.source import compiled_source, identifier
 
 CHAIN_MODULE = "__smelt_chain__"  # the __name__ in chains
 
@@ -41,7 +43,7 @@ class _Call:
 
 
 _Calls = tuple[_Call, _Call | None]  # of a frame: when its callee has returned, when it has raised
-# id of code -> (reference, which frame a line belongs to, the frames' calls)
+# id of code -> (reference, which frame an instruction belongs to, the frames' calls)
 _chains: dict[int, tuple[weakref.ref[types.CodeType], dict[int, int], list[_Calls]]] = {}
 
 
@@ -55,8 +57,8 @@ def remaining(frame: Frame) -> list[WaitingFrame] | None:
     found = _chains.get(id(frame.function.__code__))
     if found is None:
         return None
-    _, frame_of_line, calls = found
-    at = frame_of_line.get(frame.code.lines[frame.pc])
+    _, frame_of, calls = found
+    at = frame_of.get(frame.pc)
     if at is None:
         return None
     parameters = {name: frame.locals[i] for name, i in frame.code.parameters.items()}
@@ -68,9 +70,30 @@ def callers(frame: Frame) -> list[Point]:
     found = _chains.get(id(frame.function.__code__))
     if found is None:
         return []
-    at = found[1].get(frame.code.lines[frame.pc - 1])
+    at = found[1].get(frame.pc - 1)
     points = [] if at is None else [normal.point for normal, _ in found[2][at + 1 :]]
     return [point for point in points if isinstance(point, Point)]
+
+
+def waiting_points(function: types.FunctionType, pc: int) -> list[tuple[Point | None, bool]]:
+    """Of a chain, while the call at instruction `pc` runs: where the frames above that call will go on, innermost first, and
+    whether they handle exceptions there. None stands for code of C."""
+    _, frame_of, calls = _chains[id(function.__code__)]
+    at = frame_of.get(pc)
+    return [
+        (normal.point if isinstance(normal.point, Point) else None, handler is not None)
+        for normal, handler in (() if at is None else calls[at + 1 :])
+    ]
+
+
+def passed(frame: Frame) -> Iterator[Point]:
+    """If `frame` is a chain's: where the frames wait that an exception passes that one of its calls raised, up to the first
+    that handles it."""
+    for point, handles in waiting_points(frame.function, frame.pc - 1):
+        if point is not None:
+            yield point
+        if handles:
+            return
 
 
 def _waiting(normal: _Call, handler: _Call | None, parameters: dict[str, object]) -> WaitingFrame:
@@ -87,7 +110,8 @@ class ChainText:
         self, frames: Sequence[WaitingFrame], function: Callable[[Point | Polyfill], object]
     ) -> None:
         self.values: list[object] = []
-        self.name = f"rest_of_{frames[-1].normal.point.source.co_name.strip('<>')}"
+        self._outermost = frames[-1].normal.point
+        self.name = f"rest_of_{identifier(self._outermost.source.co_name)}"
         self._function = function
         self._names: dict[int, str] = {}  # id of a value -> its parameter
         self._scope: dict[str, object] = {}
@@ -149,19 +173,25 @@ class ChainText:
         return lines, frame_of_line
 
     def _expression(self, call: _Call) -> str:
-        name = f"resume_{len(self._scope)}_in_{call.point.source.co_name.strip('<>')}"
+        name = f"resume_{len(self._scope)}_in_{identifier(call.point.source.co_name)}"
         self._scope[name] = self._function(call.point)
         return f"{name}({', '.join(call.arguments)})"
 
     def compiled(self) -> types.FunctionType:
-        """Compiles the chain, and notes which of its lines belongs to which frame."""
+        """Compiles the chain, and notes which of its instructions belongs to which frame."""
         parameters = ", ".join(f"a{i}" for i in range(len(self.values)))
         source = (
             "\n".join([f"def {self.name}({parameters}):", *(f"    {line}" for line in self._lines)]) + "\n"
         )
         scope = {"__builtins__": __builtins__, "__name__": CHAIN_MODULE, **self._scope}
         function = compiled_source(source, self.name, self.name, scope)
+        offsets = [start for _, _, start, _ in raw_instructions(function.__code__)[0]]
+        lines = lines_of(function.__code__, offsets)
+        frames = {at: self._frame_of_line[n] for at, n in enumerate(lines) if n in self._frame_of_line}
+        if isinstance(self._outermost, Point):
+            waits = raw_instructions(self._outermost.source)[0][self._outermost.at - 1][2]
+            Place(self._outermost.source, waits).stands_for(function)
         key = id(function.__code__)
         reference = weakref.ref(function.__code__, lambda _: _chains.pop(key, None))
-        _chains[key] = reference, self._frame_of_line, self._calls
+        _chains[key] = reference, frames, self._calls
         return function

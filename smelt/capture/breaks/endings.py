@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from smelt.capture.breaks.graph_break import Writer
+from smelt.capture.breaks.positions import Place
 from smelt.capture.breaks.resume import Resumes
 
 
@@ -16,6 +17,10 @@ class Ending(Protocol):
     def roots(self) -> tuple[object, ...]:
         """The objects that the last statements refer to."""
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the user's frames stand at the end, outermost first; none where none of his code runs there."""
+
     def write(self, writer: Writer, resumes: Resumes) -> list[str]:
         """The statements that end the compiled frame."""
 
@@ -25,6 +30,7 @@ class Return:
     """The frame returns `result`."""
 
     result: object
+    places: tuple[Place, ...] = ()
 
     @property
     def roots(self) -> tuple[object, ...]:

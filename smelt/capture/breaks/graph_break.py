@@ -15,11 +15,12 @@ from typing import Protocol, cast
 
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Delivery, Frame, LastInstruction
-from smelt.capture.breaks.chains import remaining
+from smelt.capture.breaks.chains import is_chain, remaining, waiting_points
 from smelt.capture.breaks.instructions import ROWS, Constant, Step
 from smelt.capture.breaks.liveness import handler_at
 from smelt.capture.breaks.loops import LOOPING, loop_step
 from smelt.capture.breaks.points import AfterCall, Continuation, Placeholder, Polyfill, WaitingFrame
+from smelt.capture.breaks.positions import Place
 from smelt.capture.breaks.resume import Originals, Resumes, continuation
 from smelt.capture.breaks.waiting import after
 from smelt.errors import Unsupported
@@ -39,6 +40,9 @@ class Writer(Protocol):
     def constant(self, x: object, hint: str) -> str:
         """The name under which the compiled frame finds `x` in its scope."""
 
+    def function(self, parameters: Sequence[str], body: Sequence[str], place: Place) -> str:
+        """The name of a function whose frames look like the user's at `place`."""
+
 
 @dataclass(frozen=True)
 class Break:
@@ -46,7 +50,8 @@ class Break:
 
     `successors`: for each successor of the step, the frames that go on, innermost first. `handling`: the frames that go on
     if the step raises and one of them handles it; `error` stands for what was raised. `handled`: the exception that the
-    innermost frame is handling, which the step must see as the one that is handled.
+    innermost frame is handling, which the step must see as the one that is handled. `places`: where the frames stand,
+    outermost first; `skipped`: how many of them are outside of the one that handles what the step raises.
     """
 
     reason: Reason
@@ -55,6 +60,8 @@ class Break:
     handling: tuple[WaitingFrame, ...] | None
     error: Placeholder
     handled: BaseException | None = None
+    places: tuple[Place, ...] = ()
+    skipped: int = 0
 
     @property
     def roots(self) -> tuple[object, ...]:
@@ -73,14 +80,7 @@ class Break:
             elif type(value) is Constant:
                 writer.bind(value, writer.constant(value.value, value.name))
         lines = [f"# graph break: {_comment(self.reason)}"]
-        text = self.step.text
-        count = text.replace("{{", "").replace("}}", "").count("{}")
-        operands = iter([writer(v) for v in self.step.operands])
-        body = text.format(*itertools.islice(operands, count)).splitlines()
-        conditions = [c.format(*itertools.islice(operands, c.count("{}"))) for c in self.step.conditions]
-        if conditions and not body and (self.handling is not None or self.handled is not None):
-            name = writer.fresh_name("condition")
-            body, conditions = [f"{name} = bool({conditions[0]})"], [name]
+        body, conditions = self._statements(writer)
         if self.handled is not None:
             body = _while_handling(writer, self.handled, body)
         if self.handling is None:
@@ -91,11 +91,47 @@ class Break:
                 *(f"    {line}" for line in body),
                 f"except BaseException as {writer(self.error)}:",
             ]
+            if self.skipped:
+                lines.append(f"    leave_frames({writer(self.error)}, {self.skipped})")
             lines.append(f"    {_tail(writer, resumes, self.handling)}")
         first = _tail(writer, resumes, self.successors[0])
         for condition, successor in zip(conditions, self.successors[1:], strict=True):
             lines += [f"if {condition}:", f"    {_tail(writer, resumes, successor)}"]
         return [*lines, first]
+
+    def _statements(self, writer: Writer) -> tuple[list[str], list[str]]:
+        """The step and its conditions, in functions that stand for the frames inside of the outermost."""
+        text, inner = self.step.text, self.places[1:]
+        count = text.replace("{{", "").replace("}}", "").count("{}")
+        written = [writer(v) for v in self.step.operands]
+        given: dict[str, str] = {}  # what the step takes -> how it calls that
+        if inner:
+            for value, name in zip(self.step.operands, written):
+                if type(value) is not Placeholder:
+                    given.setdefault(name, f"a{len(given)}")
+        operands = iter([given.get(name, name) for name in written])
+        body = text.format(*itertools.islice(operands, count)).splitlines()
+        conditions = [c.format(*itertools.islice(operands, c.count("{}"))) for c in self.step.conditions]
+        made = [n for v, n in zip(self.step.operands, written) if type(v) is Placeholder]
+        if conditions and not body and (self.handling is not None or self.handled is not None or inner):
+            name = writer.fresh_name("condition")
+            body, conditions, made = [f"{name} = bool({conditions[0]})"], [name], [name]
+        if inner:
+            body = _in_frames(writer, body, given, list(dict.fromkeys(made)), inner)
+        return body, conditions
+
+
+def _in_frames(
+    writer: Writer, body: Sequence[str], given: dict[str, str], made: Sequence[str], places: Sequence[Place]
+) -> list[str]:
+    """`body`, which makes `made` out of what is `given`, in a function for each place, outermost first."""
+    names = list(given.values())
+    returned = f"return {', '.join(made)}"
+    call = writer.function(names, [*body, *([returned] if made else [])], places[-1])
+    for place in reversed(places[:-1]):
+        call = writer.function(names, [f"return {call}({', '.join(names)})"], place)
+    targets = f"{', '.join(made)} = " if made else ""
+    return [f"{targets}{call}({', '.join(given)})"]
 
 
 def _while_handling(writer: Writer, error: BaseException, body: list[str]) -> list[str]:
@@ -163,7 +199,27 @@ def plan(
     own = WaitingFrame(normal[0], None, handler, error)
     if any(frame.handled is not None for frame in frames[:-1]):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break in what an exception handler calls"))
-    return Break(reason, step, successors, *_handling((own, *callers)), innermost.handled)
+    standing = [*_standing(originals, frames)]
+    handlers = [i for i, (_, handles) in enumerate(standing) if handles and not (loops and i == 0)]
+    places = tuple(place for place, _ in reversed(standing) if place is not None)
+    skipped = sum(place is not None for place, _ in standing[handlers[0] + 1 :]) if handlers else 0
+    return Break(reason, step, successors, *_handling((own, *callers)), innermost.handled, places, skipped)
+
+
+def _standing(originals: Originals, frames: Sequence[Frame]) -> Iterator[tuple[Place | None, bool]]:
+    """Where the frames of the user's code stand, innermost first, and whether they handle exceptions there. None stands for
+    code of C."""
+    for frame in reversed(frames):
+        if is_chain(frame.function):
+            for point, handles in waiting_points(frame.function, frame.pc):
+                place = point and Place(point.source, originals.offset(point.source, point.at - 1))
+                yield place, handles
+        elif not str(frame.globals.get("__name__", "")).startswith("smelt."):
+            source, _ = originals.of(frame)
+            at = frame.pc - (frame.code.original.prologue if frame.code.original else 0)
+            handles = handler_at(frame.code, frame.pc) is not None
+            yield Place(source, originals.offset(source, at)), handles
+        yield from ((None, delivery.otherwise is not None) for delivery in frame.deliveries or ())
 
 
 def _callers(originals: Originals, frames: Sequence[Frame]) -> tuple[WaitingFrame, ...]:

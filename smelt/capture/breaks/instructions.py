@@ -416,6 +416,13 @@ def raise_as_it_is(error: BaseException) -> NoReturn:
         error.__context__ = context
 
 
+def leave_frames(error: BaseException, count: int) -> None:
+    """Cuts off the outermost frames from the traceback of `error`, which a frame inside of them handles."""
+    for _ in range(count):
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next
+
+
 def read_global(scope: dict[str, object], name: str) -> object:
     """The global or builtin `name`."""
     if name in scope:
@@ -440,6 +447,7 @@ NAMES.update(
     exhausted=Sentinel("exhausted"),
     enter_context=enter_context,
     raise_as_it_is=raise_as_it_is,
+    leave_frames=leave_frames,
     read_global=read_global,
     merge_keywords=merge_keywords,
 )

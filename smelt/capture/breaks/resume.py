@@ -15,10 +15,11 @@ from smelt.capture.base.bytecode import Code, Original, note_original
 from smelt.capture.base.frames import Frame, Handled, LastInstruction
 from smelt.capture.base.handlers import BUILTINS
 from smelt.capture.base.values import NULL
-from smelt.capture.breaks.assembler import Exit, Handling, Null, Position, Push, Value, resumed
+from smelt.capture.breaks.assembler import Exit, Handling, Null, Offset, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.liveness import live_slots
 from smelt.capture.breaks.points import Continuation, Point, Polyfill, WaitingFrame
+from smelt.capture.rebuilding.source import identifier
 
 BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
 
@@ -34,6 +35,10 @@ class Originals:
         original = frame.code.original
         source = frame.function.__code__ if original is None else original.source
         return source, frame.code if original is None else self._decode(source)
+
+    def offset(self, source: types.CodeType, at: int) -> int:
+        """Where instruction `at` of `source` stands in it, in bytes."""
+        return self._decode(source).offsets[at]
 
     def live(self, source: types.CodeType, code: Code) -> list[frozenset[int]]:
         """For each instruction the slots whose values are read later; computed once for each code object."""
@@ -91,7 +96,7 @@ def _layout(
         if value is NULL:
             pushes.append(Null())
         elif type(value) is LastInstruction:
-            pushes.append(Position(value.at - (original.prologue if original else 0)))
+            pushes.append(Offset(value.at - (original.prologue if original else 0)))
         elif type(value) is Handled:
             pushes.append(Handling(first + len(values)))
             values.append(handled.pop(0))
@@ -114,10 +119,8 @@ def resume_function(
         _extra_name(code, p, i)
         for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))
     ]
-    name = f"resume_in_{source.co_name.strip('<>')}_at_{code.lines[point.at]}"
-    made, prologue = resumed(
-        source, code, point.at, point.slots, point.layout, extra, name, exits, made_at_exit
-    )
+    name = f"resume_in_{identifier(source.co_name)}_at_{code.lines[point.at]}"
+    made, prologue = resumed(source, code, point.at, point.slots, point.layout, extra, exits, made_at_exit)
     note_original(made, Original(source, prologue, _places(made, code, point, len(extra))))
     closure = None if not made.co_freevars else (point.cell,)
     function = types.FunctionType(made, point.scope, name, None, closure)  # type: ignore[arg-type]

@@ -107,6 +107,7 @@ def capture_frame(
             context_managers.leave_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
             vm.outside.log.roll_back()
+            vm.exceptions.restore()
             if vm.trace.numbers.symbols is not None:
                 vm.trace.numbers.symbols.release()
             if captured is None:

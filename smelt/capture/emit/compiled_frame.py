@@ -13,10 +13,10 @@ the input itself.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
+from typing import cast
 
 from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
@@ -27,7 +27,7 @@ from smelt.capture.emit.writer import Writer, slot_names
 from smelt.capture.outside.draws import Draw
 from smelt.capture.rebuilding.names import NAMES
 from smelt.capture.rebuilding.reach import Reach
-from smelt.capture.rebuilding.source import compiled_source
+from smelt.capture.rebuilding.source import compiled_source, identifier
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
 from smelt.runtime.recursion import deep_recursion
@@ -97,7 +97,10 @@ def emit(
         body = [*writer.head, *drawing, *call, *rest]
     again = rerun_for_handler if handles else rerun
     scope = {**writer.scope, "graph": graph, "rerun": again, **RANDOM_STATE}
-    return _compiled(code, slots, body, scope, tuple(writer.collect))
+    made = _compiled(code, slots, body, scope, writer)
+    if ending.places:
+        ending.places[0].stands_for(made.function)
+    return made
 
 
 def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
@@ -155,11 +158,15 @@ def _compiled(
     slots: Sequence[str],
     body: Sequence[str],
     scope: dict[str, object],
-    collect: tuple[Origin, ...],
+    writer: Writer,
 ) -> CompiledFrame:
-    name = "compiled_" + re.sub(r"\W+", "_", code.co_name).strip("_")
-    lines = [f"def {name}({', '.join((*slots, 'inputs'))}):  # {code.co_filename}:{code.co_firstlineno}"]
+    name = "compiled_" + identifier(code.co_name)
+    lines = [line for _, _, function in writer.functions for line in function]
+    lines += [f"def {name}({', '.join((*slots, 'inputs'))}):  # {code.co_filename}:{code.co_firstlineno}"]
     lines += [f"    {line}" for line in body]
     source = "\n".join(lines) + "\n"
     scope = {"__builtins__": __builtins__, "__name__": "smelt.compiled", **NAMES, **scope}
-    return CompiledFrame(compiled_source(source, name, code.co_qualname, scope), source, collect)
+    function = compiled_source(source, name, code.co_qualname, scope)
+    for inner, place, _ in writer.functions:
+        place.stands_for(cast(FunctionType, function.__globals__[inner]))
+    return CompiledFrame(function, source, tuple(writer.collect))

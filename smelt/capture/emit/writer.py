@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.breaks.positions import Place
 from smelt.capture.rebuilding.constants import CONSTANTS, LITERALS, stands_for_itself
 from smelt.capture.rebuilding.kind import Kind
 from smelt.capture.rebuilding.kinds import kind_of
@@ -49,7 +50,8 @@ class Writer:
     """Writes the body. Calling it gives the expression for an object, after writing the statements that make it.
 
     `head`: statements before the call of the graph; `lines`: those after it; `scope`: the globals that they use;
-    `collect`: what the guard tree hands over as `inputs`.
+    `collect`: what the guard tree hands over as `inputs`; `functions`: those that the statements call, as source, with what
+    their frames stand for.
     """
 
     def __init__(self, found: Reach, slots: Sequence[str], collect: Sequence[Origin]) -> None:
@@ -59,6 +61,7 @@ class Writer:
         self.head: list[str] = []
         self.lines: list[str] = []
         self.scope: dict[str, object] = {}
+        self.functions: list[tuple[str, Place, list[str]]] = []
         self._names: dict[int, str] = {}  # object -> the local or global name that holds it
         self._taken = {*slots, *NAMES, *_RESERVED}
         self._collected = {origin: f"inputs[{i}]" for i, origin in enumerate(collect)}
@@ -123,6 +126,13 @@ class Writer:
                 break
             name = f"{base}_{i}"
         self._taken.add(name)
+        return name
+
+    def function(self, parameters: Sequence[str], body: Sequence[str], place: Place) -> str:
+        """The name of a function whose frames look like the user's at `place`."""
+        name = self.fresh_name(f"in_{place.source.co_name}")
+        lines = [f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in body or ("pass",))]
+        self.functions.append((name, place, lines))
         return name
 
     def outside(self, x: object, origin: Origin) -> str:

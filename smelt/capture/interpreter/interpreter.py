@@ -20,6 +20,7 @@ from smelt.capture.base.frames import Frame, Generator
 from smelt.capture.base.handlers import BUILTINS, METHODS
 from smelt.capture.base.values import MISSING, Sentinel
 from smelt.capture.breaks import suspended
+from smelt.capture.interpreter import tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
 from smelt.capture.library import (
     assumed_values,
@@ -48,6 +49,7 @@ from smelt.capture.library import (
 )
 from smelt.capture.library.autograd import checkpoints, custom_functions, gradients, hooks, tensor_state
 from smelt.capture.library.output import log_records, printing, warning_messages
+from smelt.capture.library.output.deferred_calls import defer
 from smelt.capture.machine.state import Contexts, Exceptions
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
@@ -67,6 +69,7 @@ from smelt.capture.protocol import (
     raising,
     subscripts,
 )
+from smelt.capture.rebuilding.tracebacks import users_part
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
@@ -223,19 +226,39 @@ class Interpreter(VM):
                         raise  # the user's, of smelt: no handler of the program may see it
                     if self.failure is not None:
                         raise self.failure from e
-                    if e is not self.exceptions.raising:
-                        raising.without(e, self.exceptions.host)
-                        raising.chain(e, self.handled_exception())
-                    elif not isinstance(self.exceptions.traceback, Sentinel):
-                        e.__traceback__ = self.exceptions.traceback
-                    self.exceptions.raising, self.exceptions.traceback = e, MISSING
+                    self._note_passage(frame, e)
                     if not frame.unwind(e):
                         raise
-                    self.exceptions.raising = None
+                    self._note_caught(e)
         finally:
             self.frame = frame.parent
             self.frames.depth -= 1
             self.work.ticks += frame.ticks - started
+
+    def _note_passage(self, frame: Frame, error: BaseException) -> None:
+        """`error` is raised in `frame`, comes from what it called, or is raised there again."""
+        state = self.exceptions
+        places = tracebacks.places(self, frame)
+        if error is not state.raising:
+            raising.without(error, state.host)
+            raising.chain(error, self.handled_exception())
+            state.before, state.passed = users_part(error.__traceback__), list(places)
+        elif not isinstance(state.traceback, Sentinel):
+            error.__traceback__ = state.before = state.traceback
+            state.passed = []
+            if id(error) in self.outside.origins:
+                state.outside.setdefault(id(error), (error, state.traceback))
+        else:
+            state.passed += places
+        state.raising, state.traceback = error, MISSING
+
+    def _note_caught(self, error: BaseException) -> None:
+        """A frame handles `error`."""
+        state = self.exceptions
+        error.__traceback__ = tracebacks.made_of(state.passed, state.before)
+        if state.passed and id(error) in self.outside.origins:
+            defer(self, tracebacks.Passage(tuple(state.passed)), error)
+        state.raising = None
 
     def locate(self, error: Unsupported) -> None:
         """Adds the user's line and stack to a reason, where it was raised first."""

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from types import CellType, TracebackType
+from types import CellType, CodeType, TracebackType
 from typing import Any
 
 from smelt.capture.base.frames import Frame, Generator, Tail
@@ -35,6 +35,7 @@ class Frames:
     # frames that are calling a module's `forward` without `__call__`
     module_callers: list[Frame | None] = field(default_factory=list)
     generators: list[weakref.ref[Generator]] = field(default_factory=list)
+    stubborn: list[Generator] = field(default_factory=list)  # that yielded when they were closed
     natively: object = None  # a function with a handler, which runs for real now
 
     def take_tail(self) -> Tail | None:
@@ -72,6 +73,16 @@ class Exceptions:
     own_interrupt: BaseException | None = None
     # of an exception that is raised again; MISSING: of none
     traceback: TracebackType | Sentinel | None = MISSING
+    # where the exception on its way has passed frames since it was raised, innermost first; the traceback that it had then
+    passed: list[tuple[CodeType, dict[str, object], int, int]] = field(default_factory=list)
+    before: TracebackType | None = None
+    # tracebacks of exceptions from outside that were raised again, as they were before, by id of the exception
+    outside: dict[int, tuple[BaseException, TracebackType | None]] = field(default_factory=dict)
+
+    def restore(self) -> None:
+        """Exceptions from outside are as they were before the capture."""
+        for error, traceback in self.outside.values():
+            error.__traceback__ = traceback
 
 
 @dataclass

@@ -185,6 +185,8 @@ def open_exception(outside: Outside, error: BaseException) -> None:
     if origin is None or id(error) in outside.opened.by_id:
         return
     outside.opened.by_id[id(error)] = False
+    if error.__traceback__ is not None:  # parts that are split off share it
+        outside.origins.register(error.__traceback__, origin.child("member", "__traceback__"))
     for name in exception_fields(type(error)):  # type: ignore[arg-type]
         found = plain_parts(wrapping.wrap(outside, getattr(error, name), origin.child("member", name)))
         for part in found if type(found) is tuple else ():

@@ -6,6 +6,7 @@ import types
 
 from smelt import _native
 from smelt.capture.rebuilding.kind import Expressions
+from smelt.capture.rebuilding.tracebacks import users_part
 
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _EVERY_EXCEPTION = frozenset(vars(BaseException)) | frozenset(vars(BaseExceptionGroup))
@@ -39,6 +40,7 @@ def exception_fields(x: BaseException) -> dict[str, object]:
                 except (AttributeError, TypeError):  # not set
                     continue
     found["__cause__"], found["__context__"] = x.__cause__, x.__context__
+    found["__traceback__"] = users_part(x.__traceback__)
     found = {name: value for name, value in found.items() if value is not None}
     if x.__suppress_context__ is not (x.__cause__ is not None):
         found["__suppress_context__"] = x.__suppress_context__

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
 import types
 import weakref
 from typing import cast
 
 _serial = itertools.count()
+
+
+def identifier(name: str) -> str:
+    """`name`, a code object's, as a part of an identifier: any text can be one."""
+    return re.sub(r"\W+", "_", name).strip("_")
 
 
 def compiled_source(source: str, name: str, shown: str, scope: dict[str, object]) -> types.FunctionType:

@@ -1,0 +1,47 @@
+"""The tracebacks of exceptions that the interpreted program raises and handles: they show its frames, as eager's do."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from smelt.capture.base.frames import Frame
+from smelt.capture.breaks import chains
+from smelt.capture.machine.vm import VM
+from smelt.capture.rebuilding.tracebacks import entry
+
+Place = tuple[types.CodeType, dict[str, object], int, int]  # code, globals, offset of the instruction, line
+
+
+def places(vm: VM, frame: Frame) -> Iterator[Place]:
+    """Where an exception passes `frame`, innermost first: several places for a chain, none for a frame of smelt's own."""
+    if chains.is_chain(frame.function):
+        for point in chains.passed(frame):
+            yield _place(vm, point.source, point.scope, point.at - 1)
+    elif not str(frame.globals.get("__name__", "")).startswith("smelt."):
+        original = frame.code.original
+        source = frame.function.__code__ if original is None else original.source
+        yield _place(vm, source, frame.globals, frame.pc - 1 - (original.prologue if original else 0))
+
+
+def _place(vm: VM, source: types.CodeType, scope: dict[str, object], at: int) -> Place:
+    code = vm.decode(source)
+    return source, scope, code.offsets[at], code.lines[at]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Called with an exception: it has passed `places`, innermost first, besides the frames that its traceback shows."""
+
+    places: tuple[Place, ...]
+
+    def __call__(self, error: BaseException) -> None:
+        error.__traceback__ = made_of(self.places, error.__traceback__)
+
+
+def made_of(passed: Sequence[Place], rest: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback of an exception that passed these places, innermost first; `rest` is what it had before."""
+    for place in passed:
+        rest = entry(rest, *place)
+    return rest
