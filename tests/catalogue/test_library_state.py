@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import smelt
 from tests.harness.catalogue import program, tensor
 
 Alias = typing.TypeVar("Alias")
@@ -116,3 +117,22 @@ def lines_that_a_tracer_counts():
         return traced(body, x)
 
     return fn, calls(), lines
+
+
+@program(graphs=1, later=1)
+def generic_types_that_are_given():
+    def fn(x, kind):
+        return x + 1, kind, (kind, 3)
+
+    given = [typing.List[int], typing.Tuple[int, int], Alias, typing.List[int]]  # noqa: UP006
+    return fn, [(tensor(3), kind) for kind in given]
+
+
+@program(graphs=1, breaks=["graph-break-requested"])
+def generic_types_behind_a_break():
+    def fn(x, kind):
+        smelt.graph_break()
+        return x + 1, kind, (kind, 3)
+
+    given = [typing.List[int], typing.Tuple[int, int], typing.List[int]]  # noqa: UP006
+    return fn, [(tensor(3), kind) for kind in given]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from smelt.capture.breaks.positions import Place
-from smelt.capture.rebuilding.constants import CONSTANTS, LITERALS, stands_for_itself
+from smelt.capture.rebuilding.constants import CONSTANTS, LITERALS, is_kept_by_typing, stands_for_itself
 from smelt.capture.rebuilding.kind import Kind
 from smelt.capture.rebuilding.kinds import kind_of
 from smelt.capture.rebuilding.names import NAMES
@@ -83,7 +83,7 @@ class Writer:
         origin = self.found.origin_of(x)
         if origin is not None:
             return self.outside(x, origin)
-        return self._fresh(x)
+        return self._constant(x) if is_kept_by_typing(x) else self._fresh(x)
 
     def constant(self, x: object, hint: str) -> str:
         """The name of a global that holds `x` itself: `hint`, or one like it that is free."""

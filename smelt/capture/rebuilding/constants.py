@@ -68,11 +68,19 @@ def stands_for_itself(x: object) -> bool:
         return not is_bound(cast(types.BuiltinFunctionType, x))
     if kind in LITERALS or kind in CONSTANTS or isinstance(x, enum.Enum):
         return True
-    if kind in _TYPING:
-        return id(x) not in _made and all(map(stands_for_itself, _TYPING[kind](x)))
     if kind.__name__ == "cython_function_or_method":  # each library has such a class of its own
         return True
     return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _made
+
+
+def is_kept_by_typing(x: object) -> bool:
+    """Whether `x`, which has no origin, is a generic type that `typing` made once and keeps: it stands for itself too."""
+    parts = _TYPING.get(type(x))
+    return parts is not None and id(x) not in _made and all(_is_known(part) for part in parts(x))
+
+
+def _is_known(part: object) -> bool:
+    return stands_for_itself(part) or is_kept_by_typing(part)
 
 
 _made: dict[int, weakref.ref[object]] = {}  # made during a capture: each call makes its own

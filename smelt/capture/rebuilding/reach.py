@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from smelt.capture.rebuilding.constants import stands_for_itself
+from smelt.capture.rebuilding.constants import is_kept_by_typing, stands_for_itself
 from smelt.capture.rebuilding.kind import Kind, unsupported
 from smelt.capture.rebuilding.kinds import kind_of
 from smelt.guards.origin import Origin
@@ -56,7 +56,7 @@ class Reach:
         if isinstance(x, FakeTensor):
             self.fakes.append(x)
             return None
-        if self.origin_of(x) is not None:
+        if self.origin_of(x) is not None or is_kept_by_typing(x):
             return None
         _check_keys(x)
         kind = self.kinds[key] = kind_of(x)
