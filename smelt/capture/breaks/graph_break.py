@@ -212,8 +212,8 @@ def _standing(originals: Originals, frames: Sequence[Frame]) -> Iterator[tuple[P
     for frame in reversed(frames):
         if is_chain(frame.function):
             for point, handles in waiting_points(frame.function, frame.pc):
-                place = point and Place(point.source, originals.offset(point.source, point.at - 1))
-                yield place, handles
+                at = 0 if point is None else originals.offset(point.source, point.at - 1)
+                yield None if point is None else Place(point.source, at), handles
         elif not str(frame.globals.get("__name__", "")).startswith("smelt."):
             source, _ = originals.of(frame)
             at = frame.pc - (frame.code.original.prologue if frame.code.original else 0)
