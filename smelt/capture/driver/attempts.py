@@ -54,6 +54,7 @@ class Attempt:
     `says_compiling`: what the program is told when it asks whether it is being compiled.
     `assumes`: a condition on a tensor is what goes on, where one branch only raises; the graph checks it.
     `looks_ahead`: what iterators from outside will give is guarded, and the compiled frame advances them afterwards.
+    `selects`: both branches of a small `torch.cond` are computed, and one result is chosen.
     `may_break`: the graph may end before an instruction that cannot be captured.
     `stop`: where it does.
     """
@@ -65,6 +66,7 @@ class Attempt:
     says_compiling: bool = True
     assumes: bool = False
     looks_ahead: bool = True
+    selects: bool = False
     may_break: bool = True
     stop: Stop | None = None
 
@@ -87,13 +89,15 @@ class FailedAttempt:
     """Why an attempt gave no entry, and what was known of symbolic numbers when it failed.
 
     `used_symbols`: there were some, and they may have been the cause. `shown`: the origins of those that the texts of
-    the program show. `counts`: the origins of the step counts that were read.
+    the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
+    were being tried.
     """
 
     error: Exception
     used_symbols: bool = False
     shown: frozenset[Path] = frozenset()
     counts: frozenset[Path] = frozenset()
+    choosing: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -154,6 +158,10 @@ def _assumes_nothing(start: Attempt, attempt: Attempt, failed: FailedAttempt) ->
     return replace(start, assumes=False) if attempt.assumes else None
 
 
+def _selects_nothing(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    return replace(start, selects=False) if failed.choosing and attempt.selects else None
+
+
 def _from_the_start(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     return start
 
@@ -171,6 +179,13 @@ def _up_to_a_break(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> A
 
 # The first row that applies decides.
 WEAKENINGS: tuple[Weakening, ...] = (
+    Weakening(
+        Exception,
+        "a branch of a condition does more than compute a little, so only one of them may run. Kept: it is the program's"
+        " doing",
+        _selects_nothing,
+        kept=True,
+    ),
     Weakening(
         Unreadable,
         "text that shows a symbolic number was read, so the numbers in texts are part of the trace. Not kept: the next"

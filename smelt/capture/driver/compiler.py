@@ -160,6 +160,7 @@ class FrameCompiler:
             counts_symbolic=self.dynamic is not False,
             joint_graph=getattr(self.backend, "differentiates", False),
             assumes=True,
+            selects=True,
             may_break=not self.fullgraph,
         )
 

@@ -38,7 +38,7 @@ from smelt.graph import torch_settings
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.origin import Origin
-from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_EFFECT, Reason
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.recursion import deep_recursion
 from smelt.trace.fake import FakeTensor, hashed
@@ -126,12 +126,14 @@ def _prepared(attempt: Attempt) -> VM:
     vm.outside.looks_ahead = attempt.looks_ahead
     vm.disclosed.compiling = attempt.says_compiling
     vm.disclosed.assumes = attempt.assumes
+    vm.disclosed.selects = attempt.selects
     return vm
 
 
 def _failed(vm: VM, error: Exception) -> FailedAttempt:
     return FailedAttempt(
         error,
+        choosing=vm.disclosed.choosing > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
         counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
@@ -272,6 +274,8 @@ def _check_left(vm: VM, ending: Ending) -> None:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
     if vm.contexts.tokens:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
+    if vm.disclosed.choosing:
+        raise Unsupported(Reason(DATA_DEPENDENT, "a branch was left by an exception"))
 
 
 def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:

@@ -42,6 +42,7 @@ from smelt.capture.library import (
     other_tracers,
     process_settings,
     random_draws,
+    small_branches,
     special_methods,
     tensor_methods,
     tensor_numbers,
@@ -82,8 +83,8 @@ FILLING = (
     containers,
     context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
     gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
-    optimizers, other_tracers, printing, process_settings, random_draws, special_methods, subscripts, suspended,
-    tensor_methods, tensor_state, warning_messages, weak_references,
+    optimizers, other_tracers, printing, process_settings, random_draws, small_branches, special_methods, subscripts,
+    suspended, tensor_methods, tensor_state, warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

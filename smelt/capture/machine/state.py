@@ -176,6 +176,8 @@ class Disclosed:
     compiling: bool = True  # the answer where it asks whether it is being compiled
     assumes: bool = False  # conditions on tensors are what does not raise
     assumed: bool = False  # one was
+    selects: bool = False  # both branches of a condition may run, and one result is chosen
+    choosing: int = 0  # of how many conditions the branches are running
     was_asked: bool = False
     # paths of the symbolic numbers in texts
     shown_numbers: set[tuple[object, ...]] = field(default_factory=set)

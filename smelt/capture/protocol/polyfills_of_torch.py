@@ -36,10 +36,21 @@ def cond(
     false_fn: Callable[..., object],
     operands: Sequence[object],
 ) -> object:
-    """`cond_op`: one of the branches runs."""
+    """`cond_op`: one of the branches runs, or both and one result is chosen."""
+    mark = begin_choice(pred)
+    if mark is not None:
+        return choose(mark, pred, true_fn(*operands), false_fn(*operands))
     if pred:
         return true_fn(*operands)
     return false_fn(*operands)
+
+
+def begin_choice(pred: object) -> object:
+    """What `choose` needs if both branches may run; None if not. The machine answers in its place."""
+
+
+def choose(mark: object, pred: object, if_true: object, if_false: object) -> object:
+    """The results of one branch or the other. The machine answers in its place."""
 
 
 def while_loop(

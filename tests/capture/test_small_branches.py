@@ -1,0 +1,149 @@
+"""`torch.cond` with small branches is one graph; with others one branch runs, behind a graph break."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.report.inspect import graph_count
+from tests.harness.agreement import check_no_failure, same
+
+WEIGHT = torch.randn(4, 4)
+LAYER = nn.Linear(4, 4).requires_grad_(False)
+SEEN = []
+
+
+def noted(a):
+    SEEN.append(1)
+    return a + 1
+
+
+def printed(a):
+    print("a branch")
+    return a * 2
+
+
+def wrong(a):
+    return a @ torch.ones(3, 3)
+
+
+def raising(a):
+    raise ValueError("a branch that must not run")
+
+
+def infinite(a):
+    return torch.where(a > 0, 1 / (a * 0), a)
+
+
+def structure(a):
+    return {"y": a * 2, "z": (a + 1, [a - 1], 3)}
+
+
+def same_structure(a):
+    return {"y": a * 3, "z": (a + 2, [a.cos()], 3)}
+
+
+SMALL = [
+    (torch.cos, torch.sin),
+    (lambda a: a.cos() + WEIGHT, lambda a: (a * 2).exp()),
+    (lambda a: a.t().contiguous(), lambda a: a + 0),
+    (structure, same_structure),
+    (infinite, lambda a: a * 1),
+    (lambda a: a.sum(), lambda a: a.amax()),
+]
+OTHERS = [
+    (lambda a: a, lambda a: a + 1),  # the operand itself
+    (lambda a: a.view(-1), lambda a: a.flatten() + 1),
+    (LAYER, lambda a: a + 1),
+    (lambda a: torch.rand(4, 4) + a, lambda a: a * 2),
+    (lambda a: a * random.random(), lambda a: a * 2),
+    (lambda a: a.t() * 2, lambda a: a * 2),  # other strides
+    (lambda a: a[torch.tensor([9])], lambda a: a[:1] * 2),
+    (lambda a: a.clone().mul_(2), lambda a: a * 2),
+    (lambda a: a / a.sum().item(), lambda a: a * 2),
+    (noted, lambda a: a * 2),
+    (printed, lambda a: a * 2),
+    (wrong, lambda a: a * 2),
+    (raising, lambda a: a * 2),
+    (structure, lambda a: {"y": a * 3, "z": (a + 2, [a.cos()], 4)}),
+]
+
+
+def outcome(fn, x):
+    """What a call gives or raises, with its effects and the random numbers that come next."""
+    SEEN.clear()
+    random.seed(1)
+    torch.manual_seed(1)
+    try:
+        result = fn(x)
+    except (RuntimeError, ValueError, IndexError) as error:
+        result = str(error)
+    return result, list(SEEN), random.random(), torch.rand(1)
+
+
+@pytest.mark.parametrize("branches, small", [*((b, True) for b in SMALL), *((b, False) for b in OTHERS)])
+def test_the_branch_that_is_taken(branches, small, capsys):
+    def fn(x):
+        y = x + 1
+        return torch.cond(y.sum() > 0, *branches, (y,))
+
+    def plain(x):
+        y = x + 1
+        return branches[0](y) if y.sum() > 0 else branches[1](y)
+
+    compiled = smelt.compile(fn)
+    x = torch.randn(4, 4).abs()
+    for given in (x, -5 * x, x * 2):
+        got, printed_by = outcome(compiled, given), capsys.readouterr().out
+        same(got, outcome(plain, given))
+        assert printed_by == capsys.readouterr().out
+        check_no_failure(compiled)
+    assert (graph_count(compiled) == 1) is small
+
+
+def test_a_branch_that_raises_into_a_handler_is_not_tried():
+    def fn(x):
+        try:
+            return torch.cond(x.sum() > 0, lambda a: a * 2, raising, (x,))
+        except ValueError:
+            return x
+
+    compiled = smelt.compile(fn)
+    x = torch.rand(4)
+    for given in (x, -x, x):
+        torch.testing.assert_close(compiled(given), given * 2 if given.sum() > 0 else given)
+
+
+def test_nested_and_in_a_loop():
+    def fn(x):
+        def inner(a):
+            return torch.cond(a.max() > 1, lambda b: b * 2, lambda b: b * 3, (a,))
+
+        for i in range(3):
+            x = torch.cond(x.mean() > 0.1 * i, inner, lambda a: a + 0.25, (x,))
+        return x
+
+    def plain(x):
+        for i in range(3):
+            x = (x * 2 if x.max() > 1 else x * 3) if x.mean() > 0.1 * i else x + 0.25
+        return x
+
+    compiled = smelt.compile(fn)
+    for scale in (1, -1, 0.1):
+        x = torch.randn(4, 4) * scale
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert graph_count(compiled) == 1
+
+
+def test_gradients_are_those_of_the_branch_that_is_taken():
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda a: a.sqrt(), lambda a: a * 2, (x,)).sum()
+
+    compiled = smelt.compile(fn)
+    for values in ([1.0, 4.0], [-1.0, 0.0], [1.0, 4.0]):
+        x = torch.tensor(values, requires_grad=True)
+        (got,) = torch.autograd.grad(compiled(x), x)
+        (want,) = torch.autograd.grad((x.sqrt() if x.sum() > 0 else x * 2).sum(), x)
+        torch.testing.assert_close(got, want)
