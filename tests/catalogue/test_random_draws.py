@@ -127,6 +127,20 @@ def a_graph_that_raises_has_drawn_nothing():
     return fn, [(tensor(3), torch.tensor(i)) for i in (1, 7, 2, 7)]
 
 
+@program(graphs=1)
+def a_graph_that_raises_leaves_what_a_generator_keeps_for_later():
+    old, rng = np.random.RandomState(3), random.Random(3)
+
+    def fn(x, at):
+        return x[at] * old.normal() * rng.gauss(0, 1) + torch.from_numpy(old.normal(size=(3,)))
+
+    return (
+        fn,
+        [(tensor(3, 3), torch.tensor(i)) for i in (1, 7, 2, 7, 0)],
+        lambda: (str(old.get_state()), rng.getstate()),
+    )
+
+
 @program(graphs=0)
 def a_draw_that_raises():
     def fn(x):

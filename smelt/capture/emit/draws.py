@@ -41,10 +41,13 @@ def state_of(generator: object) -> Callable[[], None]:
     if isinstance(generator, random.Random):
         state = generator.getstate()
         return lambda: generator.setstate(state)
-    bits = cast("np.random.Generator", generator)
-    bit_generator = getattr(bits, "bit_generator", None) or bits._bit_generator  # type: ignore[attr-defined]
-    before = bit_generator.state
-    return lambda: setattr(bit_generator, "state", before)
+    if isinstance(generator, np.random.Generator):
+        bits, before = generator.bit_generator, generator.bit_generator.state
+        return lambda: setattr(bits, "state", before)
+    # of a RandomState: besides its bits it keeps every second number of a normal distribution
+    old = cast(np.random.RandomState, generator)
+    held = old.get_state(legacy=False)
+    return lambda: old.set_state(held)
 
 
 NAMES.update(state_of=state_of, asarray=np.asarray)

@@ -226,8 +226,9 @@ Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Results& resu
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
         PyObject* item = PyTuple_GET_ITEM(inputs, i);
         const bool is_number = !THPVariable_Check(item);
+        const bool alone = Py_REFCNT(item) == 1;  // a tensor that C++ holds twice holds its object
         const at::Tensor t = is_number ? number_tensor(item) : THPVariable_Unpack(item);
-        rerun.primals.emplace_back(t, is_number || Py_REFCNT(item) == 1);
+        rerun.primals.emplace_back(t, is_number || alone);
         rerun.primals.back().is_number = is_number;
     }
     for (size_t i = 0; i < spec.copied.size(); ++i)
