@@ -1,6 +1,5 @@
 #include "autograd/call.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -199,16 +198,17 @@ void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& r
     }
 }
 
-at::Tensor state_of_generator() {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    return generator.get_state();
+std::shared_ptr<const RandomState> state_of_generator() {
+    const at::Generator& generator = at::detail::getDefaultCPUGenerator();
+    auto* impl = at::check_generator<at::CPUGeneratorImpl>(generator);
+    const std::lock_guard<std::mutex> lock(impl->mutex_);
+    return std::make_shared<const RandomState>(*impl);
 }
 
 // What a rerun takes that is no more after the forward.
 struct Before {
     std::vector<at::Tensor> copies;  // of `Spec::copied`
-    at::Tensor random_state;
+    std::shared_ptr<const RandomState> random_state;
 };
 
 Before before_forward(const Spec& spec, PyObject* inputs) {

@@ -426,7 +426,8 @@ variable_list Group::run_double_backward(const variable_list& primals, const var
     const THPObjectPtr outputs = tensors(through), given = tensors(tangents);
     const THPObjectPtr watched =
         pack(tangents, [&](size_t k) { return PyBool_FromLong(tangents[k].defined() && is_watched(k)); });
-    const THPObjectPtr state(checked(THPVariable_Wrap(rerun_.random_state)));
+    const at::Tensor random_state = rerun_.random_state ? rerun_.random_state->tensor() : at::Tensor();
+    const THPObjectPtr state(checked(THPVariable_Wrap(random_state)));
     THPObjectPtr result(
         checked(PyObject_CallFunctionObjArgs(spec_->double_backward, inputs.get(), outputs.get(), given.get(),
                                              watched.get(), state.get(), nullptr)));
