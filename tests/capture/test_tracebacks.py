@@ -224,3 +224,20 @@ def test_a_call_while_the_caller_handles_an_exception() -> None:
             found = compiled(torch.ones(2))  # a retry
         assert plain(found) == plain(fn(torch.ones(2)))
     assert not [r for r in reasons_of(compiled) if r.kind.id == "internal-error"]
+
+
+@pytest.mark.parametrize("left", range(2, 40, 3))  # asking takes a frame more than the call
+def test_a_first_call_near_the_recursion_limit(left: int) -> None:
+    def runs_at(depth: int, call: Callable[[int], int]) -> int:
+        return call(1) if depth == 0 else runs_at(depth - 1, call)
+
+    def one_more(x: int) -> int:
+        return x + 1
+
+    depth = 0
+    with pytest.raises(RecursionError):
+        while True:
+            runs_at(depth, one_more)
+            depth += 1
+    compiled = smelt.compile(one_more, backend="eager")
+    assert runs_at(depth - left, compiled) == 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import copyreg
 import sys
+import types
 import typing
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -136,3 +139,91 @@ def generic_types_behind_a_break():
 
     given = [typing.List[int], typing.Tuple[int, int], typing.List[int]]  # noqa: UP006
     return fn, [(tensor(3), kind) for kind in given]
+
+
+@program(graphs=1)
+def a_circle_of_contexts():
+    def fn(x):
+        first, second = ValueError("first"), KeyError("second")
+        first.__context__, second.__context__ = second, first
+        try:
+            try:
+                raise first
+            finally:
+                raise TypeError("third")
+        except TypeError as e:
+            return x + 1, str(e), type(e.__context__).__name__
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def an_exception_thrown_into_what_handles_another():
+    def inner():
+        yield 1
+
+    def outer():
+        try:
+            raise KeyError("a")
+        except KeyError:
+            yield from inner()
+
+    def fn(x):
+        running = outer()
+        next(running)
+        try:
+            running.throw(ValueError)
+        except ValueError as e:
+            return x + 1, repr(e.__context__)
+
+    return fn, calls()
+
+
+@program(graphs=1, breaks=["unsupported-object"])
+def builtins_that_a_module_replaces():
+    scope: dict[str, Any] = {"__builtins__": {"len": lambda x: 7}}
+    exec("def count(x): return len(x)", scope)
+    count = scope["count"]
+
+    def fn(x):
+        return x + count([1, 2])
+
+    return fn, calls()
+
+
+@program(graphs=0, breaks=["output", "output", "unsupported-effect", "unsupported-effect"])
+def warnings_that_the_program_keeps():
+    def fn(n):
+        with warnings.catch_warnings(record=True) as kept:
+            warnings.simplefilter("always")
+            warnings.warn("hello", DeprecationWarning, stacklevel=1)
+            count = len(kept)
+        return count + n
+
+    return fn, [(1,), (1,), (1,)]
+
+
+@program(graphs=1)
+def a_view_of_a_mapping_that_is_no_dictionary():
+    chained = collections.ChainMap({"x": 1}, {"y": 2})
+
+    def fn(x):
+        view = types.MappingProxyType(chained)
+        return x + 1, view, type(view.copy()).__name__
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def a_class_that_is_made_wrongly():
+    class Meta(type):
+        def __new__(cls, name, bases, namespace):
+            return super().__new__(cls, name=name, bases=bases, dict=namespace)
+
+    def fn(x):
+        try:
+            Meta("made", (), {})
+        except TypeError as e:
+            return x + 1, str(e)
+
+    return fn, calls()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import abc
+import ast
 import collections
 import contextvars
 import dataclasses
@@ -134,6 +135,7 @@ INTERPRETED: set[Any] = {
     f for f in (
         functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
         functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
+        ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
         abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,

@@ -23,6 +23,7 @@ _CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
 _OP = dis.opmap
 _SLOT_OPERATIONS = frozenset((*dis.haslocal, *dis.hasfree))
 _GENERATOR = 0x20
+_AWAITABLE = 0x100  # a generator that may be awaited
 _OPTIMIZED_NEWLOCALS = 0x3
 _ENTRY_ONLY = ("MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR")  # set up a frame; the prologue has done it
 
@@ -121,7 +122,7 @@ def resumed(
         co_argcount=len(slots) + len(extra),
         co_posonlyargcount=0,
         co_kwonlyargcount=0,
-        co_flags=source.co_flags & _GENERATOR | _OPTIMIZED_NEWLOCALS,
+        co_flags=source.co_flags & (_GENERATOR | _AWAITABLE) | _OPTIMIZED_NEWLOCALS,
         co_stacksize=source.co_stacksize + (3 if not exits else 8),
         co_linetable=lines,
         co_exceptiontable=_exception_table(code, offsets, start),

@@ -6,6 +6,7 @@ break in it has a bounded number of them.
 
 from __future__ import annotations
 
+import builtins
 import types
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -20,6 +21,8 @@ from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.liveness import live_slots
 from smelt.capture.breaks.points import Continuation, Point, Polyfill, WaitingFrame
 from smelt.capture.rebuilding.source import identifier
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
 
@@ -47,14 +50,17 @@ class Originals:
         return code.live
 
 
-def continuation(originals: Originals, frame: Frame, at: int, stack: Sequence[object]) -> Continuation:
-    """Where `frame` goes on: at instruction `at` of its own code, with `stack`."""
+def continuation(
+    originals: Originals, frame: Frame, at: int, stack: Sequence[object], whole: bool = False
+) -> Continuation:
+    """Where `frame` goes on: at instruction `at` of its own code, with `stack`. `whole`: also with the locals that it does
+    not read any more, which others may look at."""
     source, code = originals.of(frame)
     original = frame.code.original
     at = _past_jumps(code, at - (original.prologue if original else 0))
     places = original.places if original else range(code.nlocals)
     slots, values = [], []
-    for slot in sorted(originals.live(source, code)[at]):
+    for slot in range(code.nlocals) if whole else sorted(originals.live(source, code)[at]):
         value = frame.locals[places[slot]]
         if value is not NULL and not (code.local_names[slot] == "__class__" and slot in _free(code)):
             slots.append(slot)
@@ -114,6 +120,8 @@ def resume_function(
 ) -> types.FunctionType:
     """The function that goes on at `point`, given its live locals and what is on its stack, to its end or one of `exits`.
     Of a generator's point, it is a generator function."""
+    if point.scope.get("__builtins__", builtins) not in (builtins, vars(builtins)):
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     source, code = point.source, decode(point.source)
     extra = [
         _extra_name(code, p, i)

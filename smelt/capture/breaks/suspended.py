@@ -94,9 +94,9 @@ def _continuation(g: Generator) -> Continuation:
     frame, vm = g.frame, _machine(g)
     cells.register_cells(vm, frame)
     if g.state is CREATED:  # POP_TOP and RESUME come next
-        return continuation(Originals(vm.decode), frame, frame.pc + 1, frame.stack)
+        return continuation(Originals(vm.decode), frame, frame.pc + 1, frame.stack, whole=True)
     if g.state is SUSPENDED:
-        return continuation(Originals(vm.decode), frame, frame.pc - 1, [*frame.stack, None])
+        return continuation(Originals(vm.decode), frame, frame.pc - 1, [*frame.stack, None], whole=True)
     raise unsupported(g, "a generator that is running")
 
 

@@ -118,6 +118,12 @@ class FrameCompiler:
         self.target: Callable[[], _native.Wrapped | None] = lambda: None  # the native callable, held weakly
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
+        try:
+            return self._answer(fn, slots)
+        except RecursionError:  # too near the limit to look: the function itself may need less
+            return False
+
+    def _answer(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
         if _thread.capturing or _thread.disabled or self._is_traced():
             return False
         table = self._table(fn)

@@ -207,6 +207,8 @@ class Interpreter(VM):
                         raised, error = error, None
                         if isinstance(raised, KeyboardInterrupt):
                             self.exceptions.own_interrupt = raised
+                        if raised is self.exceptions.raising:  # by what a generator delegates to
+                            raising.chain(raised, self.handled_exception())
                         raise raised
                     while True:
                         pc = frame.pc

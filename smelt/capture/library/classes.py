@@ -189,6 +189,8 @@ def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) 
 def _type_new(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 4:
         return type.__new__(*args, **kwargs)  # type: ignore[call-overload]  # raises
+    if len(args) != 4:  # is refused, or asks for the type of something
+        return vm.native(type.__new__, args, kwargs)
     return _new_class(vm, type.__new__, args, kwargs)
 
 

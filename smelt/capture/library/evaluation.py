@@ -5,6 +5,7 @@ import __future__
 
 import sys
 import types
+import warnings
 from typing import NoReturn
 
 from smelt.capture.base.frames import Frame
@@ -12,6 +13,7 @@ from smelt.capture.base.handlers import Args, Kwargs, builtin, unsupported
 from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import scopes
+from smelt.reasons import OUTPUT
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -41,7 +43,11 @@ _Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of
 
 def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
     """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
-    code = compile(source, filename, mode, flags | vm.calling.code.flags & _FUTURE, dont_inherit=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        code = compile(source, filename, mode, flags | vm.calling.code.flags & _FUTURE, dont_inherit=True)
+    if said:
+        raise unsupported("compile() of source that Python warns of", OUTPUT)
     if not isinstance(code, types.CodeType):
         raise unsupported("compile() to a syntax tree")
     return code

@@ -14,6 +14,7 @@ import io
 import operator
 import random
 import types
+import warnings
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -48,7 +49,7 @@ from smelt.capture.protocol.containers import SEARCHES, call_container_method, s
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.rebuilding.constants import TYPE_VARIABLES, note_made
 from smelt.errors import Unsupported
-from smelt.reasons import RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import OUTPUT, RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain_parts
 
@@ -74,6 +75,10 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
     if fn.__name__ == "__exit__" and args:
         return context_managers.leaving(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__name__ == "__enter__" and args:
+        if isinstance(args[0], warnings.catch_warnings) and args[0]._record:  # type: ignore[attr-defined]
+            raise unsupported(
+                "catch_warnings that keeps the warnings", OUTPUT
+            )  # in a list of its own at each call
         callbacks.check_mode(vm, args[0])
         context_managers.use_state(vm, args[0])
         return context_managers.entering(vm, args[0], lambda: run_native(vm, fn, args, kwargs))

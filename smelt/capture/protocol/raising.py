@@ -46,10 +46,18 @@ def outer() -> BaseException | None:
 
 def without(error: BaseException, host: BaseException | None) -> None:
     """Cuts off `host`, which the interpreter that runs the VM is handling, from the contexts of `error`."""
-    at: BaseException | None = error if host is not None else None
-    while at is not None:
+    for at in contexts(error) if host is not None else ():
         if at.__context__ is host:
             at.__context__ = None
+
+
+def contexts(error: BaseException) -> Iterator[BaseException]:
+    """`error`, its context, and so on, each once: the program may have made a circle of them."""
+    at: BaseException | None = error
+    seen: set[int] = set()
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
         at = at.__context__
 
 
@@ -62,12 +70,10 @@ def chain(error: BaseException, handled: BaseException | None) -> None:
     """`error` is raised while `handled` is handled: that is its context, and no cycle comes of it."""
     if handled is None or handled is error:
         return
-    at = handled
-    while (context := at.__context__) is not None:
-        if context is error:
+    for at in contexts(handled):
+        if at.__context__ is error:
             at.__context__ = None
             break
-        at = context
     error.__context__ = handled
 
 

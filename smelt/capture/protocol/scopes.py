@@ -12,7 +12,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import cells
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 
 _BUILTINS = vars(builtins)
 
@@ -53,6 +53,9 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
         return wrapping.wrap(outside, namespace[name], outside.origins.const(namespace).child("item", name))
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
+    if found is not _BUILTINS and id(namespace) not in vm.scopes.made:
+        # a function keeps those that its module had when it was made
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     if not outside.log.touches(namespace, name):  # else the trace has deleted it
         outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
     if name not in found:

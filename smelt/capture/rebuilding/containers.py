@@ -102,7 +102,7 @@ CONTAINERS: dict[type, Kind] = {
         lambda x, text: f"slice({text(x.start)}, {text(x.stop)}, {text(x.step)})",
     ),
     types.MappingProxyType: Kind(
-        lambda x: pairs(dict(x)), lambda x, text: f"MappingProxyType({dict_text(dict(x), text)})"
+        gc.get_referents, lambda x, text: f"MappingProxyType({text(gc.get_referents(x)[0])})"
     ),
     types.SimpleNamespace: Kind(
         lambda x: pairs(vars(x)),

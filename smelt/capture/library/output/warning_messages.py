@@ -44,6 +44,8 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         return
     if any(isinstance(entered.manager, warnings.catch_warnings) for entered in vm.contexts.entered):
         raise unsupported("a warning inside catch_warnings", OUTPUT)
+    if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.outside.origins:  # type: ignore[attr-defined]
+        raise unsupported("a warning that the program keeps in a list", OUTPUT)
     if isinstance(place, int):
         defer(vm, warn_caller, message, category, place)
     else:
