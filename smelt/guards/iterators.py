@@ -5,6 +5,7 @@ The Python side of `native/guards/iterators.cpp`, by what `__reduce__` says; it 
 
 from __future__ import annotations
 
+import gc
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -21,9 +22,11 @@ _ITEMS: dict[type, Callable[[Any, int], object]] = {
     type(iter("a")): str.__getitem__,
     type(iter("\u0100")): str.__getitem__,
 }
+_ENTRIES: frozenset[type] = frozenset((type(iter({})), type(iter({}.values())), type(iter({}.items()))))
 RANGE = type(iter(range(0)))
-WALKS = frozenset(_ITEMS)
-OVER_LISTS: frozenset[type] = frozenset((type(iter([])), type(reversed([]))))
+WALKS = frozenset(_ITEMS) | _ENTRIES
+_LISTS: frozenset[type] = frozenset((type(iter([])), type(reversed([]))))
+OVER_CHANGING = _LISTS | _ENTRIES
 
 
 def item_ahead(iterator: Any, count: int) -> object:
@@ -31,6 +34,8 @@ def item_ahead(iterator: Any, count: int) -> object:
     of another kind."""
     if not 0 <= count < items_left(iterator):
         raise IndexError(count)
+    if type(iterator) in _ENTRIES:
+        return _entries(iterator)[count]
     _, (over, *_), *state = iterator.__reduce__()
     at = (state[0] if state else 0) or 0
     return _ITEMS[type(iterator)](over, at - count if type(iterator) is type(reversed([])) else at + count)
@@ -40,13 +45,35 @@ def items_left(iterator: Any) -> int:
     """How many items `iterator` has left. Raises TypeError for one of another kind."""
     if type(iterator) not in WALKS:
         raise TypeError(f"a {type(iterator).__name__} may not say what it will give")
-    return operator.length_hint(iterator)
+    return len(_entries(iterator)) if type(iterator) in _ENTRIES else operator.length_hint(iterator)
+
+
+def has_changed_size(iterator: object) -> bool:
+    """Whether the next item of `iterator` is an error, since the dictionary that it walks over has changed."""
+    if type(iterator) not in _ENTRIES:
+        return False
+    try:
+        _entries(iterator)
+    except ValueError:
+        return True
+    return False
+
+
+def _entries(iterator: Any) -> list[object]:
+    """What is left of an iterator over a dictionary. Raises ValueError where the dictionary has another size than it had."""
+    try:
+        left: list[object] = iterator.__reduce__()[1][0]
+    except RuntimeError as e:
+        raise ValueError(str(e)) from None
+    return left
 
 
 def _over(iterator: Any) -> object:
-    """The list that is walked over, which may still grow; None at the end."""
-    if type(iterator) not in OVER_LISTS:
-        raise TypeError("an iterator over no list")
+    """The list or dictionary that is walked over, which may still change; None at the end."""
+    if type(iterator) in _ENTRIES:
+        return next((x for x in gc.get_referents(iterator) if isinstance(x, dict)), None)
+    if type(iterator) not in _LISTS:
+        raise TypeError("an iterator over what does not change")
     _, (over, *_), *state = iterator.__reduce__()
     return over if state else None
 

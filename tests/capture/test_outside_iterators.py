@@ -100,6 +100,53 @@ def over_items(x, table):
     return x
 
 
+@row(*(lambda d=d: ({"b": 2, "c": 4, **d},) for d in ({}, {"a": 1}, {"a": 1, "z": 9})))
+def over_a_table_whose_values_change(x, table):
+    for name, value in table.items():
+        x = x * 2 + value
+        smelt.graph_break()
+        if "a" in table:
+            table["a"] = 100
+            table["z" if "z" in table else "c"] = len(name) + 7
+    return x, table
+
+
+@row(*(lambda d=d: ({"b": 2, "c": 4, **d},) for d in ({}, {"a": 1})))
+def over_a_table_that_grows(x, table):
+    for name in table:
+        x = x + table[name]
+        smelt.graph_break()
+        if name == "a":
+            table["z"] = 7
+        elif name == "c" and len(table) == 2:
+            del table["c"]
+    return x, table
+
+
+@row(lambda: ({"b": 2, "c": 4, "d": 5},), lambda: ({"b": 2, "c": 4},))
+def over_a_table_whose_keys_change(x, table):
+    for value in table.values():
+        x = x * 2 + value
+        smelt.graph_break()
+        if value == 4:
+            del table["b"]
+            table["e"] = 7
+            if x.sum() > 1e9:
+                x = -x
+    return x, table
+
+
+@row(
+    lambda: (iter({"a": 1, "b": 2}.items()), iter({1: 5, 2: 6})),
+    lambda: (iter({"a": 1}.items()), iter({1: 5, 2: 6})),
+    lambda: (iter({}.items()), iter({})),
+)
+def entries_from_outside(x, pairs, keys):
+    for (name, value), key in zip(pairs, keys):
+        x = x * 2 + value * key + len(name)
+    return x
+
+
 @row(lambda: ("abc",), lambda: ("ä\u0100\U0001f600z",), lambda: ("",))
 def over_text(x, text):
     seen = ""
@@ -606,6 +653,9 @@ def test_the_ways_through_a_loop_have_a_bounded_number_of_graphs() -> None:
         lambda: iter((1, 2, 3)),
         lambda: iter(range(3, 9, 2)),
         lambda: iter("abc"),
+        lambda: iter({1: 2, 3: 4, 5: 6}),
+        lambda: iter({1: 2, 3: 4, 5: 6}.values()),
+        lambda: iter({1: 2, 3: 4, 5: 6}.items()),
         lambda: iter("a\u0100c"),
     ],
 )
@@ -621,6 +671,6 @@ def test_looking_ahead_leaves_the_iterator_where_it_is(make: Callable[[], Iterat
 
 @pytest.mark.parametrize("part", PARTS)
 def test_other_objects_have_no_such_parts(part: Part) -> None:
-    for other in (object(), iter({}), (n for n in ()), itertools.count(), map(int, ())):
+    for other in (object(), iter(set()), (n for n in ()), itertools.count(), map(int, ())):
         with pytest.raises((TypeError, ValueError)):
             PARTS[part](other)

@@ -255,7 +255,7 @@ def started(iterator, count=1):
 
 
 def test_items_that_an_iterator_will_give():
-    others = (iter([1]), iter([]), started(iter([7]), 2), 7, iter({7: 7}), map(int, "07"), enumerate([7, 7]))
+    others = (iter([1]), iter([]), started(iter([7]), 2), 7, iter({7}), map(int, "07"), enumerate([7, 7]))
     for good in (iter([0, 7]), iter((0, 7)), started(iter(range(8)), 6)):
         reads(at(arg(), ("ahead", 1)), good, *others)
     reads(at(arg(), ("ahead", 0)), started(iter(range(1, 12, 3)), 2), iter(range(0)), iter(range(1 << 70)))
@@ -263,6 +263,21 @@ def test_items_that_an_iterator_will_give():
     for text in ("a\xe4", "\u0100\xe4\u0100"):
         assert one("eq", "\xe4", at(arg(), ("ahead", 1)))(iter(text))
         assert not one("eq", "\xe4", at(arg(), ("ahead", 1)))(started(iter(text)))
+
+
+def test_entries_of_dictionaries():
+    table = {3: 1, 4: 7, 7: 2, 8: 7}
+    reads(at(arg(), ("ahead", 1)), started(iter(table)), iter(table), iter({7: 7}), iter({}))
+    reads(at(arg(), ("ahead", 2)), started(iter(table.values())), iter(table.values()), iter({}.values()))
+    reads(at(arg(), ("ahead", 1), ("item", 0)), started(iter(table.items())), iter(table.items()))
+    reads(at(arg(), ("part", "left")), started(iter(dict.fromkeys(range(9))), 2), iter(table))
+    keys, over = started(iter(table), 2), at(arg(), ("part", "over"))
+    assert one("id", table, over)(keys) and one("id", None, over)(started(iter({})))
+    del table[3]
+    assert not one("eq", 7, at(arg(), ("ahead", 0)))(keys)
+    assert not one("eq", 1, at(arg(), ("part", "left")))(keys)
+    table[9] = 0  # one more than there were
+    assert not one("eq", 7, at(arg(), ("ahead", 0)))(keys)
 
 
 def test_parts_of_iterators():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections.abc
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Reversible
+from collections.abc import Callable, Iterable, Iterator, Reversible
 from typing import Any, Protocol, TypeVar, cast
 
 from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable, VMIterator
@@ -21,6 +21,7 @@ from smelt.capture.protocol import cells
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.kinds import KINDS
 from smelt.capture.rebuilding.names import NAMES
+from smelt.guards.iterators import PARTS, advance, has_changed_size, items_left
 
 _KEEPING: tuple[type, ...] = (
     *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
@@ -66,6 +67,35 @@ def _left(x: object) -> list[object]:
 
 _KEPT = Kind(_reduced_parts, _reduced_text)
 _COPIED = Kind(_left, lambda x, text: f"iter([{', '.join(map(text, _left(x)))}])")
+
+
+_ENTRIES: dict[type, str] = {
+    type(iter({})): "keys",
+    type(iter({}.values())): "values",
+    type(iter({}.items())): "items",
+}
+
+
+def _entries_parts(x: object) -> list[object]:
+    if has_changed_size(x):
+        raise unsupported(x, "the dictionary has changed")
+    over = PARTS["over"](x)
+    return _left(x) if over is None else [over]
+
+
+def _entries_text(x: object, text: Expressions) -> str:
+    over = cast("dict[object, object] | None", PARTS["over"](x))
+    if over is None:
+        return "iter([])"
+    taken = dict.__len__(over) - items_left(x)
+    return f"entries_from({text(over)}, {_ENTRIES[type(x)]!r}, {taken})"
+
+
+def entries_from(over: dict[object, object], view: str, taken: int) -> Iterator[object]:
+    """An iterator over a view of a dictionary, behind so many entries."""
+    iterator: Iterator[object] = iter(getattr(dict, view)(over))
+    advance(iterator, taken)
+    return iterator
 
 
 class _Settable(Protocol):
@@ -133,7 +163,13 @@ def finished_generator(name: str, qualname: str) -> _Real:
 
 KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
 KINDS.update(dict.fromkeys(_COPYING, _COPIED))
+KINDS.update(dict.fromkeys(_ENTRIES, Kind(_entries_parts, _entries_text)))
 KINDS[Generator] = Kind(_generator_parts, _generator_text)
 KINDS[VMCallable] = Kind(lambda x: (x.function,), lambda x, text: text(x.function))
 KINDS[VMIterator] = Kind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
-NAMES.update(iterator_at=iterator_at, advanced=advanced, finished_generator=finished_generator)
+NAMES.update(
+    entries_from=entries_from,
+    iterator_at=iterator_at,
+    advanced=advanced,
+    finished_generator=finished_generator,
+)

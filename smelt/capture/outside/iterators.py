@@ -1,7 +1,7 @@
 """Iterators from outside: the machine looks at what they will give, which is guarded, and the compiled frame advances them.
 
-Of an iterator over a list, a tuple, a range or a text the item is read where it lies. An enumerate and a zip advance the
-iterators inside of them, here as there, so that one which is advanced in two ways is one.
+Of an iterator over a list, a dictionary, a tuple, a range or a text the item is read where it lies. An enumerate and a zip
+advance the iterators inside of them, here as there, so that one which is advanced in two ways is one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from typing import cast
 from smelt.capture.outside import wrapping
 from smelt.capture.outside.outside import Outside
 from smelt.errors import Unsupported
-from smelt.guards.iterators import OVER_LISTS, PARTS, RANGE, WALKS, Part, is_long, item_ahead, items_left
+from smelt.guards.iterators import (
+    OVER_CHANGING,
+    PARTS,
+    RANGE,
+    WALKS,
+    Part,
+    has_changed_size,
+    is_long,
+    item_ahead,
+    items_left,
+)
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 MOST = 1024  # items of one iterator in one capture
@@ -29,7 +39,7 @@ def _can_look_ahead(iterator: object) -> bool:
     if kind is enumerate or kind is zip:
         inner = PARTS["inner"](iterator)
         return all(map(_can_look_ahead, cast("tuple[object, ...]", inner) if kind is zip else (inner,)))
-    return kind in WALKS
+    return kind in WALKS and not has_changed_size(iterator)
 
 
 def next_item(outside: Outside, iterator: object) -> object:
@@ -65,7 +75,7 @@ def _part(outside: Outside, iterator: object, name: Part) -> object:
 def _next_of_walk(outside: Outside, iterator: object) -> object:
     origin = outside.origins[id(iterator)]
     taken, left = outside.taken.get(id(iterator), 0), items_left(iterator)
-    changed = type(iterator) in OVER_LISTS and _part(outside, iterator, "over") in outside.log
+    changed = type(iterator) in OVER_CHANGING and _part(outside, iterator, "over") in outside.log
     if changed or taken >= MOST:
         raise _refused(iterator)
     if taken == left:

@@ -1,4 +1,4 @@
-// The layouts are those of CPython's listobject.c, tupleobject.c, unicodeobject.c, rangeobject.c, enumobject.c and
+// The layouts are those of CPython's dictobject.c, listobject.c, tupleobject.c, unicodeobject.c, rangeobject.c, enumobject.c and
 // bltinmodule.c, the same in 3.11 and 3.12 but for ranges.
 #include "guards/iterators.h"
 
@@ -14,6 +14,14 @@ PyTypeObject* text_iterator;
 struct Walk {  // over a list (in either direction), a tuple or a text
     PyObject_HEAD Py_ssize_t index;
     PyObject* over;  // null at the end
+};
+
+struct DictWalk {
+    PyObject_HEAD PyDictObject* over;  // null at the end
+    Py_ssize_t used;                   // its size at the start
+    Py_ssize_t position;
+    PyObject* result;
+    Py_ssize_t left;
 };
 
 struct RangeWalk {
@@ -65,6 +73,34 @@ bool is_walk(PyObject* iterator) {
     return walks_list(iterator) || Py_IS_TYPE(iterator, &PyTupleIter_Type) || walks_text(iterator);
 }
 
+bool walks_dict(PyObject* iterator) {
+    return Py_IS_TYPE(iterator, &PyDictIterKey_Type) || Py_IS_TYPE(iterator, &PyDictIterValue_Type) ||
+           Py_IS_TYPE(iterator, &PyDictIterItem_Type);
+}
+
+Py_ssize_t entries_left(DictWalk* walk) {  // -1: it will raise, since the dictionary has changed
+    PyDictObject* dict = walk->over;
+    if (!dict) return 0;
+    if (walk->used != dict->ma_used) return -1;
+    Py_ssize_t left = 0, position = walk->position;
+    if (!dict->ma_values && dict->ma_keys->dk_nentries == dict->ma_used)  // no gaps
+        left = dict->ma_used - position;
+    else
+        while (PyDict_Next(reinterpret_cast<PyObject*>(dict), &position, nullptr, nullptr)) left++;
+    return left <= walk->left ? left : -1;
+}
+
+PyObject* entry_ahead(PyObject* iterator, Py_ssize_t count) {
+    auto* walk = as<DictWalk>(iterator);
+    Py_ssize_t position = walk->position;
+    PyObject *key, *value;
+    do {
+        if (!PyDict_Next(reinterpret_cast<PyObject*>(walk->over), &position, &key, &value)) return nullptr;
+    } while (count--);
+    if (Py_IS_TYPE(iterator, &PyDictIterItem_Type)) return PyTuple_Pack(2, key, value);
+    return Py_NewRef(Py_IS_TYPE(iterator, &PyDictIterKey_Type) ? key : value);
+}
+
 Py_ssize_t size_of(PyObject* over) {
     return PyUnicode_Check(over) ? PyUnicode_GET_LENGTH(over) : Py_SIZE(over);
 }
@@ -74,6 +110,7 @@ Py_ssize_t items_left(PyObject* iterator) {  // -1: not known
         auto* range = as<RangeWalk>(iterator);
         return range->length - range->taken();
     }
+    if (walks_dict(iterator)) return entries_left(as<DictWalk>(iterator));
     if (!is_walk(iterator)) return -1;
     auto* walk = as<Walk>(iterator);
     if (!walk->over) return 0;
@@ -88,6 +125,10 @@ PyObject* left_part(PyObject* iterator) {
 }
 
 PyObject* over_part(PyObject* iterator) {
+    if (walks_dict(iterator)) {
+        auto* over = reinterpret_cast<PyObject*>(as<DictWalk>(iterator)->over);
+        return Py_NewRef(over ? over : Py_None);
+    }
     if (!walks_list(iterator)) return nullptr;
     auto* walk = as<Walk>(iterator);
     return Py_NewRef(walk->over ? walk->over : Py_None);
@@ -115,7 +156,7 @@ struct PartKind {
 
 constexpr PartKind kParts[] = {
     {"left", left_part},      // how many items are left
-    {"over", over_part},      // the list that is walked over; None at the end
+    {"over", over_part},      // the list or dictionary that is walked over; None at the end
     {"inner", inner_part},    // of enumerate an iterator, of zip a tuple of them
     {"index", index_part},    // the next number of enumerate
     {"strict", strict_part},  // of zip
@@ -129,6 +170,7 @@ PyObject* item_ahead(PyObject* iterator, Py_ssize_t count) {
         auto* range = as<RangeWalk>(iterator);
         return PyLong_FromLong(range->start + (range->taken() + static_cast<long>(count)) * range->step);
     }
+    if (walks_dict(iterator)) return entry_ahead(iterator, count);
     auto* walk = as<Walk>(iterator);
     if (Py_IS_TYPE(iterator, &PyListRevIter_Type))
         return Py_NewRef(PyList_GET_ITEM(walk->over, walk->index - count));
