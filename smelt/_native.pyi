@@ -143,6 +143,9 @@ def is_generic(cls: type) -> tuple[bool, bool]:
 def made_by_python(cls: type) -> bool:
     """Whether a class statement or a call of a metaclass made the class, not C code (which also makes some on the heap)."""
 
+def is_plain_leaf(x: object) -> bool:
+    """Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it."""
+
 def type_version(cls: type) -> int:
     """A number that changes when an attribute of the class or of a base does; 0: it has none now."""
 

@@ -19,6 +19,7 @@ from smelt import _native, events
 from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.second_derivatives import DoubleBackward, double_backward
+from smelt.autograd.spent_outputs import spend_outputs
 from smelt.autograd.take_outputs import take_outputs
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import Config
@@ -48,7 +49,7 @@ def compile_joint(
     forward = traced.counters.kept_by_inputs(compile_graph(parts.forward))
     if joint.tangents:
         forward = _node(joint, parts, forward, compile_graph, double_backward(traced, joint))
-    return take_outputs(forward, joint, torch.is_grad_enabled())
+    return take_outputs(spend_outputs(forward, joint.spent), joint, torch.is_grad_enabled())
 
 
 def _node(

@@ -41,18 +41,17 @@ _MOST_COPIED = 1 << 16  # bytes, at each call
 
 def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
     """What differentiates a graph again. None for graphs that cannot be run a second time: results were computed
-    from what a large input held that they write, or have no node at the torch level; other effects; checkpoints that would
-    see other objects; gradients of inputs that are taken away."""
-    checkpoints = [
-        n.target for n in traced.torch_graph if type(n.target) is OpaqueCall and n.target.is_checkpoint
-    ]
+    from what a large input held that they write, or have no node at the torch level; other effects; calls of the user's
+    code that would see other objects; gradients of inputs that are taken away."""
+    opaque = [n.target for n in traced.torch_graph if type(n.target) is OpaqueCall]
+    checkpoints = [call for call in opaque if call.is_checkpoint]
     rewritten = tuple(sorted(traced.mutated))
     copied = tuple(sorted(_read(joint) & set(rewritten)))
     effectful = [n for n in traced.aten_graph if passes.has_effect(n)]
     draws = any(_draws(n) for n in effectful)
     repeatable = (
         all(_draws(n) or n.target is aten.copy_.default for n in effectful)
-        and all(call.repeatable for call in checkpoints)
+        and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
         and not joint.writes
         and sum(nbytes(traced.inputs[i].spec) for i in copied) <= _MOST_COPIED

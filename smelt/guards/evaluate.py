@@ -113,6 +113,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "not_in_dict": lambda x, value: value not in _own(x),
     "no_attr": _no_attr,
     "no_hooks": lambda x, value: not any(instance_dict(x)[name] for name in HOOKS),
+    "plain_leaf": lambda x, value: _native.is_plain_leaf(x),
     "type_version": lambda x, value: _native.type_version(x) == value,
     "function": _function,
 }

@@ -60,6 +60,7 @@ TEXTS: dict[str, Callable[[str, Any], str]] = {
     "not_in_dict": lambda x, v: f"{v!r} not in {x}.__dict__",
     "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",
     "no_hooks": lambda x, v: f"no_hooks({x})",
+    "plain_leaf": lambda x, v: f"no_gradient_hooks({x})",
     "type_version": lambda x, v: f"unchanged_class({x})",
     "function": lambda x, v: f"unchanged_function({x})",
     "alias": lambda x, v: f"{x} is {v.source}",

@@ -35,6 +35,7 @@ RANK = {
             "no_hooks",
             "not_in_dict",
             "no_attr",
+            "plain_leaf",
             "contains",
             "keys",
             "alias",

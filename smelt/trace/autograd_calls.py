@@ -14,6 +14,7 @@ class AutogradCalls:
         restated: the inputs that a method of `torch_functions.STATEFUL` was called on, by the method's name.
         hooked: tensors that a hook was registered on.
         reentrant: inside a reentrant checkpoint of which there will be a joint graph: eager runs it without gradients first.
+        differentiated: the program had autograd compute gradients.
         custom: the custom functions that were applied where gradients are wanted; None while there are none.
     """
 
@@ -22,4 +23,5 @@ class AutogradCalls:
         self.restated: dict[str, list[FakeTensor]] = {}
         self.hooked: list[FakeTensor] = []
         self.reentrant = False
+        self.differentiated = False
         self.custom: CustomFunctions | None = None

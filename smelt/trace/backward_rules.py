@@ -16,7 +16,7 @@ Gradient = Callable[[torch.Tensor], torch.Tensor]
 @contextmanager
 def replaced(nodes: Iterable[Any]) -> Iterator[None]:
     """While the engine runs, what `nodes` of autograd with a rule give is the rule's; what they compute is left unused."""
-    handles = [_replace(node, RULES[node.name()](node)) for node in nodes if node.name() in RULES]
+    handles = [_replace(node, RULES[node.name()]) for node in nodes if node.name() in RULES]
     try:
         yield
     finally:
@@ -24,12 +24,12 @@ def replaced(nodes: Iterable[Any]) -> Iterator[None]:
             handle.remove()
 
 
-def _replace(node: Any, gradient: Gradient) -> Any:
+def _replace(node: Any, rule: Callable[[Any], Gradient]) -> Any:
     def hook(given: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
         (tangent,) = tangents
         if tangent is None or given[0] is None or tangent.is_complex():
             return None
-        return (gradient(tangent), *given[1:])
+        return (rule(node)(tangent), *given[1:])
 
     return node.register_hook(hook)
 

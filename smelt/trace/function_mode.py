@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class FunctionMode(TorchFunctionMode):
         self._inputs = parts.inputs
         self._known = parts.known
         self._autograd = parts.autograd
+        self._backward = parts.backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -110,6 +112,8 @@ class FunctionMode(TorchFunctionMode):
         body = _BODIES.get(func)
         if body is not None and not kwargs:
             return body(self._operator_recorder, func, args)
+        if func is torch.autograd.grad:
+            return self._backward.run(functools.partial(func, *args, **kwargs))
         of_lists = _BODIES_OF_LISTS.get(func)
         out = NotImplemented if of_lists is None else of_lists(args, kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out

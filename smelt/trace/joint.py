@@ -15,6 +15,7 @@ from smelt.trace.custom_functions import UserBackward
 from smelt.trace.fake import FakeTensor
 from smelt.trace.grad_flags import NO_FLAGS, GradFlags
 from smelt.trace.outputs import OutputSource
+from smelt.trace.spent import Spent
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Joint:
     conflicts: tuple[tuple[int, ...], ...] = ()
     # per forward output: its node in the torch-level graph; None for those that have none, or that the graph writes too
     torch_nodes: tuple[Node | None, ...] = ()
+    spent: tuple[Spent, ...] = ()  # outputs that require a gradient, which can no longer be had
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class RecordedBackward:
     flags: GradFlags  # counts the inputs of the trace
     calls: tuple[UserBackward, ...] = ()
     conflicts: tuple[tuple[int, ...], ...] = ()
+    spent: tuple[Spent, ...] = ()  # counts the inputs of the trace
 
     @property
     def fakes(self) -> list[FakeTensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from smelt.graph import passes
 from smelt.graph.ir import Graph, Node, argument_nodes
@@ -13,6 +13,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint, RecordedBackward
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.parts import TraceParts
+from smelt.trace.spent import Spent
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,15 @@ class JointBuilder:
             flags=recorded.flags.placed(place),
             conflicts=recorded.conflicts,
             torch_nodes=self.torch_nodes,
+            spent=tuple(self._placed(s, position) for s in recorded.spent),
         )
+
+    def _placed(self, spent: Spent, position: Mapping[int, int]) -> Spent:
+        """`spent`, counting the inputs of the finished trace: those that no node reads are left out."""
+        used = [position[self.input_ids[i]] for i in spent.inputs if self.input_ids[i] in position]
+        if not used:
+            raise refuse("a result requires gradients, which no input does")
+        return replace(spent, inputs=tuple(used))
 
 
 def _read_by(backward: frozenset[Node], tangents: set[Node]) -> Iterator[Node]:

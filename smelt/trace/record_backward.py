@@ -24,6 +24,7 @@ from smelt.trace.not_differentiable import NotDifferentiable, refuse
 from smelt.trace.outputs import check_passed_by, is_no_grad_view, output_sources, read_by
 from smelt.trace.parts import TraceParts
 from smelt.trace.shared_saves import shared_saves
+from smelt.trace.spent import spent_values
 
 
 def record_backward(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackward:
@@ -47,7 +48,11 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     values, found = output_sources(tape, inputs, outputs)
     check_passed_by(autograd, inputs, outputs, values, written)
     values = (*values, *written)
-    with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad)
+    spent = spent_values(values, inputs, inputs.first_history) if autograd.differentiated else ()
+    if any(s.value >= len(values) - len(written) for s in spent):
+        raise refuse("an input is written with a gradient whose graph is freed")
+    gone = {s.value for s in spent}
+    with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad and i not in gone)
     sources = tuple(f for i, f in enumerate(inputs) if id(f) in inputs.first_history or i in flags.on)
     tangents = tuple(_tangent(values[i]) for i in with_tangent)
     for k, tangent in enumerate(tangents):
@@ -79,6 +84,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         flags,
         calls,
         conflicts,
+        spent,
     )
 
 
@@ -188,6 +194,8 @@ def _cut_at(
 
 def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
     inputs, first_history = parts.inputs, parts.inputs.first_history
+    if torch.is_anomaly_enabled():
+        raise refuse("autograd looks for anomalies")
     if any(f.device.type != "cpu" for f in inputs):
         raise refuse("a tensor that is not on the CPU")
     if any(node.target is forward_ad.enter_dual_level for node in parts.tape.torch.graph):

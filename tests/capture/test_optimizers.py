@@ -219,7 +219,7 @@ def test_a_step_with_a_closure(name: str) -> None:
 
     (want, _), (got, step) = run(lambda f: f), run(lambda f: smelt.compile(f, backend="eager"))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-    assert [r.detail for r in inspect.reasons(step)] == ["Tensor.backward"]
+    assert inspect.reasons(step) == ()
     assert len(inspect.entries(step)) == 2
 
 
@@ -272,7 +272,7 @@ def test_after_torch_compile_was_used() -> None:
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("backend", ["eager", "smelt"])
 def test_training_steps(name: str, rate: str, backend: str) -> None:
-    """Forward graph, backward for real, optimizer graph; from the third step on nothing is compiled."""
+    """One graph, with the backward; from the third step on nothing is compiled."""
 
     def run(compile: Callable[[Any], Any]) -> tuple[World, Any, list[Any]]:
         world = World(OPTIMIZERS[name], RATES[rate])
@@ -301,7 +301,7 @@ def test_training_steps(name: str, rate: str, backend: str) -> None:
     assert_same(got, want, exact=backend == "eager")
     torch.testing.assert_close(found, losses, rtol=1e-6, atol=1e-6)
     assert compiles == []
-    assert [r.detail for r in inspect.reasons(compiled)] == ["Tensor.backward"]
+    assert inspect.reasons(compiled) == ()
 
 
 def test_a_gradient_that_comes_and_goes() -> None:

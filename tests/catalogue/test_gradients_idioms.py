@@ -395,7 +395,7 @@ def test_custom_amp_function():
     return fn, [(leaf(3, 3), leaf(3, 3)) for _ in range(3)]
 
 
-@on_both_backends(graphs=2, breaks=["unsupported-call"])
+@on_both_backends(graphs=1)
 def test_amp_scaler_like():
     m = nn.Linear(3, 2)
     opt = torch.optim.SGD(m.parameters(), 0.1)

@@ -20,8 +20,6 @@ from tests.harness.agreement import check_no_failure
 from tests.harness.catalogue import observe_world, program
 from tests.harness.snapshot import difference
 
-BACKWARD = "unsupported-call"  # Tensor.backward()
-
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -79,12 +77,8 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer(name: str) -> None:
-    """Forward and step are graphs, of the first call, where there are no gradients to drop and state is made, and of all
-    others; the backward is autograd's."""
-    later = (
-        1 if name in ("SGD maximize", "Adagrad") else 2
-    )  # their state is made with them, or they have none
-    program(graphs=2, later=later, breaks=[BACKWARD])(training(OPTIMIZERS[name]))()
+    """One graph: of the first call, where there are no gradients to drop and state is made, and of all others."""
+    program(graphs=1, later=1)(training(OPTIMIZERS[name]))()
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -100,18 +94,16 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_scheduler(name: str) -> None:
-    """No break but the backward."""
+    """No break."""
 
     def after(optimizer: optim.Optimizer) -> Callable[[], None]:
         step: Callable[[], None] = SCHEDULERS[name](optimizer).step
         return step
 
     later = (
-        3 if name in ("OneCycleLR", "SequentialLR") else 2
+        2 if name in ("OneCycleLR", "SequentialLR") else 1
     )  # the momentum, or the kind of schedule, changes
-    program(graphs=2, later=later, breaks=[BACKWARD])(
-        training(lambda p: optim.SGD(p, 0.1, momentum=0.9), after)
-    )()
+    program(graphs=1, later=later)(training(lambda p: optim.SGD(p, 0.1, momentum=0.9), after))()
 
 
 @program(graphs=1, later=1)

@@ -572,6 +572,22 @@ def test_no_hooks():
     assert native.GuardTree((((-1, "arg", 0, ((0, "no_hooks", None),), -1),), 0)).check(Plain()) is None
 
 
+def test_plain_leaf():
+    guard = one("plain_leaf", None)
+    w = torch.ones(2, requires_grad=True)
+    assert guard(w) and guard(torch.ones(2)) and not guard(w * 2) and not guard(3)
+    for handle in (w.register_hook(lambda g: g), w.register_post_accumulate_grad_hook(lambda p: None)):
+        assert not guard(w)
+        handle.remove()
+    assert guard(w)
+    accumulates = w.expand_as(w).grad_fn.next_functions[0][0]
+    assert guard(w)
+    accumulates.register_prehook(lambda given: given)
+    assert not guard(w) and not native.is_plain_leaf(w)
+    del accumulates  # with its hooks
+    assert guard(w) and native.is_plain_leaf(w)
+
+
 def test_type_version():
     class Base:
         pass

@@ -25,7 +25,7 @@ from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop
 from smelt.capture.driver.errors import UserException
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
 from smelt.capture.library import function_transforms
-from smelt.capture.library.autograd import custom_functions, hooks, opaque_calls
+from smelt.capture.library.autograd import custom_functions, hooks, opaque_calls, tensor_state
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.outside.draws import Draw
@@ -179,6 +179,7 @@ def _capture(
         opaque_calls.check_held(vm)
         outside.log.roll_back()
         fakes = _fakes(vm, ending, effects)
+        tensor_state.check_left(vm, fakes)
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))

@@ -48,7 +48,14 @@ from smelt.capture.library import (
     tensor_numbers,
     weak_references,
 )
-from smelt.capture.library.autograd import checkpoints, custom_functions, gradients, hooks, tensor_state
+from smelt.capture.library.autograd import (
+    backward_calls,
+    checkpoints,
+    custom_functions,
+    gradients,
+    hooks,
+    tensor_state,
+)
 from smelt.capture.library.output import log_records, printing, warning_messages
 from smelt.capture.library.output.deferred_calls import defer
 from smelt.capture.machine.state import Contexts, Exceptions
@@ -79,9 +86,9 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    assumed_values, attribute_functions, checked_values, checkpoints, classes, compiler_queries, container_constructors,
-    containers,
-    context_variables, copying, custom_functions, descriptors, evaluation, exceptions, function_wrappers,
+    assumed_values, attribute_functions, backward_calls, checked_values, checkpoints, classes, compiler_queries,
+    container_constructors, containers, context_variables, copying, custom_functions, descriptors, evaluation,
+    exceptions, function_wrappers,
     gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
     optimizers, other_tracers, printing, process_settings, random_draws, small_branches, special_methods, subscripts,
     suspended, tensor_methods, tensor_state, warning_messages, weak_references,

@@ -189,5 +189,7 @@ class HeldByGraph:
 
     # tensors that a hook was registered on, with their `grad_fn` then
     hooked: list[tuple[FakeTensor, object]] = field(default_factory=list)
+    # tensors that the program made, of which it set `grad`
+    with_grad: list[FakeTensor] = field(default_factory=list)
     # cells of functions that the graph calls, with their contents
     cells: list[tuple[CellType, object]] = field(default_factory=list)

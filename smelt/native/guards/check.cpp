@@ -25,6 +25,7 @@ constexpr CheckKind kChecks[] = {
     {"function", make_function},
     {"alias", make_alias},
     {"distinct", make_distinct},
+    {"plain_leaf", make_plain_leaf},
     {"no_overlap", make_no_overlap},
     {"global_state", make_global_state},
 };

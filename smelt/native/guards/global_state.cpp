@@ -14,6 +14,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <array>
 #include <cstdint>
@@ -87,6 +88,7 @@ constexpr Field kFields[] = {
     FIELD("grad_mode", s.autograd.get_grad_mode()),
     FIELD("inference_mode", s.autograd.get_inference_mode()),
     FIELD("forward_ad", s.autograd.get_fw_grad_mode()),
+    FIELD("anomaly_mode", torch::autograd::AnomalyMode::is_enabled()),
     FIELD("view_replay", s.autograd.get_view_replay_enabled()),
     FIELD("included_dispatch_keys", s.keys.included_.raw_repr()),
     FIELD("excluded_dispatch_keys", s.keys.excluded_.raw_repr()),

@@ -13,6 +13,7 @@
 
 #include "guards/accessor.h"
 #include "guards/check.h"
+#include "guards/checks/tensors.h"
 #include "guards/iterators.h"
 #include "guards/lookup.h"
 #include "guards/memo.h"
@@ -296,7 +297,14 @@ PyObject* py_made_by_python(PyObject*, PyObject* cls) {
     return PyBool_FromLong(made_by_python(reinterpret_cast<PyTypeObject*>(cls)));
 }
 
+PyObject* py_is_plain_leaf(PyObject*, PyObject* x) {
+    return PyBool_FromLong(is_plain_leaf(x));
+}
+
 PyMethodDef functions[] = {
+    {"is_plain_leaf", py_is_plain_leaf, METH_O,
+     "is_plain_leaf(x): whether it is a leaf of autograd's graph, and no hook sees the gradients that arrive "
+     "at it."},
     {"is_generic", py_is_generic, METH_O,
      "is_generic(cls): whether attributes of instances are read as object.__getattribute__ reads them, and "
      "whether they are stored as object.__setattr__ stores them."},

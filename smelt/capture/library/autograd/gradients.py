@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
+from torch.autograd.graph import Node
 
+from smelt import _native
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.values import FunctionType
 from smelt.capture.library.autograd.hooks import hook_registered, meets_hooks
 from smelt.capture.library.autograd.opaque_calls import natively
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
-from smelt.capture.protocol import attributes, callbacks, native_calls
+from smelt.capture.protocol import native_calls
+from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
 
@@ -31,21 +34,51 @@ def _grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
         raise unsupported("torch.autograd.grad after a hook was registered")
     for fake in list(vm.trace.inputs):
         if fake.requires_grad:
-            _check_leaf(vm, fake)
+            check_leaf(vm, fake)
+    outputs = args[0] if args else kwargs.get("outputs")
+    ends = [outputs] if type(outputs) is FakeTensor else outputs if isinstance(outputs, (list, tuple)) else ()
+    met = [] if kwargs.get("create_graph") else history([end for end in ends if type(end) is FakeTensor])
+    return run_engine(vm, args, kwargs, met)
+
+
+_engine: Callable[..., object] = torch.autograd.grad
+
+
+def history(ends: Sequence[FakeTensor]) -> list[Node]:
+    """The nodes of autograd's graph that gradients of `ends` come to."""
+    met: dict[Node, None] = dict.fromkeys(end.grad_fn for end in ends if end.grad_fn is not None)
+    pending = list(met)
+    while pending:
+        for following, _ in pending.pop().next_functions:
+            if following is not None and following not in met:
+                met[following] = None
+                pending.append(following)
+    return list(met)
+
+
+def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> object:
+    """`torch.autograd.grad(*args, **kwargs)` on fakes, as one torch-level call. `met`: nodes of autograd; those of them that
+    look at values give what they would for any."""
+    if torch.is_anomaly_enabled():
+        raise unsupported("gradients while autograd looks for anomalies")
+    vm.trace.autograd.differentiated = True
     args = [contents.view(vm.outside, a) for a in args]
     kwargs = {k: contents.view(vm.outside, v) for k, v in kwargs.items()}
-    with natively(vm, torch.autograd.grad):
-        return callbacks.in_window(vm, torch.autograd.grad, args, kwargs)
+    log = vm.outside.log
+    before, log.closed = log.closed, "the backward of a custom autograd.Function changes an outside object"
+    try:
+        with natively(vm, torch.autograd.grad), replaced(met):
+            return _engine(*args, **kwargs)
+    finally:
+        log.closed = before
 
 
-def _check_leaf(vm: VM, fake: FakeTensor) -> None:
+def check_leaf(vm: VM, fake: FakeTensor) -> None:
     """Gradients must not lead out of the trace: to what another function computed, or to hooks."""
     real = vm.trace.real(fake)
-    assert real is not None
-    if fake.device.type != "cpu" or not real.is_leaf or real._backward_hooks:
-        raise unsupported("torch.autograd.grad through a tensor computed outside, or one with hooks")
-    for name in ("is_leaf", "_backward_hooks"):
-        attributes.tensor_member(vm, fake, real, name)
+    if fake.device.type != "cpu" or not _native.is_plain_leaf(real):
+        raise unsupported("gradients of a tensor computed outside, or of one with hooks")
+    vm.outside.facts.guard("plain_leaf", vm.outside.origins.known(fake))
 
 
 # --------------------------------------------------------------------------------- forward-mode differentiation

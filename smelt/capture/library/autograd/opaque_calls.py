@@ -47,13 +47,13 @@ def run_opaque(
     """Records `function(*args, **kwargs)` as one torch-level call and returns its results on fakes, which `run` computes.
 
     Raises Unsupported where the call could not be repeated by the graph: it changes outside objects, or comes after a
-    change of one, or holds an object that the program made. What comes after a change may be a checkpoint of which there
-    will be a joint graph: then its operators run, and the call itself does not.
+    change of one, or holds an object that the program made. What comes after a change may be a call of which there will be a
+    joint graph: then its operators run, and the call itself does not.
     """
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.outside.log.effects()):
         plain = vm.trace.numbers.symbols is None  # else each number would have a graph of its own
-        if not (target.is_checkpoint and vm.trace.autograd.wants_joint and plain):
+        if not (vm.trace.autograd.wants_joint and plain):
             raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
         target.repeatable = False
     for value in (*args, *kwargs.values()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -41,17 +43,24 @@ TENSOR_METHODS["requires_grad_"] = set_requires_grad
 
 
 def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
-    """`tensor.grad = value` of a tensor from outside: an effect, which the compiled frame replays. Raises Unsupported for
-    a tensor that the program computed."""
-    if not vm.trace.is_input(tensor):
-        raise unsupported("the grad of a computed tensor is set", UNSUPPORTED_EFFECT)
+    """`tensor.grad = value`: of a tensor from outside an effect, which the compiled frame replays."""
     if value is not None and type(value) is not FakeTensor:
         raise TypeError(
             f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__!r}"
         )
     with vm.trace.paused(), torch._C._DisableTorchDispatch():
         tensor.grad = value
-    vm.outside.log.set_tensor_attribute(tensor, "grad", value)
+    if vm.trace.is_input(tensor):
+        vm.outside.log.set_tensor_attribute(tensor, "grad", value)
+    else:
+        vm.held.with_grad.append(tensor)
+
+
+def check_left(vm: VM, fakes: Iterable[FakeTensor]) -> None:
+    """Raises Unsupported where a tensor that the program made, and whose `grad` it set, is among those that it leaves."""
+    left = {id(fake) for fake in fakes}
+    if any(id(fake) in left for fake in vm.held.with_grad):
+        raise unsupported("a tensor with a gradient is returned", UNSUPPORTED_EFFECT)
 
 
 def set_data(vm: VM, tensor: FakeTensor, value: object) -> None:

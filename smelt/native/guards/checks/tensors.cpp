@@ -5,12 +5,22 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 
 namespace smelt::guards {
 
 namespace {
+
+// Of a dictionary of hooks, which stays when the last one is removed.
+bool has_entries(PyObject* hooks) {
+    return hooks && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) > 0;
+}
+
+struct PlainLeaf : Check {
+    bool holds(PyObject* x, Pass&) override { return is_plain_leaf(x); }
+};
 
 struct NoOverlap : Check {
     std::vector<int> nodes;
@@ -112,6 +122,25 @@ CheckPtr make_tensor(PyObject* value, Building& b) {
     auto check = std::make_unique<TensorIs>();
     check->facts = b.facts.emplace(key_of(*facts), facts).first->second;
     return check;
+}
+
+bool is_plain_leaf(PyObject* x) {
+    namespace impl = torch::autograd::impl;
+    if (!THPVariable_Check(x)) return false;
+    auto* object = reinterpret_cast<THPVariable*>(x);
+    const at::Tensor& t = THPVariable_Unpack(x);
+    if (impl::grad_fn_unsafe(t) || has_entries(object->backward_hooks) ||
+        has_entries(object->post_accumulate_grad_hooks))
+        return false;
+    if (!impl::get_autograd_meta(t)) return true;
+    // Those of Python are one hook of C++, which others may stand beside.
+    if (impl::hooks(t).size() > (object->backward_hooks ? 1 : 0)) return false;
+    const auto accumulator = impl::try_get_grad_accumulator(t);
+    return !accumulator || (accumulator->pre_hooks().empty() && accumulator->post_hooks().empty());
+}
+
+CheckPtr make_plain_leaf(PyObject*, Building&) {
+    return std::make_unique<PlainLeaf>();
 }
 
 CheckPtr make_no_overlap(PyObject* value, Building& b) {

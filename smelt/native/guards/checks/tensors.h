@@ -11,6 +11,10 @@
 
 namespace smelt::guards {
 
+// Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it: neither one of
+// the tensor nor one of the node that accumulates them.
+bool is_plain_leaf(PyObject* x);
+
 // Whether it carries a tangent of forward-mode differentiation, which compiled code would lose.
 inline bool is_dual(const at::TensorImpl* t) {
     auto* meta = static_cast<torch::autograd::AutogradMeta*>(t->autograd_meta());
