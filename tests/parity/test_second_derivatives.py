@@ -543,3 +543,43 @@ def test_a_large_input_that_is_written_and_read(compile):
     g, x, n = compile(f), leaf(3), torch.ones(100_000)
     (a,) = grad(g(x, n), x, create_graph=True)
     return a
+
+
+@both()
+def test_gradients_between_the_results_of_many_layers(compile):
+    layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def f(x):
+        found = []
+        for layer in layers:
+            x = layer(x).tanh()
+            found.append(x)
+        return found
+
+    g, x = compile(f), leaf(2, 3)
+    a, _, c = g(x)
+    (first,) = grad(c.square().sum(), a, create_graph=True)
+    (second,) = grad(first.square().sum(), a, create_graph=True)
+    return first, second, grad(second.sum(), [x, *layers.parameters()], allow_unused=True)
+
+
+@both()
+def test_a_result_that_is_detached_from_the_others(compile):
+    def f(x, w):
+        h = (x * w).tanh()
+        return h, (h.detach() * w * h).sum()
+
+    g, x, w = compile(f), leaf(3), leaf(3)
+    h, y = g(x, w)
+    return penalty(y * h.sum(), x, w), gradients(x, w)
+
+
+@both()
+def test_a_step_inside_of_a_loss(compile):
+    """MAML: the second call is given what was computed from the first one's gradients."""
+    layer = nn.Linear(3, 3)
+    f = compile(lambda x, w, b: nn.functional.dropout((x @ w + b).tanh(), 0.3).square().sum())
+    x, (w, b) = torch.randn(2, 3), layer.parameters()
+    of_w, of_b = grad(f(x, w, b), [w, b], create_graph=True)
+    f(x, w - 0.1 * of_w, b - 0.1 * of_b).backward()
+    return gradients(w, b)
