@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import ctypes
 import dataclasses
 import enum
 import functools
@@ -2137,5 +2138,63 @@ def class_decorator_and_method_decorator():
         d = C()
         y = d.go(x) + d.go(x) + d.calls + C.registered
         return y, c.go.__name__, d.go.__wrapped__ is not None
+
+    return fn, [(tensor(3),)] * 3
+
+
+def structure():
+    class Structure(ctypes.Structure):
+        _fields_ = [("a", ctypes.c_int)]  # noqa: RUF012
+        extra = 1
+
+    return Structure
+
+
+@program(graphs=2, later=4, breaks=["unsupported-effect"])
+def attribute_of_a_class_whose_metaclass_of_c_stores_it():
+    made = structure()
+
+    def fn(x):
+        y = x * 2
+        made.extra = made.extra + 1
+        return y + made.extra
+
+    return fn, [(tensor(3),)] * 3, lambda: made.extra
+
+
+@program(graphs=2, later=2, breaks=["unsupported-effect"])
+def attribute_of_a_class_whose_metaclass_of_c_deletes_it():
+    made = structure()
+
+    def fn(x):
+        y = x * 2
+        del made.extra
+        return y + hasattr(made, "extra")
+
+    return fn, Changing([(tensor(3),)] * 3, {n: lambda: setattr(made, "extra", 1) for n in range(3)})
+
+
+@program(graphs=0, eager=["unsupported-effect"])
+def fields_of_a_structure_made_inside():
+    def fn(x):
+        class Pair(ctypes.Structure):
+            pass
+
+        Pair._fields_ = [("a", ctypes.c_int)]
+        return x + Pair(a=3).a
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def member_of_an_enum_made_inside_is_not_replaced():
+    def fn(x):
+        class Kind(enum.Enum):
+            A = 1
+
+        try:
+            Kind.A = 2
+        except AttributeError as error:
+            return x + 1, str(error)
 
     return fn, [(tensor(3),)] * 3

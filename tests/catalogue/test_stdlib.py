@@ -35,6 +35,7 @@ import types
 import typing
 import uuid
 
+import numpy
 import torch
 from torch import nn
 
@@ -171,6 +172,27 @@ def cached_from_a_state(output: bool):
         state["k"] = 1
 
     return cached, stale
+
+
+@program(graphs=0, breaks=["unsupported-effect"], eager=["data-dependent-value"] * 2)
+def lru_cache_counts_no_call_of_a_capture_that_fails():
+    log, array = [], numpy.zeros(3)
+
+    @functools.lru_cache(maxsize=4)
+    def cached(k):
+        log.append(k)
+        return {k: k + 1}
+
+    def fn(x, n):
+        try:
+            log.append(cached(2)[2])
+            raise ValueError(n)
+        except ValueError:
+            x[-1, 0] += 1
+        log.append(float(array.sum()))
+        return x
+
+    return fn, [(tensor(n, 3), n) for n in (2, 4, 2, 4)], lambda: (cached.cache_info(), log)
 
 
 @program(graphs=1, later=1)

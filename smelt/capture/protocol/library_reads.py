@@ -242,8 +242,9 @@ def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
     cache, key = _cache_of(fn), _key(fn, tuple(args), kwargs)
     if key not in cache and _is_small(fn, cache):
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
-    if key in cache and fn.cache_parameters()["maxsize"] is None:
-        result = cache[key]
+    found = _kept(fn, cache, key)
+    if found is not MISSING:
+        result = found
     elif key in cache or vm.outside.log.empty:
         with vm.trace.paused():
             try:
@@ -330,7 +331,20 @@ def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) 
 
 def _cache_of(fn: _Cached) -> dict[object, object]:
     """The dictionary in which `functools.lru_cache` keeps results (or list elements that hold them)."""
-    return next(r for r in gc.get_referents(fn) if type(r) is dict and r is not fn.__dict__)
+    referents = reversed(gc.get_referents(fn))  # behind the results, which may be dictionaries
+    return next(r for r in referents if type(r) is dict and r is not fn.__dict__)
+
+
+def _kept(fn: _Cached, cache: dict[object, object], key: object) -> object:
+    """The result that the cache keeps for `key`, read without a call that would count; MISSING if there is none. A cache
+    with a limit keeps list elements, of which the collector is told the key, the result and the class, one after another."""
+    entry = cache.get(key, MISSING)
+    if entry is MISSING or fn.cache_parameters()["maxsize"] is None:
+        return entry
+    kept = next(k for k, e in cache.items() if e is entry)
+    referents = gc.get_referents(fn)
+    places = (i for i, r in enumerate(referents[:-2]) if r is kept and referents[i + 2] is type(entry))
+    return next((referents[i + 1] for i in places), MISSING)
 
 
 def _key(fn: _Cached, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -94,10 +94,24 @@ def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
 def _store_named(vm: VM, owner: object, name: str, value: object) -> None:
     """An attribute of a class, module or function."""
     meta_setattr = vm.type_info(type(owner)).setattr
-    if type(meta_setattr) is FunctionType and not is_native_module(meta_setattr.__globals__.get("__name__")):
+    is_class = isinstance(owner, type)
+    if type(meta_setattr) is FunctionType and (
+        is_class or not is_native_module(meta_setattr.__globals__.get("__name__"))
+    ):
         vm.call_function(meta_setattr, (owner, name, value))
     else:
+        _check_metaclass(owner, "__setattr__")
         store_named(vm, owner, name, value)
+
+
+def _check_metaclass(owner: object, name: str) -> None:
+    """Raises Unsupported for a class whose metaclass, of C, stores or deletes attributes in a way of its own."""
+    found = type_find(type(owner), name)
+    if isinstance(owner, type) and not isinstance(found, FunctionType) and found is not getattr(type, name):
+        meta = type(owner).__qualname__
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute of class {owner.__qualname__}, a {meta}, changes")
+        )
 
 
 def store_named(vm: VM, owner: object, name: str, value: object) -> None:
@@ -178,6 +192,7 @@ def _delete_named(vm: VM, owner: object, name: str) -> None:
     if isinstance(owner, types.ModuleType):
         load_attr(vm, owner, name)
         return scopes.delete_global(vm, vars(owner), name)
+    _check_metaclass(owner, "__delattr__")
     if id(owner) not in vm.outside.origins or _is_immutable(owner):
         delattr(owner, name)
     elif isinstance(owner, type):
