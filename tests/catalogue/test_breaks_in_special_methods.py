@@ -554,7 +554,7 @@ def break_in_a_break():
     return fn, xs()
 
 
-@program(graphs=1, later=2, breaks=["graph-break-requested"] * 6, unlike=JUMPS)
+@program(graphs=1, later=2, breaks=["graph-break-requested"] * 4, unlike=JUMPS)
 def in_loops_and_handlers():
     class A:
         def __init__(self, n):
