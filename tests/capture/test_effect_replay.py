@@ -567,7 +567,7 @@ def test_everything_is_rolled_back_when_capture_fails():
     ],
 )
 def test_what_is_refused(name, reason):
-    iterator = iter([1, 2])
+    iterator = iter({1, 2})
 
     async def coroutine():
         return 1
