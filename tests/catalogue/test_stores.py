@@ -354,3 +354,76 @@ def deleted_and_set_again():
         return found
 
     return fn, [(tensor(3),)] * 5, change
+
+
+# What was read once is read again after a dictionary behind it has changed.
+
+
+@program(graphs=1, later=1)
+def an_attribute_changes_through_the_dictionary():
+    class State:
+        pass
+
+    state = State()
+    state.first = state.second = 0
+
+    def fn(x):
+        state.first = 1
+        before = state.second
+        state.__dict__["second"] = before + 3
+        after = state.second
+        vars(state).update(second=0)
+        own = vars(state)
+        state.first = 7
+        return x * 2, before, after, state.second, own["first"], own.pop("first"), hasattr(state, "first")
+
+    return fn, [(tensor(3),)] * 3, lambda: dict(vars(state))
+
+
+def _module():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(tensor(3))
+            self.inner = nn.ReLU()
+            self.register_buffer("shift", tensor(3))
+
+    return Net()
+
+
+@program(graphs=1)
+def entries_of_a_module_change_through_its_dictionaries():
+    net = _module()
+    other = nn.Parameter(tensor(3) * 2)
+
+    def fn(x):
+        before = net.weight * x + net.shift + net.inner(x)
+        net._parameters["weight"] = other
+        net._buffers["shift"] = net._buffers["shift"] + 1
+        net._modules["inner"] = nn.Identity()
+        after = net.weight * x + net.shift + net.inner(x)
+        net._buffers.pop("shift")
+        gone = hasattr(net, "shift")
+        net._buffers["shift"] = x
+        return before, after, gone
+
+    def restore():
+        found = net.shift, type(net.inner).__name__
+        net.inner, net._parameters["weight"] = nn.ReLU(), nn.Parameter(tensor(3))
+        return found
+
+    return fn, [(tensor(3),)] * 3, restore
+
+
+@program(graphs=1)
+def the_buffers_of_a_module_are_replaced():
+    net = _module()
+
+    def fn(x):
+        before = net.shift + 0
+        vars(net)["_buffers"] = own = {"shift": x * 2}
+        between = net.shift + 0
+        own["shift"] = x * 3
+        return before, between, net.shift
+
+    return fn, [(tensor(3),)] * 3, lambda: net.shift

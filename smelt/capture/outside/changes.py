@@ -41,7 +41,7 @@ def note_store(outside: Outside, obj: object, kind: OriginKind, key: object, val
 
 def _touch_one(outside: Outside, obj: object) -> None:
     if outside.log.touch(obj):
-        outside.memo.by_id.pop(id(obj), None)
+        outside.memo.forget(obj)
         outside.origins.keep(obj)
         own = instance_dict(obj)
         if own is not None and id(own) in outside.origins:

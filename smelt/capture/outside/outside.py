@@ -29,6 +29,7 @@ class Memo:
         self.natives: set[int] = (
             set()
         )  # functions that run natively, with what they read (`library_reads.use_native`)
+        self._readers: dict[int, set[int]] = {}  # by id of a dictionary: whose attributes were read in it
 
     def of(self, obj: object) -> dict[object, Any]:
         """What attribute and item reads of `obj` gave."""
@@ -37,6 +38,16 @@ class Memo:
             found = self.by_id[id(obj)] = {}
             self._origins.keep(obj)
         return found
+
+    def found_in(self, entries: dict[str, Any], obj: object, name: str, value: object) -> None:
+        """The attribute `name` of `obj` is `value`, as long as the dictionary `entries` does not change."""
+        self.of(obj)[name] = value
+        self._readers.setdefault(id(entries), set()).add(id(obj))
+
+    def forget(self, obj: object) -> None:
+        """`obj` changes from now on."""
+        for key in (id(obj), *self._readers.pop(id(obj), ())):
+            self.by_id.pop(key, None)
 
 
 @dataclass

@@ -133,7 +133,8 @@ def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
     if not outside.log.is_original_attribute(obj, name, value):
         return value
     result = wrapping.wrap(outside, value, origin.child("attr", name))
-    outside.memo.of(obj)[name] = result
+    if obj not in outside.log:  # once it has changed, it may change again, also through its dictionary
+        outside.memo.of(obj)[name] = result
     return result
 
 

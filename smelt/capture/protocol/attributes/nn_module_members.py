@@ -37,7 +37,8 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
             if not outside.log.is_original(entries, name, value):
                 return value
             result = wrapping.wrap(outside, value, origin.child("param", name))
-            outside.memo.of(module)[name] = result
+            if module not in outside.log and entries not in outside.log:
+                outside.memo.found_in(entries, module, name, result)
             return result
     return MISSING
 
