@@ -244,3 +244,30 @@ def an_object_without_attributes_is_asked_for_them():
         return x * 2, attempt(vars, 42), attempt(vars, Slots())
 
     return fn, calls()
+
+
+@program(graphs=1)
+def keys_are_hashed_once():
+    class Key:
+        hashed = 0
+
+        def __hash__(self):
+            self.hashed += 1
+            return 999
+
+    def fn(x):
+        key, found = Key(), {}
+        counts = []
+        for act in (
+            lambda: found.setdefault(key, 4),
+            lambda: found.get(key),
+            lambda: key in found,
+            lambda: found.pop(key),
+            lambda: found.pop(key, 5),
+            lambda: {key},
+        ):
+            act()
+            counts.append(key.hashed)
+        return x * 2, counts
+
+    return fn, calls()

@@ -39,7 +39,7 @@ class Memo:
             self._origins.keep(obj)
         return found
 
-    def found_in(self, entries: dict[str, Any], obj: object, name: str, value: object) -> None:
+    def found_in(self, entries: dict[str, object], obj: object, name: str, value: object) -> None:
         """The attribute `name` of `obj` is `value`, as long as the dictionary `entries` does not change."""
         self.of(obj)[name] = value
         self._readers.setdefault(id(entries), set()).add(id(obj))

@@ -28,7 +28,7 @@ from smelt.capture.standins.texts import Text, Unreadable
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import own, plain_parts
+from smelt.trace.symbols import NUMBERS, own, plain, plain_parts
 
 R = TypeVar("R")
 
@@ -155,10 +155,17 @@ def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
         _note_new_class(vm, slots)
     try:
         args, kwargs = _arguments(vm, fn, slots)
-        return vm.call_function(fn, args, kwargs)
+        result = vm.call_function(fn, args, kwargs)
     except Unsupported as e:
         vm.locate(e)
         raise
+    return plain(result) if type(result) in NUMBERS and fn.__name__ in _EXACT else result
+
+
+# Special methods of which C code takes no stand-in for a number.
+_EXACT = frozenset(
+    ("__hash__", "__len__", "__length_hint__", "__index__", "__int__", "__float__", "__bool__")
+)
 
 
 def _note_new_class(vm: VM, slots: Sequence[object]) -> None:

@@ -156,6 +156,8 @@ def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
 
 @method(dict, "setdefault")
 def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
+    if id(obj) not in vm.outside.origins:  # the key is hashed once
+        return vm.keyed(dict_base(obj).setdefault, obj, key, default)
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
     changes.touch(vm.outside, obj)
@@ -164,6 +166,8 @@ def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: ob
 
 @method(dict, "pop")
 def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) -> object:
+    if id(obj) not in vm.outside.origins:
+        return vm.item_value(obj, key, vm.keyed(dict_base(obj).pop, obj, key, *default))
     if not contains_key(vm, obj, key):
         if default:
             return default[0]
