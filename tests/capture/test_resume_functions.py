@@ -147,3 +147,23 @@ def test_the_traceback_of_a_resume_function_names_the_users_line() -> None:
         c(torch.ones(2) * 3)
     last = error.traceback[-1]
     assert str(last.path) == __file__ and last.lineno + 1 == f.__code__.co_firstlineno + 3
+
+
+def test_a_chain_that_runs_eagerly_does_not_grow_the_stack() -> None:
+    def inner(x: Any, text: str) -> Any:
+        smelt.graph_break()
+        return x + (text != "7")  # each text compiles anew, until the limit
+
+    def outer(x: Any, text: str) -> Any:
+        try:
+            return inner(x, text) * 1
+        finally:
+            smelt.graph_break()
+
+    def f(x: Any) -> Any:
+        for i in range(1500):
+            x = outer(x, str(i))
+        return x
+
+    c = smelt.compile(f, backend="eager", options={"recompile_limit": 2})
+    assert torch.equal(c(torch.zeros(2)), f(torch.zeros(2)))

@@ -113,8 +113,14 @@ def is_native_scope(scope: dict[str, object]) -> bool:
     name = scope.get("__name__")
     if type(name) is not str or not is_native_module(name):
         return False
+    if name in _LOADED:
+        return _LOADED[name] is scope
     module = sys.modules.get(name)
     return module is None or vars(module) is scope or module.__name__ != name
+
+
+# The globals of modules when smelt was imported: the program may put others in their place.
+_LOADED = types.MappingProxyType({n: vars(m) for n, m in sys.modules.items() if is_native_module(n)})
 
 
 def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:

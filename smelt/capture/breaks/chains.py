@@ -16,12 +16,15 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
+from smelt import _native
 from smelt.capture.base.bytecode import lines_of, raw_instructions
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import LEAF_TYPES
 from smelt.capture.breaks.points import Placeholder, Point, Polyfill, Rest, WaitingFrame
 from smelt.capture.breaks.positions import Place
+from smelt.capture.protocol import calls
 from smelt.capture.rebuilding.source import compiled_source, identifier
 
 CHAIN_MODULE = "__smelt_chain__"  # the __name__ in chains
@@ -103,6 +106,22 @@ def _waiting(normal: _Call, handler: _Call | None, parameters: dict[str, object]
     return WaitingFrame(normal.with_values(known), result, handling, error)
 
 
+class TailCall:
+    """What the last statement of a chain calls: where the chain runs eagerly, its caller makes the call, so that the stack
+    does not grow with each break in a loop."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: Callable[..., object]) -> None:
+        self.target = target
+
+    def __call__(self, *arguments: object) -> object:
+        return _native.tail(self.target, *arguments)
+
+
+calls.CALLERS[TailCall] = lambda vm, fn, args, kwargs: calls.call(vm, fn.target, args, kwargs)
+
+
 class ChainText:
     """Writes the source of the chain of `frames`, innermost first. `key` tells chains apart, `values` is what one takes."""
 
@@ -157,7 +176,8 @@ class ChainText:
                 frame_of_line[len(lines) + 1] = frame  # the first line is the `def`
 
         for i, (normal, handler) in enumerate(self._calls):
-            expression = self._expression(normal)
+            last = i == len(self._calls) - 1
+            expression = self._expression(normal, last)
             if handler is not None:
                 before = [] if handled else ["error = None"]
                 lines.extend([*before, "try:"])
@@ -166,15 +186,15 @@ class ChainText:
                 lines.extend(["else:", "    error = None"] if handled else [])
                 handled = True
                 pending = []
-                expression += f" if error is None else {self._expression(handler)}"
-            last = i == len(self._calls) - 1
+                expression += f" if error is None else {self._expression(handler, last)}"
             pending.append((i, f"return {expression}" if last else f"result = {expression}"))
         flush("", pending)
         return lines, frame_of_line
 
-    def _expression(self, call: _Call) -> str:
+    def _expression(self, call: _Call, last: bool) -> str:
         name = f"resume_{len(self._scope)}_in_{identifier(call.point.source.co_name)}"
-        self._scope[name] = self._function(call.point)
+        function = cast("Callable[..., object]", self._function(call.point))
+        self._scope[name] = TailCall(function) if last else function
         return f"{name}({', '.join(call.arguments)})"
 
     def compiled(self) -> types.FunctionType:
