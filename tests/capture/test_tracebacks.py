@@ -162,6 +162,23 @@ def the_traceback_of_a_handled_exception(x):
         return found.tb_lineno, found.tb_frame.f_code.co_name, found.tb_next is None, x + 1
 
 
+@program
+def frames_that_ask_for_their_variables(x):
+    def fails():
+        return int("a" if x is not None else "b")
+
+    try:
+        y = fails()
+    except ValueError as e:
+        smelt.graph_break()
+        at, found = e.__traceback__, []
+        while at is not None:
+            found.append((at.tb_frame.f_code.co_name, type(at.tb_frame.f_locals).__name__))
+            at = at.tb_next
+        return found, x + 1
+    return y
+
+
 def plain(result: object) -> object:
     return [plain(v) for v in result] if isinstance(result, (tuple, list)) else str(result)
 
