@@ -17,6 +17,7 @@ import torch
 from smelt.costs import Costs
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
+from smelt.graph.sizes import contiguous_stride
 from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
@@ -43,6 +44,7 @@ class _Lowerer:
         self.uses = _live_uses(graph)
         self.results_used = self._results_used()
         self.copies: list[CopyBack] = []
+        self.calls_last: list[Extern] = []  # overwrite inputs whose dtype loops do not compute in
         self.order = 0
 
     def run(self) -> Program:
@@ -179,6 +181,8 @@ class _Lowerer:
     def copy_back(self, node: Node, target: Tensor, source: Any) -> Tensor:
         """All inputs are overwritten at the end, so whatever reads one reads its old value. `held` is where the new value
         can wait if it is needed in memory before that."""
+        if target.dtype not in LOWERABLE or getattr(source, "dtype", target.dtype) not in LOWERABLE:
+            return self.copy_call(node, target, source)
         builder = Builder("copy_", node.spec, target.spec.device, node.line, self.costs)
         held = builder.pointwise(
             lambda v: v, [source], getattr(source, "dtype", target.dtype), target.dtype, 0.5, target.shape
@@ -190,16 +194,39 @@ class _Lowerer:
         self.copies.append(CopyBack(target, final, node.line))
         return target
 
+    def copy_call(self, node: Node, target: Tensor, source: Any) -> Tensor:
+        """The same by ATen. Where `source` shares memory with an input, its old value is taken now."""
+        if _may_alias_input(node.args[1]):
+            spec = replace(source.spec, stride=contiguous_stride(source.shape), offset=0, requires_grad=False)
+            held = Tensor("clone", spec, Stored(), node.line, self.next())
+            kwargs: dict[str, object] = {"memory_format": torch.contiguous_format}
+            self.steps.append(
+                Extern(aten.clone.default, (source,), kwargs, (held,), "clone", node.line, self.next())
+            )
+            source = held
+        self.calls_last.append(Extern(aten.copy_.default, (target, source), {}, (None,), "copy_", node.line))
+        return target
+
     def finish(self) -> None:
         for copy in self.copies:
             copy.source.order, copy.order = self.next(), self.next()
             self.steps += [copy.source, copy]
+        for call in self.calls_last:
+            call.order = self.next()
+            self.steps.append(call)
 
 
 def _only_returned(graph: Graph, node: Node) -> bool:
     """Whether a value, and views of it, are results of the graph and nothing else."""
     users = [n for n in graph if node in leaves([n.args, n.kwargs], Node)]
     return all(n.op == "output" or (_is_view(n) and _only_returned(graph, n)) for n in users)
+
+
+def _may_alias_input(node: object) -> bool:
+    """Whether a value is an input or constant, or a view of one."""
+    while isinstance(node, Node) and (node.target is operator.getitem or _is_view(node)):
+        node = node.args[0]
+    return isinstance(node, Node) and node.op in ("placeholder", "get_attr")
 
 
 def _is_view(node: Node) -> bool:

@@ -155,11 +155,19 @@ class _Writer:
         self._defined.update(o for o in item.outs if o is not None)
         expect = tuple(self.spec(o) if o in self.roots.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
         visible = is_foreign(item.op) or returns_alias(item.op) or self._writes_input(item)
+        if self._overwrites_input(item):  # beneath autograd, which is told what is written, as of a kernel
+            self.steps.append(BumpVersion((args[0].index,)))
+            visible = False
         self.steps.append(Aten(item.op, args, kwargs, item.outs, item.note, expect, visible))
 
     def arguments(self, value: Any) -> Any:
         """The same with registers for buffers."""
         return map_leaves(value, BufRef, lambda ref: Reg(self.register(ref.id)))
+
+    def _overwrites_input(self, item: ExternItem) -> bool:
+        """Whether it only gives an input its new value."""
+        copies = item.op is torch.ops.aten.copy_.default and item.outs == (None,)
+        return copies and item.args[0].id < self.roots.n_inputs  # type: ignore[attr-defined]
 
     def _writes_input(self, item: ExternItem) -> bool:
         targets = references(written_values(item.op, item.args, item.kwargs))

@@ -52,13 +52,14 @@ class Grouping:
         self.settle(group, parents - {group.id}, [t for t, _ in step.reads], [step.tensor])
 
     def add_extern(self, extern: Extern) -> None:
-        """An ATen call runs after what it reads, and after what reads that if it writes to its arguments."""
+        """An ATen call runs after what it reads, and, if it writes to its arguments, after what reads those and what may
+        raise."""
         group = Group(len(self.groups), (), extern=extern, last=extern.order)
         self.groups.append(group)
         arguments = [base(t) for t in leaves([extern.args, extern.kwargs], Tensor)]
         parents = {self.writer[t].id for t in arguments if t in self.writer}
         if extern.op._schema.is_mutable:
-            parents |= {g.id for t in arguments for g in self.readers[t]} - {group.id}
+            parents |= {g.id for t in arguments for g in self.readers[t]} | self.raising
         if is_effectful(extern.op):  # random numbers are drawn in program order
             parents |= self.effects
             self.effects = {group.id}
