@@ -506,7 +506,8 @@ def _log_of_sum(b: Builder, x: Tensor, y: Tensor, power: str, scale: float) -> T
 
     def f(u: Value, v: Value) -> Value:
         rest = call("log1p", call(power, -call("abs", u - v)))
-        total = call("maximum", u, v) + (rest if scale == 1 else rest * scale)
+        most = call("maximum", u, v)
+        total = most + rest if scale == 1 else plus_product(most, rest, const(scale, u.dtype))
         return where(call("logical_and", test("isinf", u), compare("eq", u, v)), u, total)
 
     return b.pointwise(f, [x, y], cost=2 * TRANSCENDENTAL + 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -346,6 +347,17 @@ def _moments_over(
     return dropped(b, mean, dims, keepdim), dropped(b, variance, dims, keepdim)
 
 
+def _running_mean(b: Builder, x: Tensor, mean: Tensor, dim: Dims) -> Tensor:
+    """The mean as Welford's algorithm gives it, rounded to the dtype of x: NaN if infinite, but of one element."""
+
+    def f(v: Value) -> Value:
+        return where(test("isinf", v), const(math.nan, v.dtype), v)
+
+    if static(count_of(x, dims_of(x, dim))) == 1:
+        return b.cast(mean, x.dtype)
+    return b.pointwise(f, [mean], mean.dtype, x.dtype, 2.0, mean.shape)
+
+
 @operator(aten.var.correction)
 def var(
     b: Builder, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
@@ -385,7 +397,7 @@ def std_mean(
     root = b.pointwise(
         lambda v: call("sqrt", v), [variance], variance.dtype, x.dtype, DIVISION, variance.shape
     )
-    return root, b.cast(mean, x.dtype)
+    return root, _running_mean(b, x, mean, dim)
 
 
 @operator(aten.std_mean.default)
@@ -408,7 +420,7 @@ def var_mean(
 ) -> tuple[Tensor, Tensor]:
     """(variance, mean)."""
     mean, variance = _moments_over(b, x, dim, correction, keepdim)
-    return b.cast(variance, x.dtype), b.cast(mean, x.dtype)
+    return b.cast(variance, x.dtype), _running_mean(b, x, mean, dim)
 
 
 # ---- scans and soft maxima

@@ -251,3 +251,16 @@ def test_conjugates_of_conjugates() -> None:
         lambda x: x.imag.neg() + x.conj().real,
     ):
         check(fn, lambda: (torch.randn(5, dtype=torch.complex64),))
+
+
+def test_a_logarithm_of_a_sum_of_powers_near_zero() -> None:
+    x = torch.full((9,), -1.0, dtype=torch.float64)
+    assert torch.equal(smelt.compile(torch.logaddexp2)(x, x), torch.logaddexp2(x, x))
+    assert torch.logaddexp2(x, x)[0] != 0
+
+
+@pytest.mark.parametrize("operator", [torch.var_mean, torch.std_mean], ids=["var", "std"])
+def test_means_of_infinities_beside_variances(operator: Any) -> None:
+    for values in ([INF], [INF, INF], [INF, 1.0], [1.0, -INF, 2.0], [1.0, 2.0], [3e38] * 3):
+        agree(lambda x: operator(x, dim=0, correction=0), torch.tensor(values))
+        agree(lambda x: operator(x, dim=-1, correction=0), torch.tensor([values] * 12, dtype=torch.bfloat16))
