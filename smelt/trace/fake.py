@@ -165,9 +165,18 @@ def is_dual(x: torch.Tensor) -> bool:
 
 
 def is_odd(real: torch.Tensor) -> bool:
-    """Whether `real` is sparse or quantized: it has metadata like others, but no fake stands for it."""
+    """Whether no fake stands for `real`, but the program may go on around it: it is sparse, quantized, nested or of a
+    subclass."""
+    if type(real) not in PLAIN_TYPES:
+        return not type(real).__module__.startswith(_TRACERS)
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return real.layout is not torch.strided or real.is_quantized
+        return real.layout is not torch.strided or real.is_quantized or real.is_nested
+
+
+def hides_metadata(real: torch.Tensor) -> bool:
+    """Whether code of its own gives the metadata of an odd tensor, so that no guard can read it."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return type(real) not in PLAIN_TYPES or real.is_nested
 
 
 def check_supported(real: torch.Tensor) -> None:

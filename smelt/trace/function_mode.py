@@ -9,10 +9,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from smelt.errors import Unsupported
-from smelt.reasons import DATA_DEPENDENT
+from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
 from smelt.trace.arguments import Args, Kwargs, Unnameable
-from smelt.trace.fake import FakeTensor, has_new
+from smelt.trace.fake import FakeTensor, has_new, hides_metadata
 from smelt.trace.known_values import UNKNOWN
 from smelt.trace.operator_recorder import Body
 from smelt.trace.parts import TraceParts
@@ -49,6 +49,8 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in PASSED:
+            if args and type(args[0]) is not FakeTensor:
+                self._check_metadata(args)
             return func(*args, **kwargs)
         return self._run(func, args, kwargs)
 
@@ -70,6 +72,14 @@ class FunctionMode(TorchFunctionMode):
         if self._numbers.symbols is not None:
             args, kwargs = settled(args), settled(kwargs)
         return self._run_recorded(func, args, kwargs)
+
+    def _check_metadata(self, args: Args) -> None:
+        """Raises Unsupported where metadata is read that no guard covers, or that the user's code gives."""
+        for value in args:
+            if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and hides_metadata(value):
+                raise self._call.unsupported(
+                    TENSOR_SUBCLASS, f"metadata of a {type(value).__qualname__} is read"
+                )
 
     def _run_inside(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """A torch-level call of the user's code inside an opaque call."""

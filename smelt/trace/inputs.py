@@ -101,9 +101,10 @@ class Inputs(Sequence[FakeTensor]):
         entry = self._by_real.get(id(real))
         if entry is not None:
             return entry[1]
+        with torch._C.DisableTorchFunction():
+            check_supported(real)
         if _is_internal_scalar(real):
             return self._tape.add_constant(real)
-        check_supported(real)
         if self.on_unknown is not None:
             return self.on_unknown(real)
         raise self.call.unsupported(

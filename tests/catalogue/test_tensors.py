@@ -811,7 +811,7 @@ def a_sparse_argument():
     return fn, [(tensor(3, 3).to_sparse(), tensor(3, 2)) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-object"])
+@program(graphs=1, breaks=["unsupported-call", "unsupported-object"])
 def nested_tensors():
     def fn(x, y):
         return torch.nested.to_padded_tensor(torch.nested.nested_tensor([x, y]), 0.0) * 2

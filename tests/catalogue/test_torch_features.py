@@ -480,18 +480,7 @@ def a_buffer_made_inside():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program(
-    graphs=2,
-    later=1,
-    breaks=[
-        "tensor-subclass",
-        "tensor-subclass",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-    ],
-    eager=["tensor-subclass", "tensor-subclass", "tensor-subclass"],
-)
+@program(graphs=1, later=1, breaks=["tensor-subclass"] * 4)
 def a_lazy_layer():
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
 
@@ -522,7 +511,7 @@ class Logged(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@program(graphs=0, eager=["tensor-subclass"])
+@program(graphs=0, breaks=["tensor-subclass"])
 def a_plain_subclass_as_an_argument():
     def fn(x):
         y = x * 2
@@ -531,7 +520,7 @@ def a_plain_subclass_as_an_argument():
     return fn, [(tensor(3).as_subclass(Plain),) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["tensor-subclass"], eager=["tensor-subclass"])
+@program(graphs=0, breaks=["tensor-subclass"] * 2)
 def a_subclass_is_made_inside():
     def fn(x):
         y = x.as_subclass(Plain)
@@ -540,7 +529,7 @@ def a_subclass_is_made_inside():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["tensor-subclass"], eager=["tensor-subclass"])
+@program(graphs=0, breaks=["tensor-subclass"])
 def a_subclass_of_parameter():
     class Net(nn.Module):
         def __init__(self):
@@ -553,7 +542,17 @@ def a_subclass_of_parameter():
     return Net(), [(tensor(3),) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["tensor-subclass"], eager=["tensor-subclass"])
+@program(graphs=2, breaks=["tensor-subclass"])
+def code_around_a_subclass():
+    def fn(x, s):
+        y = torch.relu(x * 2) + 1
+        s = s + y
+        return s, (y * x).sum()
+
+    return fn, [(tensor(3), tensor(3).as_subclass(Logged)) for _ in range(3)]
+
+
+@program(graphs=0, breaks=["tensor-subclass", "tensor-subclass", "unsupported-call"])
 def a_subclass_with_a_torch_function():
     def fn(x):
         del Logged.calls[:]

@@ -30,6 +30,7 @@ from smelt.capture.protocol import attributes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.container_constructors import mapping
 from smelt.capture.rebuilding.constants import CONSTANTS
+from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
@@ -67,6 +68,7 @@ def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
     if id(obj) in memo:
         return memo[id(obj)]
     if type(obj) is FakeTensor:
+        _check_copied_deeply(vm, obj)
         made = memo[id(obj)] = _copied_tensor(vm, obj, obj.detach().clone())
         return made
     custom = python_method(vm, obj, "__deepcopy__")
@@ -90,7 +92,21 @@ def _is_atomic(obj: object) -> bool:
     return kind in LEAF_TYPES or kind in NUMBERS or kind in CONSTANTS or is_identity(obj)
 
 
+def _check_copied_deeply(vm: VM, tensor: FakeTensor) -> None:
+    """Raises Unsupported for a tensor that has a gradient, which is copied too, or that eager refuses to copy."""
+    if not attributes.load_attr(vm, tensor, "is_leaf"):
+        raise unsupported("copy.deepcopy of a tensor that was computed with gradients", UNSUPPORTED_OBJECT)
+    if attributes.load_attr(vm, tensor, "grad") is not None:
+        raise unsupported("copy.deepcopy of a tensor with a gradient", UNSUPPORTED_OBJECT)
+
+
 def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tensor:
+    real = vm.trace.real(tensor)
+    own = {} if real is None else real.__dict__
+    if {*tensor.__dict__, *own} - {"_is_param"}:
+        raise unsupported("copying a tensor with attributes", UNSUPPORTED_OBJECT)
+    if real is not None:
+        vm.outside.facts.guard("len", vm.outside.origins.known(tensor).child("member", "__dict__"), len(own))
     if getattr(tensor, "_is_param", False):
         return make_parameter(vm, made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made

@@ -31,7 +31,7 @@ from smelt.errors import Unsupported
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.origin import Origin, key_name
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import PLAIN_TYPES, FakeTensor, is_odd
+from smelt.trace.fake import FakeTensor, hides_metadata, is_odd
 from smelt.trace.symbols import NUMBERS
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
         return value
     known = outside.trace.inputs.known(value)
     if known is None:
-        if type(value) in PLAIN_TYPES and is_odd(value):
+        if is_odd(value):
             return _wrap_odd_tensor(outside, value, origin)
         fake = outside.trace.fake(value, _input_name(origin))
         outside.origins[id(fake)] = outside.origins[id(value)] = origin
@@ -157,17 +157,30 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
 
 
 def _wrap_odd_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> torch.Tensor:
-    """A sparse or quantized tensor, which no fake stands for: itself, guarded by its metadata. Whatever is done with it is
-    done at a graph break."""
+    """A tensor that no fake stands for (sparse, quantized, nested, of a subclass): itself, guarded by its metadata where a
+    guard can read that, else by its type. Whatever is done with it is done at a graph break."""
     first = outside.origins.get(id(value))
     if first is not None:
         _alias(outside, origin, first)
         return value
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        facts = tensor_facts(value)
-    outside.facts.guard("tensor", origin, facts)
+    if hides_metadata(value):
+        outside.facts.guard("type", origin, type(value))
+        _guard_parameter(outside, value, origin)
+    else:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            facts = tensor_facts(value)
+        outside.facts.guard("tensor", origin, facts)
     outside.origins.register(value, origin)
     return value
+
+
+def _guard_parameter(outside: Outside, value: torch.Tensor, origin: Origin) -> None:
+    """What tells whether a tensor of a subclass is an nn.Parameter, which its type does not."""
+    mark = (instance_dict(value) or {}).get("_is_param")
+    if mark is None:
+        outside.facts.guard("not_in_dict", origin, "_is_param", key="_is_param")
+    else:
+        outside.facts.guard("eq", origin.child("attr", "_is_param"), mark)
 
 
 def _wrap_array(outside: Outside, value: np.ndarray[Any, Any], origin: Origin) -> object:

@@ -19,6 +19,7 @@ from smelt.capture.base.values import (
     NULL,
     FunctionType,
     MethodType,
+    instance_dict,
 )
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import symbolic_numbers
@@ -39,8 +40,8 @@ from smelt.capture.protocol.attributes.own_access import load_by_class
 from smelt.capture.protocol.attributes.tensors import load_tensor_attr
 from smelt.capture.standins import arrays
 from smelt.errors import Unsupported
-from smelt.reasons import RANDOM_STATE, UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.trace.fake import PLAIN_TYPES, FakeTensor, hides_metadata
 from smelt.trace.symbols import NUMBERS
 
 
@@ -138,15 +139,34 @@ def load_native(vm: VM, obj: object, name: str) -> object:
 
 
 def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
-    """An attribute of a tensor that no fake stands for: inside a transform, or sparse and from outside. Of the latter the
-    metadata that is guarded, and methods of C, whose calls break the graph; raises Unsupported for others."""
-    if id(tensor) not in vm.outside.origins:
+    """An attribute of a tensor that no fake stands for: inside a transform, or odd and from outside. Of the latter the
+    metadata that is guarded, what its own class and its instance dictionary hold, and methods of C, whose calls break the
+    graph; raises Unsupported for others."""
+    origin = vm.outside.origins.get(id(tensor))
+    if origin is None:
         return getattr(tensor, name)
-    method = type(type_find(type(tensor), name)) is types.MethodDescriptorType
-    if name not in _GUARDED and not method:
-        raise unsupported(f"{name} of a {type(tensor).__qualname__} that is not strided", UNSUPPORTED_OBJECT)
+    cls = type(tensor)
+    hidden = hides_metadata(tensor)
+    if hidden and vm.type_info(cls).find(name)[2] not in torch.Tensor.__mro__:
+        return _load_of_subclass(vm, tensor, name)
+    method = type(type_find(cls, name)) is types.MethodDescriptorType
+    if not method and (hidden or name not in _GUARDED):
+        kind = UNSUPPORTED_OBJECT if cls in PLAIN_TYPES else TENSOR_SUBCLASS
+        raise unsupported(f"{name} of a {cls.__qualname__} that no fake stands for", kind)
+    if method:
+        if name in (instance_dict(tensor) or {}):
+            return load_generic(vm, tensor, name)
+        vm.outside.facts.guard("not_in_dict", origin, name, key=name)
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return getattr(tensor, name)
+
+
+def _load_of_subclass(vm: VM, tensor: torch.Tensor, name: str) -> object:
+    """What the subclass itself, or the instance, holds under `name`."""
+    info = vm.type_info(type(tensor))
+    if info.getattribute is not None:
+        return load_through(vm, tensor, name, info, info.getattribute)
+    return load_generic(vm, tensor, name)
 
 
 _GUARDED = frozenset(

@@ -39,7 +39,9 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
         vm.frames.tail = None
         return store_tensor_attr(vm, obj, name, value)
     if isinstance(obj, torch.Tensor) and id(obj) in vm.outside.origins:
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor that is not strided"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {cls.__qualname__} that no fake stands for")
+        )
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
