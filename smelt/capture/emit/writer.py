@@ -94,6 +94,10 @@ class Writer:
             self.scope[name] = x
         return name
 
+    def unless_made(self, x: object, hint: str) -> str:
+        """`constant` for an object from outside; one that the trace made is made anew."""
+        return self(x) if self.found.origin_of(x) is None else self.constant(x, hint)
+
     def bind(self, x: object, expression: str) -> None:
         """From now on `x` is written as `expression`."""
         self._names[id(x)] = expression

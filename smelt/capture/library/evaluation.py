@@ -1,8 +1,9 @@
-"""`globals`, `locals`, `eval`, `exec`, `compile` and `sys._getframe`: functions that use the frame that calls them."""
+"""`globals`, `locals`, `eval`, `exec`, `compile`, `sys._getframe` and `types.FunctionType`: code and what it sees."""
 
 from __future__ import annotations
 import __future__
 
+import builtins
 import sys
 import types
 import warnings
@@ -12,7 +13,7 @@ from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import Args, Kwargs, builtin, unsupported
 from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import scopes
+from smelt.capture.protocol import cells, scopes
 from smelt.reasons import OUTPUT
 
 _FUTURE = 0
@@ -73,7 +74,7 @@ def _evaluated(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
     if type(source) is not types.CodeType or source.co_freevars:
         raise unsupported(f"{mode}() of a {type(source).__qualname__}")
     made = FunctionType(source, scope)
-    vm.outside.facts.made_function(made)
+    cells.function_made(vm, made)
     code = vm.decode(source)
     frame = Frame(code, made, [NULL] * code.nlocals)
     frame.namespace = names
@@ -94,12 +95,26 @@ def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, o
         raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
     elif id(scope) not in vm.outside.origins:
         scopes.own_scope(vm, scope)
+        scope.setdefault("__builtins__", vars(builtins))
     elif scope is not vm.calling.globals:
         raise unsupported(f"{mode}() in a scope from outside")
     names = scope if names is None else names
     if type(names) is not dict or id(names) in vm.outside.origins:
         raise unsupported(f"{mode}() with names from outside")
     return scope, names
+
+
+@builtin(FunctionType)
+def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    made = vm.native(FunctionType, args, kwargs)
+    assert type(made) is FunctionType
+    origin = vm.outside.origins.of(made.__globals__)
+    if origin is None:
+        scopes.own_scope(vm, made.__globals__)
+    elif origin.kind != "const":
+        raise unsupported("a function with globals from outside")
+    cells.function_made(vm, made)
+    return made
 
 
 @builtin(sys._getframe)

@@ -67,9 +67,16 @@ def register_cells(vm: VM, frame: Frame) -> None:
             _register_cell(vm, frame.function, cell, at)
 
 
+def function_made(vm: VM, made: FunctionType) -> None:
+    """Notes a function that the trace made. Its globals, if the trace did not make them, stay those that they are."""
+    vm.outside.facts.made_function(made)
+    if id(made.__globals__) not in vm.scopes.made:
+        vm.outside.origins.const(made.__globals__)
+
+
 def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
     """Notes a function that the trace made in `frame`: of the cells in its closure, those that are from outside stay so."""
-    vm.outside.facts.made_function(made)
+    function_made(vm, made)
     own = {id(c) for c in made.__closure__ or ()}
     if not own or id(frame.function) not in vm.outside.origins:
         return

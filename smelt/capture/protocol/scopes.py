@@ -29,15 +29,20 @@ def load_global(vm: VM, namespace: dict[str, object], name: str) -> object:
 
 
 def own_scope(vm: VM, scope: dict[str, object]) -> None:
-    """`scope`, made by the trace, is to hold the globals of code that runs."""
+    """`scope`, made by the trace, is to hold the globals of code that runs. Raises Unsupported for a subclass of `dict`: its
+    methods may be the user's."""
+    if type(scope) is not dict:
+        raise Unsupported(
+            Reason(UNSUPPORTED_OBJECT, f"a {type(scope).__qualname__} holds the globals of code")
+        )
     vm.scopes.made[id(scope)] = scope
-    if "__builtins__" not in scope:
-        vm.outside.origins.const(_BUILTINS)
-        scope["__builtins__"] = _BUILTINS
+    vm.outside.origins.const(_BUILTINS)
 
 
 def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
-    """`globals()`: from now on it is an object like any other, which stays as it is."""
+    """`globals()`: from now on it is an object like any other, which stays as it is if it is from outside."""
+    if id(namespace) in vm.scopes.made:
+        return namespace
     if vm.outside.log.touches_any(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
     vm.outside.origins.const(namespace)
@@ -49,6 +54,7 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     outside = vm.outside
     if id(namespace) in vm.scopes.made and name in namespace:
         return namespace[name]
+    _check_names(vm, namespace)
     if name in namespace and not outside.log.touches(namespace, name):
         return wrapping.wrap(outside, namespace[name], outside.origins.const(namespace).child("item", name))
     found = namespace.get("__builtins__", _BUILTINS)
@@ -56,12 +62,34 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     if found is not _BUILTINS and id(namespace) not in vm.scopes.made:
         # a function keeps those that its module had when it was made
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
-    if not outside.log.touches(namespace, name):  # else the trace has deleted it
+    # else the trace has deleted it, or made the scope
+    if id(namespace) not in vm.scopes.made and not outside.log.touches(namespace, name):
         outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
+    if id(found) not in outside.origins:  # made by the trace
+        return _read_made(found, name)
     if name not in found:
         outside.facts.guard("contains", outside.origins.const(found), (name, False), key=name)
         raise NameError(f"name {name!r} is not defined", name=name)
     return wrapping.wrap(outside, found[name], outside.origins.const(found).child("item", name))
+
+
+def _check_names(vm: VM, namespace: dict[str, object]) -> None:
+    """What code sees as its globals, the program may have in hand as a dictionary too: one way does not show what the
+    other changes. So it stays as it is, and is known by identity. Raises Unsupported if it has changed."""
+    if id(namespace) in vm.scopes.made:
+        return
+    known = vm.outside.origins.const(namespace)
+    if vm.outside.origins[id(namespace)] is known:
+        return
+    if namespace in vm.outside.log:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "the globals of code were changed as a dictionary"))
+    vm.outside.changed.fixed.add(id(namespace))
+
+
+def _read_made(namespace: dict[str, object], name: str) -> object:
+    if name not in namespace:
+        raise NameError(f"name {name!r} is not defined", name=name)
+    return namespace[name]
 
 
 def store_global(vm: VM, namespace: dict[str, object], name: str, value: object) -> None:
@@ -69,7 +97,7 @@ def store_global(vm: VM, namespace: dict[str, object], name: str, value: object)
     if id(namespace) in vm.scopes.made:
         namespace[name] = value
         return
-    vm.outside.origins.const(namespace)
+    _check_names(vm, namespace)
     changes.check_changeable(vm.outside, namespace)
     vm.outside.log.set_name(namespace, name, value)
     vm.scopes.globals[id(namespace), name] = value

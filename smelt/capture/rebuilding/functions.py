@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import types
 
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.values import MISSING, cell_value
 from smelt.capture.rebuilding.containers import dict_text, pairs
-from smelt.capture.rebuilding.kind import Expressions, Kind
+from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 
 
 def _cell_contents(x: types.CellType) -> list[object]:
@@ -32,12 +33,15 @@ def _function_holds(f: types.FunctionType) -> list[object]:
 
 
 def _function_needs(f: types.FunctionType) -> list[object]:
-    return [f.__closure__, f.__defaults__]
+    standard = f.__globals__.get("__builtins__", f.__builtins__)
+    if f.__builtins__ is not vars(builtins) or standard not in (builtins, vars(builtins)):
+        raise unsupported(f, "with builtins of its own")
+    return [f.__closure__, f.__defaults__, f.__globals__]
 
 
 def _function_text(f: types.FunctionType, text: Expressions) -> str:
     parts = ", ".join((repr(f.__name__), text(f.__defaults__), text(f.__closure__)))
-    scope = text.constant(f.__globals__, "globals")
+    scope = text.unless_made(f.__globals__, "globals")
     return f"FunctionType({text.constant(f.__code__, f'code_of_{f.__name__}')}, {scope}, {parts})"
 
 

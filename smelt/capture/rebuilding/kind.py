@@ -21,6 +21,10 @@ class Expressions(Protocol):
         """The expression for an object that is known by identity."""
         ...
 
+    def unless_made(self, x: object, hint: str) -> str:
+        """The expression for an object that is known by identity unless the trace made it."""
+        ...
+
     def number(self, x: torch.SymInt | torch.SymFloat) -> str:
         """The expression for a symbolic number."""
         ...

@@ -93,8 +93,11 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
 
 
 def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
-    """An attribute of a function written in Python; its code and defaults are guarded as one."""
+    """An attribute of a function written in Python; its code and defaults are guarded as one, and its `__globals__` are what
+    `globals()` gives."""
     outside = vm.outside
+    if name == "__globals__":
+        return scopes.expose(vm, function.__globals__)
     origin = outside.origins.get(id(function))
     if origin is None:
         return getattr(function, name)
