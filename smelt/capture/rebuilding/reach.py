@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from smelt.trace.fake import FakeTensor
 _NATIVE_HASHES = frozenset(
     {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
 )
+_SMALL = 1 << 24  # below lie no addresses of objects
+_SHOWN_ADDRESS = re.compile(r"[0-9]{8,20}|[0-9a-fA-F]{7,16}")
 
 
 @dataclass(eq=False)
@@ -28,6 +31,7 @@ class Reach:
     uses: dict[int, int] = field(default_factory=dict)
     cyclic: set[int] = field(default_factory=set)  # fresh objects on a cycle
     alive: list[object] = field(default_factory=list)  # ids stay theirs as long as this lives
+    numbers: set[int] = field(default_factory=set)  # large ones, also in texts: they may be addresses
 
     def visit(self, root: object) -> None:
         """Depth first without recursion: results may be nested deeper than the C stack."""
@@ -35,7 +39,7 @@ class Reach:
         pending = [iter((root,))]
         while pending:
             for x in pending[-1]:
-                parts = None if stands_for_itself(x) else self._enter(x, path)
+                parts = self._parts(x, path)
                 if parts is not None:
                     pending.append(iter(parts))
                     break
@@ -43,6 +47,12 @@ class Reach:
                 pending.pop()
                 if path:
                     path.pop()
+
+    def _parts(self, x: object, path: list[int]) -> list[object] | None:
+        if stands_for_itself(x):
+            self.numbers.update(_addresses(x))
+            return None
+        return self._enter(x, path)
 
     def _enter(self, x: object, path: list[int]) -> list[object] | None:
         """Notes one use of `x`; gives what it refers to when it is a fresh object seen for the first time."""
@@ -63,6 +73,29 @@ class Reach:
         path.append(key)
         return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
 
+    def check_addresses(self) -> None:
+        """An object that is made anew has another address: raises Unsupported where the program took the old one with it."""
+        for x in self.alive if self.numbers else ():
+            fresh = id(x) in self.kinds or (isinstance(x, FakeTensor) and self.origin_of(x) is None)
+            if fresh and not self.numbers.isdisjoint((id(x), object.__hash__(x))):
+                raise unsupported(x, "and so does its address")
+
+
+def _addresses(x: object) -> Iterable[int]:
+    """The numbers in a constant that may be addresses of objects, or hashes made of those."""
+    if type(x) is int:
+        return (x,) if x > _SMALL else ()
+    if type(x) is not str:
+        return ()
+    shown = _SHOWN_ADDRESS.findall(x)
+    return [number for text in shown for number in _read(text)]
+
+
+def _read(text: str) -> Iterable[int]:
+    yield int(text, 16)
+    if text.isdigit():
+        yield int(text)
+
 
 def reach(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
     """Everything that a frame's end and the operands of its stores lead to.
@@ -72,6 +105,7 @@ def reach(roots: Iterable[object], origin_of: Callable[[object], Origin | None])
     found = Reach(origin_of)
     for root in roots:
         found.visit(root)
+    found.check_addresses()
     return found
 
 
