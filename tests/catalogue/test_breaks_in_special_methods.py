@@ -303,7 +303,7 @@ def lengths():
     return fn, xs()
 
 
-@program(graphs=2, later=4, breaks=["graph-break-requested"] * 5)
+@program(graphs=2, later=4, breaks=["graph-break-requested"] * 5, unlike=JUMPS)
 def containment():
     def fn(x, n):
         b = Box([x, 1])

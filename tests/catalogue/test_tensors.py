@@ -792,7 +792,7 @@ def sparse_tensors():
     unlike={
         "torch 2.11": Unlike(
             "quantize_per_tensor has no shape function, so its result is an argument of a resume function",
-            Compilation(0, breaks=("unsupported-call",), eager=("unsupported-object",)),
+            Compilation(1, breaks=("unsupported-call", "unsupported-call")),
         )
     },
 )

@@ -364,7 +364,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "format_stack": lambda x: traceback.format_stack(),
     "extract_stack": lambda x: traceback.extract_stack(),
     "referrers": lambda x: gc.get_referrers(x),
-    "random numbers": lambda x: np.random.rand(),
+    "state of random numbers": lambda x: np.random.get_state(),
     "generator": lambda x: np.random.default_rng(),
     "recursion": lambda x: sys.getrecursionlimit(),
     "thread": lambda x: __import__("threading").current_thread(),
