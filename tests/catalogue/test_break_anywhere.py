@@ -47,7 +47,7 @@ def _all_programs() -> Iterator[Any]:
 
 
 class Forced:
-    """Raises Unsupported when a frame begins its `at`-th instruction, the first `BREAKS` times."""
+    """Raises Unsupported when a frame begins the `at`-th instruction of the program, the first `BREAKS` times."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -55,7 +55,8 @@ class Forced:
 
     def frame(self, original: Callable[..., None], frame: Any, *args: Any) -> None:
         original(frame, *args)
-        frame.stop = self.at
+        resumed = frame.code.original
+        frame.stop = self.at + (resumed.prologue if resumed else 0)  # no instruction of the program
 
     def check_stop(self, original: Callable[..., None], machine: Any, frame: Any) -> None:
         if machine.stopping.path:

@@ -387,6 +387,16 @@ def break_in_a_comprehension():
     return fn, numbers()
 
 
+@program(graphs=0, later=6, breaks=[*["disabled-function"] * 3, "unsupported-object"])
+def breaks_in_comprehensions_with_cells():
+    def fn(x, n):
+        rows = {i: x * i for i in range(n)}
+        squares = {i: succeeds((lambda: rows[i] + 1)() is not None) for i in rows}
+        return {i: (lambda: rows[i] * squares[i])() for i in rows}, squares
+
+    return fn, numbers()
+
+
 @program(graphs=1, later=1, breaks=["disabled-function", "disabled-function", "graph-break-requested"])
 def break_with_closures_alive():
     def fn(x, n):

@@ -16,6 +16,8 @@ import types
 import weakref
 
 import torch
+
+import smelt
 from torch import nn
 
 from tests.harness.catalogue import Changing, program, tensor
@@ -491,6 +493,20 @@ def own_containers_from_outside():
         return y + len(ring) + tracked.get("a") + bag["zz"]
 
     return fn, [(tensor(3),)] * 3, (ring, tracked, bag)
+
+
+@program(graphs=2, breaks=["graph-break-requested"])
+def a_container_with_its_own_membership_changes_behind_a_break():
+    tracked = Tracked(a=1)
+
+    def fn(x):
+        tracked["b"] = x * 2
+        smelt.graph_break()
+        y = tracked["b"] + (1 if "a" in tracked else 0)
+        del tracked["b"]
+        return y + tracked.get("a")
+
+    return fn, [(tensor(3),)] * 3, tracked
 
 
 @program(graphs=1)

@@ -159,10 +159,11 @@ def _distinct(names: list[str]) -> list[str]:
 def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Instruction]:
     raw, index = raw_instructions(source)
     where = positions(source, code.offsets)
+    entry = code.names.index("RESUME")
     body = []
     for at, (op, arg, _, after) in enumerate(raw):
         name, target = code.names[at], -1
-        if name in _ENTRY_ONLY:
+        if at < entry and name in _ENTRY_ONLY:  # not the MAKE_CELL of a comprehension, which 3.12 has inlined
             op, arg = _OP["NOP"], 0
         elif op in _SLOT_OPERATIONS:
             arg = places[arg]

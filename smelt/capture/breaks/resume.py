@@ -57,7 +57,9 @@ def continuation(
     not read any more, which others may look at."""
     source, code = originals.of(frame)
     original = frame.code.original
-    at = _past_jumps(code, at - (original.prologue if original else 0))
+    at -= original.prologue if original else 0
+    assert at >= 0, "a graph break in the prologue of a resume function"
+    at = _past_jumps(code, at)
     places = original.places if original else range(code.nlocals)
     slots, values = [], []
     for slot in range(code.nlocals) if whole else sorted(originals.live(source, code)[at]):

@@ -17,6 +17,7 @@ from smelt.capture.base.values import (
     MISSING,
     C,
     Container,
+    dict_base,
     exception_fields,
     is_lookup_key,
     is_plain_key,
@@ -194,19 +195,36 @@ def open_exception(outside: Outside, error: BaseException) -> None:
 
 
 def _follow(made: C, now: C) -> None:
-    """Changes a copy of a container as little as possible: iterators over it go on, or fail, as over the container."""
+    """Changes a copy of a container as little as possible: iterators over it go on, or fail, as over the container. Runs
+    none of the methods that its class overrides."""
     if isinstance(made, dict):
-        for key in [k for k in made if k not in now]:
-            del made[key]
-        for key, value in cast(dict[object, object], now).items():
-            if made.get(key, MISSING) is not value:
-                dict.__setitem__(made, key, value)
-        if list(made) != list(now):
-            dict.clear(made)
-            dict.update(made, now)
-    elif len(made) != len(now) or any(v is not w for v, w in zip(made, now)):
+        _follow_dict(made, cast(dict[object, object], now))
+    elif not _same_items(items_of(made), items_of(now)):
         if isinstance(made, list):
-            made[:] = now
+            list.__setitem__(made, slice(None), items_of(now))
         else:
-            cast(collections.deque[object], made).clear()
-            cast(collections.deque[object], made).extend(now)
+            kind, add = _CLEARED[isinstance(made, set)]
+            kind.clear(made)
+            add(made, items_of(now))
+
+
+_CLEARED: tuple[tuple[Any, Callable[..., None]], ...] = (
+    (collections.deque, collections.deque.extend),
+    (set, set.update),
+)
+
+
+def _follow_dict(made: dict[object, object], now: dict[object, object]) -> None:
+    base = dict_base(made)
+    for key in [k for k in base.keys(made) if not dict.__contains__(now, k)]:
+        base.__delitem__(made, key)
+    for key, value in base.items(now):
+        if dict.get(made, key, MISSING) is not value:
+            base.__setitem__(made, key, value)
+    if not _same_items(list(base.keys(made)), list(base.keys(now))):
+        base.clear(made)
+        base.update(made, now)
+
+
+def _same_items(a: list[object], b: list[object]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
