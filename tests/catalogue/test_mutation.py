@@ -16,10 +16,9 @@ import types
 import weakref
 
 import torch
-
-import smelt
 from torch import nn
 
+import smelt
 from tests.harness.catalogue import Changing, program, tensor
 
 LEVEL = 1
