@@ -136,6 +136,38 @@ def over_a_table_whose_keys_change(x, table):
     return x, table
 
 
+@row(*(lambda d=d: ({"b": 2, "c": 4, **d},) for d in ({}, {"a": 1}, {"a": 1, "z": 9})))
+def over_a_table_backwards(x, table):
+    for name, value in reversed(table.items()):
+        x = x * 2 + value
+        smelt.graph_break()
+        table["b"] += 100
+        if name == "a":
+            table["y"] = 7
+    return x, list(reversed(table)), table
+
+
+@row(lambda: ({1, 2, 3, 17},), lambda: ({5},), lambda: (set(),))
+def over_a_set_that_grows(x, numbers):
+    for i, number in enumerate(numbers):
+        x = x + number
+        smelt.graph_break()
+        if i == 1:
+            numbers.add(99)
+    return x, numbers
+
+
+@row(lambda: (1,), lambda: (7,), lambda: (200,))
+def over_a_set_in_another_order(x, number):
+    numbers = set(range(100))
+    numbers -= set(range(2, 64)) | set(range(65, 100))
+    iterator = iter(numbers)
+    first = next(iterator)
+    smelt.graph_break()
+    numbers.add(number)
+    return first, next(iterator) * x
+
+
 @row(
     lambda: (iter({"a": 1, "b": 2}.items()), iter({1: 5, 2: 6})),
     lambda: (iter({"a": 1}.items()), iter({1: 5, 2: 6})),

@@ -1,16 +1,18 @@
 """Iterators and generators that leave capture half consumed: rows for `rebuilding.kinds.KINDS`.
 
-An iterator of C is made again from what its `__reduce__` says. A generator of the VM becomes a real one: a resume function
-with the generator flag restores the frame and jumps to the `yield` at which it is suspended; the first `next` comes out of
-that `yield` again.
+An iterator of C is made again from what its `__reduce__` says; one over a dictionary or a set from that itself, so that what
+changes there shows in the loop. A generator of the VM becomes a real one: a resume function with the generator flag restores
+the frame and jumps to the `yield` at which it is suspended; the first `next` comes out of that `yield` again.
 """
 
 from __future__ import annotations
 
 import collections.abc
+import copy
+import gc
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Reversible
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from typing import Any, Protocol, TypeVar, cast
 
 from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable, VMIterator
@@ -18,10 +20,11 @@ from smelt.capture.breaks.points import Continuation
 from smelt.capture.breaks.resume import Originals, continuation, resume_function
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import cells
+from smelt.capture.rebuilding.containers import list_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.kinds import KINDS
 from smelt.capture.rebuilding.names import NAMES
-from smelt.guards.iterators import PARTS, advance, has_changed_size, items_left
+from smelt.guards.iterators import advance
 
 _KEEPING: tuple[type, ...] = (
     *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
@@ -32,11 +35,8 @@ _KEEPING: tuple[type, ...] = (
     itertools.compress, itertools.filterfalse, itertools.zip_longest, itertools.product, itertools.permutations,
     itertools.combinations, itertools.combinations_with_replacement,
 )  # fmt: skip
-_VIEWS: tuple[Reversible[object], ...] = ({}, {}.values(), {}.items())
-# Their __reduce__ makes a list of what is left.
-_COPYING = frozenset(map(type, (*map(iter, _VIEWS), *map(reversed, _VIEWS), iter(set()))))
 
-
+_Walked = dict[object, object] | set[object] | frozenset[object]
 _Reduced = tuple[Callable[..., object], tuple[object, ...], object]  # the last may be left out
 
 
@@ -61,41 +61,93 @@ def _reduced_text(x: object, text: Expressions) -> str:
     return f"iterator_at({call}, {shown})"
 
 
-def _left(x: object) -> list[object]:
-    return list(cast(Iterable[object], _reduced(x)[1][0]))
-
-
 _KEPT = Kind(_reduced_parts, _reduced_text)
-_COPIED = Kind(_left, lambda x, text: f"iter([{', '.join(map(text, _left(x)))}])")
 
 
-_ENTRIES: dict[type, str] = {
-    type(iter({})): "keys",
-    type(iter({}.values())): "values",
-    type(iter({}.items())): "items",
-}
+def _ways() -> Iterator[tuple[type, tuple[str, bool]]]:
+    for view in ("keys", "values", "items"):
+        walk: Collection[object] = getattr({}, view)()
+        yield type(iter(walk)), (view, False)
+        yield type(reversed(walk)), (view, True)  # type: ignore[call-overload]
+
+
+_ENTRIES: dict[type, tuple[str, bool]] = dict(_ways())  # the view, and whether it is walked backwards
+
+
+def _walk(x: object) -> tuple[_Walked | None, list[object]]:
+    """The container that an iterator walks over (None at its end), and what is left of that."""
+    over = next((o for o in gc.get_referents(x) if isinstance(o, (dict, set, frozenset))), None)
+    try:
+        return over, list(cast(Iterable[object], _reduced(x)[1][0]))
+    except RuntimeError:
+        raise unsupported(x, "what it walks over has changed") from None
 
 
 def _entries_parts(x: object) -> list[object]:
-    if has_changed_size(x):
-        raise unsupported(x, "the dictionary has changed")
-    over = PARTS["over"](x)
-    return _left(x) if over is None else [over]
+    over, left = _walk(x)
+    if over is None:
+        return []
+    view, backwards = _ENTRIES[type(x)]
+    again = entries_from(cast("dict[object, object]", over), view, len(over) - len(left), backwards=backwards)
+    if not _is_same(again, left, pairs=view == "items"):
+        raise unsupported(x, "what it walks over has changed")
+    return [over]
+
+
+def _is_same(walk: Iterable[object], left: Sequence[object], *, pairs: bool = False) -> bool:
+    """Whether `walk` gives the objects in `left`; of pairs, which are made anew, what is in them."""
+    found = list(walk)
+    if pairs:
+        found, left = (
+            [part for pair in cast("list[tuple[object, object]]", x) for part in pair] for x in (found, left)
+        )
+    return len(found) == len(left) and all(a is b for a, b in zip(found, left))
 
 
 def _entries_text(x: object, text: Expressions) -> str:
-    over = cast("dict[object, object] | None", PARTS["over"](x))
+    over, left = _walk(x)
     if over is None:
         return "iter([])"
-    taken = dict.__len__(over) - items_left(x)
-    return f"entries_from({text(over)}, {_ENTRIES[type(x)]!r}, {taken})"
+    view, backwards = _ENTRIES[type(x)]
+    way = ", backwards=True" if backwards else ""
+    return f"entries_from({text(over)}, {view!r}, {len(over) - len(left)}{way})"
 
 
-def entries_from(over: dict[object, object], view: str, taken: int) -> Iterator[object]:
+def entries_from(
+    over: dict[object, object], view: str, taken: int, *, backwards: bool = False
+) -> Iterator[object]:
     """An iterator over a view of a dictionary, behind so many entries."""
-    iterator: Iterator[object] = iter(getattr(dict, view)(over))
+    entries = getattr(dict, view)(over)
+    iterator: Iterator[object] = reversed(entries) if backwards else iter(entries)
     advance(iterator, taken)
     return iterator
+
+
+def _elements_parts(x: object) -> list[object]:
+    over, left = _walk(x)
+    return [] if over is None else [over, *left]
+
+
+def _elements_text(x: object, text: Expressions) -> str:
+    over, left = _walk(x)
+    return "iter([])" if over is None else f"elements_from({text(over)}, {list_text(left, text)})"
+
+
+def elements_from(over: Set[object], left: list[object]) -> Iterator[object]:
+    """An iterator over a set that has `left` still to give, in this order, which the set may have lost."""
+    iterator = iter(over)
+    advance(iterator, len(over) - len(left))
+    return iterator if _is_same(copy.copy(iterator), left) else _in_order(over, left)
+
+
+def _in_order(over: Set[object], left: list[object]) -> Iterator[object]:
+    size = len(over)
+    for element in left:
+        if len(over) != size:
+            break
+        yield element
+    if len(over) != size:
+        raise RuntimeError("Set changed size during iteration")
 
 
 class _Settable(Protocol):
@@ -162,12 +214,13 @@ def finished_generator(name: str, qualname: str) -> _Real:
 
 
 KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
-KINDS.update(dict.fromkeys(_COPYING, _COPIED))
 KINDS.update(dict.fromkeys(_ENTRIES, Kind(_entries_parts, _entries_text)))
+KINDS[type(iter(set()))] = Kind(_elements_parts, _elements_text)
 KINDS[Generator] = Kind(_generator_parts, _generator_text)
 KINDS[VMCallable] = Kind(lambda x: (x.function,), lambda x, text: text(x.function))
 KINDS[VMIterator] = Kind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
 NAMES.update(
+    elements_from=elements_from,
     entries_from=entries_from,
     iterator_at=iterator_at,
     advanced=advanced,
