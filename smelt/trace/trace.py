@@ -7,10 +7,11 @@ to. Each aten node names the torch-level node that caused it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace import shapes
 from smelt.trace.dispatch_mode import DispatchMode
 from smelt.trace.fake import FakeTensor
@@ -28,6 +30,8 @@ from smelt.trace.not_differentiable import NotDifferentiable, refuse
 from smelt.trace.parts import TraceParts
 from smelt.trace.record_backward import record_backward
 from smelt.trace.traced import Traced, needs_grad
+
+M = TypeVar("M")
 
 
 class Trace(TraceParts):
@@ -45,34 +49,39 @@ class Trace(TraceParts):
         shapes.trim()
         self.call_recorder.begin()
         self._saved_tensor_hooks = list(_pop_saved_tensor_hooks())
-        self._outer_modes = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+        self._outer_modes = _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
         for mode in self._modes:
             mode.__enter__()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._restore_modes()
+        left = self._restore_modes()
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, tb)
         for hooks in reversed(self._saved_tensor_hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+        if left and error is None:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a mode of torch that was on before is off"))
 
-    def _restore_modes(self) -> None:
-        """Makes the two modes the innermost ones again: native code that was to leave others, or to enter these again, may
-        have been given up with the capture."""
+    def _restore_modes(self) -> bool:
+        """Makes the modes those that there were, and the two of the trace the innermost ones; says whether one that was on
+        before had been left. Native code that was to leave others, or to enter these again, may have been given up with the
+        capture."""
         dispatch, function = self._modes
-        dispatch_modes, function_modes = (
+        dispatch_modes, function_modes = self._outer_modes
+        left_dispatch = _restore(
             _get_current_dispatch_mode_stack(),
-            _get_current_function_mode_stack(),
+            [*dispatch_modes, dispatch],
+            lambda: torch._C._pop_torch_dispatch_stack(None),
+            torch._C._push_on_torch_dispatch_stack,
         )
-        if len(dispatch_modes) != self._outer_modes[0] + 1 or dispatch_modes[-1] is not dispatch:
-            while torch._C._len_torch_dispatch_stack() > self._outer_modes[0]:
-                torch._C._pop_torch_dispatch_stack()
-            torch._C._push_on_torch_dispatch_stack(dispatch)
-        if len(function_modes) != self._outer_modes[1] + 1 or function_modes[-1] is not function:
-            while torch._C._len_torch_function_stack() > self._outer_modes[1]:
-                torch._C._pop_torch_function_stack()
-            torch._C._push_on_torch_function_stack(function)
+        left_function = _restore(
+            _get_current_function_mode_stack(),
+            [*function_modes, function],
+            torch._C._pop_torch_function_stack,
+            torch._C._push_on_torch_function_stack,
+        )
+        return left_dispatch or left_function
 
     def fake(self, real: torch.Tensor, name: str = "") -> FakeTensor:
         """The fake that stands for `real` (`Inputs.fake`)."""
@@ -143,3 +152,13 @@ def _pop_saved_tensor_hooks() -> Iterator[tuple[Any, Any]]:
     while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
         autograd._pop_saved_tensors_default_hooks()
         yield hooks
+
+
+def _restore(now: list[M], before: list[M], pop: Callable[[], object], push: Callable[[M], object]) -> bool:
+    """Makes a stack of modes what it was; says whether one below the innermost of `before` had been left."""
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], zip(now, before)))
+    for _ in now[same:]:
+        pop()
+    for mode in before[same:]:
+        push(mode)
+    return same < len(before) - 1

@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from smelt.errors import SmeltError, Unsupported
 from smelt.graph.interpreter import run
@@ -221,3 +223,39 @@ def test_real_tensors_in_native_code_when_the_shape_is_known_already():
     for _ in range(2):
         layer = torch.nn.GRU(3, 4)
         check(lambda x, layer=layer: flatten(layer(x)), torch.randn(5, 2, 3), rtol=1e-6, atol=1e-6)
+
+
+def modes() -> list[object]:
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+
+
+@pytest.mark.parametrize("pops", [0, 1, 2, 3])
+def test_modes_that_were_left_when_the_program_raised_are_on_again(pops):
+    class Outer(TorchDispatchMode):
+        pass
+
+    with torch.device("cpu"), torch.device("meta"), Outer():
+        before = modes()
+        with pytest.raises(ZeroDivisionError), Trace():
+            for _ in range(pops):
+                torch._C._pop_torch_function_stack()
+            for _ in range(pops - 1):
+                torch._C._pop_torch_dispatch_stack(None)
+            raise ZeroDivisionError
+        assert all(a is b for a, b in zip(modes(), before, strict=True))
+
+
+def test_a_mode_that_was_entered_and_not_left_is_off_again():
+    before = modes()
+    with Trace():
+        torch.device("meta").__enter__()
+    assert modes() == before
+
+
+def test_leaving_a_mode_from_outside_is_refused():
+    with torch.device("meta"):
+        before = modes()
+        with pytest.raises(Unsupported, match="mode of torch"), Trace():
+            torch._C._pop_torch_function_stack()
+            torch._C._pop_torch_function_stack()
+        assert modes() == before
