@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import operator
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -285,6 +287,21 @@ def test_a_loop_with_tensors_is_captured_whole() -> None:
 
     compiled = smelt.compile(fn, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(2)), fn(torch.ones(2)))
+
+
+@pytest.mark.parametrize("looked", [bisect.bisect, list.index, list.count, operator.contains])
+def test_looking_through_large_containers_is_work(looked: Callable[[list[int], int], int]) -> None:
+    def fn(x: torch.Tensor, values: list[int]) -> torch.Tensor:
+        total = 0
+        for i in range(10):
+            total += looked(values, i)
+        return x + total
+
+    for count, expected in ((20, set()), (5000, {"long-computation"})):
+        values = list(range(count))
+        compiled = smelt.compile(fn, backend="eager")
+        assert torch.equal(compiled(torch.ones(1), values), fn(torch.ones(1), values))
+        assert {reason.kind.id for reason in reasons(compiled)} == expected
 
 
 @contextlib.contextmanager

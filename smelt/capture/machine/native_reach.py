@@ -84,11 +84,13 @@ def _function_calls_back(function: FunctionType) -> bool:
 
 class NativeReach(dict[type, Any]):
     """By class: False (never runs Python code), True (does), or what to look at in an instance. A fresh table for one
-    capture: classes may change between captures. That a class is what it is found to be is guarded."""
+    capture: classes may change between captures. That a class is what it is found to be is guarded. `looked_through` is told
+    how many parts of an instance were looked at."""
 
-    def __init__(self, use_class: Callable[[type], None]) -> None:
+    def __init__(self, use_class: Callable[[type], None], looked_through: Callable[[int], None]) -> None:
         super().__init__(_PLAIN)
         self.use_class = use_class
+        self.looked_through = looked_through
 
     def __missing__(self, kind: type) -> object:
         self.use_class(kind)
@@ -104,8 +106,15 @@ def calls_back(reach: NativeReach, value: object, depth: int = _DEPTH) -> bool:
         return bool(how)
     if how is _function_calls_back:
         return _function_calls_back(value)
+    if not depth:
+        return False
+    parts = list(how(value))
+    reach.looked_through(len(parts))
+    hows = [reach[k] for k in set(map(type, parts))]  # each class is guarded
+    if all(h is False or h is True for h in hows):
+        return any(hows)
     # A list: each class is guarded.
-    return depth > 0 and any([calls_back(reach, part, depth - 1) for part in how(value)])  # noqa: C419
+    return any([calls_back(reach, part, depth - 1) for part in parts])  # noqa: C419
 
 
 def _classify(kind: type) -> object:

@@ -52,6 +52,9 @@ class Stopping:
     frames: list[Frame] = field(default_factory=list)  # the frames at the stop, outermost first
 
 
+_ITEMS_OF_A_TICK = 8  # how many items are looked through while the machine carries out an instruction
+
+
 @dataclass
 class Work:
     """How much the machine has done since a node was added to the graph."""
@@ -59,6 +62,10 @@ class Work:
     ticks: int = 0  # instructions of frames that have ended or wait
     limit: int = 0  # at how many to look whether there are new nodes
     nodes: int = 0  # how many there were then
+
+    def looked_through(self, items: int) -> None:
+        """As many items were looked at for C code: as much work as a few instructions."""
+        self.ticks += items // _ITEMS_OF_A_TICK
 
 
 @dataclass
@@ -144,12 +151,13 @@ class Classes:
 
     use_class: Callable[[type], None]  # guards that a class stays as it is
     look: Callable[[type, str], object]  # what a class has in itself under a name
+    looked_through: Callable[[int], None]  # counts the items of containers that C code may reach
     infos: dict[type, TypeInfo] = field(default_factory=dict)
     being_made: list[tuple[str, tuple[type, ...]]] = field(default_factory=list)  # by C code: name and bases
     native_reach: NativeReach = field(init=False)
 
     def __post_init__(self) -> None:
-        self.native_reach = NativeReach(self.use_class)
+        self.native_reach = NativeReach(self.use_class, self.looked_through)
 
     def info(self, cls: type) -> TypeInfo:
         """What is known of `cls`, made when it is asked for first."""
@@ -165,7 +173,7 @@ class Classes:
     def forget(self, changed: object) -> None:
         """`changed`, if it is a class, was changed: what was known of it and of what inherits from it no longer holds."""
         if isinstance(changed, type):
-            self.native_reach = NativeReach(self.use_class)
+            self.native_reach = NativeReach(self.use_class, self.looked_through)
             self.infos = {c: i for c, i in self.infos.items() if changed not in c.__mro__}
 
 

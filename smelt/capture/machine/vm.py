@@ -66,7 +66,7 @@ class VM(ABC):
         self.scopes = Scopes()
         self.cells = Cells()
         self.contexts = contexts
-        self.classes = Classes(outside.facts.use_class, outside.overlay.name)
+        self.classes = Classes(outside.facts.use_class, outside.overlay.name, self.work.looked_through)
         self.disclosed = Disclosed()
         self.held = HeldByGraph()
 

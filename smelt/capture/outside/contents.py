@@ -121,14 +121,15 @@ def _shown(outside: Outside, value: object) -> object:
 
 
 def _with_items(container: C, replaced: Callable[[object], object]) -> C:
-    """The container itself where nothing in it is replaced, else a copy of it."""
+    """The container itself where nothing in it is replaced, as no leaf is, else a copy of it."""
     before = items_of(container)
+    values = [v for _, v in before] if isinstance(container, dict) else before
+    if LEAF_TYPES.issuperset(map(type, values)):
+        return container
     if isinstance(container, dict):
-        values = [v for _, v in before]
         now = [replaced(v) for v in values]
         items: list[object] = list(zip((k for k, _ in before), now))
     else:
-        values = before
         now = items = [replaced(v) for v in values]
     return container if all(map(operator.is_, now, values)) else of_same_class(container, items)
 

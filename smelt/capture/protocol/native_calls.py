@@ -151,7 +151,10 @@ def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) 
 
 def _check_unchanged(fn: object, seen: Container, before: list[object]) -> None:
     now = items_of(seen)
-    if len(now) != len(before) or not all(map(_is_same_item, now, before)):
+    same = len(now) == len(before) and (
+        all(map(operator.is_, now, before)) or all(map(_is_same_item, now, before))
+    )
+    if not same:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, f"{name} changes a {type(seen).__qualname__} from outside")
