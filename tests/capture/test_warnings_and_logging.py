@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.capture.library import evaluation
 from smelt.report.inspect import entries, reasons
 
 log = logging.getLogger(__name__)
@@ -230,3 +232,20 @@ def test_the_compiled_frame_reads_as_python() -> None:
     (entry,) = entries(compiled)
     assert "    print('shape torch.Size([2])')\n" in entry.source
     assert "    print(joined('sum ', format(t1, '.2f')))\n" in entry.source
+
+
+def test_what_other_threads_warn_of_while_source_is_compiled_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        thread = threading.Thread(target=warnings.warn, args=("from another thread",))
+        thread.start()
+        thread.join()
+        return compile(*args, **kwargs)
+
+    monkeypatch.setattr(evaluation, "compile", slowly, raising=False)
+    compiled = smelt.compile(lambda x: x + eval("1 + 1"), backend="eager", fullgraph=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert torch.equal(compiled(ones()), ones() + 2)
+    assert len(seen) >= 1 and {str(w.message) for w in seen} == {"from another thread"}

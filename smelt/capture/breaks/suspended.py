@@ -42,7 +42,7 @@ _Reduced = tuple[Callable[..., object], tuple[object, ...], object]  # the last 
 
 def _reduced(x: object) -> _Reduced:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from 3.12 on
+        warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy support")  # of itertools, from 3.12 on
         reduced = cast(_Reduced, x.__reduce__())
     return reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
 

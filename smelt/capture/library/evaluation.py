@@ -4,10 +4,11 @@ from __future__ import annotations
 import __future__
 
 import builtins
+import re
 import sys
 import types
 import warnings
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import Args, Kwargs, builtin, unsupported
@@ -44,14 +45,27 @@ _Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of
 
 def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
     """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        code = compile(source, filename, mode, flags | vm.calling.code.flags & _FUTURE, dont_inherit=True)
-    if said:
+    flags |= vm.calling.code.flags & _FUTURE
+    if not _compiles("error", source, mode, flags) and _compiles("ignore", source, mode, flags):
         raise unsupported("compile() of source that Python warns of", OUTPUT)
+    code = compile(source, filename, mode, flags, dont_inherit=True)
     if not isinstance(code, types.CodeType):
         raise unsupported("compile() to a syntax tree")
     return code
+
+
+_NAME = "<source that smelt looks at>"
+
+
+def _compiles(warning: Literal["error", "ignore"], source: str | bytes, mode: str, flags: int) -> bool:
+    """Whether Python compiles `source`, when it takes what it would warn of so. Warnings of other threads go their way."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(warning, module=re.escape(_NAME))
+        try:
+            compile(source, _NAME, mode, flags, dont_inherit=True)
+        except SyntaxError:
+            return False
+    return True
 
 
 @builtin(eval)

@@ -52,7 +52,9 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
 def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `.grad` of a tensor that is no leaf warns, once, in eager
+        warnings.filterwarnings(
+            "ignore", "The .grad attribute of a Tensor that is not a leaf"
+        )  # once, in eager
         value = getattr(real, name)
     return wrapping.wrap(vm.outside, value, vm.outside.origins.known(tensor).child("member", name))
 
