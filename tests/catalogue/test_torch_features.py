@@ -767,3 +767,21 @@ def an_error_of_code_that_asks_whether_it_is_compiled():
         return x @ weight
 
     return fn, [(tensor(2, 3), tensor(2)), (tensor(2, 3), tensor(3)), (tensor(2, 3), tensor(2))]
+
+
+# ---------------------------------------------------------------------------------------------------- classes
+
+
+@program(graphs=1, later=1)
+def whether_a_changed_object_is_a_tensor():
+    class Part:
+        def __init__(self):
+            self.size = 1
+
+    def fn(x):
+        part = Part()
+        part.size += 1
+        asked = (torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like)
+        return x + sum(ask(part) for ask in asked) + torch.is_tensor(x)
+
+    return fn, [(tensor(3),), (tensor(3),), (tensor(2),)]

@@ -136,7 +136,7 @@ def _interpreted_codes() -> frozenset[types.CodeType]:
     return frozenset(c for f in INTERPRETED for c in nested_codes(f.__code__))
 
 
-# Python functions that call the user's code back, in modules that otherwise run natively.
+# Python functions that call the user's code back, or only ask for a class, in modules that otherwise run natively.
 INTERPRETED: set[Any] = {
     f for f in (
         functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
@@ -144,6 +144,7 @@ INTERPRETED: set[Any] = {
         ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
         abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
+        torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like,
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,
         dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
         *(getattr(dataclasses, n, None) for n in ("_asdict_inner", "_astuple_inner", "_is_dataclass_instance", "_replace")),
