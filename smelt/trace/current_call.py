@@ -26,6 +26,7 @@ class CurrentCall:
         wrote: the call in `node` wrote memory or changed a tensor.
         is_opaque: its Python code is the user's (`smelt.trace.opaque`).
         had_opaque: some call so far was opaque.
+        has_subclasses: the program has met tensors of a subclass.
         gathers: how many modes are open in which `x[i, j]` is a gather for tensors of one element too, also in transforms.
         pauses: how many blocks of `paused` are open; nothing is recorded inside of one.
         failure: why the trace cannot be finished.
@@ -33,7 +34,8 @@ class CurrentCall:
     """
 
     __slots__ = (
-        "backward_lines", "failure", "gathers", "had_opaque", "is_opaque", "node", "pauses", "where", "wrote",
+        "backward_lines", "failure", "gathers", "had_opaque", "has_subclasses", "is_opaque", "node", "pauses", "where",
+        "wrote",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -42,6 +44,7 @@ class CurrentCall:
         self.wrote = False
         self.is_opaque = False
         self.had_opaque = False
+        self.has_subclasses = False
         self.gathers = 0
         self.pauses = 0
         self.failure: Reason | None = None

@@ -19,9 +19,9 @@ from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
 from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.arguments import Args
+from smelt.trace.plain_classes import PLAIN_TYPES, is_plain_subclass
 
 _TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
-PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
 
 hashed: dict[int, FakeTensor] = {}  # since the capture began: keys of dictionaries, members of sets
@@ -31,7 +31,8 @@ class FakeTensor(torch.Tensor):
     """Made by a `Trace`, and usable only while that trace is active.
 
     `aten_node` and `torch_node` are the nodes that gave this value at the two levels (None: not recorded there yet).
-    `cached_spec` is None until `spec` is asked for; whoever changes `elem` sets it to None.
+    `subclass`: the subclass of torch's that the program sees. `cached_spec` is None until `spec` is asked for; whoever
+    changes `elem` sets it to None.
     """
 
     elem: torch.Tensor
@@ -39,8 +40,9 @@ class FakeTensor(torch.Tensor):
     torch_node: Node | None
     _device: torch.device
     cached_spec: TensorSpec | None
+    subclass: type | None
 
-    __slots__ = ("_device", "aten_node", "cached_spec", "elem", "torch_node")
+    __slots__ = ("_device", "aten_node", "cached_spec", "elem", "subclass", "torch_node")
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
@@ -118,8 +120,19 @@ def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = Non
     fake.elem = elem
     fake._device = device
     fake.cached_spec = spec
-    fake.aten_node = fake.torch_node = None
+    fake.aten_node = fake.torch_node = fake.subclass = None
     return fake
+
+
+def class_of_fake(fake: FakeTensor) -> type:
+    """The class of a fake, as the program sees it."""
+    return fake.subclass or (torch.nn.Parameter if getattr(fake, "_is_param", False) else torch.Tensor)
+
+
+def check_class(fake: object, what: str) -> None:
+    """Raises Unsupported where `fake` is seen as of a subclass, for what knows tensors alone."""
+    if type(fake) is FakeTensor and fake.subclass is not None:
+        raise Unsupported(Reason(TENSOR_SUBCLASS, f"{what} of a {fake.subclass.__qualname__}"))
 
 
 class _Computed(torch.autograd.Function):
@@ -166,8 +179,8 @@ def is_dual(x: torch.Tensor) -> bool:
 
 def is_odd(real: torch.Tensor) -> bool:
     """Whether no fake stands for `real`, but the program may go on around it: it is sparse, quantized, nested or of a
-    subclass."""
-    if type(real) not in PLAIN_TYPES:
+    subclass that overrides something."""
+    if not is_plain_subclass(type(real)):
         return not type(real).__module__.startswith(_TRACERS)
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return real.layout is not torch.strided or real.is_quantized or real.is_nested
@@ -183,7 +196,7 @@ def check_supported(real: torch.Tensor) -> None:
     """Raises Unsupported for tensors that fakes cannot stand for."""
     if type(real).__module__.startswith(_TRACERS):
         raise Unsupported(Reason(ANOTHER_TRACER, f"a {type(real).__qualname__}"))
-    if type(real) not in PLAIN_TYPES:
+    if not is_plain_subclass(type(real)):
         raise Unsupported(Reason(TENSOR_SUBCLASS, type(real).__qualname__))
     odd = (
         f"a {real.layout} tensor" if real.layout is not torch.strided

@@ -17,6 +17,7 @@ from smelt.trace.known_values import UNKNOWN
 from smelt.trace.operator_recorder import Body
 from smelt.trace.parts import TraceParts
 from smelt.trace.row_indexing import gather
+from smelt.trace.subclasses import class_of_results, mark
 from smelt.trace.symbols import has_symbols, plain_parts, settled
 from smelt.trace.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 
@@ -58,6 +59,9 @@ class FunctionMode(TorchFunctionMode):
         call = self._call
         if call.pauses:
             return func(*args, **kwargs)
+        cls = class_of_results(func, args, kwargs) if call.has_subclasses else None
+        if cls is not None and (call.is_opaque or _functorch_level() is not None):
+            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {cls.__qualname__}")
         if func in REFUSED:
             known = self._known.read(func, args, kwargs)
             if known is not UNKNOWN:
@@ -71,7 +75,7 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._numbers.symbols is not None:
             args, kwargs = settled(args), settled(kwargs)
-        return self._run_recorded(func, args, kwargs)
+        return self._run_recorded(func, args, kwargs, cls)
 
     def _check_metadata(self, args: Args) -> None:
         """Raises Unsupported where metadata is read that no guard covers, or that the user's code gives."""
@@ -90,11 +94,14 @@ class FunctionMode(TorchFunctionMode):
                 self._call.fail(name_of(func), error)
             raise
 
-    def _run_recorded(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _run_recorded(self, func: Any, args: Args, kwargs: Kwargs, cls: type | None) -> Any:
+        """`cls`: the subclass that the results are of."""
         call = self._call
         try:
             node = self._call_recorder.node(func, args, kwargs)
         except Unnameable:  # its operators are recorded one by one
+            if cls is not None:
+                raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {cls.__qualname__}") from None
             return func(*args, **kwargs)
         call.node, call.wrote = node, False
         failure: Exception | None = None
@@ -111,6 +118,8 @@ class FunctionMode(TorchFunctionMode):
             call.node = None
         if failure is not None:  # raised outside of the handler, so that smelt's error is not its __context__
             raise failure
+        if cls is not None:
+            mark(out, cls)
         if call.wrote or func in STATEFUL or has_new(out):
             self._call_recorder.record(node, func, out)
             if func in STATEFUL and self._inputs.holds(args[0]):

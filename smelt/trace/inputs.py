@@ -14,6 +14,7 @@ from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
+from smelt.trace.plain_classes import PLAIN_TYPES
 from smelt.trace.tape import Tape
 
 # References that exist while an operator's scalar operand, made by C++ a moment ago, reaches the dispatch mode: the
@@ -75,6 +76,8 @@ class Inputs(Sequence[FakeTensor]):
             if real.requires_grad:
                 _require_grad(fake) if _is_leaf(real) else computed(fake)
                 self.first_history[id(fake)] = fake.grad_fn
+            if type(real) not in PLAIN_TYPES:
+                fake.subclass, self.call.has_subclasses = type(real), True
             if isinstance(real, torch.nn.Parameter):
                 fake._is_param = True  # type: ignore[attr-defined]
         self._by_real[id(real)] = (real, fake)
@@ -103,7 +106,7 @@ class Inputs(Sequence[FakeTensor]):
             return entry[1]
         with torch._C.DisableTorchFunction():
             check_supported(real)
-        if _is_internal_scalar(real):
+        if type(real) in PLAIN_TYPES and _is_internal_scalar(real):
             return self._tape.add_constant(real)
         if self.on_unknown is not None:
             return self.on_unknown(real)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 import smelt
 from smelt.report.inspect import graph_count
-from tests.harness.agreement import check_no_failure
+from tests.harness.agreement import check_no_failure, tensors
 
 X = torch.arange(12.0).reshape(3, 4) / 7 - 0.5
 
@@ -290,9 +290,26 @@ def check(fn, make):
     compiled = smelt.compile(fn)
     needs_grad = X.clone().requires_grad_()
     for odd, x in ((make, X), (make, X + 1), (make, needs_grad), (X.clone, X), (make, X)):
-        agree(outcome(compiled, odd(), x.clone()), outcome(fn, odd(), x.clone()))
+        got, want = outcome(compiled, odd(), x.clone()), outcome(fn, odd(), x.clone())
+        agree(got, want)
         check_no_failure(compiled)
+        assert aliases(got) == aliases(want)
     return compiled
+
+
+def strided(value):
+    return [t for t in tensors(value) if not t.is_nested and not isinstance(t, Scaled)]
+
+
+def aliases(result):
+    """Which tensors are one object, are views, or share memory."""
+    found = strided(result)
+    starts = [t.untyped_storage().data_ptr() for t in found]
+    at = range(len(found))
+    return (
+        [(i, j, found[i] is found[j]) for i in at for j in at if starts[i] == starts[j]],
+        [(t.is_leaf, getattr(t._base, "shape", None) if t._base is found[0] else 0) for t in found],
+    )
 
 
 @pytest.mark.parametrize("fn, make", PROGRAMS)
@@ -343,3 +360,305 @@ def test_programs_go_on_around():
         compiled = smelt.compile(used_late)
         compiled(make(), X)
         assert graph_count(compiled) == 2
+
+
+# ------------------------------------------------------------------------------------- classes without behaviour
+
+
+class Narrow(Plain):
+    """A subclass of a subclass."""
+
+
+class Mixin:
+    kind = "mixed"
+
+    def twice(self):
+        return self * 2
+
+    @classmethod
+    def made_of(cls, x):
+        return x.as_subclass(cls)
+
+    @staticmethod
+    def help():
+        return "help"
+
+
+class Mixed(Mixin, torch.Tensor):
+    pass
+
+
+class Silent(torch.Tensor):
+    """Results of operators are plain."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def several_results(s, x):
+    values, indices = s.max(0)
+    parts = s.split(2, dim=-1)
+    return values, indices, parts, type(s.max(0)).__name__, torch.topk(s, 2), s.unbind(0), list(s)
+
+
+def functions_of_torch(s, x):
+    w = s * 2 + x
+    y = nn.functional.gelu(nn.functional.linear(s, w))
+    y = nn.functional.dropout(y, 0.5, False) + nn.functional.softmax(y, -1)
+    z = torch.einsum("ij,ij->i", s, s), torch.where(s > 0, s, x), torch.norm(s), 1 - s, s**2, -s, s @ w.T
+    return y, z, [type(t) for t in (y, *z)], nn.functional.layer_norm(x, (4,), weight=s[0]), s.T, s.mT
+
+
+def views_and_writes(s, x):
+    v = s.view(-1)
+    v[0] = 5
+    s[1] = x[1] * 3
+    w = s.t()
+    w.add_(1)
+    u = s + 1
+    u.mul_(2)
+    return v, w, s, u, v.data, s.detach(), type(s.data), u.contiguous() is u
+
+
+def indices(s, x):
+    i = s.argmax(-1)
+    return (
+        x[i.clamp(0, 2)],
+        s[0],
+        s[x > 0] if s.numel() == 0 else s[:, 1:],
+        s[i.clamp(0, 2)],
+        x.index_select(0, i.clamp(0, 2)),
+    )
+
+
+def becomes_what_was_there(s, x):
+    y = x * 2
+    z = y.add_(s)
+    return y, z, type(y), type(z)
+
+
+def out_is_plain(s, x):
+    y = torch.empty_like(x)
+    z = torch.add(s, 1, out=y)
+    return type(y), type(z), y, z
+
+
+def two_classes(s, x):
+    n = x.as_subclass(Narrow)
+    return n + s, s + n, type(n + s)
+
+
+def unrelated_classes(s, x):
+    try:
+        return s + x.as_subclass(Mixed)
+    except TypeError as error:
+        return str(error)[:40]
+
+
+def queries(s, x):
+    return (
+        isinstance(s, Plain), isinstance(s, (int, torch.Tensor)), isinstance(x, Plain), type(s) is type(s + 1),
+        isinstance(s, nn.Parameter), s.__class__, issubclass(type(s), torch.Tensor), torch.is_tensor(s),
+        isinstance(s, nn.Buffer), torch.overrides.has_torch_function((s,)), callable(s), hasattr(s, "twice"),
+    )  # fmt: skip
+
+
+def constants(s, x):
+    return (
+        torch.tensor(s.sum().item()),
+        torch.as_tensor(s),
+        torch.zeros_like(s),
+        s.new_zeros(2),
+        torch.ones(3),
+        s.tolist(),
+    )
+
+
+def back_and_forth(s, x):
+    p = s.as_subclass(torch.Tensor)
+    q = p.as_subclass(Plain)
+    p.add_(1)
+    return p, q, type(p * 2), type(q * 2), p is s, x.as_subclass(Plain).as_subclass(torch.Tensor)
+
+
+def noted(s, x):
+    s.note = x * 2
+    y = s + 1
+    y.note = "computed"
+    return s.note, y.note, hasattr(s + y, "note"), y, vars(y)
+
+
+def methods(s, x):
+    t = x.as_subclass(Mixed)
+    return t.twice(), t.kind, Mixed.made_of(x) + 1, t.help(), t.made_of(x), type(t.twice())
+
+
+def to_numpy(s, x):
+    a = (s * 2).detach().numpy()
+    return a.sum() * 2, torch.from_numpy(a) + 1
+
+
+def parameters(s, x):
+    p = nn.Parameter(s.detach() * 2)
+    return type(p), p, isinstance(p, nn.Parameter)
+
+
+def transformed(s, x):
+    return torch.vmap(lambda r: r * 2)(s), torch.func.grad(lambda t: (t * s).sum())(x)
+
+
+def checkpointed(s, x):
+    return torch.utils.checkpoint.checkpoint(lambda t: (t * s).relu(), x, use_reentrant=False)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        Doubled.seen = type(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def custom(s, x):
+    return Doubled.apply(s), Doubled.apply(s + x), Doubled.seen
+
+
+def leaf_inside(s, x):
+    y = (s * 2).detach().requires_grad_()
+    return y, y.is_leaf, (y * x).sum()
+
+
+def trained(s, x):
+    w = x.detach().clone().requires_grad_()
+    (w * s).sum().backward()
+    return w.grad, type(w.grad)
+
+
+def formatted(s, x):
+    return repr(s[0].detach()), str((s + 1).detach()), f"{x.sum():.2f}"
+
+
+def broken(s, x):
+    y = s * 2
+    smelt.graph_break()
+    z = y + x
+    if z.sum() > 0:
+        z = z + 1
+    return y, z, type(y), type(z)
+
+
+def in_objects(s, x):
+    found = {"y": s + 1, "z": [s, (s * 2).view(-1)]}
+    found["w"] = found["z"][1]
+    return found, found["w"] is found["z"][1]
+
+
+def disabled(s, x):
+    with torch._C.DisableTorchFunctionSubclass():
+        y = s * 2
+    return y, type(y), s * 2
+
+
+DIFFICULT = [
+    several_results, functions_of_torch, views_and_writes, indices, becomes_what_was_there, out_is_plain, two_classes,
+    unrelated_classes, queries, constants, back_and_forth, noted, methods, to_numpy, parameters, transformed, checkpointed,
+    custom, leaf_inside, trained, formatted, broken, in_objects, disabled,
+]  # fmt: skip
+KINDS = {
+    "plain": plain(),
+    "narrow": plain(Narrow),
+    "mixed": plain(Mixed),
+    "silent": plain(Silent),
+    "parameter": parameter,
+}
+KINDS |= {"needing_grad": leaf(plain()), "computed": lambda: leaf(plain())() * 2, "unit": with_unit}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fn", DIFFICULT)
+def test_classes_without_behaviour(fn, kind):
+    check(fn, KINDS[kind])
+
+
+def gradients(fn, s, x):
+    """What the results, and then the arguments' gradients, are."""
+    ended = [t for t in strided(fn(s, x)) if t.requires_grad and t.grad_fn is not None]
+    torch.autograd.backward([t.sum() for t in ended])
+    return ended, s.grad if s.is_leaf else 0, type(s.grad if s.is_leaf else 0), x.grad, type(x.grad)
+
+
+@pytest.mark.parametrize("fn", [several_results, functions_of_torch, indices, methods, in_objects, broken])
+@pytest.mark.parametrize("kind", ["plain", "needing_grad", "computed", "silent", "parameter"])
+def test_gradients(fn, kind):
+    compiled = smelt.compile(fn)
+    for _ in range(2):
+        got, want = (gradients(f, KINDS[kind](), X.clone().requires_grad_()) for f in (compiled, fn))
+        agree(got, want)
+
+
+def further_results(s, x):
+    y = s * x
+    y.retain_grad()
+    seen = []
+    y.register_hook(lambda g: seen.append(type(g)) or g * 2)
+    z = (y * y).sum()
+    return y, z, seen
+
+
+@pytest.mark.parametrize("kind", ["plain", "needing_grad", "narrow", "silent"])
+def test_what_is_computed_from_a_result(kind):
+    def observed(fn):
+        x = X.clone().requires_grad_()
+        y, z, seen = fn(KINDS[kind](), x)
+        inner = torch.autograd.grad(z, y, retain_graph=True)[0]
+        z.backward()
+        return y, z, seen, inner, x.grad, y.grad, type(y.grad)
+
+    compiled = smelt.compile(further_results)
+    for _ in range(2):
+        agree(observed(compiled), observed(further_results))
+
+
+def test_one_graph():
+    for fn in (
+        several_results,
+        functions_of_torch,
+        views_and_writes,
+        methods,
+        noted,
+        in_objects,
+        back_and_forth,
+    ):
+        compiled = smelt.compile(fn, fullgraph=True)
+        compiled(plain()(), X.clone())
+        assert graph_count(compiled) == 1
+
+
+def test_a_class_that_changes():
+    class Mine(torch.Tensor):
+        unit = 1
+
+        def twice(self):
+            return self * 2
+
+    def fn(s):
+        return s.twice() * s.unit, (s + 1)
+
+    compiled = smelt.compile(fn)
+
+    def same():
+        agree(compiled(X.as_subclass(Mine)), fn(X.as_subclass(Mine)))
+
+    same()
+    Mine.unit = 3
+    same()
+    Mine.twice = lambda self: self * 5
+    same()
+    Mine.__add__ = lambda self, other: "added"
+    same()
+    del Mine.__add__
+    Mine.__torch_function__ = classmethod(lambda cls, func, types, args, kwargs=None: "handled")
+    Mine.twice = lambda self: 3
+    same()

@@ -511,7 +511,7 @@ class Logged(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@program(graphs=0, breaks=["tensor-subclass"])
+@program(graphs=1)
 def a_plain_subclass_as_an_argument():
     def fn(x):
         y = x * 2
@@ -520,7 +520,7 @@ def a_plain_subclass_as_an_argument():
     return fn, [(tensor(3).as_subclass(Plain),) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["tensor-subclass"] * 2)
+@program(graphs=1)
 def a_subclass_is_made_inside():
     def fn(x):
         y = x.as_subclass(Plain)
@@ -529,7 +529,7 @@ def a_subclass_is_made_inside():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["tensor-subclass"])
+@program(graphs=1)
 def a_subclass_of_parameter():
     class Net(nn.Module):
         def __init__(self):

@@ -101,10 +101,15 @@ def test_a_written_constant_is_not_known():
 
 
 def test_subclasses_and_layouts_are_refused():
-    class Marked(torch.Tensor):
+    class Plain(torch.Tensor):
         pass
 
-    for odd in (torch.randn(2).as_subclass(Marked), torch.eye(2).to_sparse()):
+    class Counted(torch.Tensor):
+        def __len__(self):
+            return 7
+
+    assert Trace().fake(torch.randn(2).as_subclass(Plain)).subclass is Plain
+    for odd in (torch.randn(2).as_subclass(Counted), torch.eye(2).to_sparse()):
         with pytest.raises(Unsupported):
             Trace().fake(odd)
 

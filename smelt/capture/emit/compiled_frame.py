@@ -31,7 +31,7 @@ from smelt.capture.rebuilding.source import compiled_source, identifier
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
 from smelt.runtime.recursion import deep_recursion
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, class_of_fake
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ def emit(
         writer.bind(fake, writer.fresh_name(f"t{i}"))
     targets = [writer(fake) for fake in outputs]
     _bind_parameters(writer, outputs)
+    if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
+        _bind_instances(writer, outputs)
     last = ending.write(writer, resumes)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
@@ -110,6 +112,16 @@ def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
             given, name = writer(fake), writer.fresh_name("parameter")
             writer.lines.append(f"{name} = as_parameter({given}, {fake.requires_grad})")
             writer.bind(fake, name)
+
+
+def _bind_instances(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
+    """What left the graph, of the class that the program sees. A graph that autograd runs operator by operator gives results
+    of the subclass of its inputs."""
+    for fake in outputs:
+        cls = class_of_fake(fake)
+        given, name = writer(fake), writer.fresh_name("instance")
+        writer.lines.append(f"{name} = as_instance({given}, {writer.constant(cls, cls.__name__)})")
+        writer.bind(fake, name)
 
 
 def _collected(origin: Origin) -> Origin:

@@ -20,7 +20,7 @@ from smelt.capture.protocol import attributes, callbacks, library_reads
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.symbols import hint
 
 
@@ -35,8 +35,21 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         obj = ""
     elif type(obj) is Array:
         obj = obj.example()
+    elif type(obj) is FakeTensor and obj.subclass is not None:
+        return _is_instance_of_subclass(vm, obj, obj.subclass, classes)
     obj = hint(obj)
     return _check_class(vm, isinstance, obj, type(obj), classes)
+
+
+def _is_instance_of_subclass(vm: VM, fake: FakeTensor, subclass: type, classes: object) -> bool:
+    """`isinstance` of a fake that is seen as of a subclass."""
+    if isinstance(classes, tuple):
+        return any(_is_instance_of_subclass(vm, fake, subclass, cls) for cls in classes)
+    if classes is torch.nn.Parameter:
+        return bool(getattr(fake, "_is_param", False))
+    if type(classes) not in (type, type(torch.Tensor), type(torch.nn.Parameter)):
+        check_class(fake, f"isinstance(..., {classes!r})")
+    return classes in subclass.__mro__
 
 
 @builtin(issubclass)
@@ -77,6 +90,8 @@ def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
     first = frame.locals[0]
     if type(first) is types.CellType:
         first = vm.outside.overlay.cell(first)
+    if isinstance(first, FakeTensor):
+        check_class(first, "super()")
     return super(cell.cell_contents, first)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
 from smelt.capture.machine.vm import VM
+from smelt.trace.fake import check_class
 
 
 def _constantly(value: object) -> Handler:
@@ -42,6 +43,7 @@ BUILTINS[torch._C._is_tracing] = _constantly(False)
 
 
 def _is_overridden(value: object) -> bool:
+    check_class(value, "the __torch_function__")
     own = getattr(type(value), "__torch_function__", None)
     return own is not None and own != _disabled and not isinstance(value, torch.Tensor)
 

@@ -17,7 +17,8 @@ from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.native_calls import run_native
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, check_class
+from smelt.trace.plain_classes import is_plain_subclass
 
 
 def _tensor_size(vm: VM, tensor: FakeTensor, dim: int | None = None) -> object:
@@ -40,7 +41,14 @@ TENSOR_METHODS.update(_METADATA)
 
 
 def _as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
-    raise unsupported(f"a tensor becomes a {cls.__qualname__}", TENSOR_SUBCLASS)
+    made_here = isinstance(cls, type) and vm.outside.origins.is_made_class(cls)
+    if not isinstance(cls, type) or made_here or not is_plain_subclass(cls) or issubclass(cls, nn.Parameter):
+        raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
+    vm.outside.facts.use_class(cls)
+    made = cast(FakeTensor, vm.native(torch.ops.aten.alias.default, (tensor,)))
+    made.subclass = None if cls is torch.Tensor else cls
+    vm.trace.call.has_subclasses = True
+    return made
 
 
 TENSOR_METHODS["as_subclass"] = _as_subclass
@@ -102,6 +110,7 @@ def _buffer(vm: VM, args: Args, kwargs: Kwargs) -> object:
     data, persistent = call.arguments["data"], call.arguments["persistent"]
     if type(data) is not FakeTensor:
         raise unsupported("nn.Buffer of something that is not a tensor", UNSUPPORTED_OBJECT)
+    check_class(data, "a buffer")
     made = data.detach().requires_grad_(data.requires_grad)
     marks = cast(_BufferMarks, made)
     marks.persistent, marks._is_buffer = persistent, True

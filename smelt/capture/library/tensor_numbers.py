@@ -144,6 +144,8 @@ class _Reading:
         real = self._trace.real(tensor)
         if real is None:
             return self._given(tensor.aten_node)
+        if tensor.subclass is not None:
+            raise _Unknown
         origin = self._vm.outside.origins[id(tensor)].child("member", "item").child("call", None)
         with torch._C._DisableTorchDispatch():
             value = real.item()

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
-import torch
-from torch import nn
 
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Frame, Generator, VMCallable
@@ -38,7 +36,7 @@ from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.symbols import PLAIN_TYPE
 from smelt.trace.trace import Trace
 
@@ -93,7 +91,7 @@ class VM(ABC):
         """`type(obj)` as the user sees it."""
         kind = type(obj)
         if isinstance(obj, FakeTensor):
-            return nn.Parameter if getattr(obj, "_is_param", False) else torch.Tensor
+            return class_of_fake(obj)
         if isinstance(obj, Array):
             return obj.dtype.type if obj.scalar else np.ndarray
         if isinstance(obj, VMCallable):

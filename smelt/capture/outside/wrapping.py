@@ -151,6 +151,9 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             facts = tensor_facts(value)
         outside.facts.guard("tensor", origin, facts)
+        if fake.subclass is not None:
+            outside.facts.use_class(fake.subclass)
+            _guard_parameter(outside, value, origin)
         return fake
     _alias(outside, origin, outside.origins[id(known)])
     return known

@@ -29,7 +29,7 @@ from smelt.capture.standins import texts
 from smelt.capture.standins.arrays import Array
 from smelt.guards.evaluate import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.symbols import NUMBERS, plain
 
 _Items = Sequence[object]
@@ -218,7 +218,7 @@ def _without_operators(value: object) -> object:
     None where the class of `value` inherits from one of C, which may have operators."""
     kind = type(value)
     if kind is FakeTensor:
-        return _empty_class("Parameter" if getattr(value, "_is_param", False) else "Tensor")()
+        return _empty_class(class_of_fake(cast(FakeTensor, value)).__name__)()
     if not may_define_operators(kind):
         return value if value is not None else _empty_class("NoneType")()
     if any(not _native.made_by_python(b) and b is not object for b in kind.__mro__):

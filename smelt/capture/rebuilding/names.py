@@ -11,6 +11,13 @@ import numpy as np
 import torch
 
 
+def _as_instance(given: torch.Tensor, cls: type) -> torch.Tensor:
+    """`given` itself, which nobody has seen yet, and not an alias: other results are computed from it."""
+    if type(given) is not cls:
+        given.__class__ = cls
+    return given
+
+
 def _as_parameter(given: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
     """What a graph gave where the user made an nn.Parameter: a torch-level graph has made it one."""
     return given if type(given) is torch.nn.Parameter else torch.nn.Parameter(given, requires_grad)
@@ -25,6 +32,7 @@ NAMES: dict[str, object] = {
     "MethodType": types.MethodType,
     "MappingProxyType": types.MappingProxyType,
     "SimpleNamespace": types.SimpleNamespace,
+    "as_instance": _as_instance,
     "as_parameter": _as_parameter,
     "CellType": types.CellType,
     "FunctionType": types.FunctionType,

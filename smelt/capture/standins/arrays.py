@@ -18,7 +18,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, check_class
 
 DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.bool: np.dtype(np.bool_), torch.uint8: np.dtype(np.uint8), torch.int8: np.dtype(np.int8),
@@ -47,6 +47,7 @@ class Array:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, tensor: torch.Tensor, scalar: bool = False, outside: bool = False) -> None:
+        check_class(tensor, "an array")
         self.tensor, self.scalar, self.outside = tensor, scalar, outside
 
     @property

@@ -17,7 +17,7 @@ from smelt.capture.base.values import LEAF_TYPES
 from smelt.errors import Unsupported
 from smelt.graph.effects import effects
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.trace import Trace
 
 _DisableFunction = torch._C.DisableTorchFunction
@@ -75,6 +75,7 @@ class Shown:
     __slots__ = ("_after", "_copy", "_trace", "bare", "fake", "grad_fn", "is_parameter")
 
     def __init__(self, trace: Trace, fake: FakeTensor, bare: bool = False) -> None:
+        check_class(fake, "the text")
         with _DisableFunction():
             history = fake.grad_fn
         self.fake = fake

@@ -21,7 +21,7 @@ from smelt.capture.library.autograd.tensor_state import set_grad
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import attributes
-from smelt.trace.fake import FakeTensor, fakes_in
+from smelt.trace.fake import FakeTensor, check_class, fakes_in
 from smelt.trace.opaque import OpaqueCall
 
 _Gradients = Sequence[torch.Tensor | None]
@@ -87,6 +87,8 @@ def _chosen(inputs: Sequence[FakeTensor], leaves: Sequence[FakeTensor]) -> list[
 
 
 def _check(vm: VM, ends: Sequence[FakeTensor], leaves: Sequence[FakeTensor]) -> None:
+    for fake in (*ends, *leaves):
+        check_class(fake, "the gradient")
     """Raises Unsupported where eager would call Python code between nodes, or where the graph would keep what the program
     wants computed again."""
     if hook_registered(vm) and meets_hooks(vm, ends):

@@ -11,12 +11,13 @@ from torch import nn
 from smelt.capture.base.handlers import TENSOR_METHODS, TENSOR_SETTERS, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.opaque import OpaqueCall
 
 
 def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """`nn.Parameter(data, requires_grad)`: a leaf, on the data's memory."""
+    check_class(data, "a parameter")
 
     def run() -> torch.Tensor:
         made = data.detach().requires_grad_(requires_grad)
@@ -44,6 +45,8 @@ TENSOR_METHODS["requires_grad_"] = set_requires_grad
 
 def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
     """`tensor.grad = value`: of a tensor from outside an effect, which the compiled frame replays."""
+    for part in (tensor, value):
+        check_class(part, "the gradient")
     if value is not None and type(value) is not FakeTensor:
         raise TypeError(
             f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__!r}"

@@ -41,7 +41,8 @@ from smelt.capture.protocol.attributes.tensors import load_tensor_attr
 from smelt.capture.standins import arrays
 from smelt.errors import Unsupported
 from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import PLAIN_TYPES, FakeTensor, hides_metadata
+from smelt.trace.fake import FakeTensor, hides_metadata
+from smelt.trace.plain_classes import PLAIN_TYPES
 from smelt.trace.symbols import NUMBERS
 
 

@@ -6,16 +6,18 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from smelt.capture.base.handlers import TENSOR_SETTERS
+from smelt.capture.base.type_info import CLASS_METHOD, FUNCTION, PROPERTY, STATIC_METHOD, VALUE
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.outside.effects import Call
+from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, bind_class_method, load_property
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, check_class, class_of_fake
 from smelt.trace.not_differentiable import refuse
+from smelt.trace.plain_classes import PLAIN_TYPES
 
 
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
@@ -23,6 +25,8 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     fast = TENSOR_FAST.get(name)
     if fast is not None:
         return fast(tensor)
+    if tensor.subclass is not None and vm.type_info(tensor.subclass).find(name)[2] not in PLAIN_MROS:
+        return load_of_class(vm, tensor, tensor.subclass, name)
     own = tensor.__dict__
     if name in own and name != "_is_param":
         return own[name]
@@ -45,8 +49,33 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     try:
         return getattr(tensor, name)
     except AttributeError as e:
-        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{_fake_class(tensor).__name__!r}")
+        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{class_of_fake(tensor).__name__!r}")
         raise AttributeError(text, name=name, obj=tensor) from None
+
+
+def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:
+    """What the subclass that a fake is seen as of has under `name`, or the tensor itself."""
+    vm.outside.facts.use_class(subclass)
+    how, found, owner = vm.type_info(subclass).find(name)
+    if how is PROPERTY:
+        return load_property(vm, tensor, found)
+    if how not in _BOUND:
+        check_class(tensor, name)
+    own, real = tensor.__dict__, vm.trace.real(tensor)
+    if name in own:
+        return own[name]
+    if real is not None and name in real.__dict__:
+        origin = vm.outside.origins.known(tensor).child("attr", name)
+        return wrapping.wrap(vm.outside, real.__dict__[name], origin)
+    if real is not None:
+        vm.outside.facts.guard("not_in_dict", vm.outside.origins.known(tensor), name, key=name)
+    if how is CLASS_METHOD:
+        return bind_class_method(vm, found, subclass, owner, name)
+    return CLASS_LOADERS[how](vm, tensor, name, found, owner)
+
+
+_BOUND = (FUNCTION, CLASS_METHOD, STATIC_METHOD, VALUE)
+PLAIN_MROS = (None, *dict.fromkeys(base for cls in PLAIN_TYPES for base in cls.__mro__))
 
 
 def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
@@ -118,10 +147,6 @@ TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] =
 }  # fmt: skip
 
 
-def _fake_class(tensor: FakeTensor) -> type:
-    return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
-
-
 def shape_of(tensor: FakeTensor) -> torch.Size:
     """`tensor.shape`, in which sizes may be symbolic."""
     return torch.Size(tensor.spec.shape)  # type: ignore[arg-type]
@@ -132,7 +157,7 @@ TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
     "dtype": lambda t: t.spec.dtype,
     "device": lambda t: t.spec.device,
     "ndim": lambda t: len(t.spec.shape),
-    "__class__": _fake_class,
+    "__class__": class_of_fake,
     "is_cuda": lambda t: t.spec.device.type == "cuda",
     "is_meta": lambda t: t.spec.device.type == "meta",
     "is_sparse": lambda t: False,
@@ -147,6 +172,11 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
     setter = TENSOR_SETTERS.get(name)
     if setter is not None:
         return setter(vm, tensor, value)
+    if tensor.subclass is not None:
+        how, _, owner = vm.type_info(tensor.subclass).find(name)
+        vm.outside.facts.use_class(tensor.subclass)
+        if owner not in PLAIN_MROS and how not in _BOUND:
+            check_class(tensor, name)
     if vm.trace.is_input(tensor):
         if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
             raise Unsupported(

@@ -1,0 +1,44 @@
+"""Classes of tensors that differ from torch's own by their type, and by names that torch does not have, alone."""
+
+from __future__ import annotations
+
+import torch
+
+PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
+
+_METACLASSES = tuple({type(cls) for cls in PLAIN_TYPES})
+_DISABLED = torch._C._disabled_torch_function_impl
+# What a class statement leaves in a class that defines nothing, and what constructors, annotations and copies add.
+_HARMLESS = frozenset(
+    (
+        "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__", "__new__",
+        "__init_subclass__", "__firstlineno__", "__static_attributes__", "__orig_bases__", "__parameters__",
+        "__slotnames__",
+    )
+)  # fmt: skip
+
+
+def is_plain_subclass(cls: type) -> bool:
+    """Whether tensors of `cls`, a subclass of torch's, differ from others by their type and by names of their own only:
+    nothing that torch or the interpreter asks for is overridden."""
+    if cls in PLAIN_TYPES:
+        return True
+    if type(cls) not in _METACLASSES or not issubclass(cls, PLAIN_TYPES):
+        return False
+    if cls.__basicsize__ != torch.Tensor.__basicsize__:  # no tensor can become one
+        return False
+    own = [base for base in cls.__mro__ if base not in _TORCH]
+    return not any(map(_overrides, own))
+
+
+_TORCH = frozenset(base for cls in PLAIN_TYPES for base in cls.__mro__)
+
+
+def _overrides(base: type) -> bool:
+    """Whether `base` defines what tensors have, or a special method."""
+    names = set(vars(base)) - _HARMLESS
+    if vars(base).get("__torch_function__") is _DISABLED:
+        names.discard("__torch_function__")
+    return any(
+        hasattr(torch.nn.Parameter, name) or (name.startswith("__") and name.endswith("__")) for name in names
+    )

@@ -1,0 +1,70 @@
+"""Tensors of subclasses without behaviour: a fake stands for their data, and remembers the class.
+
+`Tensor.__torch_function__` runs a function and then makes the tensors that it gave instances of the arguments' subclass. A
+trace does the same: a fake that such a call made is marked with the class, and the compiled frame makes the instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from smelt.errors import Unsupported
+from smelt.reasons import TENSOR_SUBCLASS, Reason
+from smelt.trace.arguments import Args, Kwargs
+from smelt.trace.fake import FakeTensor
+
+
+def converts(cls: type | None) -> bool:
+    """Whether results of functions of tensors of `cls` become instances of it."""
+    if cls is None:
+        return False
+    return next(base for base in cls.__mro__ if "__torch_function__" in vars(base)) is torch.Tensor
+
+
+def class_of_results(func: Any, args: Args, kwargs: Kwargs) -> type | None:
+    """What the tensors that `func(*args, **kwargs)` gives are to be instances of; None: what they are. Raises Unsupported
+    where that is not certain."""
+    found = {
+        t.subclass
+        for t in _tensors((*args, *kwargs.values()))
+        if t.subclass is not None and converts(t.subclass)
+    }
+    if not found or not torch._C._is_torch_function_enabled():
+        return None
+    if func in torch.overrides.get_default_nowrap_functions():
+        return None
+    cls = found.pop()
+    indexed = func in _INDEXING and getattr(args[0], "subclass", None) is not cls
+    if found or indexed or func in torch.overrides.get_ignored_functions():
+        raise Unsupported(
+            Reason(TENSOR_SUBCLASS, f"{getattr(func, '__name__', func)} of a {cls.__qualname__}")
+        )
+    return cls
+
+
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+def _tensors(values: Any) -> Iterator[FakeTensor]:
+    for value in values:
+        if type(value) is FakeTensor:
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def mark(out: Any, cls: type) -> None:
+    """Marks the fakes in `out`, what a call gave, as instances of `cls`. Raises Unsupported for one that was there before:
+    eager gives another tensor on its memory."""
+    for fake in _tensors((out,)):
+        if fake.subclass is None or not issubclass(fake.subclass, cls):
+            if fake.torch_node is not None:
+                raise Unsupported(
+                    Reason(TENSOR_SUBCLASS, f"a tensor that was there becomes a {cls.__qualname__}")
+                )
+            fake.subclass = cls
