@@ -167,3 +167,24 @@ def test_a_chain_that_runs_eagerly_does_not_grow_the_stack() -> None:
 
     c = smelt.compile(f, backend="eager", options={"recompile_limit": 2})
     assert torch.equal(c(torch.zeros(2)), f(torch.zeros(2)))
+
+
+def test_what_the_program_raises_behind_a_chain_is_its_own() -> None:
+    def inner(x: Any) -> Any:
+        smelt.graph_break()
+        return x * 2
+
+    def fn(x: Any, n: int) -> Any:
+        y = inner(x) + 1
+        if n:
+            raise KeyError(n)
+        return y
+
+    compiled = smelt.compile(fn, backend="eager")
+    for n in (0, 1, 0, 2):
+        if n:
+            with pytest.raises(KeyError, match=str(n)):
+                compiled(torch.ones(2), n)
+        else:
+            assert compiled(torch.ones(2), n).tolist() == [3, 3]
+    assert not [r for r in inspect.reasons(compiled) if r.kind.id == "internal-error"]

@@ -111,14 +111,18 @@ int find_or_compile(Wrapped* self, PyCodeObject* code, const Slots& slots, Match
     return 0;
 }
 
-// Runs the function itself. `after` (owned, or null) is called if it returns, and may raise in its place. `owner` (or null) is
-// the tuple that holds the arguments, which the function may let go of.
+PyObject* follow(Tail* tail);
+
+// Runs the function itself. `after` (owned, or null) is called if it returns, and may raise in its place; then also what
+// the function ends in, a Tail, is run here. `owner` (or null) is the tuple that holds the arguments, which the function may
+// let go of.
 PyObject* call_eagerly(Wrapped* self, PyObject* const* args, size_t nargsf, PyObject* names, PyObject* after,
                        PyObject* owner) {
     PyObject* outer = std::exchange(current.arguments, owner);
     PyObject* result = PyObject_Vectorcall(self->fn, args, nargsf, names);
     current.arguments = outer;
     if (LIKELY(!after)) return result;
+    while (result && Py_IS_TYPE(result, &tail_type)) result = follow(reinterpret_cast<Tail*>(result));
     PyObject* done = result ? PyObject_CallNoArgs(after) : nullptr;
     if (result && !done) Py_CLEAR(result);
     Py_XDECREF(done);
