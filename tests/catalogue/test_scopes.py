@@ -1,9 +1,11 @@
 """Scopes that the program makes or has in hand: what code sees as its globals is the dictionary that the program changes."""
 
+import importlib
+import sys
 import types
 
 import smelt
-from tests.harness.catalogue import program, tensor
+from tests.harness.catalogue import Changing, program, tensor
 
 SCALE = 2
 
@@ -132,3 +134,16 @@ def a_global_that_was_written_is_read_from_the_dictionary():
         return seen
 
     return fn, inputs(), lambda: SCALE
+
+
+@program(graphs=1, later=1)
+def modules_that_are_imported_by_a_call():
+    def fn(x):
+        return x + len(__import__("colorsys").__name__), __import__("os.path").__name__
+
+    held = importlib.import_module("colorsys")
+    changes = {
+        1: lambda: sys.modules.update(colorsys=types.ModuleType("other")),
+        2: lambda: sys.modules.update(colorsys=held),
+    }
+    return fn, Changing(inputs(), changes)

@@ -1,4 +1,4 @@
-"""`globals`, `locals`, `eval`, `exec`, `compile`, `sys._getframe` and `types.FunctionType`: code and what it sees."""
+"""`globals`, `locals`, `eval`, `exec`, `compile`, `sys._getframe`, `__import__`, `FunctionType`: code and what it sees."""
 
 from __future__ import annotations
 import __future__
@@ -8,13 +8,13 @@ import re
 import sys
 import types
 import warnings
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, cast
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import Args, Kwargs, builtin, unsupported
 from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import cells, scopes
+from smelt.capture.protocol import cells, imports, scopes
 from smelt.reasons import OUTPUT
 
 _FUTURE = 0
@@ -116,6 +116,17 @@ def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, o
     if type(names) is not dict or id(names) in vm.outside.origins:
         raise unsupported(f"{mode}() with names from outside")
     return scope, names
+
+
+@builtin(__import__)
+def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    name, _, _, names, level = (*args, None, None, None, 0)[:5] if len(args) < 5 else args
+    plain = type(names) in (tuple, type(None)) and all(
+        type(n) is str for n in cast("tuple[object, ...]", names or ())
+    )
+    if kwargs or type(name) is not str or not plain or level != 0:
+        raise unsupported("__import__() of a relative name, or with keywords")
+    return imports.imported(vm, name, None, cast("tuple[str, ...]", names), 0)
 
 
 @builtin(FunctionType)

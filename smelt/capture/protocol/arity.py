@@ -34,6 +34,7 @@ _KNOWN: dict[Any, Arity] = {
     getattr: Arity(2, 3),
     next: Arity(1, 2),
     iter: Arity(1, 2),
+    __import__: Arity(1, 5, _names("name", "globals", "locals", "fromlist", "level")),
     vars: Arity(0, 1),
     dir: Arity(0, 1),
     min: Arity(1, None, _names("key", "default")),

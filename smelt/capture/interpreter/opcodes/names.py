@@ -8,10 +8,7 @@ from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import wrapping
-from smelt.capture.protocol import attributes, scopes
-from smelt.errors import Unsupported
-from smelt.reasons import IMPORT, Reason
+from smelt.capture.protocol import attributes, imports, scopes
 
 
 @opcode("LOAD_GLOBAL")
@@ -65,15 +62,8 @@ def _delete_global(vm: VM, frame: Frame, arg: str) -> None:
 def _import_name(vm: VM, frame: Frame, arg: str) -> None:
     stack = frame.stack
     level, names = stack[-2], stack[-1]
-    if not level and arg not in sys.modules and not vm.outside.log.empty:
-        raise Unsupported(Reason(IMPORT, arg))  # its code runs now, after what the function did before
-    with vm.trace.paused():
-        module = __import__(arg, frame.globals, None, names, level)
+    module = imports.imported(vm, arg, frame.globals, names, level)
     del stack[-2:]
-    loaded = sys.modules.get(arg)
-    if loaded is module:  # whatever is there at the next call
-        wrapping.wrap(vm.outside, module, vm.outside.origins.const(sys.modules).child("item", arg))
-    vm.outside.origins.known(module)
     stack.append(module)
 
 

@@ -1,0 +1,27 @@
+"""Imports: the statement's and `__import__`'s. A module that is loaded is known by what `sys.modules` holds at each call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import wrapping
+from smelt.errors import Unsupported
+from smelt.reasons import IMPORT, Reason
+
+
+def imported(
+    vm: VM, name: str, scope: dict[str, object] | None, names: Sequence[str] | None, level: int
+) -> object:
+    """`__import__(name, scope, None, names, level)`, for real. Raises Unsupported where the code of a module would run after
+    effects that wait."""
+    if not level and name not in sys.modules and not vm.outside.log.empty:
+        raise Unsupported(Reason(IMPORT, name))  # its code runs now, after what the function did before
+    with vm.trace.paused():
+        module = __import__(name, scope, None, names or (), level)
+    held = name if names else name.partition(".")[0]
+    if sys.modules.get(held) is module:  # whatever is there at the next call
+        wrapping.wrap(vm.outside, module, vm.outside.origins.const(sys.modules).child("item", held))
+    vm.outside.origins.known(module)
+    return module
