@@ -15,6 +15,7 @@ from torch import nn
 
 from smelt.capture.emit.replay import Store
 from smelt.errors import Unsupported
+from smelt.guards.origin import Origin
 from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 
@@ -126,6 +127,7 @@ def test_functions_methods_and_cells() -> None:
         return y + by * factor
 
     frame = HandMadeFrame()
+    frame.origins[id(globals())] = Origin("const", "globals", value=globals())
     f, method, part = frame.run((scaled, frame.obj.get, functools.partial(scaled, 1, by=2)))
     assert torch.equal(f(1), 1 + frame.x * 2 * 3) and f.__name__ == "scaled"
     assert method.__self__ is frame.obj

@@ -65,7 +65,7 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     # else the trace has deleted it, or made the scope
     if id(namespace) not in vm.scopes.made and not outside.log.touches(namespace, name):
         outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
-    if id(found) not in outside.origins:  # made by the trace
+    if found is not _BUILTINS and id(found) not in outside.origins:  # made by the trace
         return _read_made(found, name)
     if name not in found:
         outside.facts.guard("contains", outside.origins.const(found), (name, False), key=name)
