@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.harness.catalogue import INLINED, Compilation, Unlike, leaf, program, tensor
+from tests.harness.catalogue import leaf, program, tensor
 
 
 @program(graphs=1)
@@ -43,17 +43,7 @@ def equal_to_itself_whatever_it_holds():
     return fn, [(torch.tensor([float("nan")]),)] * 3
 
 
-@program(
-    graphs=1,
-    breaks=[
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-        "unsupported-object",
-    ],
-    unlike={"3.12": Unlike(INLINED.reason, Compilation(1, breaks=("data-dependent-value",) * 4))},
-)
+@program(graphs=1, breaks=["data-dependent-value"] * 4)
 def comparisons_that_are_values():
     def fn(x, y):
         return x + 1, torch.equal(x, y), [a.equal(b) for a, b in ((x, y), (x, x))], torch.allclose(x, y)

@@ -95,6 +95,7 @@ NAMED = {
     "smelt.autograd.undefined_tangents": f"{MAKES}, and takes sums apart",
     "smelt.autograd.second_derivatives": "batch norm does not read the statistics that it writes; writes that are repeated",
     "smelt.backends.eager": WRITES,
+    "smelt.capture.library.tensor_methods": CALLS,
     "smelt.capture.library.tensor_numbers": "repeats them in Python's arithmetic, of numbers that guards read",
     "smelt.codegen.extern": "smelt's own operator draws its numbers",
     "smelt.codegen.calls.matrices": "the products that this target generates",

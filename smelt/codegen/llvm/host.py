@@ -35,8 +35,7 @@ def host() -> Host:
     if llvm.llvm_version_info[0] < LLVM:
         found = ".".join(map(str, llvm.llvm_version_info))
         raise BackendError(f"llvmlite brings LLVM {found}; smelt needs {LLVM} (llvmlite 0.48 or newer)")
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    _initialize()
     features = llvm.get_host_cpu_features()
     wide = all(features.get(f) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl"))
     text = features.flatten()
@@ -46,6 +45,12 @@ def host() -> Host:
     return Host(llvm.get_host_cpu_name(), text, bits, wide, wide)
 
 
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
 def processor(target: Host) -> Processor:
     """The same as plans tell it."""
     return Processor(llvm.get_process_triple(), target.cpu, target.features)
@@ -53,6 +58,7 @@ def processor(target: Host) -> Processor:
 
 def machine(target: Host) -> llvm.TargetMachine:
     """A new one: it must not be shared by threads."""
+    _initialize()
     triple = llvm.Target.from_triple(llvm.get_process_triple())
     # The large code model: the linker may place code and its constants more than 2 GiB apart, where 32-bit offsets abort.
     return triple.create_target_machine(
