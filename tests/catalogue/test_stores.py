@@ -427,3 +427,13 @@ def the_buffers_of_a_module_are_replaced():
         return before, between, net.shift
 
     return fn, [(tensor(3),)] * 3, lambda: net.shift
+
+
+@program(graphs=1, later=1)
+def keys_that_are_set_have_their_places():
+    def fn(x, table):
+        table["d"] = x
+        table["a"] = x + 1
+        return table, x * 2
+
+    return fn, [(tensor(3), dict.fromkeys(keys)) for keys in ("ab", "ab", "", "d", "a", "da")]

@@ -162,6 +162,10 @@ class ChangeLog:
             if own is not None:
                 self._stored.setdefault(id(own), set()).add(key)
 
+    def has_stores(self, obj: object) -> bool:
+        """Whether the trace has stored something in `obj`."""
+        return id(obj) in self._stored
+
     def was_stored(self, obj: object, key: object) -> bool:
         """Whether the trace stored what is now at `obj.key` or `obj[key]`, though it may be what was there before."""
         stored = self._stored.get(id(obj))

@@ -17,6 +17,7 @@ from smelt.capture.base.values import (
     Container,
     is_constant,
     is_identity,
+    is_lookup_key,
 )
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
@@ -160,12 +161,23 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             contents.open(vm.outside, obj)  # replayed as a whole
         changes.touch(vm.outside, obj)
         if isinstance(obj, dict):
+            _guard_order(vm, obj, key)
             changes.note_store(vm.outside, obj, "item", key, value)
         vm.keyed(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.outside.origins:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
     vm.native(operator.setitem, (obj, key, value))
+
+
+def _guard_order(vm: VM, obj: dict[object, object], key: object) -> None:
+    """Stores are replayed in the order of the dictionary's keys, which is that of the stores only if a key that had a place
+    before others were stored has it at the next call, too."""
+    log, origin = vm.outside.log, vm.outside.origins.get(id(obj))
+    if origin is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
+        return
+    if vm.keyed(dict.__contains__, obj, key):
+        vm.outside.facts.guard("contains", origin, (key, True), key=key)
 
 
 def delete_item(vm: VM, obj: object, key: object) -> None:
