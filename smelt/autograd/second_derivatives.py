@@ -169,13 +169,11 @@ class DoubleBackward:
     def _as_captured(self) -> Iterator[None]:
         """Torch's settings are those under which the graph was captured."""
         before = torch_settings.read()
-        for function, args in torch_settings.difference(before, self.settings):
-            function(*args)
+        torch_settings.put(self.settings)
         try:
             yield
         finally:
-            for function, args in torch_settings.difference(torch_settings.read(), before):
-                function(*args)
+            torch_settings.put(before)
 
 
 # --------------------------------------------------------------------------------------------------------- gates
@@ -248,12 +246,9 @@ def _drawing_from(state: torch.Tensor | None) -> Iterator[None]:
     if state is None:
         yield
         return
-    before = torch.get_rng_state()
-    torch.set_rng_state(state)
-    try:
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(state)
         yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def _is_hooked(primal: torch.Tensor) -> bool:

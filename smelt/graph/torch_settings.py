@@ -64,6 +64,12 @@ def difference(old: TorchSettings, new: TorchSettings) -> list[tuple[Callable[..
     return calls
 
 
+def put(settings: TorchSettings) -> None:
+    """Makes the settings those."""
+    for function, args in difference(read(), settings):
+        function(*args)
+
+
 def autocast_depth() -> int:
     """How many autocast contexts of this thread are open."""
     torch.autocast_increment_nesting()

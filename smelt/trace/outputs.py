@@ -7,7 +7,7 @@ look at are values of the graph, and each `OutputSource` says how an output is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -36,6 +36,7 @@ class ViewStep:
     item: int | None
 
 
+Edge = tuple[Any, int]  # a node of autograd, and which of its results
 _VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -92,9 +93,8 @@ def output_sources(
         is_detached = start.requires_grad and not fake.requires_grad
         retained = fake.retains_grad and fake is not start
         _check_history(fake, start)
-        if (
-            fake.requires_grad and not fake._is_view()
-        ):  # of `unsafe_chunk`: the same memory, which counts for itself
+        # Of `unsafe_chunk`: the same memory, which counts for itself.
+        if fake.requires_grad and not fake._is_view():
             steps = (*steps, ViewStep(_unsafe_view, (_VIEWED, list(fake.spec.shape)), {}, None))
         no_grad = is_no_grad_view(fake)
         found.append(OutputSource(kind, at, steps, is_detached, no_grad, retained))
@@ -120,19 +120,20 @@ def _check_history(view: FakeTensor, start: FakeTensor) -> None:
         raise refuse("a result is a view of a leaf made inside")
 
 
-def read_by(nodes: Iterable[Any]) -> set[tuple[Any, int]]:
-    """The results, each as (node of autograd, which), that `nodes` and all nodes behind them are computed from."""
+def read_by(nodes: Iterable[Any], ends: Collection[Any] = ()) -> KeysView[Edge]:
+    """What `nodes` and all nodes behind them are computed from, in the order in which it is met; not what `ends` are."""
     pending = list(nodes)
     seen = set(pending)
-    found: set[tuple[Any, int]] = set()
+    found: dict[Edge, None] = {}
     while pending:
-        for following, output in pending.pop().next_functions:
+        node = pending.pop()
+        for following, output in () if node in ends else node.next_functions:
             if following is not None:
-                found.add((following, output))
+                found[following, output] = None
                 if following not in seen:
                     seen.add(following)
                     pending.append(following)
-    return found
+    return found.keys()
 
 
 def check_passed_by(

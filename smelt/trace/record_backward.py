@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -130,20 +130,22 @@ def _run_engine(
 
 
 @contextmanager
-def _noting(sources: Sequence[FakeTensor], arrived: list[int]) -> Iterator[None]:
-    """While the backward is recorded: which leaves of `sources` are given their gradients, in order."""
+def _hooked(hooks: Iterable[tuple[FakeTensor, Callable[[Any], FakeTensor | None]]]) -> Iterator[None]:
+    """Inside, these hooks are on these tensors."""
     number = RemovableHandle.next_id  # programs can see the numbers of their own hooks
-    handles = [
-        fake.register_hook(functools.partial(_note, arrived, i))
-        for i, fake in enumerate(sources)
-        if fake.is_leaf and fake.requires_grad
-    ]
+    handles = [fake.register_hook(hook) for fake, hook in hooks]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
         RemovableHandle.next_id = number
+
+
+def _noting(sources: Sequence[FakeTensor], arrived: list[int]) -> AbstractContextManager[None]:
+    """While the backward is recorded: which leaves of `sources` are given their gradients, in order."""
+    leaves = ((i, fake) for i, fake in enumerate(sources) if fake.is_leaf and fake.requires_grad)
+    return _hooked((fake, functools.partial(_note, arrived, i)) for i, fake in leaves)
 
 
 def _note(arrived: list[int], index: int, gradient: Any) -> None:
@@ -165,31 +167,21 @@ def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[in
     return tuple(sorted(found, key=lambda i: values[i].grad_fn._sequence_nr()))  # type: ignore[union-attr]
 
 
-@contextmanager
 def _cut_at(
     values: Sequence[FakeTensor],
     with_tangent: Sequence[int],
     tangents: Sequence[FakeTensor],
     through: dict[int, Any],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """While the backward is recorded, what flows into the values that `through` has as keys is put there, and their
     tangents, which will hold all of it, flow on instead."""
-    handles = []
-    number = RemovableHandle.next_id  # programs can see the numbers of their own hooks
-    for value, tangent in zip(with_tangent, tangents):
-        if value in through:
+    cut = [(value, tangent) for value, tangent in zip(with_tangent, tangents) if value in through]
+    return _hooked((values[v], functools.partial(_replace, through, v, t)) for v, t in cut)
 
-            def hook(gradient: Any, value: int = value, tangent: FakeTensor = tangent) -> FakeTensor:
-                through[value] = gradient
-                return tangent
 
-            handles.append(values[value].register_hook(hook))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        RemovableHandle.next_id = number
+def _replace(through: dict[int, Any], value: int, tangent: FakeTensor, gradient: Any) -> FakeTensor:
+    through[value] = gradient
+    return tangent
 
 
 def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:

@@ -7,7 +7,7 @@ in the joint graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 
 from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
+from smelt.trace.outputs import read_by
 
 _FREED = "Trying to backward through the graph a second time"  # as torch's message begins
-Edges = set[tuple[Any, int]]  # nodes of autograd, and which result of each
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ def spent_values(
     outside = {node for node in first_history.values() if node is not None}
     found = []
     for (start, _), i in places.items():
-        edges = _behind(start, outside)
+        edges = read_by((start,), outside)
         freed = {node for node in (start, *(n for n, _ in edges)) if node not in outside and _is_freed(node)}
         if not freed:
             continue
-        still = _behind(start, outside | freed)
+        still = read_by((start,), outside | freed)
         if places.keys() & still or any(n in outside or hasattr(n, "variable") for n, _ in still):
             raise refuse("a part of the graph of a result was freed")
         nodes = {n for n, _ in edges}
@@ -51,21 +51,6 @@ def spent_values(
         found.append(Spent(i, tuple(sources), tuple(places[p] for p in edges & places.keys())))
     # autograd numbers its nodes as they are made
     return tuple(sorted(found, key=lambda s: values[s.value].grad_fn._sequence_nr()))  # type: ignore[union-attr]
-
-
-def _behind(start: Any, ends: Collection[Any]) -> Edges:
-    """All that gradients come to from `start`; they do not go on from `ends`."""
-    found: Edges = set()
-    pending, seen = [start], {start}
-    while pending:
-        node = pending.pop()
-        for edge in () if node in ends else node.next_functions:
-            if edge[0] is not None:
-                found.add(edge)
-                if edge[0] not in seen:
-                    seen.add(edge[0])
-                    pending.append(edge[0])
-    return found
 
 
 def _is_freed(node: Any) -> bool:

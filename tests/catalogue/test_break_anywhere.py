@@ -55,8 +55,7 @@ class Forced:
 
     def frame(self, original: Callable[..., None], frame: Any, *args: Any) -> None:
         original(frame, *args)
-        resumed = frame.code.original
-        frame.stop = self.at + (resumed.prologue if resumed else 0)  # no instruction of the program
+        frame.stop = self.at + frame.prologue  # which is no instruction of the program
 
     def check_stop(self, original: Callable[..., None], machine: Any, frame: Any) -> None:
         if machine.stopping.path:

@@ -7,8 +7,9 @@ operands only after it has succeeded. The result of a call is delivered by the c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Protocol, cast
 
 from smelt.capture.base.bytecode import Code
@@ -80,13 +81,10 @@ class Frame:
         # caller cannot be left there
         self.deliveries: tuple[Delivery, ...] | None = None
         self.ticks = 0  # instructions begun
-        self.callees = (
-            0,
-            0,
-        )  # the tick of the instruction that called last, and how many times it did before
-        self.prepared: tuple[
-            object, ...
-        ] = ()  # what BEFORE_WITH has found before it calls `__enter__`: `__exit__`
+        # the tick of the instruction that called last, and how many times it did before
+        self.callees = (0, 0)
+        # what BEFORE_WITH has found before it calls `__enter__`: `__exit__`
+        self.prepared: tuple[object, ...] = ()
         self.order = 0  # how many times the caller's instruction had called before it called this frame
         self.stop = 0  # at which of them capture is to stop: 0 is at none
         self.nodes = 0  # how many nodes the graph had when it began
@@ -102,6 +100,22 @@ class Frame:
         """Capture is to stop at a moment of this frame, or of another that the caller's instruction calls."""
         order, ticks = divmod(moment, _CALLEE)
         self.stop = ticks if order == self.order else 0
+
+    @property
+    def source(self) -> CodeType:
+        """The code object that the frame stems from: of a resume function's frame, that of the user's function."""
+        original = self.code.original
+        return self.function.__code__ if original is None else original.source
+
+    @property
+    def prologue(self) -> int:
+        """How many instructions come before those of `source`."""
+        return self.code.original.prologue if self.code.original else 0
+
+    @property
+    def places(self) -> Sequence[int]:
+        """By slot of `source`: which slot of `locals` it is."""
+        return self.code.original.places if self.code.original else range(self.code.nlocals)
 
     @property
     def line(self) -> Line:
@@ -128,6 +142,11 @@ class Frame:
         for at in range(len(slots)):
             slots[at] = None
         self.stack.clear()
+
+
+def is_smelts(scope: Mapping[str, object]) -> bool:
+    """Whether these are the globals of a module of smelt."""
+    return str(scope.get("__name__", "")).startswith("smelt.")
 
 
 # A frame, the tick of its instruction whose result is what is called next gives, and what becomes of that.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from smelt.capture.base.bytecode import Code
-from smelt.capture.base.frames import Delivery, Frame, LastInstruction
+from smelt.capture.base.frames import Delivery, Frame, LastInstruction, is_smelts
 from smelt.capture.breaks.chains import is_chain, remaining, waiting_points
 from smelt.capture.breaks.instructions import ROWS, Constant, Step
 from smelt.capture.breaks.liveness import handler_at
@@ -214,11 +214,9 @@ def _standing(originals: Originals, frames: Sequence[Frame]) -> Iterator[tuple[P
             for point, handles in waiting_points(frame.function, frame.pc):
                 at = 0 if point is None else originals.offset(point.source, point.at - 1)
                 yield None if point is None else Place(point.source, at), handles
-        elif not str(frame.globals.get("__name__", "")).startswith("smelt."):
-            source, _ = originals.of(frame)
-            at = frame.pc - (frame.code.original.prologue if frame.code.original else 0)
+        elif not is_smelts(frame.globals):
             handles = handler_at(frame.code, frame.pc) is not None
-            yield Place(source, originals.offset(source, at)), handles
+            yield Place(frame.source, originals.offset(frame.source, frame.pc - frame.prologue)), handles
         yield from ((None, delivery.otherwise is not None) for delivery in frame.deliveries or ())
 
 

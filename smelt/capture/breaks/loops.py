@@ -108,16 +108,13 @@ def loop_step(originals: Originals, decode: Callable[[types.CodeType], Code], fr
     name = frame.code.names[frame.pc]
     taken, head = LOOPING[name], frame.instructions[frame.pc][1]
     source, code = originals.of(frame)
-    original = frame.code.original
-    shift = original.prologue if original else 0
-    places = original.places if original else tuple(range(code.nlocals))
     stack = frame.stack[:-1] if taken else list(frame.stack)
     start = continuation(originals, frame, head, stack)
     if source.co_flags & _SUSPENDABLE:
         raise _refuse("in a generator")
     if frame.handled is not None or not all(isinstance(p, (Value, Null)) for p in start.point.layout):
         raise _refuse("while an exception is handled")
-    loop = _loop_at(code, source, head - shift, len(stack))
+    loop = _loop_at(code, source, head - frame.prologue, len(stack))
     changed = _changed_slots(originals, code, source, loop, start.point.slots)
     exits = [Exit(at, number) for number, (at, _) in enumerate(loop.exits, 1)]
     function = resume_function(decode, start.point, exits, LoopExit)
@@ -125,11 +122,14 @@ def loop_step(originals: Originals, decode: Callable[[types.CodeType], Code], fr
     after = copy.copy(frame)
     after.locals = list(frame.locals)
     for slot, variable in variables.items():
-        after.locals[places[slot]] = variable
+        after.locals[frame.places[slot]] = variable
     number, result = Placeholder("exit"), Placeholder("result")
     ways = [(0, Successor(frame.pc + 1, stack))] if taken else []
-    ways += [(i, Successor(at + shift, stack[:depth], after)) for i, (at, depth) in enumerate(loop.exits, 1)]
-    ways += [(-1, Successor(at + shift, [result], after)) for at in _returns(code, loop)]
+    ways += [
+        (i, Successor(at + frame.prologue, stack[:depth], after))
+        for i, (at, depth) in enumerate(loop.exits, 1)
+    ]
+    ways += [(-1, Successor(at + frame.prologue, [result], after)) for at in _returns(code, loop)]
     if not ways:
         raise _refuse("which has no end")
     outcome = ", ".join(["{}"] * (2 + len(variables)))

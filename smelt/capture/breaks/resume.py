@@ -35,9 +35,8 @@ class Originals:
 
     def of(self, frame: Frame) -> tuple[types.CodeType, Code]:
         """The code object that `frame` stems from, and how it is decoded: for a resume function that of the original."""
-        original = frame.code.original
-        source = frame.function.__code__ if original is None else original.source
-        return source, frame.code if original is None else self._decode(source)
+        resumed = frame.code.original is not None
+        return frame.source, self._decode(frame.source) if resumed else frame.code
 
     def offset(self, source: types.CodeType, at: int) -> int:
         """Where instruction `at` of `source` stands in it, in bytes."""
@@ -56,18 +55,16 @@ def continuation(
     """Where `frame` goes on: at instruction `at` of its own code, with `stack`. `whole`: also with the locals that it does
     not read any more, which others may look at."""
     source, code = originals.of(frame)
-    original = frame.code.original
-    at -= original.prologue if original else 0
+    at -= frame.prologue
     assert at >= 0, "a graph break in the prologue of a resume function"
     at = _past_jumps(code, at)
-    places = original.places if original else range(code.nlocals)
     slots, values = [], []
     for slot in range(code.nlocals) if whole else sorted(originals.live(source, code)[at]):
-        value = frame.locals[places[slot]]
+        value = frame.locals[frame.places[slot]]
         if value is not NULL and not (code.local_names[slot] == "__class__" and slot in _free(code)):
             slots.append(slot)
             values.append(value)
-    layout, pushed = _layout(frame, stack, len(slots), original)
+    layout, pushed = _layout(frame, stack, len(slots))
     point = Point(source, at, tuple(slots), layout, frame.globals, _class_cell(frame))
     return Continuation(point, (*values, *pushed), code.names[at] == "RETURN_VALUE")
 
@@ -92,9 +89,7 @@ def _class_cell(frame: Frame) -> types.CellType | None:
     return frame.locals[frame.code.nlocals - len(names) + names.index("__class__")]
 
 
-def _layout(
-    frame: Frame, stack: Sequence[object], first: int, original: Original | None
-) -> tuple[tuple[Push, ...], list[object]]:
+def _layout(frame: Frame, stack: Sequence[object], first: int) -> tuple[tuple[Push, ...], list[object]]:
     """What the prologue pushes, and the values that it takes for that."""
     pushes: list[Push] = []
     values: list[object] = []
@@ -104,7 +99,7 @@ def _layout(
         if value is NULL:
             pushes.append(Null())
         elif type(value) is LastInstruction:
-            pushes.append(Offset(value.at - (original.prologue if original else 0)))
+            pushes.append(Offset(value.at - frame.prologue))
         elif type(value) is Handled:
             pushes.append(Handling(first + len(values)))
             values.append(handled.pop(0))

@@ -68,9 +68,8 @@ class Writer:
         self._depth = 0  # of the expression that is being written
         self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
-        self._literals: dict[
-            tuple[type, object], object
-        ] = {}  # what stands in the source, by class and value
+        # what stands in the source, by class and value
+        self._literals: dict[tuple[type, object], object] = {}
 
     def __call__(self, x: Any) -> str:
         name = self._names.get(id(x))

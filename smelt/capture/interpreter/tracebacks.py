@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from smelt.capture.base.frames import Frame
+from smelt.capture.base.frames import Frame, is_smelts
 from smelt.capture.breaks import chains
 from smelt.capture.machine.vm import VM
 from smelt.capture.rebuilding.tracebacks import entry
@@ -19,10 +19,8 @@ def places(vm: VM, frame: Frame) -> Iterator[Place]:
     if chains.is_chain(frame.function):
         for point in chains.passed(frame):
             yield _place(vm, point.source, point.scope, point.at - 1)
-    elif not str(frame.globals.get("__name__", "")).startswith("smelt."):
-        original = frame.code.original
-        source = frame.function.__code__ if original is None else original.source
-        yield _place(vm, source, frame.globals, frame.pc - 1 - (original.prologue if original else 0))
+    elif not is_smelts(frame.globals):
+        yield _place(vm, frame.source, frame.globals, frame.pc - 1 - frame.prologue)
 
 
 def _place(vm: VM, source: types.CodeType, scope: dict[str, object], at: int) -> Place:

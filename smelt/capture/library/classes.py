@@ -187,9 +187,8 @@ def _made_by(
 def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """`make(*args, **kwargs)`, the constructor of a class in C: it runs `__set_name__` and `__init_subclass__`, which get
     the class before it is returned."""
-    if (
-        type(args[-1]) is dict and "__module__" not in args[-1]
-    ):  # C code takes the module of the frame that calls it
+    # C code takes the module of the frame that calls it.
+    if type(args[-1]) is dict and "__module__" not in args[-1]:
         args = (*args[:-1], {**args[-1], "__module__": vm.calling.globals.get("__name__", "builtins")})
     vm.classes.being_made.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
     try:
@@ -204,8 +203,6 @@ def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) 
 def _type_new(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 4:
         return type.__new__(*args, **kwargs)  # type: ignore[call-overload]  # raises
-    if len(args) != 4:  # is refused, or asks for the type of something
-        return vm.native(type.__new__, args, kwargs)
     return _new_class(vm, type.__new__, args, kwargs)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, TracebackType
 from typing import Any
 
-from smelt.capture.base.frames import Frame, Generator, Tail
+from smelt.capture.base.frames import Delivery, Frame, Generator, Tail
 from smelt.capture.base.type_info import TypeInfo
 from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 from smelt.capture.machine.native_reach import NativeReach
@@ -37,6 +37,10 @@ class Frames:
     generators: list[weakref.ref[Generator]] = field(default_factory=list)
     stubborn: list[Generator] = field(default_factory=list)  # that yielded when they were closed
     natively: object = None  # a function with a handler, which runs for real now
+
+    def wait_in(self, frame: Frame, *deliveries: Delivery) -> None:
+        """What is called next gives the result of the instruction of `frame` that is being carried out."""
+        self.tail = frame, frame.ticks, deliveries
 
     def take_tail(self) -> Tail | None:
         """`tail`: the caller decides what of all that it calls gives the result, and puts it back for that."""
@@ -137,9 +141,8 @@ class Contexts:
     ]  # `function_transforms.open_transforms()` when the capture began
     entered: list[Entered] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
-    process: dict[FunctionType, tuple[object, ...]] = field(
-        default_factory=dict
-    )  # by setter: the settings before
+    # by setter: the settings before
+    process: dict[FunctionType, tuple[object, ...]] = field(default_factory=dict)
     variables: dict[int, object] = field(default_factory=dict)  # values of ContextVars, by id
     tokens: list[tuple[ContextVar[object], Token[object]]] = field(default_factory=list)
     under_modes: bool = False  # a mode of torch has seen calls before the trace did

@@ -203,16 +203,12 @@ def _follow(made: C, now: C) -> None:
     elif not _same_items(items_of(made), items_of(now)):
         if isinstance(made, list):
             list.__setitem__(made, slice(None), items_of(now))
+        elif isinstance(made, set):
+            set.clear(made)
+            set.update(made, items_of(now))
         else:
-            kind, add = _CLEARED[isinstance(made, set)]
-            kind.clear(made)
-            add(made, items_of(now))
-
-
-_CLEARED: tuple[tuple[Any, Callable[..., None]], ...] = (
-    (collections.deque, collections.deque.extend),
-    (set, set.update),
-)
+            collections.deque.clear(made)
+            collections.deque.extend(made, items_of(now))
 
 
 def _follow_dict(made: dict[object, object], now: dict[object, object]) -> None:

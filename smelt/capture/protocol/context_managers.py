@@ -164,10 +164,7 @@ def leave_contexts(vm: VM) -> None:
     for setter, values in vm.contexts.process.items():
         process_settings.SETTINGS[setter].write(*values)
     with vm.trace.paused():
-        for function, args in torch_settings.difference(
-            torch_settings.read(), vm.trace.call_recorder.first_state
-        ):
-            function(*args)
+        torch_settings.put(vm.trace.call_recorder.first_state)
 
 
 def native_class(manager: Manager, name: str) -> type[AbstractContextManager[object]]:

@@ -47,7 +47,7 @@ from smelt.capture.protocol import attributes, callbacks, context_managers, libr
 from smelt.capture.protocol.arity import accepts, misused
 from smelt.capture.protocol.containers import SEARCHES, call_container_method, search
 from smelt.capture.protocol.subscripts import found_by
-from smelt.capture.rebuilding.constants import TYPE_VARIABLES, note_made
+from smelt.capture.rebuilding.constants import noted_variable
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor
@@ -76,9 +76,8 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
         return context_managers.leaving(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__name__ == "__enter__" and args:
         if isinstance(args[0], warnings.catch_warnings) and args[0]._record:  # type: ignore[attr-defined]
-            raise unsupported(
-                "catch_warnings that keeps the warnings", OUTPUT
-            )  # in a list of its own at each call
+            # in a list of its own at each call
+            raise unsupported("catch_warnings that keeps the warnings", OUTPUT)
         callbacks.check_mode(vm, args[0])
         context_managers.use_state(vm, args[0])
         return context_managers.entering(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
@@ -95,9 +94,7 @@ def at_home(vm: VM, made: T) -> T:
         name = vm.calling.globals.get("__name__", "__main__")
         with contextlib.suppress(AttributeError, TypeError):
             setattr(made, "__module__", name)  # noqa: B010
-    if isinstance(made, TYPE_VARIABLES):
-        note_made(made)
-    return made
+    return noted_variable(made)
 
 
 # Modules whose functions look at functions and classes, or keep them: they are given the user's own.

@@ -75,9 +75,7 @@ def created(obj: object, cls: type, args: tuple[object, ...], kwargs: dict[str, 
     """`__new__` has returned: `__init__` comes next, if it gave an instance of the class."""
     if isinstance(obj, cls):
         name = "__init__"
-        result = getattr(type(obj), name)(obj, *args, **kwargs)
-        if result is not None:
-            raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
+        return initialized(getattr(type(obj), name)(obj, *args, **kwargs), obj)
     return obj
 
 

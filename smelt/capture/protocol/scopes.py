@@ -51,19 +51,19 @@ def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
 
 
 def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
-    outside = vm.outside
-    if id(namespace) in vm.scopes.made and name in namespace:
+    outside, made = vm.outside, id(namespace) in vm.scopes.made
+    if made and name in namespace:
         return namespace[name]
     _check_names(vm, namespace)
     if name in namespace and not outside.log.touches(namespace, name):
         return wrapping.wrap(outside, namespace[name], outside.origins.const(namespace).child("item", name))
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
-    if found is not _BUILTINS and id(namespace) not in vm.scopes.made:
+    if found is not _BUILTINS and not made:
         # a function keeps those that its module had when it was made
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     # else the trace has deleted it, or made the scope
-    if id(namespace) not in vm.scopes.made and not outside.log.touches(namespace, name):
+    if not made and not outside.log.touches(namespace, name):
         outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
     if found is not _BUILTINS and id(found) not in outside.origins:  # made by the trace
         return _read_made(found, name)
@@ -117,10 +117,9 @@ def delete_global(vm: VM, namespace: dict[str, object], name: str) -> None:
 
 def _named_slots(vm: VM, frame: Frame) -> Iterable[tuple[str, int]]:
     """The user's variables and where they are: a resume function has slots besides."""
-    original = frame.code.original
-    if original is None:
-        return zip(frame.code.local_names, range(frame.code.nlocals))
-    return zip(vm.decode(original.source).local_names, original.places)
+    resumed = frame.code.original is not None
+    code = vm.decode(frame.source) if resumed else frame.code
+    return zip(code.local_names, frame.places)
 
 
 def local_names(vm: VM, frame: Frame) -> dict[str, object]:

@@ -13,11 +13,12 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
 LITERALS = frozenset({int, bool, str, bytes, type(None)})  # their repr is their source
+T = TypeVar("T")
 CONSTANTS: frozenset[type] = frozenset(
     {
         float,
@@ -90,6 +91,13 @@ def note_made(x: object) -> None:
     """Notes that the code that is captured made `x`, a class or a type variable."""
     key = id(x)
     _made[key] = weakref.ref(x, lambda _: _made.pop(key, None))
+
+
+def noted_variable(made: T) -> T:
+    """`made`, which the code that is captured made: noted if it is a type variable."""
+    if isinstance(made, TYPE_VARIABLES):
+        note_made(made)
+    return made
 
 
 def _alias_parts(x: object) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 
 from smelt import _native
+from smelt.capture.base.frames import is_smelts
 from smelt.capture.rebuilding.kind import Expressions, Kind
 from smelt.capture.rebuilding.names import NAMES
 
@@ -24,13 +25,9 @@ def entry(
 
 def users_part(found: types.TracebackType | None) -> types.TracebackType | None:
     """`found` without the frames of smelt that it begins with."""
-    while found is not None and _is_smelts(found):
+    while found is not None and is_smelts(found.tb_frame.f_globals):
         found = found.tb_next
     return found
-
-
-def _is_smelts(at: types.TracebackType) -> bool:
-    return str(at.tb_frame.f_globals.get("__name__", "")).startswith("smelt.")
 
 
 def _next(at: types.TracebackType) -> types.TracebackType | None:

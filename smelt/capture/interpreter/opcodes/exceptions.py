@@ -77,7 +77,7 @@ def _before_with(vm: VM, frame: Frame, arg: int) -> None:
         name = vm.class_of(manager).__name__
         raise TypeError(f"{name!r} object does not support the context manager protocol{missed}")
     frame.prepared = (leave,)
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     entered = vm.call(enter, (), {})
     frame.prepared = ()
     frame.stack[-1:] = (leave, entered)

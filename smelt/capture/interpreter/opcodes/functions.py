@@ -62,7 +62,7 @@ def _call(vm: VM, frame: Frame, arg: int) -> None:
         frame.kwnames = ()
     else:
         kwargs = {}
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
 
@@ -77,7 +77,7 @@ def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
     kwargs = dict(mapping_of(vm, stack[-1], NO_MAPPING, fn)) if arg & 1 else {}
     args = positional if type(positional) is tuple else tuple(vm.elements(positional))
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     stack[at:] = (call(vm, fn, args, kwargs),)
 
 

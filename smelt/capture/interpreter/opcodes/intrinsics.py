@@ -7,7 +7,7 @@ from smelt.capture.interpreter.opcodes.exceptions import prep_reraise_star
 from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import intrinsics
-from smelt.capture.rebuilding.constants import TYPE_VARIABLES, note_made
+from smelt.capture.rebuilding.constants import noted_variable
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
@@ -21,9 +21,7 @@ def _call_intrinsic_1(vm: VM, frame: Frame, arg: int) -> object:
     handler = intrinsics.UNARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
-    made = frame.stack[-1] = handler(frame.globals, frame.stack[-1])
-    if isinstance(made, TYPE_VARIABLES):
-        note_made(made)
+    frame.stack[-1] = noted_variable(handler(frame.globals, frame.stack[-1]))
     return None
 
 
@@ -34,7 +32,4 @@ def _call_intrinsic_2(vm: VM, frame: Frame, arg: int) -> None:
     handler = intrinsics.BINARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_2 {arg}"))
-    made = handler(frame.globals, *frame.stack[-2:])
-    if isinstance(made, TYPE_VARIABLES):
-        note_made(made)
-    frame.stack[-2:] = (made,)
+    frame.stack[-2:] = (noted_variable(handler(frame.globals, *frame.stack[-2:])),)

@@ -49,7 +49,7 @@ def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
 def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool:
     """`bool(value)`, or what it is assumed to be."""
     holds = assumed(vm, frame, value, if_true, if_false)
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     return vm.truth(value) if holds is None else holds
 
 

@@ -17,7 +17,7 @@ from smelt.capture.protocol.attributes import python_method
 def _load_attr(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
     name, is_method = arg
     stack = frame.stack
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     if not is_method:
         stack[-1] = attributes.load_attr(vm, stack[-1], name)
     else:
@@ -26,7 +26,7 @@ def _load_attr(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
 
 @opcode("LOAD_METHOD")
 def _load_method(vm: VM, frame: Frame, arg: str) -> None:
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     frame.stack[-1:] = attributes.load_method(vm, frame.stack[-1], arg)
 
 
@@ -36,7 +36,7 @@ def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     stack = frame.stack
     proxy, cls, obj = stack[-3:]
     made = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     found = attributes.load_attr(vm, made, name)
     stack[-3:] = (NULL, found) if is_method else (found,)
 
@@ -44,14 +44,14 @@ def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
 @opcode("STORE_ATTR")
 def _store_attr(vm: VM, frame: Frame, arg: str) -> None:
     value, obj = frame.stack[-2:]
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     attributes.store_attr(vm, obj, arg, value)
     del frame.stack[-2:]
 
 
 @opcode("DELETE_ATTR")
 def _delete_attr(vm: VM, frame: Frame, arg: str) -> None:
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     attributes.delete_attr(vm, frame.stack[-1], arg)
     frame.stack.pop()
 
@@ -59,7 +59,7 @@ def _delete_attr(vm: VM, frame: Frame, arg: str) -> None:
 @opcode("BINARY_OP", "COMPARE_OP")
 def _binary(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
     stack = frame.stack
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     result = vm.binary(arg, stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result
@@ -74,7 +74,7 @@ def _is(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("CONTAINS_OP")
 def _contains(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
-    vm.frames.tail = (frame, frame.ticks, _UNTRUE if arg else _TRUE)
+    vm.frames.wait_in(frame, _UNTRUE if arg else _TRUE)
     result = vm.contains(stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result != bool(arg)
@@ -82,19 +82,19 @@ def _contains(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("UNARY_NOT")
 def _unary_not(vm: VM, frame: Frame, arg: int) -> None:
-    vm.frames.tail = (frame, frame.ticks, _UNTRUE)
+    vm.frames.wait_in(frame, _UNTRUE)
     frame.stack[-1] = not vm.truth(frame.stack[-1])
 
 
-_TRUE = (Delivery(polyfills_of_results.true),)
-_UNTRUE = (Delivery(polyfills_of_results.untrue),)
+_TRUE = Delivery(polyfills_of_results.true)
+_UNTRUE = Delivery(polyfills_of_results.untrue)
 
 
 def _unary(name: str, method: str, operation: Callable[..., object]) -> None:
     def handler(vm: VM, frame: Frame, arg: int) -> None:
         value = frame.stack[-1]
         found = python_method(vm, value, method)
-        vm.frames.tail = (frame, frame.ticks, ())
+        vm.frames.wait_in(frame)
         frame.stack[-1] = operation(value) if found is None else vm.call_function(found, (value,))
 
     HANDLERS[name] = handler
@@ -108,7 +108,7 @@ _unary("UNARY_INVERT", "__invert__", operator.invert)
 @opcode("BINARY_SUBSCR")
 def _binary_subscr(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     result = vm.subscript(stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result
@@ -117,14 +117,14 @@ def _binary_subscr(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("BINARY_SLICE")
 def _binary_slice(vm: VM, frame: Frame, arg: int) -> None:
     obj, start, stop = frame.stack[-3:]
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     frame.stack[-3:] = (vm.subscript(obj, slice(start, stop)),)
 
 
 @opcode("STORE_SUBSCR")
 def _store_subscr(vm: VM, frame: Frame, arg: int) -> None:
     value, obj, key = frame.stack[-3:]
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     vm.store_item(obj, key, value)
     del frame.stack[-3:]
 
@@ -132,7 +132,7 @@ def _store_subscr(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("STORE_SLICE")
 def _store_slice(vm: VM, frame: Frame, arg: int) -> None:
     value, obj, start, stop = frame.stack[-4:]
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     vm.store_item(obj, slice(start, stop), value)
     del frame.stack[-4:]
 
@@ -140,6 +140,6 @@ def _store_slice(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("DELETE_SUBSCR")
 def _delete_subscr(vm: VM, frame: Frame, arg: int) -> None:
     obj, key = frame.stack[-2:]
-    vm.frames.tail = (frame, frame.ticks, ())
+    vm.frames.wait_in(frame)
     vm.delete_item(obj, key)
     del frame.stack[-2:]

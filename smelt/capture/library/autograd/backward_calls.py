@@ -87,10 +87,10 @@ def _chosen(inputs: Sequence[FakeTensor], leaves: Sequence[FakeTensor]) -> list[
 
 
 def _check(vm: VM, ends: Sequence[FakeTensor], leaves: Sequence[FakeTensor]) -> None:
-    for fake in (*ends, *leaves):
-        check_class(fake, "the gradient")
     """Raises Unsupported where eager would call Python code between nodes, or where the graph would keep what the program
     wants computed again."""
+    for fake in (*ends, *leaves):
+        check_class(fake, "the gradient")
     if hook_registered(vm) and meets_hooks(vm, ends):
         raise unsupported("backward() through a tensor with a hook")
     made = (f for entry in vm.trace.tape.entries for f in fakes_in(entry.out))

@@ -42,9 +42,8 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
     vm.outside.facts.use_class(cls)
     if torch._C._are_functorch_transforms_active():
         raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
-    if any(
-        vm.outside.log.touches_any(base) for base in cls.__mro__
-    ):  # torch would call what was there before
+    # Torch would call what was there before.
+    if any(vm.outside.log.touches_any(base) for base in cls.__mro__):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was changed", UNSUPPORTED_EFFECT)
     if torch.autograd.function._is_setup_context_defined(cls.setup_context):
         forward = cast(Callable[..., object], attributes.load_attr(vm, cls, "forward"))

@@ -21,6 +21,7 @@ from smelt.capture.protocol import native_calls
 from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
+from smelt.trace.outputs import read_by
 
 
 @function(torch.autograd.grad)
@@ -45,15 +46,9 @@ _engine: Callable[..., object] = torch.autograd.grad
 
 
 def history(ends: Sequence[FakeTensor]) -> list[Node]:
-    """The nodes of autograd's graph that gradients of `ends` come to."""
-    met: dict[Node, None] = dict.fromkeys(end.grad_fn for end in ends if end.grad_fn is not None)
-    pending = list(met)
-    while pending:
-        for following, _ in pending.pop().next_functions:
-            if following is not None and following not in met:
-                met[following] = None
-                pending.append(following)
-    return list(met)
+    """The nodes of autograd's graph that gradients of `ends` come to, each once."""
+    starts: list[Node] = [end.grad_fn for end in ends if end.grad_fn is not None]
+    return list(dict.fromkeys((*starts, *(node for node, _ in read_by(starts)))))
 
 
 def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> object:

@@ -87,8 +87,9 @@ def meets_hooks(vm: VM, outputs: object) -> bool:
     ends = [outputs] if type(outputs) is FakeTensor else outputs
     if not isinstance(ends, (list, tuple)) or any(type(end) is not FakeTensor for end in ends):
         return True
-    met = read_by({end.grad_fn for end in ends if end.grad_fn is not None})
-    met |= {(end.grad_fn, end.output_nr) for end in ends}
+    met = read_by({end.grad_fn for end in ends if end.grad_fn is not None}) | {
+        (end.grad_fn, end.output_nr) for end in ends
+    }
     leaves = [*ends, *(getattr(node, "variable", None) for node, _ in met)]
     return any(
         any(tensor is leaf for leaf in leaves) if grad_fn is None else (grad_fn, tensor.output_nr) in met

@@ -71,9 +71,7 @@ def _places(vm: VM, frame: Frame) -> Iterator[Place]:
             line = vm.decode(point.source).line(point.at - 1)
             yield Place(line.filename, line.line, point.source.co_name, point.scope)
     elif name not in _UNSEEN:
-        original = frame.code.original
-        source = frame.function.__code__ if original is None else original.source
-        yield Place(frame.line.filename, frame.line.line, source.co_name, frame.globals)
+        yield Place(frame.line.filename, frame.line.line, frame.source.co_name, frame.globals)
         if any(f is frame.parent for f in vm.frames.module_callers):
             yield from _module_frames()
 

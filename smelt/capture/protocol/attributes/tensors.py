@@ -81,9 +81,8 @@ PLAIN_MROS = (None, *dict.fromkeys(base for cls in PLAIN_TYPES for base in cls._
 def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "The .grad attribute of a Tensor that is not a leaf"
-        )  # once, in eager
+        # in eager once
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         value = getattr(real, name)
     return wrapping.wrap(vm.outside, value, vm.outside.origins.known(tensor).child("member", name))
 
