@@ -33,6 +33,7 @@ from tests.harness.generated import kind_of, outcome
 
 RESULTS = Path(__file__).parent / "results"
 AT_ONCE = 50  # programs in one task of a process
+TASKS = 20  # of a process
 
 
 @dataclass
@@ -120,16 +121,16 @@ def run_all(kinds: list[Kind], first: int, programs: int, jobs: int) -> list[Kin
     ]
     done, start = {kind.name: kind for kind in kinds}, time.perf_counter()
     context = multiprocessing.get_context("spawn")
-    # A process that has compiled thousands of programs is slower than a new one.
-    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=20) as pool:
-        for part in as_completed([pool.submit(run, kind, seeds) for kind, seeds in work]):
-            done[part.result().name].add(part.result())
-            ran, found = sum(k.ran for k in kinds), sum(len(k.different) for k in kinds)
-            print(
-                f"\r{ran} programs, {found} different, {time.perf_counter() - start:.0f} s",
-                end="",
-                flush=True,
-            )
+    # A process that has compiled thousands of programs is slower than a new one. (`max_tasks_per_child` can hang:
+    # https://github.com/python/cpython/issues/115634.)
+    for at in range(0, len(work), jobs * TASKS):
+        with ProcessPoolExecutor(jobs, context) as pool:
+            tasks = [pool.submit(run, kind, seeds) for kind, seeds in work[at : at + jobs * TASKS]]
+            for task in as_completed(tasks):
+                done[task.result().name].add(task.result())
+                ran, found = sum(k.ran for k in kinds), sum(len(k.different) for k in kinds)
+                seconds = time.perf_counter() - start
+                print(f"\r{ran} programs, {found} different, {seconds:.0f} s", end="", flush=True)
     for kind in kinds:
         kind.different.sort()
     return kinds
