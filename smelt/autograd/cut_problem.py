@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator
 
 from smelt.autograd.classes import class_of
 from smelt.autograd.memory import Keep, Memory
+from smelt.autograd.own_copies import OwnCopies
 from smelt.autograd.redraw import Redraw, redraw
 from smelt.autograd.rewrites import Formula, NodeMaker, formula, items_of, replacement
 from smelt.graph.ir import Node, argument_nodes
@@ -27,10 +28,13 @@ class CutProblem:
     `late`: nodes that can only run there; `read`: the other values that these read; `backward`: all that the forward need
     not run. Formulas and replacements (see `rewrites.py`) are other ways to compute values of the forward and late nodes;
     `redraws`, where `draws_again`, are those of random numbers. `position` orders all nodes, also those that
-    are not in the joint graph.
+    are not in the joint graph. Of values in `shared`, only what eager reads itself is read in the user's hands
+    (`own_copies.py`).
     """
 
-    def __init__(self, joint: Joint, draws_again: bool = False) -> None:
+    def __init__(
+        self, joint: Joint, draws_again: bool = False, shared: Container[Node] = frozenset()
+    ) -> None:
         self.joint = joint
         self.memory = Memory(joint)
         graph = joint.graph
@@ -41,10 +45,13 @@ class CutProblem:
         self.replacements = {
             n: f for n in late if n.op == "call_function" and (f := replacement(n, maker)) is not None
         }
-        self.backward = joint.backward.union(*(f.masks for f in self.replacements.values()))
+        made = self.replacements.values()
+        self.backward = joint.backward.union(*(f.masks for f in made))
+        self.by_replacement = {n for f in made for n in (f.node, *f.extras)}
         self.redraws = self._find_redraws(maker) if draws_again else {}
         self.formulas = self._find_formulas(maker)
-        self.virtual = {n for f in self.formulas.values() for n in f.nodes}
+        self.own = OwnCopies(joint, self.memory, shared, maker)
+        self.virtual = self.own.views.union(*(f.nodes for f in self.formulas.values()))
         self.position = self._order()
         self.late = [n for n in graph if n in late and n.op != "placeholder"]
         self.read = {a for n in self.late for a in self.arguments(n) if a not in late}
@@ -91,6 +98,8 @@ class CutProblem:
             if node in self.redraws:
                 order.append(self.redraws[node].state)
             order += (node, *after.get(node, ()))
+            if node in self.own.copy_of:
+                order.append(self.own.copy_of[node])
         return {n: i for i, n in enumerate(order)}
 
     def _last_items(self) -> Iterator[tuple[Node, dict[int, Node]]]:
@@ -114,13 +123,16 @@ class CutProblem:
     def current(self, argument: Node, user: Node) -> Node:
         """What a node reads for an argument: for a primal that was overwritten before, the node that wrote it."""
         write = self.memory.written.get(argument)
-        if write is None or self.position[write] >= self.position[user]:
-            return argument
-        return write
+        now = argument if write is None or self.position[write] >= self.position[user] else write
+        if user in self.backward or user in self.by_replacement:
+            return now
+        return self.own.read(now, user)
 
     def keep(self, node: Node) -> Keep | None:
         """The cheapest way to keep a value, or None where it cannot be kept."""
-        return None if node in self.virtual else self.memory.keep(node)
+        if node in self.virtual or (node in self.own.copies and not self.own.can_be_made(node)):
+            return None
+        return self.memory.keep(node)
 
     def cone(self, banned: Container[Node]) -> list[Node]:
         """All values that the backward could be computed from, back to what cannot be computed again; in order."""
@@ -144,7 +156,7 @@ class CutProblem:
                     found[node] = f"{kind.name}: {kind.reason}"
         for made in self.redraws.values():
             found[made.state] = "random: its numbers are drawn again"
-        return found
+        return {**found, **dict.fromkeys(self.own.copies, "a copy: the caller may overwrite the value")}
 
     def chain_bans(self, bans: dict[Node, str]) -> dict[Node, str]:
         """Where chains of values that would be computed again, and held, become too long."""

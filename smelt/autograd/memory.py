@@ -8,11 +8,14 @@ the user may do between forward and backward, namely write what he holds:
 * A primal that the forward overwrites has its old value kept as a copy. The new value is the primal itself.
 * A result that shares memory with an output is kept only if eager keeps it. The output itself then costs nothing; where
   outputs show a part of the result only, a copy is kept, because nobody would notice a write to it.
+* With several tangents, eager keeps a value for the gradients of some results, which may be dead when it is written
+  (`eager`: of which). `partition.py` sees to it that no others read what is kept in the user's hands.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +23,8 @@ import torch
 
 from smelt.autograd.classes import viewed
 from smelt.autograd.packing import packed_dtype
-from smelt.graph.ir import Node, NumberSpec, TensorSpec, argument_nodes
+from smelt.autograd.served import served
+from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.trace.joint import Joint
 
 aten = torch.ops.aten
@@ -76,13 +80,12 @@ class Memory:
             value = write.args[1]
             if _same_layout(value.spec, write.args[0].spec) and self.bases[value] is value:
                 self.in_primal.setdefault(value, self.primals[write.args[0]])
-        self.eager = {self.bases[n] for n in joint.eager_saved} | {
-            self.bases[a]
-            for n in graph
-            if n in joint.backward
-            for a in argument_nodes(n)
-            if a not in joint.backward
-        }
+        tangents = graph.placeholders[joint.n_primals :]
+        # base of what eager's backward reads -> for which tangents, as bits
+        self.eager: defaultdict[Node, int] = defaultdict(int)
+        for node, readers in served(graph.nodes[:-1], tangents, joint.backward).items():
+            if node not in joint.backward:
+                self.eager[self.bases[node]] |= readers
 
     def keep(self, node: Node) -> Keep | None:
         """The cheapest way to keep a node's value, or None: it is to be taken from its base, or is no tensor."""

@@ -16,6 +16,7 @@ from smelt.autograd.cut import Cut, within_budget
 from smelt.autograd.cut_problem import CutProblem
 from smelt.autograd.memory import Keep, Kind
 from smelt.autograd.rewrites import NodeMaker
+from smelt.autograd.served import served
 from smelt.config import Config
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.passes import has_effect
@@ -72,9 +73,28 @@ class Partition:
 
 def partition(joint: Joint, config: Config) -> Partition:
     """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again."""
-    problem = CutProblem(joint, draws_again=config.activation_memory_budget < 1)
-    cut, bans = within_budget(problem, config.activation_memory_budget)
-    return _Builder(problem, cut, bans).build()
+    shared: set[Node] = set()
+    while True:
+        problem = CutProblem(joint, config.activation_memory_budget < 1, shared)
+        cut, bans = within_budget(problem, config.activation_memory_budget)
+        made = _Builder(problem, cut, bans).build()
+        if len(joint.tangents) < 2 or not (more := _read_beyond_eager(problem, cut, made)):
+            return made
+        shared |= more
+
+
+def _read_beyond_eager(problem: CutProblem, cut: Cut, made: Partition) -> set[Node]:
+    """Values that are kept in the user's hands, and read for the gradients of more results than in eager."""
+    backward, memory = made.backward, problem.memory
+    given = backward.placeholders
+    reads = served(backward.nodes[:-1], given[len(made.saved) :], set(backward.nodes))
+    found = set()
+    for (node, keep), value in zip(cut.kept.items(), given):
+        base = memory.bases.get(node, node)
+        in_hand = keep.kind != "temporary" and isinstance(node.spec, TensorSpec)
+        if in_hand and reads[value] & ~memory.eager.get(base, 0):
+            found.add(base)
+    return found
 
 
 class _Builder:
@@ -192,6 +212,8 @@ class _Builder:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)
                     order += self.copies.get(done, ())
+                own = self.problem.own.copy_of.get(node)
+                order += [own] if own in self.cut.kept else []
         return [n for n in order if n.op != "placeholder"]
 
     def _followers(self) -> dict[Node, list[Node]]:

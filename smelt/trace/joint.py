@@ -34,7 +34,6 @@ class Joint:
     # gradients[k]: the primal that gradient k belongs to. Leaves come first, in the order in which eager accumulates
     gradients: tuple[int, ...]
     backward: frozenset[Node]  # recorded by the backward; all others must run in the forward
-    eager_saved: frozenset[Node]  # forward nodes (primals included) that eager's backward reads
     leaves: int = 0  # how many leaves there are
     results: tuple[OutputSource, ...] = ()  # how the outputs of the trace are had from the graph's
     cuts: tuple[int, ...] = ()  # the outputs that others are computed from, in the order of their computation

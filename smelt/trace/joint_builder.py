@@ -100,7 +100,6 @@ class JointBuilder:
             leaves=sum(f.is_leaf for f in recorded.sources if id(f) in position),
             cuts=recorded.cuts,
             backward=late,
-            eager_saved=frozenset(_read_by(late, set(tangents))),
             results=tuple(r.placed(place) for r in recorded.results),
             writes=tuple(
                 (position[id(f)], n_values - len(recorded.written) + i)
@@ -118,11 +117,3 @@ class JointBuilder:
         if not used:
             raise refuse("a result requires gradients, which no input does")
         return replace(spent, inputs=tuple(used))
-
-
-def _read_by(backward: frozenset[Node], tangents: set[Node]) -> Iterator[Node]:
-    """Forward nodes that the backward's nodes take."""
-    for node in backward:
-        for argument in argument_nodes(node):
-            if argument not in backward and argument not in tangents:
-                yield argument

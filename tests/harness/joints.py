@@ -1,5 +1,8 @@
 """Joint graphs of functions, and how to run a partition of one on real tensors and compare it with eager."""
 
+import functools
+import operator
+
 import torch
 
 from smelt.autograd import redraw
@@ -7,6 +10,7 @@ from smelt.autograd.classes import class_of
 from smelt.autograd.memory import Memory
 from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import partition
+from smelt.autograd.served import served
 from smelt.autograd.take_outputs import take_outputs
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import DEFAULT
@@ -43,11 +47,28 @@ def check_valid(joint, parts):
         s.kind == "temporary" for s in parts.saved
     )
     assert parts.nbytes <= Memory(joint).eager_bytes(), f"{code(joint.graph)}\n{parts}"
+    check_readers(joint, parts)
     written = [n.name for n in joint.graph if n.target is torch.ops.aten.copy_.default]
     assert [n.name for n in parts.forward if n.target is torch.ops.aten.copy_.default] == written
     n_random = sum(class_of(n) is Class.RANDOM for n in joint.graph)
     drawn = [n for g in (parts.forward, parts.backward) for n in g if class_of(n) is Class.RANDOM]
     assert sum(n.target is not redraw.STATE for n in drawn) == n_random
+
+
+def check_readers(joint, parts):
+    """What is kept in the user's hands is read for those results' gradients for which eager reads it."""
+    memory, graph = Memory(joint), parts.backward
+    outputs = joint.graph.output.args[0]
+    places = {"primal": joint.graph.placeholders, "output": outputs}
+    reads = served(graph.nodes[:-1], graph.placeholders[len(parts.saved) :], set(graph))
+    for saved, given in zip(parts.saved, graph.placeholders):
+        if saved.kind != "temporary" and isinstance(saved.spec, TensorSpec):
+            held = places[saved.kind][saved.index]
+            held = memory.written.get(held, held)
+            writes = held.target is torch.ops.aten.copy_.default
+            bases = {memory.bases[n] for n in (held, *(held.args[1:] if writes else ()))}
+            allowed = functools.reduce(operator.or_, (memory.eager.get(b, 0) for b in bases))
+            assert not reads[given] & ~allowed, f"{saved.name}\n{code(joint.graph)}\n{parts}"
 
 
 def saved_values(parts, primals, returned, n_outputs):

@@ -1,0 +1,24 @@
+"""For which results' gradients a value is read: the user may write what only the gradients of dead results read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
+
+from smelt.graph.ir import Node, argument_nodes
+
+
+def served(nodes: Sequence[Node], tangents: Sequence[Node], backward: Container[Node]) -> Mapping[Node, int]:
+    """For each node that nodes of `backward` read, the tangents (as bits) for whose gradients they do; `nodes` in order."""
+    depends = defaultdict(int, {tangent: 1 << k for k, tangent in enumerate(tangents)})
+    for node in nodes:
+        for argument in argument_nodes(node):
+            depends[node] |= depends[argument]
+    reads: defaultdict[Node, int] = defaultdict(int)
+    for node in reversed(nodes):
+        if node in backward:
+            for argument in argument_nodes(node):
+                reads[argument] |= (
+                    depends[node] or reads[node]
+                )  # the sine in a cosine's derivative is for its readers
+    return reads

@@ -1,0 +1,97 @@
+"""What is written between forward and backward: eager minds where a result that is differentiated has saved it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.harness.training import both, gradients, leaf, raised
+
+# What of a result that only a break reads is dead when the program writes.
+READERS = {
+    "item": lambda x: x.amax().item(),
+    "tolist": lambda x: x.prod(1).tolist()[0],
+    "condition": lambda x: 2.0 if x.norm() > 0 else 3.0,
+    "numpy": lambda x: float(x.exp().detach().numpy()[0, 0]),
+    "local": lambda x: len(str([x.amax(1)])),
+    "list": lambda x: [[x.std()].pop().item()][0],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@both(whole=False)
+def test_a_value_read_for_what_a_break_asks(compile, reader):
+    read = READERS[reader]
+
+    def fn(x):
+        x = x * 1
+        v = torch.where(x > 1, x, x) + read(x)
+        x[:, 1].neg_()
+        return x, v
+
+    x = leaf(3, 4)
+    y, v = compile(fn)(x)
+    kind = raised(lambda: (y * v.detach() + v * v).sum().backward())
+    return y, v, kind, gradients(x)
+
+
+@both(whole=False)
+def test_what_a_function_below_leaves_at_its_break(compile):
+    def inner(x):
+        peak = x.amax(1)
+        print(end="")
+        return float(peak.max().detach())
+
+    def fn(x):
+        x = x * 1
+        v = torch.where(x > 0, x, 2 * x)
+        v = v + inner(x)
+        x.neg_()
+        return x, v
+
+    x = leaf(3, 4)
+    y, v = compile(fn)(x)
+    (y.sum() + (v * v).sum()).backward()
+    return gradients(x)
+
+
+# One result is computed from what is saved for another.
+TWO = {
+    "mask": lambda x, w: (torch.where(x > 0, x, w), x.amax(1)),
+    "relu": lambda x, w: (x.relu() * 2, x.sin()),
+    "clamp": lambda x, w: (x.clamp(-1, 1) @ w, x.prod(1)),
+    "view": lambda x, w: (x.t().clamp(-1, 1) @ w, x.t() @ w),
+    "one product": lambda x, w: ((x @ w).tanh(), x * x),
+    "a chain": lambda x, w: (x.cos().sin().exp(), x.sin()),
+    "three": lambda x, w: (x.clamp(0, 1), x.sin().clamp(0, 1), x.cos() * w),
+    "maximum": lambda x, w: (torch.maximum(x, w), x * w, w * w),
+}
+WRITES = {
+    "an input": lambda x, w, results: x.add_(1),
+    "another": lambda x, w, results: w[0].add_(1),
+    "a part": lambda x, w, results: x[:, 1].neg_(),
+    "a result": lambda x, w, results: results[0].mul_(2),
+    "the last": lambda x, w, results: results[-1].mul_(2),
+}
+
+
+@pytest.mark.parametrize("kind", ["leaf", "inside"])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("results", TWO)
+@both()
+def test_only_results_that_have_saved_what_is_written_mind(compile, results, write, kind):
+    def fn(x, w):
+        if kind == "inside":
+            x = x + w
+        return x, w, *TWO[results](x, w)
+
+    f = compile(fn)
+    found = []
+    for which in range(len(TWO[results](leaf(4, 4), leaf(4, 4)))):
+        x, w = leaf(4, 4), leaf(4, 4)
+        seen, held, *made = f(x, w)
+        with torch.no_grad():
+            WRITES[write](seen, held, made)
+        error = raised(made[which].sum().backward)
+        found.append(error or gradients(x, w))  # eager has some gradients when it raises
+    return found
