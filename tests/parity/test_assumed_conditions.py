@@ -108,3 +108,18 @@ def test_an_assertion_of_the_programs_own_is_in_both_graphs(backend: str) -> Non
         return x * 2
 
     agrees(program, (X,), (-X,), (X,), backend=backend)
+
+
+def test_a_branch_that_raises_into_its_own_handler_does_not_only_raise() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if not (x > 0).any():
+            x += x[1]  # raises: they share memory
+        else:
+            try:
+                raise ValueError("handled")
+            except ValueError:
+                x = x * 2
+        return x + 1
+
+    compiled = agrees(program, (X,), (-X,), (X,))
+    assert "internal" not in str(reasons(compiled))

@@ -45,7 +45,7 @@ def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
     """Whether the graph can check the condition, and an exception of the program is not handled here."""
     if not vm.disclosed.assumes or not _is_checkable(vm, condition):
         return False
-    return not any(_handles(f) for f in _frames(frame))
+    return not any(_is_handled(f.code, f.pc - 1) for f in _frames(frame))
 
 
 def _check(vm: VM, condition: object) -> None:
@@ -59,12 +59,11 @@ def _frames(frame: Frame | None) -> Iterator[Frame]:
         frame = frame.parent
 
 
-def _handles(frame: Frame) -> bool:
-    """Whether an exception at the instruction of a frame comes to a handler, not just to the end of a `with`."""
-    names, at = frame.code.names, frame.pc - 1
-    for start, end, target, _, _ in frame.code.handlers:
+def _is_handled(code: Code, at: int) -> bool:
+    """Whether an exception of instruction `at` comes to a handler, not just to the end of a `with`."""
+    for start, end, target, _, _ in code.handlers:
         if start <= at < end:
-            return "WITH_EXCEPT_START" not in names[target : target + 3]
+            return "WITH_EXCEPT_START" not in code.names[target : target + 3]
     return False
 
 
@@ -76,10 +75,10 @@ def _is_checkable(vm: VM, value: FakeTensor) -> bool:
 
 
 def _only_raises(code: Code, start: int) -> bool:
-    """Whether the instructions from `start` come to a `raise`, without a way around it."""
-    for name in code.names[start : start + _MOST]:
+    """Whether the instructions from `start` come to a `raise` that leaves the function, without a way around it."""
+    for at, name in enumerate(code.names[start : start + _MOST], start):
         if name == "RAISE_VARARGS":
-            return True
+            return not _is_handled(code, at)
         if "JUMP" in name or name in _ENDS:
             return False
     return False
