@@ -671,7 +671,7 @@ def a_handler_that_the_function_reads():
     return fn, three(integers(2)), lambda: collecting.records
 
 
-@program(graphs=1, later=1)
+@program(graphs=1, later=2, breaks=["unsupported-call"])
 def cached_warnings():
     written = logger_with()
 
@@ -690,7 +690,7 @@ def cached_warnings():
         warning_once(loggers.own, f"for {n}")
         return x * n
 
-    return fn, [(integers(2), 1), (integers(2), 1), (integers(2), 2)], written
+    return fn, [(integers(2), n) for n in (1, 1, 2, 2, 3)], written
 
 
 @program(graphs=1)

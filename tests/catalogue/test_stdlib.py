@@ -129,6 +129,28 @@ def lru_cache_whose_function_has_effects():
     return fn, [(tensor(3),)] * 4, log
 
 
+@program(graphs=2, later=2, breaks=["unsupported-call", "unsupported-call"])
+def lru_cache_whose_keys_are_objects():
+    """Keys that a guard cannot look up: the cache is asked for real."""
+    log = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Key:
+        k: int
+
+    @functools.lru_cache(maxsize=8)
+    def cached(key, k):
+        log.append(k)
+        return [k]
+
+    def fn(x, n):
+        found = cached(Key(3), k=3)
+        return x * found[0] + cached(n, k=3)[0], found
+
+    given = (numpy.int64(2), numpy.int64(2), numpy.float32(1), numpy.int64(3))
+    return fn, [(tensor(3), n) for n in given], lambda: (cached.cache_info(), log)
+
+
 @program(graphs=1)
 def lru_cache_counts_every_call():
     @functools.lru_cache(maxsize=16)

@@ -9,13 +9,14 @@ import types
 from collections.abc import Callable
 
 from smelt.capture.base.handlers import FUNCTIONS, Args, Kwargs
+from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.values import MISSING, FunctionType, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.outside.effects import Call, Count
 from smelt.capture.protocol import library_reads
 from smelt.errors import Unsupported
-from smelt.reasons import OUTPUT, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import OUTPUT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.symbols import plain
 
 
@@ -40,8 +41,13 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     found = library_reads.cached_call(vm, fn, args, kwargs)
     if found is not MISSING:
         return found
-    known = all(library_reads.is_key(vm, v) for v in values)
-    return _call_again(vm, fn, args, kwargs) if known else vm.call(fn.__wrapped__, args, kwargs)
+    if all(library_reads.is_key(vm, v) for v in values):
+        return _call_again(vm, fn, args, kwargs)
+    if is_native_module(fn.__module__ or ""):  # which computes the same again
+        return vm.call(fn.__wrapped__, args, kwargs)
+    raise Unsupported(
+        Reason(UNSUPPORTED_CALL, f"{fn.__qualname__} is cached, and what it is called with is no known key")
+    )
 
 
 def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
