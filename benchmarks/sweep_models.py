@@ -2,7 +2,7 @@
 compiled, against eager.
 
     python -m benchmarks.sweep_models transformers|transformers-training|timm|libraries [--only NAME ...] [--workers N]
-        [--limit SECONDS] [--out DIR] [--resume] [--rival all|some|none]
+        [--limit SECONDS] [--out DIR] [--resume] [--again PART-OF-A-NAME ...] [--rival all|some|none]
 
 Architectures of transformers: the default configuration cut to 2 layers (where that is still large, also fewer experts,
 words and heads and narrower feed-forward layers), random weights, 2 x 16 tokens, eval mode. transformers-training: the
@@ -11,7 +11,8 @@ timm: the smallest model of each family by name, 2 pictures of 96 x 96 where it 
 libraries: the programs of `libraries.py`, eval mode and train mode.
 A row a model: does it agree, in how many graphs, why it broke or ran eagerly, and in how many graphs torch.compile
 captures it. Each model runs in a process of its own on one thread, so that a crash is a row; the slowest start first. The
-table is written after each row; `--resume` measures what it lacks, and each row knows what it was measured on.
+table is written after each row; `--resume` measures what it lacks, and each row knows what it was measured on and the
+commit of the code; `--again NAME` measures rows anew that the table has.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import contextlib
 import copy
 import datetime
+import functools
 import importlib.metadata
 import inspect
 import json
@@ -27,6 +29,7 @@ import os
 import platform
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -451,7 +454,26 @@ def _measured(kind: str, name: str, rival: str, limit: float) -> dict[str, Any]:
     if row.get("died"):
         late = -(process.exitcode or 0) in (signal.SIGPROF, signal.SIGALRM)
         row["died"] = f"longer than {limit:g} s" if late else f"exit code {process.exitcode}"
-    return {**row, "seconds": round(time.perf_counter() - start, 1), "measured": _circumstances(kind, name)}
+    return {
+        **row,
+        "seconds": round(time.perf_counter() - start, 1),
+        "measured": _circumstances(kind, name),
+        "code": _code(),
+    }
+
+
+@functools.cache
+def _code() -> str:
+    """The commit whose code is measured; with a + where files differ from it."""
+    here = Path(__file__).parent
+    try:
+        head, changed = (
+            subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True).stdout
+            for command in (("rev-parse", "--short=9", "HEAD"), ("status", "--porcelain", "--", "../smelt"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "no repository"
+    return head.strip() + ("+" if changed else "")
 
 
 def _circumstances(kind: str, name: str) -> str:
@@ -527,7 +549,8 @@ def _cells(row: dict[str, Any], modes: tuple[str, ...]) -> list[str]:
             graphs = f"{r['graphs']} + {r['backward']}"
             seconds = [f"{r['first_s'][who]:.2f} s" for who in ("eager", "smelt")]
             cells += [graphs, "; ".join(_remarks(r)), f"{r['gradients']:.0e}", *seconds]
-    return [*cells, str(row.get("rival", ""))] if "eval" in modes else cells
+    when = f"{row['measured'].partition(',')[0]}, {row.get('code', UNKNOWN_CODE)}"
+    return [*cells, *([str(row.get("rival", ""))] if "eval" in modes else []), when]
 
 
 def _remarks(result: dict[str, Any]) -> list[str]:
@@ -548,6 +571,7 @@ def markdown(kind: str, rows: list[dict[str, Any]], total: int) -> str:
     counts = {v: sum(verdict(r) == v for r in rows) for v in ("ok", "differs", "raised", "died", "skipped")}
     columns = ["model", "", *(c for m in modes for c in COLUMNS[m])]
     columns += ["torch.compile's graphs"] if "eval" in modes else []
+    columns.append("measured")
     head = [
         f"# Sweep of {kind}",
         "",
@@ -555,6 +579,8 @@ def markdown(kind: str, rows: list[dict[str, Any]], total: int) -> str:
         *([TRAINED] if "train" in modes else []),
         "",
         *_measured_on(rows),
+        "",
+        *_measured_code(rows),
         "",
         *(
             [f"The sweep was stopped: {len(rows)} of {total}; `--resume` goes on.", ""]
@@ -616,6 +642,22 @@ def _measured_on(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+UNKNOWN_CODE = "commit not noted"
+
+
+def _measured_code(rows: list[dict[str, Any]]) -> list[str]:
+    """How many rows are of which code: a sweep that goes on keeps those of older code."""
+    codes = Counter(r.get("code", UNKNOWN_CODE) for r in rows)
+    counts = ", ".join(f"{count} of `{code}`" for code, count in codes.items() if code != UNKNOWN_CODE)
+    older = f"{codes[UNKNOWN_CODE]} of older code, whose commit was not noted" if codes[UNKNOWN_CODE] else ""
+    which = "; ".join(filter(None, (counts, older)))
+    return (
+        [f"Not all rows are of one state of the code: the last column says of which ({which})."]
+        if len(codes) > 1
+        else [f"All rows: {which}."]
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=sorted(BUILDERS))
@@ -627,6 +669,7 @@ def main() -> int:
         "--rival", choices=("all", "some", "none"), default="all", help="some: where smelt breaks"
     )
     parser.add_argument("--resume", action="store_true", help="keep the rows that the table of --out has")
+    parser.add_argument("--again", action="append", default=[], help="of the kept rows, measure these again")
     args = parser.parse_args()
     import timm  # noqa: F401  (before the fork: once for all)
     import transformers
@@ -640,6 +683,7 @@ def main() -> int:
     table.parent.mkdir(parents=True, exist_ok=True)
     old = _rows_in(table) if args.resume else []
     kept = [r for r in old if r["name"] in names and _is_done(r) and not _wants_rival(r, args.rival)]
+    kept = [r for r in kept if not any(part in r["name"] for part in args.again)]
     rows = {r["name"]: r for r in kept}
     seconds = {r["name"]: r.get("seconds", 0.0) for r in (*_rows_in(RESULTS / table.name), *_rows_in(table))}
     todo = [n for n in names if n not in rows]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from smelt.guards.iterators import PARTS, item_ahead
 from smelt.guards.origin import Origin
 
@@ -69,6 +71,16 @@ def _cell(base: Any, key: int) -> Any:
     return base.__closure__[key].cell_contents
 
 
+def _element(base: Any, key: int) -> float:
+    """The float of 32 or 64 bits that a tensor on a CPU holds at place `key` in row-major order."""
+    plain = base.layout is torch.strided and base.device.type == "cpu" and not base.is_neg()
+    if not plain or base.dtype not in (torch.float32, torch.float64):
+        raise Missing(f"element {key}")
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
+        found: float = base.detach().flatten()[key].item()
+    return found
+
+
 ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": _attr,
     "member": _member,
@@ -81,6 +93,7 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "dict": lambda base, key: instance_dict(base),
     "ahead": item_ahead,
     "part": lambda base, key: PARTS[key](base),
+    "element": _element,
     "call": lambda base, key: base(),
 }
 FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)

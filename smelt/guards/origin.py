@@ -28,6 +28,7 @@ OriginKind = Literal[
     "array",      # torch.from_numpy(base): a graph input that the compiled frame makes
     "ahead",      # the item that the iterator base gives after key others (guards/iterators.py)
     "part",       # of an iterator: key is a row of guards.iterators.PARTS
+    "element",    # the number that the tensor base holds at place key, counted along its last dimension first
     "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
     "drawn",      # a random number that the compiled frame draws; root. `index` counts them; key: readable name
 ]  # fmt: skip
@@ -61,6 +62,7 @@ _SOURCES: dict[str, Callable[[str, Any], str]] = {
     "array": lambda base, key: f"torch.from_numpy({base})",
     "ahead": lambda base, key: f"item_ahead({base}, {key})",
     "part": lambda base, key: f"{base}.<{key}>",
+    "element": lambda base, key: f"{base}.flatten()[{key}].item()",
     "call": lambda base, key: f"{base}()",
 }
 

@@ -707,9 +707,7 @@ def subscripts_and_attributes():
     return fn, calls(*THREE)
 
 
-@program(
-    graphs=2, later=4, breaks=["data-dependent-condition", "data-dependent-condition", "data-dependent-value"]
-)
+@program(graphs=2, later=3, breaks=["data-dependent-condition", "data-dependent-value"])
 def walrus_and_chained_comparison():
     def fn(x):
         if (n := x.sum().item()) > 0 and -100 < x.max() < 100:

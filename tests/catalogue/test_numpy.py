@@ -414,3 +414,37 @@ def an_array_and_its_tensor_are_returned():
         return a, torch.from_numpy(a), x + 1
 
     return fn, [(tensor(3, 2),) for _ in range(3)]
+
+
+@program(graphs=1)
+def scalars_in_tensors():
+    def fn(x, a):
+        y = x + 0
+        y[..., 0] = np.log(np.exp(a[0]) - 1)
+        y[y > 1] = a[1] * 2
+        return y
+
+    return fn, [(tensor(3, 2), np.random.rand(2) + 0.5) for _ in range(3)]
+
+
+@program(graphs=3, breaks=["data-dependent-value"] * 3)
+def scalars_given_to_torch():
+    def fn(x, a):
+        y = x.clamp(min=a.sum())
+        y = y.fill_(a[0])
+        return torch.full((2,), a[1]), y
+
+    return fn, [(tensor(3, 2), np.random.rand(2)) for _ in range(3)]
+
+
+@program(graphs=1, breaks=["data-dependent-value"])
+def scalars_that_tensors_do_not_take():
+    def fn(x, a):
+        y = x + 0
+        try:
+            y[0] = a[0] + a[1]
+        except TypeError as e:
+            return str(e)
+        return y
+
+    return fn, [(tensor(3, 2), array(2)) for _ in range(3)]

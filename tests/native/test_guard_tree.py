@@ -265,6 +265,31 @@ def test_items_that_an_iterator_will_give():
         assert not one("eq", "\xe4", at(arg(), ("ahead", 1)))(started(iter(text)))
 
 
+def test_elements_of_tensors():
+    rows = torch.arange(6.0).view(2, 3)
+    for tensor in (
+        rows,
+        rows.double(),
+        rows.T.contiguous().T,
+        rows.clone().requires_grad_(),
+        torch.arange(9.0)[1:][None] - 1,
+    ):
+        assert one("eq", 4.0, at(arg(), ("element", 4)))(tensor)
+    others = (
+        rows.int(),
+        rows.to_sparse(),
+        rows[:1],
+        rows.half(),
+        rows.to("meta"),
+        torch.empty(0),
+        -rows,
+        rows * torch.nan,
+    )
+    for other in (*others, torch._neg_view(-rows), [4.0] * 6, 4.0, None):
+        assert not one("eq", 4.0, at(arg(), ("element", 4)))(other)
+    assert one("eq", 2.5, at(arg(), ("element", 0)))(torch.tensor(2.5))
+
+
 def test_entries_of_dictionaries():
     table = {3: 1, 4: 7, 7: 2, 8: 7}
     reads(at(arg(), ("ahead", 1)), started(iter(table)), iter(table), iter({7: 7}), iter({}))

@@ -78,11 +78,54 @@ def test_inputs_that_are_written() -> None:
 def test_a_handler_that_the_program_has_makes_both_branches_common() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         try:
-            if (x < 0).any():
+            if (x.tan() < 0).any():
                 raise ValueError
         except ValueError:
             return x - 1
         return x + 1
+
+    assert reasons(agrees(program, (X,), (-X,), (X,)))
+
+
+def test_a_handler_that_raises_in_its_turn_is_none() -> None:
+    def check(x: torch.Tensor) -> torch.Tensor:
+        if not (x > 0).all():
+            for name in ("x",):
+                message = f"{name} is bad" if name else "bad"
+            raise ValueError(message)
+        return x * 2
+
+    def program(x: torch.Tensor, seen: list[int]) -> torch.Tensor:
+        try:
+            with torch.no_grad():
+                y = check(x)
+        except ValueError as error:
+            seen.append(1)
+            if seen:
+                raise RuntimeError(f"at {len(seen)}") from error
+            raise
+        finally:
+            seen.append(2)
+        return y + 1
+
+    compiled = agrees(program, (X, []), (-X, []), (X, []))
+    assert graph_count(compiled) == 1 and not reasons(compiled)
+
+
+def test_handlers_after_which_the_program_goes_on() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        try:
+            if (x.tan() < 0).any():
+                raise ValueError
+        except ValueError as error:
+            raise KeyError from error
+        return x + 1
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return inner(x)
+        except KeyError:
+            return x - 1
 
     assert reasons(agrees(program, (X,), (-X,), (X,)))
 
@@ -112,7 +155,7 @@ def test_an_assertion_of_the_programs_own_is_in_both_graphs(backend: str) -> Non
 
 def test_a_branch_that_raises_into_its_own_handler_does_not_only_raise() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        if not (x > 0).any():
+        if not (x.tan() > 0).any():
             x += x[1]  # raises: they share memory
         else:
             try:

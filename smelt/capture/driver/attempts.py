@@ -54,7 +54,9 @@ class Attempt:
     `says_compiling`: what the program is told when it asks whether it is being compiled.
     `assumes`: a condition on a tensor is what goes on, where one branch only raises; the graph checks it.
     `looks_ahead`: what iterators from outside will give is guarded, and the compiled frame advances them afterwards.
+    `decides`: conditions on numbers in tensors from outside are guarded.
     `selects`: both branches of a small `torch.cond` are computed, and one result is chosen.
+    `trusts_marks`: functions marked with `torch.compiler.allow_in_graph` run natively, as functions of their arguments.
     `may_break`: the graph may end before an instruction that cannot be captured.
     `stop`: where it does.
     """
@@ -66,7 +68,9 @@ class Attempt:
     says_compiling: bool = True
     assumes: bool = False
     looks_ahead: bool = True
+    decides: bool = True
     selects: bool = False
+    trusts_marks: bool = False
     may_break: bool = True
     stop: Stop | None = None
 
@@ -90,7 +94,7 @@ class FailedAttempt:
 
     `used_symbols`: there were some, and they may have been the cause. `shown`: the origins of those that the texts of
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
-    were being tried.
+    were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     """
 
     error: Exception
@@ -98,6 +102,7 @@ class FailedAttempt:
     shown: frozenset[Path] = frozenset()
     counts: frozenset[Path] = frozenset()
     choosing: bool = False
+    marked: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -160,6 +165,11 @@ def _assumes_nothing(start: Attempt, attempt: Attempt, failed: FailedAttempt) ->
 
 def _selects_nothing(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     return replace(start, selects=False) if failed.choosing and attempt.selects else None
+
+
+def _trusts_marks(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    refused = failed.marked and not attempt.trusts_marks
+    return replace(start, trusts_marks=True) if refused else None
 
 
 def _from_the_start(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
@@ -242,6 +252,13 @@ WEAKENINGS: tuple[Weakening, ...] = (
         "what was guarded changed during capture; an import that the backend made may have been the cause. Not kept",
         _from_the_start,
         once=True,
+    ),
+    Weakening(
+        Unsupported,
+        "a function cannot be captured whose author says that it depends on its arguments alone. Kept: it is that function's"
+        " doing",
+        _trusts_marks,
+        kept=True,
     ),
     Weakening(
         Unsupported,

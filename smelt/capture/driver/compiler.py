@@ -200,7 +200,7 @@ class FrameCompiler:
             return Unsupported(limit_reason(record, why, fn.__code__))
         if not self.fullgraph and 2 * len(record.entries) >= self.config.recompile_limit:
             # Each way from a break to the next has a graph; from now on those to the loop's head and from it have.
-            record.start = replace(record.start, looks_ahead=False)
+            record.start = replace(record.start, looks_ahead=False, decides=False)
         begin = time.perf_counter()
         with collections_postponed():
             done = first_success(

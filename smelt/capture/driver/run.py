@@ -123,10 +123,12 @@ def _prepared(attempt: Attempt) -> VM:
     vm.stopping.path = attempt.stop.path if attempt.stop else ()
     vm.outside.numbers.dynamic = attempt.symbolic
     vm.outside.numbers.follows_counts = attempt.counts_symbolic
+    vm.outside.numbers.decides = attempt.decides
     vm.outside.looks_ahead = attempt.looks_ahead
     vm.disclosed.compiling = attempt.says_compiling
     vm.disclosed.assumes = attempt.assumes
     vm.disclosed.selects = attempt.selects
+    vm.disclosed.trusts_marks = attempt.trusts_marks
     return vm
 
 
@@ -134,6 +136,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
     return FailedAttempt(
         error,
         choosing=vm.disclosed.choosing > 0,
+        marked=vm.disclosed.in_marked > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
         counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),

@@ -10,6 +10,7 @@ that it stands for in annotations.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -21,7 +22,7 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.numbers import Number, float32
 from smelt.trace.fake import FakeTensor, fakes_in
-from smelt.trace.symbols import NUMBERS, Symbol
+from smelt.trace.symbols import NUMBERS, PlainNumbersOnly, Symbol
 from smelt.trace.trace import Trace
 
 aten = torch.ops.aten
@@ -35,9 +36,30 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     aten.mul.Tensor: operator.mul, aten.mul.Scalar: operator.mul,
     aten.div.Tensor: operator.truediv, aten.div.Scalar: operator.truediv,
     aten.reciprocal.default: lambda a: 1.0 / a,
-    aten.neg.default: operator.neg,
+    aten.neg.default: operator.neg, aten.abs.default: abs,
 }  # fmt: skip
+_COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
+    getattr(getattr(aten, f"{n}"), overload): getattr(operator, n)
+    for n in ("lt", "le", "gt", "ge", "eq", "ne")
+    for overload in ("Tensor", "Scalar")
+}
+_TESTS: dict[Any, Callable[[Any], bool]] = {
+    aten.isnan.default: lambda a: bool(a != a),
+    aten.isinf.default: lambda a: bool(abs(a) == math.inf),
+}
+_NOT = frozenset((aten.logical_not.default, aten.bitwise_not.default))
+_AND = frozenset((aten.logical_and.default, aten.bitwise_and.Tensor, aten.mul.Tensor))
+_OR = frozenset((aten.logical_or.default, aten.bitwise_or.Tensor, aten.add.Tensor))
+# Operators that only put the elements of one tensor at other places.
+_MOVES = frozenset((
+    aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.view.default, aten._unsafe_view.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.expand.default,
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.flip.default, aten.split.Tensor,
+))  # fmt: skip
+_MOST_ELEMENTS = 16  # of a condition on all elements of a tensor
+_SMALL = 1024  # elements of a tensor of which single ones are read
 _SAME = frozenset((aten.clone.default, aten._to_copy.default))
+_LAYOUT = ("dtype", "layout", "device", "pin_memory", "memory_format")
 _VIEWS = frozenset((aten.detach.default, aten.alias.default))
 _IN_PLACE: dict[Any, Callable[..., Any]] = {
     **{getattr(aten, f"{n}_").Tensor: f for n, f in (
@@ -64,24 +86,30 @@ class _Unknown(Exception):
 
 
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
-    """The number that `tensor` holds now, symbolic where it may change from call to call; None where only the graph can
-    tell."""
-    if not vm.outside.numbers.follows_counts or not _is_one_float(tensor.spec):
+    """The number that `tensor` holds now, symbolic where it may change from call to call, or a bool that is guarded; None
+    where only the graph can tell."""
+    numbers = vm.outside.numbers
+    if not numbers.follows_counts or (tensor.dtype is torch.bool and not numbers.decides):
         return None
     with vm.trace.paused():
         try:
-            return _Reading(vm).of(tensor)
+            reading = _Reading(vm)
+            return reading.condition(tensor) if tensor.dtype is torch.bool else reading.of(tensor)
         except (_Unknown, ArithmeticError):
             return None
 
 
-def _is_one_float(spec: object) -> bool:
+def _is_floats(spec: object) -> bool:
     return (
         isinstance(spec, TensorSpec)
-        and not spec.shape
         and spec.dtype in (torch.float32, torch.float64)
         and spec.device.type == "cpu"
+        and _elements(spec) <= _SMALL
     )
+
+
+def _elements(spec: TensorSpec) -> int:
+    return math.prod(cast("tuple[int, ...]", spec.shape))
 
 
 class _Reading:
@@ -96,6 +124,8 @@ class _Reading:
 
     def of(self, tensor: FakeTensor) -> Number:
         """The number in `tensor`, which may have been written in place since the call began."""
+        if not _is_floats(tensor.spec) or tensor.dim():
+            raise _Unknown
         if tensor.storage_key not in self._trace.writes.storages:
             return self._first(tensor)
         writes = []
@@ -139,61 +169,151 @@ class _Reading:
         amount = other * alpha
         return int(amount) if amount % 1 == 0 and abs(amount) < _EXACT else None
 
-    def _first(self, tensor: FakeTensor) -> Number:
-        """The number that `tensor` held before it was written."""
+    def condition(self, tensor: FakeTensor) -> bool:
+        """What a tensor of one bool holds: guarded."""
+        if tensor.aten_node is None or tensor.storage_key in self._trace.writes.storages:
+            raise _Unknown
+        decided = self._condition(tensor.aten_node, 0)
+        try:
+            return decided()
+        except PlainNumbersOnly:
+            raise _Unknown from None
+
+    def _condition(self, node: Node, at: int) -> Callable[[], bool]:
+        """What decides, and guards, the bool at a place in a tensor; the numbers that it compares are read here."""
+        spec, target = node.spec, node.target
+        if node.op != "call_function" or not isinstance(spec, TensorSpec) or spec.dtype is not torch.bool:
+            raise _Unknown
+        if target in _COMPARISONS:
+            compare, (a, b) = _COMPARISONS[target], self._compared(node, at)
+            return lambda: bool(compare(a, b))
+        if target in _TESTS:
+            test, (number,) = _TESTS[target], self._compared(node, at)
+            return lambda: test(number)
+        if target in (aten.all.default, aten.any.default):
+            (source,) = node.args
+            count = _elements(source.spec)
+            if count > _MOST_ELEMENTS:
+                raise _Unknown
+            parts = [self._part(source, i) for i in range(count)]
+            several = all if target is aten.all.default else any
+            return lambda: several(part() for part in parts)
+        if target in _NOT:
+            negated = self._part(node.args[0], self._place(node, node.args[0], at))
+            return lambda: not negated()
+        if target in _AND or target in _OR:
+            left, right = (self._part(a, self._place(node, a, at)) for a in node.args)
+            return (lambda: left() and right()) if target in _AND else (lambda: left() or right())
+        source, at = self._source(node, at)
+        return self._part(source, at)
+
+    def _part(self, value: object, at: int) -> Callable[[], bool]:
+        if not isinstance(value, Node):
+            raise _Unknown
+        self._check_unwritten(value)
+        return self._condition(value, at)
+
+    def _compared(self, node: Node, at: int) -> list[Number]:
+        """The two numbers that a comparison compares at a place of its result."""
+        specs = [a.spec for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec)]
+        if not all(map(_is_floats, specs)):
+            raise _Unknown
+        dtypes = [s.dtype for s in specs if s.shape] or [s.dtype for s in specs]
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        return [self._operand(a, dtype, self._place(node, a, at)) for a in node.args]
+
+    def _place(self, node: Node, operand: object, at: int) -> int:
+        """Where an operator reads an operand for the element of its result at `at`."""
+        if (
+            not isinstance(operand, Node)
+            or not isinstance(operand.spec, TensorSpec)
+            or not operand.spec.shape
+        ):
+            return 0
+        places = torch.arange(_elements(operand.spec)).view(cast("tuple[int, ...]", operand.spec.shape))
+        return int(places.expand(cast("tuple[int, ...]", node.spec.shape)).flatten()[at])
+
+    def _source(self, node: Node, at: int) -> tuple[Node, int]:
+        """The tensor and the place that an operator took the element of its result at `at` from."""
+        if node.target is operator.getitem:
+            several, which = node.args
+            target, (source, *rest) = several.target, several.args
+            kwargs = several.kwargs
+        else:
+            which, target, (source, *rest), kwargs = None, node.target, node.args, node.kwargs
+        known = (
+            target in _MOVES or target in _VIEWS or (target in _SAME and source.spec.dtype is node.spec.dtype)
+        )
+        if not known or _elements(source.spec) > _SMALL:
+            raise _Unknown
+        if target not in _MOVES:
+            return source, at
+        moved = target(torch.arange(_elements(source.spec)).view(source.spec.shape), *rest, **kwargs)
+        return source, int((moved if which is None else moved[which]).flatten()[at])
+
+    def _check_unwritten(self, node: Node) -> None:
+        storage = self._writes.storage_of(node)
+        if storage is None or storage in self._trace.writes.storages:  # maybe after it was read
+            raise _Unknown
+
+    def _first(self, tensor: FakeTensor, at: int = 0) -> Number:
+        """The number that `tensor` held before it was written, at a place."""
         real = self._trace.real(tensor)
         if real is None:
-            return self._given(tensor.aten_node)
+            return self._given(tensor.aten_node, at)
         if tensor.subclass is not None:
             raise _Unknown
-        origin = self._vm.outside.origins[id(tensor)].child("member", "item").child("call", None)
+        origin = self._vm.outside.origins[id(tensor)]
+        if not real.dim():
+            origin = origin.child("member", "item").child("call", None)
+        elif _is_floats(tensor.spec) and self._vm.outside.numbers.decides:
+            origin = origin.child("element", at)
+        else:
+            raise _Unknown
         with torch._C._DisableTorchDispatch():
-            value = real.item()
+            value = real.detach().flatten()[at].item()
         self._vm.outside.numbers.readings.add(origin)
         return cast(Number, self._vm.outside.numbers.at(origin, value))
 
-    def _given(self, node: Node | None) -> Number:
-        """The number in the tensor that the operator of `node` made."""
-        if node is None or not _is_one_float(node.spec):
+    def _given(self, node: Node | None, at: int = 0) -> Number:
+        """The number in the tensor that the operator of `node` made, at a place."""
+        if node is None or not _is_floats(node.spec):
             raise _Unknown
         if node.op == "get_attr":
-            return float(self._trace.tape.aten.graph.constants[node.target].item())
+            return float(self._trace.tape.aten.graph.constants[node.target].flatten()[at].item())
         if node.op != "call_function":
             raise _Unknown
         if node.target in _MADE:
             return _rounded(self._number(_MADE[node.target](*node.args)), node.spec.dtype)
-        if node.target in _VIEWS:
-            return self._before(node.args[0])
+        if node.target in _MOVES or node.target in _VIEWS or node.target is operator.getitem:
+            return self._before(*self._source(node, at))
         compute = _ARITHMETIC.get(node.target)
         if compute is None and node.target not in _SAME:
             raise _Unknown
-        operands = self._operands(node, node.spec.dtype)
+        operands = self._operands(node, node.spec.dtype, at)
         value = compute(*operands) if compute else operands[0]
         return _rounded(cast(Number, value), node.spec.dtype)
 
-    def _operands(self, node: Node, dtype: torch.dtype) -> list[Number | None]:
+    def _operands(self, node: Node, dtype: torch.dtype, at: int = 0) -> list[Number | None]:
         """The numbers that an operator on tensors of `dtype` computes with; None for the tensor that it writes."""
-        kwargs = {
-            k: v for k, v in node.kwargs.items() if k not in ("dtype", "layout", "device", "pin_memory")
-        }
+        kwargs = {k: v for k, v in node.kwargs.items() if k not in _LAYOUT}
         if kwargs.pop("alpha", 1) != 1 or any(v not in (None, False) for v in kwargs.values()):
             raise _Unknown
         first, *rest = node.args
-        read = None if node.target in _IN_PLACE else self._operand(first, dtype)
-        return [read, *(self._operand(a, dtype) for a in rest)]
+        read = None if node.target in _IN_PLACE else self._operand(first, dtype, self._place(node, first, at))
+        return [read, *(self._operand(a, dtype, self._place(node, a, at)) for a in rest)]
 
-    def _operand(self, value: object, dtype: torch.dtype) -> Number:
+    def _operand(self, value: object, dtype: torch.dtype, at: int = 0) -> Number:
         if isinstance(value, Node) and isinstance(value.spec, TensorSpec):
-            storage = self._writes.storage_of(value)
-            if storage is None or storage in self._trace.writes.storages:  # maybe after it was read
-                raise _Unknown
-            return self._before(value)
+            self._check_unwritten(value)
+            number = self._before(value, at)
+            return number if value.spec.dtype is dtype else _rounded(number, dtype)
         return _rounded(self._number(value), dtype)
 
-    def _before(self, node: Node) -> Number:
-        """The number that the tensor of `node` held before its memory was written."""
+    def _before(self, node: Node, at: int = 0) -> Number:
+        """The number that the tensor of `node` held before its memory was written, at a place."""
         fake = self._writes.input_at(node)
-        return self._given(node) if fake is None else self._first(fake)
+        return self._given(node, at) if fake is None else self._first(fake, at)
 
     def _number(self, value: object) -> Number:
         if isinstance(value, Node):
@@ -240,6 +360,7 @@ class _Writes:
 
     def input_at(self, node: Node) -> FakeTensor | None:
         """The input that is this placeholder."""
+        self.storage_of(node)
         return self._inputs_at.get(node)
 
     def _look(self) -> None:

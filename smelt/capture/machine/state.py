@@ -189,6 +189,8 @@ class Disclosed:
     assumed: bool = False  # one was
     selects: bool = False  # both branches of a condition may run, and one result is chosen
     choosing: int = 0  # of how many conditions the branches are running
+    trusts_marks: bool = False  # functions marked with `torch.compiler.allow_in_graph` run natively
+    in_marked: int = 0  # in how many of them it is
     was_asked: bool = False
     # paths of the symbolic numbers in texts
     shown_numbers: set[tuple[object, ...]] = field(default_factory=set)

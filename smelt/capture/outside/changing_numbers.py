@@ -28,6 +28,7 @@ class ChangingNumbers:
             frozenset()
         )  # paths of origins whose numbers change between calls
         self.follows_counts = False  # numbers in tensors of one element are symbolic from the first call on
+        self.decides = True  # conditions on such numbers are guarded
         self.readings: set[Origin] = set()  # where tensors of one element were read
         self.counted: set[Origin] = set()  # numbers that iterators count up
         self.writes = None

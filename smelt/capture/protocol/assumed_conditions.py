@@ -8,6 +8,7 @@ nothing behind when it raises: where it would not, the frame is captured again w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 
@@ -16,8 +17,9 @@ from smelt.capture.base.frames import Frame
 from smelt.capture.machine.vm import VM
 from smelt.trace.fake import FakeTensor
 
-_MOST = 200  # instructions of a branch that only raises
-_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SEND", "FOR_ITER"})
+_MOST = 400  # instructions of a branch that only raises
+_LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SEND"})
+_RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
 
 
 def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
@@ -25,7 +27,7 @@ def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) ->
     raises or the exception is handled here, and where the graph could not check it. Records the check."""
     if type(value) is not FakeTensor or not _may_assume(vm, frame, value):
         return None
-    raises = _only_raises(frame.code, if_true), _only_raises(frame.code, if_false)
+    raises = _only_raises(frame, if_true), _only_raises(frame, if_false)
     if raises[0] == raises[1]:
         return None
     holds = raises[1]
@@ -45,7 +47,7 @@ def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
     """Whether the graph can check the condition, and an exception of the program is not handled here."""
     if not vm.disclosed.assumes or not _is_checkable(vm, condition):
         return False
-    return not any(_is_handled(f.code, f.pc - 1) for f in _frames(frame))
+    return not any(_handles(f) for f in _frames(frame))
 
 
 def _check(vm: VM, condition: object) -> None:
@@ -59,12 +61,15 @@ def _frames(frame: Frame | None) -> Iterator[Frame]:
         frame = frame.parent
 
 
-def _is_handled(code: Code, at: int) -> bool:
-    """Whether an exception of instruction `at` comes to a handler, not just to the end of a `with`."""
-    for start, end, target, _, _ in code.handlers:
-        if start <= at < end:
-            return "WITH_EXCEPT_START" not in code.names[target : target + 3]
-    return False
+def _handles(frame: Frame) -> bool:
+    """Whether an exception at the instruction of a frame comes to a handler after which the program goes on: one that raises
+    in its turn, or the end of a `with`, is none."""
+    handler = _handler(frame.code, frame.pc - 1)
+    return handler is not None and not _only_raises(frame, handler)
+
+
+def _handler(code: Code, at: int) -> int | None:
+    return next((target for start, end, target, _, _ in code.handlers if start <= at < end), None)
 
 
 def _is_checkable(vm: VM, value: FakeTensor) -> bool:
@@ -74,11 +79,32 @@ def _is_checkable(vm: VM, value: FakeTensor) -> bool:
     return torch._C._functorch.maybe_current_level() is None and vm.trace.known.value(value) is None
 
 
-def _only_raises(code: Code, start: int) -> bool:
-    """Whether the instructions from `start` come to a `raise` that leaves the function, without a way around it."""
-    for at, name in enumerate(code.names[start : start + _MOST], start):
-        if name == "RAISE_VARARGS":
-            return not _is_handled(code, at)
-        if "JUMP" in name or name in _ENDS:
+def _only_raises(frame: Frame, start: int) -> bool:
+    """Whether all ways from an instruction leave the frame by an exception."""
+    seen: set[int] = set()
+    todo, raises = [start], False
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if frame.code.names[at] in _LEAVES or len(seen) > _MOST:
             return False
-    return False
+        raises |= frame.code.names[at] in _RAISES
+        todo += _ways(frame, at)
+    return raises
+
+
+def _ways(frame: Frame, at: int) -> Iterator[int]:
+    """The instructions that may come after one."""
+    names = frame.code.names
+    handler = _handler(frame.code, at)
+    if handler is not None:
+        yield handler
+    if names[at] in _RAISES:
+        return
+    suppresses = at > 0 and names[at - 1] == "WITH_EXCEPT_START"  # hardly any `with` ends an exception
+    if ("JUMP" in names[at] or names[at] == "FOR_ITER") and not suppresses:
+        yield cast(int, frame.instructions[at][1])
+    if names[at] not in ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"):
+        yield at + 1

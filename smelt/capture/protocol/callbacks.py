@@ -23,7 +23,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import symbolic_numbers
 from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS
-from smelt.capture.standins.arrays import hidden_refusal
+from smelt.capture.standins.arrays import has_scalar, hidden_refusal
 from smelt.capture.standins.texts import Text, Unreadable
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
@@ -65,6 +65,8 @@ def native(
             refused = Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "a NumPy array is written that a tensor looks at")
             )
+        if refused is None and isinstance(e, TypeError) and has_scalar((args, kwargs)):
+            refused = Unsupported(Reason(DATA_DEPENDENT, "torch is given a NumPy scalar"))
         if refused is not None:
             raise refused from e
         raise

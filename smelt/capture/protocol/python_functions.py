@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import cast
+
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import SUBSTITUTES, Args, Kwargs, handler_of, unsupported, where_written
 from smelt.capture.base.native_functions import REFUSED, is_never_entered, runs_natively
-from smelt.capture.base.values import FunctionType
+from smelt.capture.base.values import FunctionType, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.binding import bind
-from smelt.capture.protocol.native_calls import call_native_python
+from smelt.capture.protocol.native_calls import call_native_python, run_native
 from smelt.errors import Unsupported
 from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STATE, SIDE_EFFECT_IO, Reason
+from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
 
 COROUTINE, ASYNC_GENERATOR = 0x80, 0x200  # CO_COROUTINE and CO_ASYNC_GENERATOR of `co_flags`
 
@@ -38,6 +43,8 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
             return vm.is_compiling()
     if runs_natively(fn):
         return call_native_python(vm, fn, args, kwargs)
+    if weakref.getweakrefcount(fn) and _is_allowed_in_graph(fn):
+        return _call_allowed(vm, fn, args, kwargs)
     if is_never_entered(fn):
         kind = {"pdb": DEBUGGER, "bdb": DEBUGGER, "random": RANDOM_STATE}.get(fn.__module__, SIDE_EFFECT_IO)
         raise Unsupported(Reason(kind, f"{fn.__module__}.{fn.__qualname__}"))
@@ -73,6 +80,42 @@ def _check_marks(fn: FunctionType) -> None:
         raise Unsupported(Reason(DISABLED, fn.__qualname__))
     if marks.get("__smelt_graph_break__"):
         raise Unsupported(Reason(GRAPH_BREAK_REQUESTED, ""))
+
+
+def _is_allowed_in_graph(fn: FunctionType) -> bool:
+    """Whether `fn` is marked with `torch.compiler.allow_in_graph`: that leaves on it only what is to be done
+    when it is gone."""
+    for kept in (r.__callback__ for r in weakref.getweakrefs(fn)):
+        at_end = kept.peek() if isinstance(kept, weakref.finalize) else None
+        if at_end is not None and at_end[1].__qualname__ == "allow_in_graph.<locals>.deregister":
+            return True
+    return False
+
+
+def _call_allowed(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    """A function that its author says is one of its arguments alone. It is captured like any other; only where it cannot be,
+    it is taken at its word, and runs natively on the fakes."""
+    if vm.disclosed.trusts_marks and all(map(_is_plain, (*args, *kwargs.values()))):
+        vm.frames.tail = None
+        vm.outside.facts.use_function(fn)
+        return run_native(vm, fn, args, kwargs)
+    try:
+        vm.disclosed.in_marked += 1
+        result = interpret(vm, fn, args, kwargs)
+    except Unsupported:
+        raise
+    except Exception:
+        vm.disclosed.in_marked -= 1
+        raise
+    vm.disclosed.in_marked -= 1
+    return result
+
+
+def _is_plain(value: object) -> bool:
+    """Whether `value` is what such a function may be given: tensors, constants, and lists and tuples of them."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, cast("list[object]", value)))
+    return type(value) is FakeTensor or type(value) in NUMBERS or is_constant(value)
 
 
 def interpret(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:

@@ -8,8 +8,10 @@ import operator
 from collections.abc import Sized
 from typing import cast
 
+import torch
+
 from smelt.capture.base.frames import Tail, through
-from smelt.capture.base.handlers import BUILTINS
+from smelt.capture.base.handlers import BUILTINS, unsupported
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     CONTAINER_TYPES,
@@ -27,8 +29,9 @@ from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_op
 from smelt.capture.protocol.containers import contains_key
 from smelt.capture.protocol.iteration import elements
 from smelt.capture.protocol.lengths import container_len
+from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain_parts
 
@@ -145,6 +148,10 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
+        if type(value) is Array:
+            if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
+                raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
+            value = value.tensor
         obj[contents.view(vm.outside, key)] = contents.view(vm.outside, value)
         return
     found = python_method(vm, obj, "__setitem__")

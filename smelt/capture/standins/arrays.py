@@ -10,8 +10,9 @@ runs, and so is whatever reads a value.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -98,6 +99,14 @@ class Array:
         if hasattr(np.ndarray, name):
             raise refusal(f"attribute {name}")
         raise AttributeError(f"'numpy.ndarray' object has no attribute {name!r}")
+
+
+def has_scalar(value: object, depth: int = 4) -> bool:
+    """Whether a NumPy scalar that is known at run time only is among arguments: it is no number to torch's functions."""
+    if type(value) in (list, tuple, dict) and depth:
+        items = value.values() if isinstance(value, dict) else value
+        return any(has_scalar(item, depth - 1) for item in cast("Iterable[object]", items))
+    return type(value) is Array and value.scalar
 
 
 class BoundMethod:

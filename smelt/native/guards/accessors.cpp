@@ -4,6 +4,9 @@
 #include "guards/kinds.h"
 #include "guards/lookup.h"
 
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+
 namespace smelt::guards {
 
 namespace {
@@ -211,6 +214,39 @@ struct Part : Accessor {
     PyObject* read(PyObject* base, Pass& pass) override { return pass.keep(part(base)); }
 };
 
+// A float of a tensor on a CPU, by its place in row-major order.
+struct Element : Accessor {
+    Py_ssize_t place;
+    explicit Element(Py_ssize_t place) : place(place) {}
+    PyObject* read(PyObject* base, Pass& pass) override {
+        if (!THPVariable_Check(base)) return nullptr;
+        const at::Tensor& tensor = THPVariable_Unpack(base);
+        if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu()) return nullptr;
+        if (tensor.is_neg() || !tensor.has_storage() || place < 0 || place >= tensor.numel()) return nullptr;
+        const void* data = tensor.const_data_ptr();
+        if (!data) return nullptr;
+        switch (tensor.scalar_type()) {
+            case at::kFloat:
+                return number(static_cast<const float*>(data)[offset_in(tensor)], pass);
+            case at::kDouble:
+                return number(static_cast<const double*>(data)[offset_in(tensor)], pass);
+            default:
+                return nullptr;
+        }
+    }
+
+  private:
+    int64_t offset_in(const at::Tensor& tensor) const {
+        int64_t left = place, found = 0;
+        for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
+            found += left % tensor.size(dim) * tensor.stride(dim);
+            left /= tensor.size(dim);
+        }
+        return found;
+    }
+    static PyObject* number(double value, Pass& pass) { return pass.keep(PyFloat_FromDouble(value)); }
+};
+
 struct CallOf : Accessor {
     PyObject* read(PyObject* base, Pass& pass) override { return pass.keep(PyObject_CallNoArgs(base)); }
 };
@@ -271,6 +307,7 @@ constexpr AccessorKind kAccessors[] = {
     {"dict", false, make_plain<DictOf>},
     {"ahead", false, make_indexed<Ahead>},
     {"part", false, make_part},
+    {"element", false, make_indexed<Element>},
     {"call", false, make_plain<CallOf>},
 };
 
