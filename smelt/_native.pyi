@@ -146,6 +146,11 @@ def made_by_python(cls: type) -> bool:
 def is_plain_leaf(x: object) -> bool:
     """Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it."""
 
+def how_written(x: object) -> int:
+    """What autograd says to a write with gradients. 0: it is made; else it raises, since `x` is 1: a leaf, 2: a view of a
+    leaf, 3: a view that was taken in a way that forbids writes (one of several results, without gradients, in a function
+    of the user's). -1: no tensor."""
+
 def type_version(cls: type) -> int:
     """A number that changes when an attribute of the class or of a base does; 0: it has none now."""
 

@@ -114,6 +114,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "no_attr": _no_attr,
     "no_hooks": lambda x, value: not any(instance_dict(x)[name] for name in HOOKS),
     "plain_leaf": lambda x, value: _native.is_plain_leaf(x),
+    "how_written": lambda x, value: _native.how_written(x) == value,
     "type_version": lambda x, value: _native.type_version(x) == value,
     "function": _function,
 }

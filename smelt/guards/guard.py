@@ -26,6 +26,7 @@ GuardKind = Literal[
     "type_version", # the class x's version tag is value: no attribute of the class changed since
     "function",     # x.__code__ is value[0], x.__defaults__ is value[1], x.__kwdefaults__ is value[2]
     "plain_leaf",   # tensor x is a leaf of autograd's graph, and no hook sees the gradients that arrive at it
+    "how_written",  # _native.how_written(x) == value: what autograd says to a write of tensor x
     "alias",        # x is the object at origin value
     "distinct",     # origins value: all pairwise different objects (x is ignored; origin is the first of them)
     "no_overlap",   # tensors at origins value do not share storage (only needed when one of them is mutated)

@@ -47,6 +47,7 @@ def _expression_text(x: str, value: tuple[numbers.Expression, Any]) -> str:
     return bare if value[1] else f"not {text}"
 
 
+_WRITTEN = ("may_be_written", "is_leaf", "is_view_of_leaf", "is_restricted_view")
 TEXTS: dict[str, Callable[[str, Any], str]] = {
     "type": lambda x, v: f"type({x}) is {_name(v)}",
     "id": lambda x, v: f"{x} is {_name(v)}" if v is not None else f"{x} is None",
@@ -61,6 +62,7 @@ TEXTS: dict[str, Callable[[str, Any], str]] = {
     "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",
     "no_hooks": lambda x, v: f"no_hooks({x})",
     "plain_leaf": lambda x, v: f"no_gradient_hooks({x})",
+    "how_written": lambda x, v: f"{_WRITTEN[v]}({x})",
     "type_version": lambda x, v: f"unchanged_class({x})",
     "function": lambda x, v: f"unchanged_function({x})",
     "alias": lambda x, v: f"{x} is {v.source}",

@@ -36,6 +36,7 @@ RANK = {
             "not_in_dict",
             "no_attr",
             "plain_leaf",
+            "how_written",
             "contains",
             "keys",
             "alias",

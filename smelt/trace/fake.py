@@ -8,6 +8,7 @@ describes it until an operator changes its metadata in place.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from smelt.trace.plain_classes import PLAIN_TYPES, is_plain_subclass
 _TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
 
 
+entered = threading.local()  # `trace`: whether this thread records
 hashed: dict[int, FakeTensor] = {}  # since the capture began: keys of dictionaries, members of sets
 
 
@@ -74,6 +76,8 @@ class FakeTensor(torch.Tensor):
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0]._device
+        if getattr(entered, "trace", False):  # torch has switched all modes off, to look at a value
+            raise Unsupported(Reason(DATA_DEPENDENT, f"{func} where recording is off"))
         raise SmeltError(
             f"{func} was called on a fake tensor outside of its trace: a tensor of a function that is being compiled "
             "was kept by, or seen from, code that is not"
@@ -93,6 +97,11 @@ class FakeTensor(torch.Tensor):
 
     def __reduce_ex__(self, proto: Any) -> Any:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "pickling a tensor that is being traced"))
+
+
+# C code names the class of what it refuses, in texts that the program sees.
+FakeTensor.__name__ = FakeTensor.__qualname__ = torch.Tensor.__qualname__
+FakeTensor.__module__ = torch.Tensor.__module__
 
 
 def fakes_in(value: Any) -> list[FakeTensor]:

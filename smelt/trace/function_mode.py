@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from smelt.errors import Unsupported
+from smelt.graph.tree import leaves
 from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
 from smelt.trace.arguments import Args, Kwargs, Unnameable
@@ -157,6 +158,9 @@ class FunctionMode(TorchFunctionMode):
             return None
         if not isinstance(error, _OPERATOR_ERRORS):
             return None
+        if isinstance(error, RuntimeError) and torch.is_grad_enabled():  # a write may have been refused
+            for fake in leaves((args, kwargs), FakeTensor):
+                self._operator_recorder.writes.check_history(fake, differentiated=True)
         failure = None if call.wrote else _error_of_real_tensors(func, args, kwargs)
         if failure is None:
             call.fail(name_of(func), error)

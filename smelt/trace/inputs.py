@@ -40,6 +40,7 @@ class Inputs(Sequence[FakeTensor]):
         self._tape = tape
         self._fakes: list[FakeTensor] = []
         self._names: dict[int, str] = {}  # by id of the fake
+        self._on: dict[int, list[FakeTensor]] = {}  # by storage
         self._storages = Storages()
         self._by_real: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self._reals: dict[int, torch.Tensor] = {}  # by id of the fake
@@ -84,7 +85,12 @@ class Inputs(Sequence[FakeTensor]):
         self._reals[id(fake)] = real
         self._names[id(fake)] = identifier(name) if name else ""
         self._fakes.append(fake)
+        self._on.setdefault(fake.storage_key, []).append(fake)
         return fake
+
+    def on(self, storage: int) -> Sequence[FakeTensor]:
+        """Those that share this memory."""
+        return self._on.get(storage, ())
 
     def known(self, real: torch.Tensor) -> FakeTensor | None:
         """The fake of `real`, if there is one already."""

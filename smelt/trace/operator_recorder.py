@@ -15,7 +15,7 @@ from smelt.trace import shapes
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.copies import Copies
 from smelt.trace.current_call import CurrentCall
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.inputs import Inputs
 from smelt.trace.known_values import KnownValues
 from smelt.trace.number_inputs import NumberInputs
@@ -68,13 +68,13 @@ class OperatorRecorder:
             node_kwargs[name] = self._argument(a, key)
         info = effects(func)
         if info.writes:
-            _check_writable(args)
+            self._check_writable(info, args, kwargs)
         if self.numbers.symbols is not None:
             args, kwargs = tuple(map(hint, args)), {k: hint(v) for k, v in kwargs.items()}
         out, spec = shapes.infer(self.inputs, func, info, tuple(key), args, kwargs)
         node = self.tape.add_operator(func, tuple(nodes), node_kwargs, shapes.stem(func), spec)
         if info.writes:
-            self.writes.note(_storages(info, args, kwargs))
+            self.writes.note(f.storage_key for f in _written(info, args, kwargs))
         elif not info.results:  # an assertion: the torch-level call has an effect, too
             self.call.wrote = True
         self.tape.finish_operator(node, out)
@@ -107,6 +107,16 @@ class OperatorRecorder:
         except Unnameable as error:
             raise self.call.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
 
+    def _check_writable(self, info: Effects, args: Args, kwargs: Kwargs) -> None:
+        """What eager checks where it counts a tensor's version, in its own words; and what autograd checks, of inputs."""
+        target = args[0] if args else None
+        if type(target) is FakeTensor and target.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed.")
+        arguments = fakes_in([*args, *kwargs.values()])
+        differentiated = torch.is_grad_enabled() and any(f.requires_grad for f in arguments)
+        for written in _written(info, args, kwargs):
+            self.writes.check_history(written, differentiated)
+
     def refuse_value(self, what: str) -> Unsupported:
         """The error for `what` reads a value that is not known."""
         return self.call.unsupported(DATA_DEPENDENT, what)
@@ -121,17 +131,10 @@ _LEAST, _GREATEST = (
 Body = Callable[[OperatorRecorder, Any, Args], Any]
 
 
-def _check_writable(args: Args) -> None:
-    """What eager checks where it counts a tensor's version. The eager call itself says it in its own words."""
-    target = args[0] if args else None
-    if type(target) is FakeTensor and target.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed.")
-
-
-def _storages(info: Effects, args: Args, kwargs: Kwargs) -> Iterator[int]:
-    """The storages of what an operator writes."""
+def _written(info: Effects, args: Args, kwargs: Kwargs) -> Iterator[FakeTensor]:
+    """What an operator writes."""
     for name in info.writes:
         value = info.argument(name, args, kwargs)
         for fake in value if isinstance(value, (list, tuple)) else (value,):
             if type(fake) is FakeTensor:
-                yield fake.storage_key
+                yield fake

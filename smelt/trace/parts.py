@@ -40,7 +40,7 @@ class TraceParts:
         self.inputs = Inputs(self.call, self.tape)
         self.numbers = NumberInputs()
         self.copies = Copies()
-        self.writes = Writes(self.call, self.copies)
+        self.writes = Writes(self.call, self.copies, self.inputs)
         self.autograd = AutogradCalls()
         self.backward = Backward(self.call, self.tape, self.autograd)
         self.call_recorder = CallRecorder(self.call, self.tape, self.inputs, self.numbers)

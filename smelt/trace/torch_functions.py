@@ -73,6 +73,7 @@ _refuse(
     ),
     "Tensor.{} reads memory",
 )
+_refuse(DATA_DEPENDENT, [T.__repr__, T.__format__], "a tensor is formatted as text")
 _refuse(UNSUPPORTED_EFFECT, _methods("register_hook register_post_accumulate_grad_hook"), "Tensor.{}")
 _refuse(UNSUPPORTED_EFFECT, _methods("backward set_ resize_ resize_as_ rename_ names swap_"), "Tensor.{}")
 _refuse(UNSUPPORTED_EFFECT, _setters("data grad"), "a tensor's data or grad was assigned")

@@ -22,7 +22,7 @@ from smelt.graph.ir import Line
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace import shapes
 from smelt.trace.dispatch_mode import DispatchMode
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, entered
 from smelt.trace.finish import build
 from smelt.trace.function_mode import FunctionMode
 from smelt.trace.joint import RecordedBackward
@@ -52,9 +52,11 @@ class Trace(TraceParts):
         self._outer_modes = _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
         for mode in self._modes:
             mode.__enter__()
+        entered.trace = True
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        entered.trace = False
         left = self._restore_modes()
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, tb)

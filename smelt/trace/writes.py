@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from smelt import _native
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.trace.copies import Copies
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor
+from smelt.trace.inputs import Inputs
+
+_OF_LEAF, _RESTRICTED = 2, 3  # of `_native.how_written`
 
 
 class Writes:
@@ -18,17 +22,32 @@ class Writes:
         storages: those that operators wrote. Only grows.
         frozen: those that must not be written, because a NumPy array shares their memory. No trace goes on in which
             `storages` and `frozen` meet.
+        of_history: inputs that autograd was asked to write, by id, each with what it said (`_native.how_written`).
         counted_from_start: tensors whose storage is addressed from its start, so that the offsets of the inputs which
             share it matter.
     """
 
-    def __init__(self, call: CurrentCall, copies: Copies) -> None:
+    def __init__(self, call: CurrentCall, copies: Copies, inputs: Inputs) -> None:
         self.happened = False
         self.storages: set[int] = set()
         self.frozen: set[int] = set()
+        self.of_history: dict[int, tuple[FakeTensor, int]] = {}
         self.counted_from_start: list[FakeTensor] = []
         self._call = call
         self._copies = copies
+        self._inputs = inputs
+
+    def check_history(self, fake: FakeTensor, differentiated: bool) -> None:
+        """`fake` is about to be written, by an operator that autograd differentiates or by another. Of an input what
+        autograd says to that is guarded; other fakes say it themselves. Raises Unsupported where eager raises an
+        error about views that no fake knows: at the write, or where the view is used next."""
+        for root in self._inputs.on(fake.storage_key):
+            if differentiated or root.requires_grad:
+                _, how = self.of_history.setdefault(
+                    id(root), (root, _native.how_written(self._inputs.real(root)))
+                )
+                if how == _RESTRICTED or (differentiated and how == _OF_LEAF):
+                    raise self._call.unsupported(UNSUPPORTED_EFFECT, "a view that autograd lets nobody write")
 
     def note(self, storages: Iterable[int]) -> None:
         """The operator that is running writes these. Raises Unsupported if one of them must not be written."""

@@ -271,3 +271,34 @@ def copies_keep_their_classes(made):
         return x * 2, shallow, deep, seen_of(shallow), seen_of(deep)
 
     return fn, [(tensor(3), MADE[made](tensor(3))) for _ in range(3)]
+
+
+def adds(rows, x):
+    rows += [x]
+
+
+GROWN = {
+    "extend": lambda rows, x: rows.extend([x]),
+    "append": lambda rows, x: rows.append(x),
+    "iadd": lambda rows, x: operator.iadd(rows, [x]),
+    "+=": adds,
+    "insert": lambda rows, x: rows.insert(len(rows), x),
+    "slice": lambda rows, x: rows.__setitem__(slice(len(rows), None), [x]),
+}
+
+
+@pytest.mark.parametrize("walk", [iter, zip, enumerate, functools.partial(map, type)])
+@pytest.mark.parametrize("grown", GROWN)
+@program(graphs=1)
+def lists_that_change_while_they_are_walked(grown, walk):
+    def fn(x, rows):
+        steps = 0
+        for _ in walk(rows):
+            steps += 1
+            del rows[0]
+            GROWN[grown](rows, x * steps)
+            if steps == 5:
+                break
+        return rows, steps
+
+    return fn, [(tensor(3), [tensor(3), tensor(3)]) for _ in range(3)]

@@ -4,11 +4,16 @@ PYTEST_DONT_REWRITE: the `assert` statements of the programs are part of what is
 """
 
 import contextlib
+import heapq
+import json
+import operator
 import sys
 
+import pytest
 import torch
 
 import smelt
+from tests.harness.agreement import failure_of
 from tests.harness.catalogue import program, tensor
 
 
@@ -900,3 +905,56 @@ def an_operator_that_raises_where_a_manager_suppresses_it():
         return table * 2
 
     return fn, [(tensor(4, 3), torch.tensor(places)) for places in ([0, 3], [1, 9], [2, 2])]
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+NAMED = {
+    "+ list": lambda x: x + [1],
+    "list +": lambda x: [1] + x,
+    "+ text": lambda x: x + "a",
+    "text +": lambda x: "a" + x,
+    "in text": lambda x: x in "abc",
+    "<": lambda x: x < "a",
+    "@": lambda x: x @ "a",
+    "+=": lambda x: operator.iadd(x, "a"),
+    "index": lambda x: x[1.5],
+    "call": lambda x: x(),
+    "with": lambda x: x.__enter__(),
+    "next": lambda x: next(x),
+    "attribute": lambda x: x.missing,
+    "delete": lambda x: operator.delitem(x, 0),
+    "join": lambda x: "".join([x]),
+    "method of a list": lambda x: list.append(x, 1),
+    "concat": lambda x: operator.concat([], x),
+    "round": lambda x: round(x, "a"),
+    "json": lambda x: json.dumps([x]),
+    "size": lambda x: torch.zeros(x, x),
+    "argument": lambda x: torch.where(x, "a", 1),
+    "method": lambda x: x.expand("a"),
+    "heappush": lambda x: heapq.heappush(x, 1),
+    "isinstance": lambda x: isinstance(1, x),
+    "iter": lambda x: iter(x, 1),
+    "vars": lambda x: vars([x]),
+    "class": lambda x: (type(x).__name__, repr(type(x)), f"{type(x)}"),
+}
+CLASSES = {"Tensor": lambda x: x, "Parameter": torch.nn.Parameter, "Marked": lambda x: x.as_subclass(Marked)}
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("raising", NAMED)
+def test_texts_name_the_class_of_the_tensor(raising, cls):
+    fails = NAMED[raising]
+
+    def fn(x):
+        try:
+            return fails(x)
+        except Exception as e:
+            return type(e), str(e), str(e.__context__)
+
+    x = CLASSES[cls](tensor(3))
+    compiled = smelt.compile(fn, backend="eager")
+    assert [compiled(x), compiled(x)] == [fn(x), fn(x)]
+    assert failure_of(compiled) is None

@@ -706,3 +706,15 @@ def a_disabled_logger_and_no_handlers():
         return x + 1
 
     return fn, three(integers(2)), written
+
+
+@program(graphs=2, breaks=["data-dependent-value"])
+def a_list_of_tensors_is_sorted_by_its_texts():
+    rows = [integers(2), integers(3), 5]
+
+    def fn(x):
+        y = x * 2
+        rows.sort(key=repr)
+        return y + x, rows
+
+    return fn, three(integers(2)), rows

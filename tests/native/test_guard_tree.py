@@ -613,6 +613,24 @@ def test_plain_leaf():
     assert guard(w) and native.is_plain_leaf(w)
 
 
+def test_how_written():
+    w = torch.ones(2, 2, requires_grad=True)
+    computed = w * 1
+    with torch.no_grad():
+        unseen, of_plain = computed[0], torch.ones(2, 2)[0]
+    kinds = [
+        [computed, computed[0], torch.ones(2), torch.ones(2)[:1], computed.detach()],
+        [w],
+        [w[0], torch.ones(2, 2)[0].requires_grad_()],
+        [computed.unbind()[0], unseen, unseen[:1], of_plain],
+    ]
+    for how, tensors in enumerate(kinds):
+        for t in tensors:
+            assert native.how_written(t) == how
+            assert [bool(one("how_written", i)(t)) for i in range(4)] == [i == how for i in range(4)]
+    assert native.how_written(3) == -1 and not one("how_written", 0)(3)
+
+
 def test_type_version():
     class Base:
         pass

@@ -178,6 +178,7 @@ def _capture(
         changes.guard_changed_classes(outside)
         _guard_hashed(vm)
         _guard_offsets(vm)
+        _guard_written(vm)
         hooks.check_unwritten(vm)
         opaque_calls.check_held(vm)
         outside.log.roll_back()
@@ -307,6 +308,12 @@ def _guard_offsets(vm: VM) -> None:
         if fake.storage_key in storages:
             origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
             vm.outside.facts.guard("eq", origin, fake.elem.storage_offset())
+
+
+def _guard_written(vm: VM) -> None:
+    """Whether autograd lets an input be written is a part of the trace."""
+    for fake, how in vm.trace.writes.of_history.values():
+        vm.outside.facts.guard("how_written", vm.outside.origins[id(fake)], how)
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:

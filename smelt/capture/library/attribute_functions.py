@@ -110,7 +110,8 @@ def _vars(vm: VM, args: Args, kwargs: Kwargs) -> object:
     try:
         return attributes.load_attr(vm, args[0], "__dict__")
     except AttributeError:
-        raise TypeError("vars() argument must have __dict__ attribute") from None
+        pass
+    raise TypeError("vars() argument must have __dict__ attribute")
 
 
 @builtin(dir)

@@ -21,13 +21,19 @@ def check_changeable(outside: Outside, obj: object) -> None:
 def touch(outside: Outside, obj: object) -> None:
     """Before an outside object changes."""
     check_changeable(outside, obj)
-    if outside.opened.copies:
-        outside.opened.stale.add(id(obj))
+    touched(outside, obj)
     owner = outside.changed.owners.get(id(obj))
     if owner is not None:
         _touch_one(outside, owner)
     if id(obj) in outside.origins:
         _touch_one(outside, obj)
+
+
+def touched(outside: Outside, obj: object) -> None:
+    """After a change that code of the user's, or a native call, may have come before: the copies with fakes must follow it
+    once more."""
+    if outside.opened.copies:
+        outside.opened.stale.add(id(obj))
 
 
 def note_store(outside: Outside, obj: object, kind: OriginKind, key: object, value: object) -> None:

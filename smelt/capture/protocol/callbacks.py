@@ -20,14 +20,15 @@ from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_nativel
 from smelt.capture.base.values import MISSING, FunctionType
 from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import contents, wrapping
+from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import symbolic_numbers
 from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS
 from smelt.capture.standins.arrays import has_scalar, hidden_refusal
 from smelt.capture.standins.texts import Text, Unreadable
 from smelt.errors import Unsupported
-from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.graph.tree import leaves
+from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.symbols import NUMBERS, own, plain, plain_parts
 
 R = TypeVar("R")
@@ -69,6 +70,7 @@ def native(
             refused = Unsupported(Reason(DATA_DEPENDENT, "torch is given a NumPy scalar"))
         if refused is not None:
             raise refused from e
+        check_class_named(fn, e, (args, kwargs))
         raise
     if vm.failure is not None:
         raise vm.failure
@@ -99,20 +101,32 @@ def in_window(
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e
+        check_class_named(fn, e, (args, kwargs))
         raise
     if vm.failure is not None:
         raise vm.failure
     return result
 
 
+def check_class_named(fn: Callable[..., object], error: BaseException, given: object) -> None:
+    """Raises Unsupported where the text of an error may name the class of a fake, which is not that of the tensor."""
+    if isinstance(error, (TypeError, AttributeError)) and FakeTensor.__name__ in str(error):
+        if any(class_of_fake(fake) is not torch.Tensor for fake in leaves(given, FakeTensor)):
+            name = getattr(fn, "__name__", type(fn).__name__)
+            raise Unsupported(Reason(TENSOR_SUBCLASS, f"an error of {name}() that names a class")) from error
+
+
 def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
     """`fn(obj, key, *rest)` of a container. Only the key is hashed and compared: it alone decides about a window."""
-    obj = vm.outside.overlay.now(obj)
+    container, obj = obj, vm.outside.overlay.now(obj)
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
     vm.outside.facts.use_nan(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
-        return in_window(vm, fn, (obj, key, *rest))
+        try:
+            return in_window(vm, fn, (obj, key, *rest))
+        finally:
+            changes.touched(vm.outside, container)
     return fn(obj, key, *rest)
 
 

@@ -127,7 +127,7 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     if how is FUNCTION:
         return call_function(vm, found, (obj, *args), kwargs)
     if how is ABSENT:
-        raise TypeError(f"{type(obj).__name__!r} object is not callable")
+        raise TypeError(f"{vm.class_of(obj).__name__!r} object is not callable")
     if how is not NON_DATA:
         tail = vm.frames.take_tail()
         found = attributes.load_attr(vm, obj, "__call__")

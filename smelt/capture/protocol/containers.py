@@ -66,7 +66,10 @@ def call_container_method(
     if name in PURE_METHODS:
         return wrapping.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     changes.touch(outside, owner)
-    return wrapping.fake(outside, run(_bound_to(outside.overlay.now(owner), name), args, kwargs))
+    try:
+        return wrapping.fake(outside, run(_bound_to(outside.overlay.now(owner), name), args, kwargs))
+    finally:
+        changes.touched(outside, owner)
 
 
 def _bound_to(container: Container, name: str) -> Callable[..., object]:
@@ -225,7 +228,16 @@ def _interpreted(polyfill: Callable[..., object]) -> Handler:
     return lambda vm, args, kwargs: vm.call(polyfill, tuple(args), kwargs)
 
 
+def _of_heaps(fn: Callable[..., object], polyfill: Callable[..., object]) -> Handler:
+    """The same, of a function that refuses what is no list."""
+    interpreted = _interpreted(polyfill)
+    return lambda vm, args, kwargs: (
+        interpreted(vm, args, kwargs) if isinstance(args[0], list) else vm.native(fn, args, kwargs)
+    )
+
+
 for _name in ("heappush", "heappop", "heapreplace", "heappushpop", "heapify"):
-    BUILTINS[getattr(heapq, _name)] = _interpreted(getattr(polyfills, _name))
+    _function = getattr(heapq, _name)
+    BUILTINS[_function] = _of_heaps(_function, getattr(polyfills, _name))
 BUILTINS[bisect.insort_right] = _interpreted(polyfills.insort_right)
 BUILTINS[bisect.insort_left] = _interpreted(polyfills.insort_left)

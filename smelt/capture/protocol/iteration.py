@@ -147,6 +147,8 @@ def each(vm: VM, obj: object) -> Iterator[object]:
 @builtin(iter)
 def _iter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
+        if not callable(args[0]):
+            raise TypeError("iter(v, w): v must be callable")
         return iter(VMCallable(vm, args[0]), args[1])
     return vm.get_iter(args[0])
 

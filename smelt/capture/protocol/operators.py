@@ -21,6 +21,7 @@ from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import formatting, polyfills_of_results, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_operators
+from smelt.capture.protocol.callbacks import check_class_named
 from smelt.capture.protocol.containers import contains_key
 from smelt.capture.protocol.iteration import each, elements
 from smelt.capture.protocol.lengths import checked_len, container_len
@@ -69,7 +70,11 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         if a is tuple and b is tuple and fn in _EQUALITY:
             return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
         if a is not tuple and b is not tuple:
-            return fn(left, right)
+            try:
+                return fn(left, right)
+            except TypeError as error:
+                check_class_named(fn, error, (left, right))
+                raise
         if fn in _COMPARISONS:
             contents.open_compared(vm.outside, (left, right))
         return vm.native(fn, (left, right))
@@ -110,7 +115,10 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
     if id(left) in vm.outside.origins:
         contents.open(vm.outside, left)
         changes.touch(vm.outside, left)
-    return wrapping.fake(vm.outside, vm.native(fn, (vm.outside.overlay.now(left), right)))
+    try:
+        return wrapping.fake(vm.outside, vm.native(fn, (vm.outside.overlay.now(left), right)))
+    finally:
+        changes.touched(vm.outside, left)
 
 
 def _python_operator(

@@ -26,6 +26,7 @@ constexpr CheckKind kChecks[] = {
     {"alias", make_alias},
     {"distinct", make_distinct},
     {"plain_leaf", make_plain_leaf},
+    {"how_written", make_how_written},
     {"no_overlap", make_no_overlap},
     {"global_state", make_global_state},
 };

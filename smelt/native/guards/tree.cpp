@@ -301,7 +301,15 @@ PyObject* py_is_plain_leaf(PyObject*, PyObject* x) {
     return PyBool_FromLong(is_plain_leaf(x));
 }
 
+PyObject* py_how_written(PyObject*, PyObject* x) {
+    return PyLong_FromLong(how_written(x));
+}
+
 PyMethodDef functions[] = {
+    {"how_written", py_how_written, METH_O,
+     "how_written(x): whether a write with gradients is made (0), or raises because x is a leaf (1), a view "
+     "of "
+     "one (2) or a restricted view (3)."},
     {"is_plain_leaf", py_is_plain_leaf, METH_O,
      "is_plain_leaf(x): whether it is a leaf of autograd's graph, and no hook sees the gradients that arrive "
      "at it."},

@@ -50,7 +50,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         return getattr(tensor, name)
     except AttributeError as e:
         text = str(e).replace(f"{FakeTensor.__name__!r}", f"{class_of_fake(tensor).__name__!r}")
-        raise AttributeError(text, name=name, obj=tensor) from None
+    raise AttributeError(text, name=name, obj=tensor)
 
 
 def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:

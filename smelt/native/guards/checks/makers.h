@@ -32,6 +32,7 @@ CheckPtr make_no_hooks(PyObject* value, Building& building);
 // tensors.cpp
 CheckPtr make_tensor(PyObject* value, Building& building);
 CheckPtr make_plain_leaf(PyObject* value, Building& building);
+CheckPtr make_how_written(PyObject* value, Building& building);
 CheckPtr make_no_overlap(PyObject* value, Building& building);
 
 // global_state.cpp

@@ -22,6 +22,12 @@ struct PlainLeaf : Check {
     bool holds(PyObject* x, Pass&) override { return is_plain_leaf(x); }
 };
 
+struct Written : Check {
+    long how;
+    explicit Written(long how) : how(how) {}
+    bool holds(PyObject* x, Pass&) override { return how_written(x) == how; }
+};
+
 struct NoOverlap : Check {
     std::vector<int> nodes;
     explicit NoOverlap(std::vector<int> nodes) : nodes(std::move(nodes)) {}
@@ -139,8 +145,28 @@ bool is_plain_leaf(PyObject* x) {
     return !accumulator || (accumulator->pre_hooks().empty() && accumulator->post_hooks().empty());
 }
 
+long how_written(PyObject* x) {
+    namespace impl = torch::autograd::impl;
+    enum : long { NO_TENSOR = -1, FREELY, LEAF, OF_LEAF, RESTRICTED };
+    if (!THPVariable_Check(x)) return NO_TENSOR;
+    const at::Tensor& t = THPVariable_Unpack(x);
+    const auto* view = impl::get_view_autograd_meta(t);
+    if (view && view->has_bw_view()) {
+        if (view->get_creation_meta() != torch::autograd::CreationMeta::DEFAULT) return RESTRICTED;
+        const at::Tensor& base = view->get_backward_view().base_;
+        return t.requires_grad() && !impl::grad_fn_unsafe(base) ? OF_LEAF : FREELY;
+    }
+    return t.requires_grad() && !impl::grad_fn_unsafe(t) ? LEAF : FREELY;
+}
+
 CheckPtr make_plain_leaf(PyObject*, Building&) {
     return std::make_unique<PlainLeaf>();
+}
+
+CheckPtr make_how_written(PyObject* value, Building&) {
+    const long how = PyLong_AsLong(value);
+    if (how < 0) return wrong_value("how_written", "a number of how_written()", value);
+    return std::make_unique<Written>(how);
 }
 
 CheckPtr make_no_overlap(PyObject* value, Building& b) {

@@ -15,6 +15,11 @@ namespace smelt::guards {
 // the tensor nor one of the node that accumulates them.
 bool is_plain_leaf(PyObject* x);
 
+// What autograd says to a write of `x` with gradients. 0: it is made; else it raises, since `x` is 1: a leaf, 2: a view of
+// a leaf, 3: a view that was taken in a way that forbids writes (one of several results, without gradients, in a function
+// of the user's). -1: no tensor.
+long how_written(PyObject* x);
+
 // Whether it carries a tangent of forward-mode differentiation, which compiled code would lose.
 inline bool is_dual(const at::TensorImpl* t) {
     auto* meta = static_cast<torch::autograd::AutogradMeta*>(t->autograd_meta());
@@ -122,7 +127,8 @@ class TensorNote {
 
     bool requires_grad() const {
         auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl_->autograd_meta());
-        return meta && (meta->requires_grad_ || meta->grad_fn_);
+        if (!meta) return false;
+        return meta->requires_grad_ || meta->grad_fn_ || (meta->is_view_ && meta->requires_grad());
     }
 
     PyObject* object_;
