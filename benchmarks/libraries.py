@@ -43,7 +43,9 @@ def program(name: str) -> Callable[[Callable[[], Built]], Callable[[], Built]]:
 def _of(path: str) -> Any:
     """What is imported by a dotted name."""
     module, _, attribute = path.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    owner = module.rpartition(".")[2]
+    held = _of(module) if owner[:1].isupper() else importlib.import_module(module)
+    return getattr(held, attribute)
 
 
 def _module(name: str, path: str, inputs: Callable[[], dict[str, Any]], *args: Any, **kwargs: Any) -> None:
@@ -137,6 +139,23 @@ def _x_encoder() -> Built:
     return x.TransformerWrapper(num_tokens=50, max_seq_len=32, attn_layers=layers), _tokens()()
 
 
+_module("local-attention: transformer", "local_attention.transformer.LocalTransformer", _tokens(), num_tokens=50, dim=32,
+        depth=2, max_seq_len=32, local_attn_window_size=8, heads=2, dim_head=16, causal=True)  # fmt: skip
+_module("performer-pytorch: Performer with random features", "performer_pytorch.PerformerLM", _tokens(), num_tokens=50,
+        max_seq_len=32, dim=32, depth=2, heads=2, dim_head=16, nb_features=8)  # fmt: skip
+
+
+@program("rotary-embedding-torch: attention with rotated queries")
+def _rotary() -> Built:
+    def attend(rotary: Any, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        heads = rotary.rotate_queries_or_keys((x @ w).view(2, 6, 2, 8).transpose(1, 2))
+        scores: torch.Tensor = (heads @ heads.mT).softmax(-1)
+        return scores @ heads
+
+    rotary = _of("rotary_embedding_torch.RotaryEmbedding")(dim=8)
+    return Calling(attend, rotary=rotary, w=torch.randn(16, 16)), {"x": torch.randn(2, 6, 16)}
+
+
 def _small_llama() -> Any:
     config = models.hf.LlamaConfig(
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -217,6 +236,28 @@ _module("diffusers: DiTTransformer2DModel", "diffusers.DiTTransformer2DModel",
                  "class_labels": torch.tensor([0, 3]), "return_dict": False},
         num_attention_heads=2, attention_head_dim=8, num_layers=2, sample_size=8, norm_num_groups=4,
         num_embeds_ada_norm=10)  # fmt: skip
+
+
+_module("efficientnet-pytorch: EfficientNet-B0", "efficientnet_pytorch.EfficientNet.from_name",
+        _pictures(size=64, name="inputs"), "efficientnet-b0", num_classes=4, image_size=64)  # fmt: skip
+_module("perceiver-pytorch: Perceiver", "perceiver_pytorch.Perceiver", lambda: {"data": torch.randn(2, 8, 8, 3)},
+        input_channels=3, input_axis=2, num_freq_bands=4, max_freq=10.0, depth=2, num_latents=6, latent_dim=16,
+        cross_heads=1, latent_heads=2, cross_dim_head=8, latent_dim_head=8, num_classes=5)  # fmt: skip
+_module("vector-quantize-pytorch: VectorQuantize", "vector_quantize_pytorch.VectorQuantize", _floats(2, 6, 8), dim=8,
+        codebook_size=12, decay=0.8, commitment_weight=1.0)  # fmt: skip
+
+
+@program("pytorch-msssim: SSIM and MS-SSIM")
+def _msssim() -> Built:
+    measures = importlib.import_module("pytorch_msssim")
+
+    def look(gain: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return measures.ssim(x * gain, y, data_range=1), measures.ms_ssim(
+            x * gain, y, data_range=1, win_size=3
+        )
+
+    pictures = {"x": torch.rand(2, 3, 64, 64), "y": torch.rand(2, 3, 64, 64)}
+    return Calling(look, gain=torch.rand(3, 1, 1)), pictures
 
 
 @program("kornia: augmentations' geometry and filters")
@@ -312,6 +353,33 @@ def _nflows() -> Built:
     return Calling(lambda f, x: f.log_prob(x), flow=flow), {"x": torch.randn(4, 3)}
 
 
+@program("normflows: coupling blocks and actnorm")
+def _normflows() -> Built:
+    flows = importlib.import_module("normflows.flows")
+    mlp = _of("normflows.nets.MLP")
+    steps = [
+        step
+        for _ in range(2)
+        for step in (
+            flows.AffineCouplingBlock(mlp([1, 8, 2])),
+            flows.Permute(2, mode="swap"),
+            flows.ActNorm(2),
+        )
+    ]
+    base = _of("normflows.distributions.base.DiagGaussian")(2)
+    flow = _of("normflows.NormalizingFlow")(base, steps)
+    return Calling(lambda f, x: (f.log_prob(x), f.forward_kld(x)), flow=flow), {"x": torch.randn(5, 2)}
+
+
+@program("normflows: autoregressive spline")
+def _normflows_spline() -> Built:
+    flows = importlib.import_module("normflows.flows")
+    steps = [flows.AutoregressiveRationalQuadraticSpline(2, 1, 8), flows.LULinearPermute(2)]
+    base = _of("normflows.distributions.base.DiagGaussian")(2)
+    flow = _of("normflows.NormalizingFlow")(base, steps)
+    return Calling(lambda f, x: f.log_prob(x), flow=flow), {"x": torch.randn(5, 2)}
+
+
 @program("torchdiffeq: Runge-Kutta of fixed and adaptive steps")
 def _torchdiffeq() -> Built:
     odeint = _of("torchdiffeq.odeint")
@@ -400,3 +468,62 @@ def _torchmetrics() -> Built:
         )
 
     return Calling(score, w=torch.randn(8, 3)), {"x": torch.randn(6, 8), "y": torch.randint(0, 3, (6,))}
+
+
+def _wired(kind: str, length: int) -> Built:
+    wiring = _of("ncps.wirings.AutoNCP")(12, 3, seed=1)
+    return _of(f"ncps.torch.{kind}")(4, wiring), {"input": torch.randn(2, length, 4)}
+
+
+PROGRAMS["ncps: closed-form continuous cells"] = lambda: _wired("CfC", 5)
+PROGRAMS["ncps: liquid time constants"] = lambda: _wired("LTC", 3)
+
+
+@program("entmax: sparsemax, entmax and bisection")
+def _entmax() -> Built:
+    entmax = importlib.import_module("entmax")
+
+    def choose(w: torch.Tensor, x: torch.Tensor) -> Any:
+        y = x @ w
+        return entmax.sparsemax(y), entmax.entmax15(y), entmax.entmax_bisect(y, 1.3)
+
+    return Calling(choose, w=torch.randn(6, 8)), {"x": torch.randn(4, 6)}
+
+
+@program("entmax: losses")
+def _entmax_losses() -> Built:
+    entmax = importlib.import_module("entmax")
+
+    def lose(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return entmax.sparsemax_loss(x @ w, y), entmax.entmax15_loss(x @ w, y)
+
+    return Calling(lose, w=torch.randn(6, 8)), {"x": torch.randn(4, 6), "y": torch.arange(4)}
+
+
+@program("pytorch-metric-learning: losses of pairs and of classes")
+def _metric_learning() -> Built:
+    losses = importlib.import_module("pytorch_metric_learning.losses")
+
+    def lose(pairs: Any, angles: Any, margins: Any, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return tuple(loss(x @ w, y) for loss in (pairs, angles, margins))
+
+    parts = {
+        "pairs": losses.NTXentLoss(),
+        "angles": losses.ArcFaceLoss(4, 8),
+        "margins": losses.ContrastiveLoss(),
+    }
+    return Calling(lose, **parts, w=torch.randn(6, 8)), {"x": torch.randn(8, 6), "y": torch.arange(8) % 4}
+
+
+@program("tensordict: modules with named inputs")
+def _tensordict() -> Built:
+    named = _of("tensordict.nn.TensorDictModule")
+    first = named(nn.Linear(4, 8), in_keys=["x"], out_keys=["hidden"])
+    second = named(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["y"])
+
+    def run(steps: nn.Module, x: torch.Tensor) -> Any:
+        found = steps(_of("tensordict.TensorDict")({"x": x}, batch_size=x.shape[0]))
+        return found["y"], found["hidden"]
+
+    steps = _of("tensordict.nn.TensorDictSequential")(first, second)
+    return Calling(run, steps=steps), {"x": torch.randn(3, 4)}

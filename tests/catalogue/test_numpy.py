@@ -448,3 +448,22 @@ def scalars_that_tensors_do_not_take():
         return y
 
     return fn, [(tensor(3, 2), array(2)) for _ in range(3)]
+
+
+@program(graphs=1)
+def arrays_as_indices_of_tensors():
+    def fn(x, a, mask):
+        y = x[a] * 2 + x[a.astype(np.int32), None, :, 0]
+        y[..., mask] = 1.0
+        return y.sum(), y
+
+    return fn, [(tensor(3, 2, 2), np.array([0, 2]), np.array([True, False])) for _ in range(3)]
+
+
+@program(graphs=2, breaks=["data-dependent-value"] * 2)
+def scalars_and_tables_as_indices_of_tensors():
+    def fn(x, a):
+        y = x * 2
+        return x[a[0]] + 1, y[..., a.reshape(1, 2)[0, 1]]
+
+    return fn, [(tensor(3, 2), np.array(a)) for a in ([0, 1], [1, 0], [0, 1])]

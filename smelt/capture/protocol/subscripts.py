@@ -43,7 +43,7 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
-        return obj[contents.view(vm.outside, key)]
+        return obj[_index(vm, key)]
     if kind in SIMPLE_TYPES and kind is not type:
         return vm.keyed(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
@@ -68,6 +68,25 @@ def found_by(vm: VM, obj: object, key: object) -> object:
         real = vm.trace.real(key)
         return key if real is None else real
     return key
+
+
+_Index = slice | tuple[int, ...]  # for the type checker
+
+
+def _index(vm: VM, key: object) -> _Index:
+    """`key` as an index of a tensor: a row of a NumPy array is the tensor that torch makes of it."""
+    parts = key if type(key) is tuple else (key,)
+    if Array not in map(type, parts):
+        return cast(_Index, contents.view(vm.outside, key))
+    found = tuple(_index_tensor(p) if type(p) is Array else contents.view(vm.outside, p) for p in parts)
+    return cast(_Index, found if type(key) is tuple else found[0])
+
+
+def _index_tensor(array: Array) -> torch.Tensor:
+    tensor = array.tensor
+    if array.scalar or tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype is torch.uint8:
+        raise unsupported("a NumPy scalar or such an array as an index", DATA_DEPENDENT)
+    return tensor.to(torch.bool if tensor.dtype is torch.bool else torch.int64, copy=True)
 
 
 def _plain_key(obj: object, key: object) -> object:
@@ -152,7 +171,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        obj[contents.view(vm.outside, key)] = contents.view(vm.outside, value)
+        obj[_index(vm, key)] = contents.view(vm.outside, value)
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:
