@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from smelt.config import Config
 from smelt.graph.graph_function import Compiled, GraphFunction
 from smelt.graph.ir import Graph
 from smelt.trace.traced import Traced
+from smelt.trace.views import freely_written
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
@@ -33,8 +35,14 @@ aot_eager.differentiates = True  # type: ignore[attr-defined]
 
 
 def _by_operators(graph: Graph) -> Compiled:
+    """Runs `graph`, which needs no gradients."""
     function = GraphFunction(graph)
-    return lambda tensors: function(*tensors)
+
+    def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
+        results = function(*tensors)
+        return freely_written(results, tensors) if torch.is_grad_enabled() else results
+
+    return call
 
 
 def _beneath_a_node(graph: Graph) -> Compiled:

@@ -70,8 +70,7 @@ NO_COUNTERS = Counters()
 
 def _seen_in(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """What `like` shows of the memory that `tensor` lies in, with the counter of `tensor`."""
-    with torch.no_grad():
-        return tensor.as_strided(like.size(), like.stride(), like.storage_offset())
+    return tensor.as_strided(like.size(), like.stride(), like.storage_offset())
 
 
 def _own(parts: TraceParts, outputs: Sequence[FakeTensor]) -> list[tuple[int, int]]:

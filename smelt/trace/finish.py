@@ -20,6 +20,7 @@ from smelt.trace.joint_builder import JointBuilder
 from smelt.trace.parts import TraceParts
 from smelt.trace.tape import Tape
 from smelt.trace.traced import Traced, needs_grad
+from smelt.trace.views import Views
 
 
 def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBackward | None) -> Traced:
@@ -57,6 +58,7 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         numbers=numbers,
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
         counters=Counters.of(parts, inputs, outputs),
+        views=Views() if whole or needs_grad(parts, outputs) else Views.of(parts, outputs),
     )
 
 

@@ -187,6 +187,8 @@ def _zeros_like(value: Any) -> Any:
         if value.elem.numel() > _LARGE:
             raise Unnameable("a large tensor")
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            if value.requires_grad and value._is_view():
+                raise Unnameable("a view, whose own error says how it was taken")
             zeros = torch.empty_strided(value.elem.size(), value.elem.stride(), dtype=value.elem.dtype)
             zeros.zero_().requires_grad_(value.requires_grad)
             return zeros if value.is_leaf else zeros + 0

@@ -17,6 +17,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint
 from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
+from smelt.trace.views import NO_VIEWS, Views
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Traced:
     _examples: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
     counters: Counters = NO_COUNTERS
+    views: Views = NO_VIEWS  # of results without gradients
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
 
     def example_inputs(self) -> tuple[Any, ...]:

@@ -195,3 +195,78 @@ def test_a_view_whose_base_begins_to_need_gradients(compile):
     holder.base.mul_(w)
     after = compiled(torch.ones(2))
     return before, after, torch.autograd.grad(after.sum(), w)
+
+
+def of_several(x):
+    return x.unbind()[0], x.split(1)[1], x.chunk(2)[0][0]
+
+
+def of_several_computed(x):
+    first, second = (x * 2).unbind()
+    return first, second
+
+
+def taken_without_gradients(x):
+    with torch.no_grad():
+        return x[0], (x * 2)[1:]
+
+
+def a_result_and_views(x):
+    z = x * 2
+    return z, z[0], z.detach()[1], z.view(-1)
+
+
+def of_written(x):
+    z = x * 2
+    z[0].add_(1)
+    return z, z[:, 0]
+
+
+TAKEN = (of_several, of_several_computed, taken_without_gradients, a_result_and_views, of_written)
+SIMPLE = (
+    lambda x: x[0],
+    lambda x: x.detach(),
+    lambda x: (x.detach()[1], x),
+    lambda x: x.data.t(),
+    lambda x: x[1].detach().view(-1),
+)
+
+
+@pytest.mark.parametrize("target", [0, 1, -1])
+@pytest.mark.parametrize("taken", [*SIMPLE, *TAKEN])
+@both(whole=False, ahead=False)
+def test_results_written_with_gradients(compile, taken, target):
+    """By what follows the graph: who raises, and who has a history afterwards."""
+    compiled, found = compile(taken), []
+    for _ in range(2):
+        x, w = torch.ones(2, 3), torch.full((3,), 2.0, requires_grad=True)
+        result = compiled(x)
+        results = [*result, x] if isinstance(result, tuple) else [result, x]
+        chosen = results[min(target, len(results) - 1)]
+        try:
+            chosen.mul_(w[0])
+        except RuntimeError as error:
+            found.append(str(error))
+        for t in results:
+            try:
+                found.append(((t * 1).requires_grad, t.detach().clone()))
+            except RuntimeError as error:
+                found.append(str(error))
+    return found
+
+
+def write_what_was_taken_without_gradients(x):
+    z = x * 2
+    with torch.no_grad():
+        v = z[0]
+    try:
+        v.add_(1)
+    except RuntimeError as error:
+        return str(error)
+    return v
+
+
+@both(whole=False, ahead=False)
+def test_texts_say_how_a_view_was_taken(compile):
+    compiled = compile(write_what_was_taken_without_gradients)
+    return [compiled(leaf(2, 3)) for _ in range(2)]

@@ -45,12 +45,13 @@ def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) ->
 
 
 def _counting(graph: Graph, traced: Traced) -> Graph:
-    """`graph`, where versions are counted as in eager. Where it runs under autograd, call by call, they are."""
+    """`graph`, where versions are counted and results are views as in eager. Where it runs under autograd, call by call,
+    they are."""
     if traced.joint is None:
         if traced.needs_grad:
             return graph
         graph = traced.counters.kept_by_inputs(graph)
-    return traced.counters.kept_by_outputs(graph)
+    return traced.views.kept(traced.counters.kept_by_outputs(graph))
 
 
 def compiled_frame(

@@ -1,0 +1,138 @@
+"""How results without gradients look at memory, to autograd: as views, which history they share, and who may write them.
+
+A graph gives views as it happens to lay out its results. In eager what `detach()` gives is no view, so that it may be
+written with gradients without a trace in what it looks at; and one of several results of `unbind` or `split`, or a view
+that was taken without gradients, may not be written with gradients at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from smelt.graph.graph_function import Compiled
+from smelt.trace.fake import FakeTensor
+from smelt.trace.inputs import Inputs
+from smelt.trace.parts import TraceParts
+
+_autograd: Any = torch._C._autograd
+_Creation: Any = _autograd.CreationMeta
+
+
+_INPUT: Literal["input"] = "input"
+_ALONE: Literal["alone"] = "alone"
+_At = Literal["input", "alone"] | int
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one output is had from what the graph gives.
+
+    `at`: the output that it is a view of; a negative number: a view of memory that no output is, with the others that have
+    the number; "alone": no view of what others can see; "input": as the graph gives it. `creation`: how torch says
+    that the view was taken, if not as one is under the grad mode.
+    """
+
+    output: int
+    at: _At
+    creation: Any
+
+
+@dataclass(frozen=True)
+class Views:
+    """`looks`: of outputs that a graph may give otherwise; what others are views of comes first."""
+
+    looks: tuple[Look, ...] = ()
+
+    @classmethod
+    def of(cls, parts: TraceParts, outputs: Sequence[FakeTensor]) -> Views:
+        """Those of a trace whose results have no gradients. Call it with the recording modes out of the way."""
+        usual = _Creation.DEFAULT if parts.call_recorder.first_state[0] else _Creation.NO_GRAD_MODE
+        by_storage: dict[int, list[int]] = {}
+        for i, fake in enumerate(outputs):
+            if not parts.inputs.holds(fake) and not fake.is_inference():
+                by_storage.setdefault(fake.storage_key, []).append(i)
+        found: list[Look] = []
+        for key, positions in by_storage.items():
+            if len({outputs[i].dtype for i in positions}) == 1:
+                found += _looks(parts.inputs, outputs, positions, bool(parts.inputs.on(key)), usual)
+        return cls(tuple(sorted(found, key=lambda look: type(look.at) is int)))
+
+    def kept(self, graph: Compiled) -> Compiled:
+        """`graph`, whose outputs are to autograd what eager's are."""
+        looks = self.looks
+        if not looks:
+            return graph
+
+        def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
+            results = list(graph(tensors))
+            bases: dict[int, torch.Tensor] = {}
+            for look in looks:
+                given = results[look.output]
+                made = _seen(look.at, given, results, bases)
+                if look.creation is not None:
+                    if not made._is_view() or any(made is t for t in tensors):
+                        made = made.view_as(made)
+                    _autograd._set_creation_meta(made, look.creation)
+                results[look.output] = made
+            return results
+
+        return call
+
+
+NO_VIEWS = Views()
+
+
+def _root(fake: FakeTensor) -> torch.Tensor:
+    base = fake._base if fake._is_view() else None
+    return fake if base is None else base
+
+
+def _looks(
+    inputs: Inputs, outputs: Sequence[FakeTensor], positions: Sequence[int], on_input: bool, usual: Any
+) -> Iterator[Look]:
+    """Of the outputs at `positions`, which share memory, with an input too if `on_input`; none where any graph gives them
+    so."""
+    roots = {i: _root(outputs[i]) for i in positions}
+    creations = {i: _autograd._get_creation_meta(outputs[i]) for i in positions if roots[i] is not outputs[i]}
+    told = {i: c for i, c in creations.items() if c is not usual}
+    numbers = {id(root): -n for n, root in enumerate(roots.values(), 1)}
+    places = {id(outputs[i]): i for i in positions}
+    if not on_input and not told and (len(positions) == 1 or set(numbers) <= {id(outputs[positions[0]])}):
+        return
+    for i, root in roots.items():
+        shared = sum(r is root for r in roots.values()) > 1
+        at: _At = _ALONE if root is outputs[i] or not shared else places.get(id(root), numbers[id(root)])
+        if type(root) is FakeTensor and inputs.holds(root):
+            at = _INPUT
+        if at is not _INPUT or i in told:
+            yield Look(i, at, told.get(i))
+
+
+def _seen(
+    at: _At, given: torch.Tensor, results: Sequence[Any], bases: dict[int, torch.Tensor]
+) -> torch.Tensor:
+    if at == _INPUT:
+        return given
+    if at == _ALONE:
+        return given.detach() if given._is_view() else given
+    assert isinstance(at, int)
+    if at >= 0:
+        base = results[at]
+    elif (base := bases.get(at)) is None:
+        whole = given.untyped_storage().nbytes() // given.itemsize
+        base = bases[at] = given.detach().as_strided((whole,), (1,), 0).detach()
+    seen: torch.Tensor = base.as_strided(given.size(), given.stride(), given.storage_offset())
+    return seen
+
+
+def freely_written(results: Sequence[Any], inputs: Sequence[object]) -> Sequence[Any]:
+    """Results of a graph that ran beneath autograd, as if it had run with gradients on: views may be written."""
+    for tensor in results:
+        if isinstance(tensor, torch.Tensor) and tensor._is_view() and not any(tensor is t for t in inputs):
+            if _autograd._get_creation_meta(tensor) is _Creation.NO_GRAD_MODE:
+                _autograd._set_creation_meta(tensor, _Creation.DEFAULT)
+    return results
