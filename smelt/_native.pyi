@@ -3,9 +3,9 @@
 docs/native.md says which file holds what.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
-from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
+from typing import Any, NoReturn, NotRequired, Protocol, TypedDict, TypeVar
 
 import torch
 
@@ -71,6 +71,12 @@ def tail(target: Callable[..., object], *args: object) -> object:
 
 def release_arguments() -> None:
     """What a resume function that runs eagerly begins with: its variables alone hold its arguments then."""
+
+def send(iterator: Iterator[object], value: object) -> tuple[object, bool]:
+    """What an iterator gives for that, and whether it has ended with that."""
+
+def raise_at(error: BaseException, offset: int) -> NoReturn:
+    """Raises the exception as it is, as if the caller stood at this offset of its code."""
 
 def frame_of(code: CodeType, globals: dict[str, object]) -> FrameType:
     """A frame of this code that does not run."""

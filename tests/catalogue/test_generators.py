@@ -35,7 +35,7 @@ def unpacks_a_generator():
     return fn, three_shapes()
 
 
-@program(graphs=1, later=1)
+@program(graphs=3, later=3)
 def returns_an_unstarted_generator():
     def fn(x, n):
         return scaled(x + 1, n), x + 1
@@ -43,7 +43,7 @@ def returns_an_unstarted_generator():
     return fn, three_shapes()
 
 
-@program(graphs=1, later=1)
+@program(graphs=2, later=2)
 def returns_a_half_consumed_generator():
     def fn(x, n):
         made = scaled(x, n)
@@ -53,7 +53,7 @@ def returns_a_half_consumed_generator():
     return fn, three_shapes()
 
 
-@program(graphs=1, later=1)
+@program(graphs=2, later=2)
 def stores_a_half_consumed_generator():
     kept = []
 
@@ -497,7 +497,7 @@ def iter_with_a_sentinel():
     return fn, [(tensor(3), 3), (tensor(3), 3), (tensor(3), 5)]
 
 
-@program(graphs=1)
+@program(graphs=3)
 def half_consumed_builtins_are_returned():
     def fn(x):
         z = zip([1, 2, 3], [x, x + 1, x * 2])

@@ -357,7 +357,7 @@ def outer_cells():
     return fn, calls(*THREE), state
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-value", "unsupported-call", "unsupported-call"])
+@program(graphs=3, later=1, breaks=["data-dependent-value", "unsupported-call", "unsupported-call"])
 def generator_across_a_break():
     def steps(x):
         got = 0
@@ -402,7 +402,9 @@ def generator_with_try_across_a_break():
     return fn, calls(*THREE)
 
 
-@program(graphs=2, breaks=["data-dependent-condition", "unsupported-object"])
+@program(
+    graphs=7, later=1, breaks=["data-dependent-condition", "data-dependent-condition", "unsupported-object"]
+)
 def break_in_a_generator():
     def numbers(x):
         for i in range(3):
@@ -442,7 +444,7 @@ def comprehensions():
     return fn, calls(*THREE)
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-value", "unsupported-object"])
+@program(graphs=3, later=1, breaks=["data-dependent-value", "unsupported-object"])
 def half_consumed_iterators():
     def fn(x):
         pairs = zip(enumerate([x, x + 1, x + 2]), "abc")
@@ -606,7 +608,7 @@ def disabled_function():
     return fn, calls(*THREE), seen
 
 
-@program(graphs=1, breaks=["data-dependent-value"])
+@program(graphs=2, breaks=["data-dependent-value", "data-dependent-value"])
 def callback_with_a_break():
     def fn(x):
         return sorted([x, x * -1, x + 1], key=lambda t: t.sum().item())

@@ -260,7 +260,7 @@ def break_in_an_exit_stack():
     return fn, numbers(), log
 
 
-@program(graphs=2, later=5, breaks=["graph-break-requested", "unsupported-object", "unsupported-object"])
+@program(graphs=2, later=6, breaks=["graph-break-requested", "unsupported-object", "unsupported-object"])
 def break_in_a_loop_over_a_generator():
     def values(x, n):
         for i in range(n + 2):
@@ -278,8 +278,16 @@ def break_in_a_loop_over_a_generator():
 
 
 @program(
-    graphs=1,
-    breaks=["graph-break-requested", "unsupported-object", "unsupported-object", "unsupported-object"],
+    graphs=3,
+    later=1,
+    breaks=[
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+    ],
 )
 def break_inside_a_generator():
     def values(x, n):

@@ -878,3 +878,37 @@ def test_entries_die_with_their_code():
     assert ref() is not None
     del code
     assert ref() is None
+
+
+# ------------------------------------------------------------------------------------------ what generators need
+
+
+def test_raise_at_shows_another_place():
+    def raising():
+        error = ValueError("x")
+        last = list(raising.__code__.co_positions())
+        native.raise_at(error, 2 * (len(last) - 1))
+        return [  # the last instruction stands here
+            error
+        ]
+
+    with pytest.raises(ValueError, match="x") as caught:
+        raising()
+    assert caught.value.__traceback__ is not None
+    shown = caught.value.__traceback__.tb_next
+    assert shown is not None and shown.tb_frame.f_code is raising.__code__
+    assert shown.tb_lineno == raising.__code__.co_firstlineno + 4
+    for wrong in ((ValueError("x"), 10**9), (ValueError("x"), -1), (1, 0)):
+        with pytest.raises(ValueError, match="no such place"):
+            native.raise_at(*wrong)
+
+
+def test_send_tells_a_value_from_the_end():
+    def made():
+        got = yield 1
+        return got
+
+    one = made()
+    assert native.send(one, None) == (1, False)
+    assert native.send(one, 5) == (5, True)
+    assert native.send(iter([]), None) == (None, True)

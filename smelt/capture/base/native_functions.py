@@ -78,6 +78,7 @@ POLYFILLS = (
     "smelt.capture.protocol.polyfills",
     "smelt.capture.protocol.polyfills_of_results",
     "smelt.capture.protocol.polyfills_of_torch",
+    "smelt.capture.breaks.step",  # the functions that steps of generators are compiled as
 )
 _INTERPRETED_MODULES = (*POLYFILLS, "torch.nn.attention.flex_attention")
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Delivery, Frame, LastInstruction, is_smelts
 from smelt.capture.breaks.chains import is_chain, remaining, waiting_points
+from smelt.capture.breaks.given_functions import COMPILED, step_with_compiled
 from smelt.capture.breaks.instructions import ROWS, Constant, Step
 from smelt.capture.breaks.liveness import handler_at
 from smelt.capture.breaks.loops import LOOPING, loop_step
@@ -23,6 +24,7 @@ from smelt.capture.breaks.points import AfterCall, Continuation, Placeholder, Po
 from smelt.capture.breaks.positions import Place
 from smelt.capture.breaks.resume import Originals, Resumes, continuation
 from smelt.capture.breaks.waiting import after
+from smelt.capture.breaks.worth import has_tensors
 from smelt.errors import Unsupported
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OPCODE, Reason
 
@@ -39,6 +41,9 @@ class Writer(Protocol):
 
     def constant(self, x: object, hint: str) -> str:
         """The name under which the compiled frame finds `x` in its scope."""
+
+    def given_function(self) -> str:
+        """The name of a function: see `Resumes.given`."""
 
     def function(self, parameters: Sequence[str], body: Sequence[str], place: Place) -> str:
         """The name of a function whose frames look like the user's at `place`."""
@@ -77,6 +82,8 @@ class Break:
         for value in (*self.step.operands, self.error):
             if type(value) is Placeholder:
                 writer.bind(value, writer.fresh_name(value.name))
+            elif value is COMPILED:
+                writer.bind(value, writer.given_function())
             elif type(value) is Constant:
                 writer.bind(value, writer.constant(value.value, value.name))
         lines = [f"# graph break: {_comment(self.reason)}"]
@@ -173,10 +180,15 @@ def _answered(frame: WaitingFrame, value: object) -> WaitingFrame:
     return WaitingFrame(replace(rest, values=values), None)
 
 
-def _step(frame: Frame) -> Step:
+def _step(frame: Frame, reason: Reason, depth: int) -> Step:
+    """The instruction at which `frame` stands, `depth` frames deep."""
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name not in ROWS:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"a graph break at {name}"))
+    if len(reason.stack) > depth and has_tensors(frame.stack):  # what it calls cannot be captured
+        step = step_with_compiled(frame)
+        if step is not None:
+            return step
     return ROWS[name](frame, arg)
 
 
@@ -189,7 +201,7 @@ def plan(
     """
     innermost = frames[-1]
     loops = reason.kind is LONG_COMPUTATION and innermost.code.names[innermost.pc] in LOOPING
-    step = loop_step(originals, decode, innermost) if loops else _step(innermost)
+    step = loop_step(originals, decode, innermost) if loops else _step(innermost, reason, len(frames))
     callers = _callers(originals, frames)
     normal = [continuation(originals, s.frame or innermost, s.at, s.stack) for s in step.successors]
     successors = tuple((WaitingFrame(rest, None), *callers) for rest in normal)

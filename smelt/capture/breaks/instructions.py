@@ -311,6 +311,18 @@ def _for_iter(frame: Frame, arg: int) -> Step:
     return Step((value, stack[-1], value), successors, "{} = next({}, exhausted)", ("{} is exhausted",))
 
 
+@row("SEND")
+def _send(frame: Frame, arg: int) -> Step:
+    """The next of what a generator or coroutine delegates to; at its end END_SEND of 3.12 takes that from the stack."""
+    *below, target, sent = frame.stack
+    value, ended = Placeholder("sent"), Placeholder("ended")
+    successors = (
+        Successor(frame.pc + 1, [*below, target, value]),
+        Successor(arg, [*below, *([target] if PY312 else []), value]),
+    )
+    return Step((value, ended, target, sent, ended), successors, "{}, {} = send({}, {})", ("{}",))
+
+
 @row("UNPACK_SEQUENCE")
 def _unpack_sequence(frame: Frame, arg: int) -> Step:
     items = [Placeholder(f"item{i}") for i in range(arg)]
@@ -444,6 +456,7 @@ def merge_keywords(target: dict[str, object], more: Mapping[str, object]) -> Non
 
 NAMES.update(
     tail=_native.tail,
+    send=_native.send,
     exhausted=Sentinel("exhausted"),
     enter_context=enter_context,
     raise_as_it_is=raise_as_it_is,

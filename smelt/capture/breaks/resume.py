@@ -7,23 +7,35 @@ break in it has a bounded number of them.
 from __future__ import annotations
 
 import builtins
+import functools
+import inspect
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from smelt import _native
 from smelt.capture.base.bytecode import Code, Original, note_original
 from smelt.capture.base.frames import Frame, Handled, LastInstruction
 from smelt.capture.base.handlers import BUILTINS
+from smelt.capture.base.native_functions import runs_natively
 from smelt.capture.base.values import NULL
 from smelt.capture.breaks.assembler import Exit, Handling, Null, Offset, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.liveness import live_slots
 from smelt.capture.breaks.points import Continuation, Point, Polyfill, WaitingFrame
+from smelt.capture.breaks.steps import Step
 from smelt.capture.rebuilding.source import identifier
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
+_UNLIKE = (
+    inspect.CO_GENERATOR
+    | inspect.CO_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+    | inspect.CO_VARARGS
+    | inspect.CO_VARKEYWORDS
+)
 BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
 
 
@@ -152,10 +164,12 @@ class Resumes:
         self._decode = decode
         # key -> (callable, what its ids belong to)
         self._made: dict[tuple[object, ...], tuple[Resume, Sequence[Point | Polyfill]]] = {}
+        self._steps: dict[tuple[object, ...], Step] = {}
 
     def clear(self) -> None:
         """Forgets them all; those in use stay alive."""
         self._made.clear()
+        self._steps.clear()
 
     @property
     def callables(self) -> list[Resume]:
@@ -166,10 +180,37 @@ class Resumes:
         """The resume function of `point`."""
         if isinstance(point, Polyfill):
             return point.function
+        if point.source.co_flags & inspect.CO_GENERATOR:
+            return self.step(point)[0]
         found = self._made.get(point.key)
         if found is None:
             found = self._made[point.key] = self._wrap(resume_function(self._decode, point)), [point]
         return found[0]
+
+    def step(self, point: Point) -> tuple[Resume, Step]:
+        """What goes on at `point` of a generator up to its next `yield`: a callable that is compiled, and what that runs."""
+        found = self._made.get(point.key)
+        if found is None:
+            yields = replace(point, at=point.at - 1)
+            step = Step(
+                resume_function(self._decode, point), functools.partial(resume_function, self._decode, yields)
+            )
+            stub = step.stub(len(point.slots) + sum(isinstance(p, (Value, Handling)) for p in point.layout))
+            found = self._made[point.key] = self._wrap(stub), [point]
+            self._steps[point.key] = step
+        return found[0], self._steps[point.key]
+
+    def given(self, function: Callable[..., object]) -> Callable[..., object]:
+        """`function` as code of C may call it, with positional arguments: compiled, unless it is of a kind that is not."""
+        bound = (function.__self__,) if isinstance(function, types.MethodType) else ()
+        plain = function.__func__ if isinstance(function, types.MethodType) else function
+        if not isinstance(plain, types.FunctionType) or not _is_plain(plain):
+            return function
+        source, code = plain.__code__, self._decode(plain.__code__)
+        slots = (*_free(code), *range(code.argcount))
+        resume = self.function(Point(source, code.names.index("RESUME"), slots, (), plain.__globals__, None))
+        values = (*(plain.__closure__ or ()), *bound)
+        return functools.partial(resume, *values) if values else resume
 
     def chain(self, frames: Sequence[WaitingFrame]) -> tuple[Resume | types.FunctionType, tuple[object, ...]]:
         """The callable that goes on in all `frames`, innermost first, and the values that it takes."""
@@ -180,6 +221,18 @@ class Resumes:
         if found is None:
             found = self._made[text.key] = self._wrap(text.compiled()), text.points
         return found[0], tuple(text.values)
+
+
+def _is_plain(function: types.FunctionType) -> bool:
+    """Whether a frame of `function` begins with nothing but its positional arguments and its closure."""
+    code = function.__code__
+    begins = not (code.co_cellvars or code.co_kwonlyargcount or function.__defaults__ or function.__dict__)
+    return (
+        begins
+        and not code.co_flags & _UNLIKE
+        and "__class__" not in code.co_freevars
+        and not runs_natively(function)
+    )
 
 
 def _extra_name(code: Code, push: Push, number: int) -> str:

@@ -1,25 +1,20 @@
-"""Iterators and generators that leave capture half consumed: rows for `rebuilding.kinds.KINDS`.
+"""Iterators that leave capture half consumed: rows for `rebuilding.kinds.KINDS` (generators: `generators.py`).
 
 An iterator of C is made again from what its `__reduce__` says; one over a dictionary or a set from that itself, so that what
-changes there shows in the loop. A generator of the VM becomes a real one: a resume function with the generator flag restores
-the frame and jumps to the `yield` at which it is suspended; the first `next` comes out of that `yield` again.
+changes there shows in the loop.
 """
 
 from __future__ import annotations
 
-import collections.abc
 import copy
 import gc
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
-from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator, VMCallable, VMIterator
-from smelt.capture.breaks.points import Continuation
-from smelt.capture.breaks.resume import Originals, continuation, resume_function
-from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import cells
+from smelt.capture.base.frames import VMCallable, VMIterator
+from smelt.capture.breaks.worth import has_tensors
 from smelt.capture.rebuilding.containers import list_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.kinds import KINDS
@@ -54,11 +49,20 @@ def _reduced_parts(x: object) -> list[object]:
 
 def _reduced_text(x: object, text: Expressions) -> str:
     made, arguments, state = _reduced(x)
-    call = f"{text.constant(made, made.__name__)}({', '.join(map(text, arguments))})"
+    compiles = has_tensors(arguments)
+    given = ", ".join(_argument_text(a, text, compiles) for a in arguments)
+    call = f"{text.constant(made, made.__name__)}({given})"
     if state is None:
         return call
     shown = f"({', '.join(map(text, state))},)" if type(state) is tuple else text(state)
     return f"iterator_at({call}, {shown})"
+
+
+def _argument_text(x: object, text: Expressions, compiles: bool) -> str:
+    """What an iterator is made of; a function that it only calls is compiled if that `compiles` anything."""
+    if type(x) is VMCallable and compiles:
+        return f"{text.given_function()}({text(x.function)})"
+    return text(x)
 
 
 _KEPT = Kind(_reduced_parts, _reduced_text)
@@ -163,66 +167,13 @@ def iterator_at(iterator: _I, state: object) -> _I:
     return iterator
 
 
-# ---------------------------------------------------------------------------------------------------- generators
-
-
-def _machine(g: Generator) -> VM:
-    assert isinstance(g.vm, VM)  # nothing else makes generators
-    return g.vm
-
-
-def _continuation(g: Generator) -> Continuation:
-    """Where the generator's frame goes on."""
-    frame, vm = g.frame, _machine(g)
-    cells.register_cells(vm, frame)
-    if g.state is CREATED:  # POP_TOP and RESUME come next
-        return continuation(Originals(vm.decode), frame, frame.pc + 1, frame.stack, whole=True)
-    if g.state is SUSPENDED:
-        return continuation(Originals(vm.decode), frame, frame.pc - 1, [*frame.stack, None], whole=True)
-    raise unsupported(g, "a generator that is running")
-
-
-def _generator_parts(g: Generator) -> Iterable[object]:
-    return () if g.state is FINISHED else _continuation(g).values
-
-
-def _generator_text(g: Generator, text: Expressions) -> str:
-    if g.state is FINISHED:
-        return f"finished_generator({g.frame.function.__name__!r}, {g.frame.function.__qualname__!r})"
-    rest = _continuation(g)
-    function = resume_function(_machine(g).decode, rest.point)
-    function.__name__, function.__qualname__ = g.frame.function.__name__, g.frame.function.__qualname__
-    call = f"{text.constant(function, function.__name__)}({', '.join(map(text, rest.values))})"
-    return call if g.state is CREATED else f"advanced({call})"
-
-
-_Real = collections.abc.Generator[object, object, object]
-
-
-def advanced(generator: _Real) -> _Real:
-    """Runs a resume generator up to the `yield` at which it is suspended, and gives it."""
-    next(generator)
-    return generator
-
-
-def finished_generator(name: str, qualname: str) -> _Real:
-    """Makes a generator that has nothing left."""
-    made: Any = (x for x in ())  # type: ignore[var-annotated]
-    made.__name__, made.__qualname__ = name, qualname
-    made.close()
-    return cast(_Real, made)
-
-
 KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
 KINDS.update(dict.fromkeys(_ENTRIES, Kind(_entries_parts, _entries_text)))
 KINDS[type(iter(set()))] = Kind(_elements_parts, _elements_text)
-KINDS[Generator] = Kind(_generator_parts, _generator_text)
 KINDS[VMCallable] = Kind(lambda x: (x.function,), lambda x, text: text(x.function))
 KINDS[VMIterator] = Kind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
 NAMES.update(
     elements_from=elements_from,
     entries_from=entries_from,
     iterator_at=iterator_at,
-    advanced=advanced,
-    finished_generator=finished_generator,
 )

@@ -65,6 +65,8 @@ WAITING: dict[str, Waiting] = {
     "STORE_SUBSCR": _STORES[3],
     "STORE_SLICE": _STORES[4],
     "DELETE_SUBSCR": _STORES[2],
+    "GET_ITER": _UNARY,
+    "GET_YIELD_FROM_ITER": _UNARY,
     "BEFORE_WITH": Waiting(_takes(1), _entered),
 }
 WAITING.update(

@@ -74,7 +74,7 @@ def emit(
     """
     slots = slot_names(code)
     origins = [origin for _, origin in inputs]
-    writer = Writer(found, slots, [_collected(o) for o in origins if not _is_drawn(o)])
+    writer = Writer(found, slots, [_collected(o) for o in origins if not _is_drawn(o)], resumes)
     drawing = write_draws(writer, draws)
     given = _input_texts(writer, origins)
     for (fake, origin), text in zip(inputs, given):

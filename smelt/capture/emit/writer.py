@@ -13,11 +13,13 @@ import math
 import re
 from collections.abc import Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from smelt.capture.breaks.points import Point
 from smelt.capture.breaks.positions import Place
+from smelt.capture.breaks.resume import Resumes
 from smelt.capture.rebuilding.constants import CONSTANTS, LITERALS, is_kept_by_typing, stands_for_itself
 from smelt.capture.rebuilding.kind import Kind
 from smelt.capture.rebuilding.kinds import kind_of
@@ -54,8 +56,12 @@ class Writer:
     their frames stand for.
     """
 
-    def __init__(self, found: Reach, slots: Sequence[str], collect: Sequence[Origin]) -> None:
+    def __init__(
+        self, found: Reach, slots: Sequence[str], collect: Sequence[Origin], resumes: Resumes
+    ) -> None:
         self.found = found
+        self._resumes = resumes
+        self._given = resumes.given
         self.slots = slots
         self.collect = list(collect)
         self.head: list[str] = []
@@ -109,6 +115,14 @@ class Writer:
     def expression_at(self, origin: Origin) -> str:
         """The expression for what is found at `origin`, which was bound."""
         return self._collected[origin]
+
+    def step(self, point: object) -> tuple[object, object]:
+        """What goes on in a generator at a `Point`: see `Resumes.step`."""
+        return self._resumes.step(cast(Point, point))
+
+    def given_function(self) -> str:
+        """The name of a function: see `Resumes.given`."""
+        return self.constant(self._given, "compiled_function")
 
     def before_graph(self, x: object) -> str:
         """The expression for an object from outside that is used before the graph is called."""

@@ -19,7 +19,7 @@ from smelt.capture.base.bytecode import Code, decode
 from smelt.capture.base.frames import Frame, Generator
 from smelt.capture.base.handlers import BUILTINS, METHODS
 from smelt.capture.base.values import MISSING, Sentinel
-from smelt.capture.breaks import suspended
+from smelt.capture.breaks import generators, suspended
 from smelt.capture.interpreter import tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
 from smelt.capture.library import (
@@ -89,7 +89,7 @@ FILLING = (
     assumed_values, attribute_functions, backward_calls, checked_values, checkpoints, classes, compiler_queries,
     container_constructors, containers, context_variables, copying, custom_functions, descriptors, evaluation,
     exceptions, function_wrappers,
-    gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
+    generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
     optimizers, other_tracers, printing, process_settings, random_draws, small_branches, special_methods, subscripts,
     suspended, tensor_methods, tensor_state, warning_messages, weak_references,
 )  # fmt: skip

@@ -8,14 +8,14 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
-from smelt.capture.base.frames import Generator, VMCallable, VMIterator
+from smelt.capture.base.frames import Generator, Tail, VMCallable, VMIterator, through
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES
 from smelt.capture.machine.native_reach import PLAIN_ITERATORS
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, iterators, wrapping
-from smelt.capture.protocol import polyfills
+from smelt.capture.protocol import polyfills, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import may_define_operators
 from smelt.capture.protocol.lengths import ask_length
@@ -26,6 +26,7 @@ from smelt.trace.fake import FakeTensor
 
 def get_iter(vm: VM, obj: object) -> object:
     """`iter(obj)`."""
+    tail = vm.frames.take_tail()
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     kind = type(obj)
@@ -34,7 +35,7 @@ def get_iter(vm: VM, obj: object) -> object:
     if type(obj) is FakeTensor:
         return iter(_rows(obj))
     if may_define_operators(kind):
-        found = _python_iterator(vm, obj)
+        found = _python_iterator(vm, obj, tail)
         if found is not None:
             return found
     return iter(iterable(vm, obj))
@@ -47,10 +48,11 @@ def _rows(tensor: FakeTensor) -> tuple[FakeTensor, ...]:
     return cast("tuple[FakeTensor, ...]", tensor.unbind(0))
 
 
-def _python_iterator(vm: VM, obj: object) -> object:
+def _python_iterator(vm: VM, obj: object, tail: Tail | None = None) -> object:
     """`iter(obj)` where that is Python code; None where it is not."""
     found = python_method(vm, obj, "__iter__")
     if found is not None:
+        vm.frames.tail = through(tail, polyfills_of_results.iterator)
         made = vm.call_function(found, (obj,))
         if not hasattr(type(made), "__next__"):
             raise TypeError(f"iter() returned non-iterator of type {vm.class_of(made).__name__!r}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, MutableMapping
-from typing import NoReturn, SupportsIndex
+from typing import NoReturn, SupportsIndex, TypeVar
+
+T = TypeVar("T")
 
 
 def as_it_is(result: object, *values: object) -> object:
@@ -148,6 +150,13 @@ def length(result: SupportsIndex) -> int:
 def length_truth(result: SupportsIndex) -> bool:
     """What `__len__` gave, of an object that is asked whether it is true."""
     return length(result) != 0
+
+
+def iterator(result: T) -> T:
+    """What `__iter__` gave."""
+    if not hasattr(type(result), "__next__"):
+        raise TypeError(f"iter() returned non-iterator of type {type(result).__name__!r}")
+    return result
 
 
 def kept(result: object, obj: MutableMapping[object, object], key: object) -> object:

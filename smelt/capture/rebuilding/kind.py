@@ -29,6 +29,14 @@ class Expressions(Protocol):
         """The expression for a symbolic number."""
         ...
 
+    def step(self, point: object) -> tuple[object, object]:
+        """What goes on in a generator at a `Point`: see `Resumes.step`."""
+        ...
+
+    def given_function(self) -> str:
+        """The name of a function: see `Resumes.given`."""
+        ...
+
 
 @dataclass(frozen=True)
 class Kind:

@@ -1,6 +1,8 @@
 // What smelt asks of the interpreter while it compiles, without a setting that other threads could see.
 //
 // Python's own functions for both set them for the whole process: `sys.setrecursionlimit`, `gc.disable`.
+#include "cpython.h"
+
 #include <climits>
 
 #include "calls/state.h"
@@ -32,7 +34,33 @@ PyObject* py_postpone_collections(PyObject*, PyObject* arg) {
     return PyBool_FromLong(were);
 }
 
+PyObject* py_raise_at(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Py_ssize_t offset = count == 2 ? PyLong_AsSsize_t(args[1]) : -1;
+    Frame* frame = PyThreadState_Get()->cframe->current_frame;  // the caller's: functions of C have none
+    if (offset < 0 || !PyExceptionInstance_Check(args[0]) || offset >= _PyCode_NBYTES(frame_code(frame))) {
+        PyErr_Clear();
+        return PyErr_Format(PyExc_ValueError, "raise_at(error, offset): no such place in the caller's code");
+    }
+    // as far as tracebacks show; where the caller goes on is in a register
+    frame->prev_instr =
+        _PyCode_CODE(frame_code(frame)) + offset / static_cast<Py_ssize_t>(sizeof(_Py_CODEUNIT));
+    PyErr_Restore(Py_NewRef(Py_TYPE(args[0])), Py_NewRef(args[0]), PyException_GetTraceback(args[0]));
+    return nullptr;
+}
+
+PyObject* py_send(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "send: two arguments");
+    PyObject* value = nullptr;
+    PySendResult how = PyIter_Send(args[0], args[1], &value);
+    if (how == PYGEN_ERROR) return nullptr;
+    return Py_BuildValue("(NO)", value, how == PYGEN_RETURN ? Py_True : Py_False);
+}
+
 PyMethodDef functions[] = {
+    {"send", reinterpret_cast<PyCFunction>(py_send), METH_FASTCALL,
+     "send(iterator, value): what an iterator gives for that, and whether it has ended with that."},
+    {"raise_at", reinterpret_cast<PyCFunction>(py_raise_at), METH_FASTCALL,
+     R"(raise_at(error, offset): raises the exception as it is, as if the caller stood at this offset of its code.)"},
     {"set_thread_recursion_limit", py_set_thread_recursion_limit, METH_O,
      "set_thread_recursion_limit(limit): how deep this thread alone may call; gives what was so before."},
     {"postpone_collections", py_postpone_collections, METH_O,

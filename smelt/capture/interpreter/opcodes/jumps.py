@@ -98,6 +98,7 @@ def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("GET_ITER", "GET_YIELD_FROM_ITER")
 def _get_iter(vm: VM, frame: Frame, arg: int) -> None:
+    vm.frames.wait_in(frame)
     frame.stack[-1] = vm.get_iter(frame.stack[-1])
 
 

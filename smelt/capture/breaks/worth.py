@@ -1,0 +1,53 @@
+"""Whether there is something to compile in what goes on behind a graph break: it has tensors."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import types
+from collections import deque
+from collections.abc import Iterable
+
+import torch
+
+from smelt.capture.base.frames import Generator, VMCallable, VMIterator
+
+_MOST = 500  # objects that are looked at
+_HOLDING: tuple[type, ...] = (
+    list, tuple, dict, set, frozenset, deque, types.CellType, VMCallable, VMIterator, enumerate, zip, map, filter, reversed,
+    *map(type, map(iter, ((), [], {}, {}.values(), {}.items(), set()))),
+    itertools.chain, itertools.islice, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
+    itertools.filterfalse,
+)  # fmt: skip
+
+
+def has_tensors(values: Iterable[object]) -> bool:
+    """Whether a tensor or a module is near: among `values`, in what they contain, in closures and attributes."""
+    pending = deque(values)
+    seen: set[int] = set()
+    while pending and len(seen) < _MOST:
+        x = pending.popleft()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, (torch.Tensor, torch.nn.Module)):
+            return True
+        pending += _held(x)
+    return False
+
+
+def _held(x: object) -> Iterable[object]:
+    if type(x) in _HOLDING:
+        return gc.get_referents(x)
+    if type(x) is types.FunctionType:
+        return (*(x.__closure__ or ()), *(x.__defaults__ or ()))
+    if type(x) is types.MethodType:
+        return x.__self__, x.__func__
+    if type(x) is Generator:
+        return *x.frame.locals, *x.frame.stack
+    if isinstance(x, (type, types.ModuleType)):
+        return ()
+    try:
+        return tuple(object.__getattribute__(x, "__dict__").values())
+    except Exception:
+        return ()
