@@ -229,6 +229,7 @@ class _DifferentiableSpec(TypedDict):
     conflicts: NotRequired[Sequence[Sequence[int]]]
     lock: NotRequired[_RLock]
     leaves: NotRequired[int]
+    taken: NotRequired[Sequence[tuple[int, Sequence[tuple[str, int]], Callable[..., object], int]]]
     draws: NotRequired[bool]
     rewritten: NotRequired[Sequence[int]]
     copied: NotRequired[Sequence[int]]

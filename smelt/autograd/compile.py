@@ -20,7 +20,7 @@ from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.second_derivatives import DoubleBackward, double_backward
 from smelt.autograd.spent_outputs import spend_outputs
-from smelt.autograd.take_outputs import take_outputs
+from smelt.autograd.take_outputs import steps, take_outputs
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import Config
 from smelt.graph.graph_function import Compiled
@@ -77,6 +77,7 @@ def _node(
             "gradients": joint.gradients,
             "leaves": joint.leaves,
             "through": joint.cuts,
+            "taken": steps(joint),
             "groups": _groups(joint),
             "contributors": flow.contributors,
             "conflicts": joint.conflicts,
@@ -96,11 +97,12 @@ def _groups(joint: Joint) -> list[tuple[list[int], bool]]:
     """The tangents that are computed from together, in the order of computation.
 
     An output that others are computed from has a group of its own. All others share one, which may do the work of all
-    (True): where nobody looks at what flows into the cuts, the backward is one graph.
+    (True): where nobody looks at what flows into the cuts, the backward is one graph. What is taken has nodes of autograd's.
     """
     cuts = _cut_tangents(joint)
     rest = [k for k in range(len(joint.tangents)) if k not in cuts]
-    return [*(([k], False) for k in cuts), *([(rest, bool(cuts))] if rest else [])]
+    own = [k for k in cuts if joint.tangents[k] < joint.n_outputs]
+    return [*(([k], False) for k in own), *([(rest, bool(cuts))] if rest else [])]
 
 
 def _cut_tangents(joint: Joint) -> list[int]:
@@ -134,6 +136,9 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
             if at in gives[k]:
                 gives[k] |= gives[cut]
                 reads[k] |= reads[cut]
+    for k, output in enumerate(joint.tangents):
+        if output >= joint.n_outputs:
+            gives[k], reads[k] = set(), set()
     return _Flow(_inverse(gives, n_gradients), _inverse(reads, len(parts.saved)))
 
 

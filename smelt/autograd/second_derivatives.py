@@ -83,7 +83,7 @@ def _draws(node: Node) -> bool:
 def _read(joint: Joint) -> set[int]:
     """The primals that differentiable outputs are computed from."""
     outputs = joint.graph.output.args[0]
-    pending = [outputs[i] for i in joint.tangents]
+    pending = [outputs[i] for i in joint.tangents if i < joint.n_outputs]
     seen = set(pending)
     while pending:
         for argument in _arguments(pending.pop()):

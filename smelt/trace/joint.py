@@ -14,7 +14,7 @@ from smelt.graph.ir import Graph, Node
 from smelt.trace.custom_functions import UserBackward
 from smelt.trace.fake import FakeTensor
 from smelt.trace.grad_flags import NO_FLAGS, GradFlags
-from smelt.trace.outputs import OutputSource
+from smelt.trace.outputs import OutputSource, Taken
 from smelt.trace.spent import Spent
 
 
@@ -23,8 +23,9 @@ class Joint:
     """`graph` takes `primals_1..` (the tensors and numbers of the trace) and `tangents_1..`, and gives the forward's
     outputs, then the gradients (None where there is none): of primals, then of the `cuts`.
 
-    The tangent of a cut stands for all that flows into it, from the other outputs too. The graph is functional but for
-    `copy_` nodes that write primals without autograd; those belong to the forward.
+    The tangent of a cut stands for all that flows into it, from the other outputs too. What is `taken` outside of the graph
+    counts as further outputs in `tangents` and `cuts`; its tangents are never defined, as autograd has nodes for it. The
+    graph is functional but for `copy_` nodes that write primals without autograd; those belong to the forward.
     """
 
     graph: Graph
@@ -45,6 +46,7 @@ class Joint:
     # per forward output: its node in the torch-level graph; None for those that have none, or that the graph writes too
     torch_nodes: tuple[Node | None, ...] = ()
     spent: tuple[Spent, ...] = ()  # outputs that require a gradient, which can no longer be had
+    taken: tuple[Taken, ...] = ()  # in the order in which it is
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class RecordedBackward:
     calls: tuple[UserBackward, ...] = ()
     conflicts: tuple[tuple[int, ...], ...] = ()
     spent: tuple[Spent, ...] = ()  # counts the inputs of the trace
+    taken: tuple[Taken, ...] = ()  # counts them, too
+    taken_fakes: tuple[FakeTensor, ...] = ()
 
     @property
     def fakes(self) -> list[FakeTensor]:

@@ -46,7 +46,8 @@ class JointBuilder:
         whole.nodes = [copy_of[n] for n in rest]
         returned = [None if n is None else copy_of[n] for n in ends]
         input_ids = tuple(map(id, parts.inputs))
-        own = [None if f.storage_key in parts.writes.storages else f.torch_node for f in recorded.values]
+        given_or_taken = (*recorded.values, *recorded.taken_fakes)
+        own = [None if f.storage_key in parts.writes.storages else f.torch_node for f in given_or_taken]
         late = frozenset(copy_of[n] for n in late)
         return cls(recorded, whole, copy_of, late, returned, input_ids, tuple(own))
 
@@ -109,6 +110,7 @@ class JointBuilder:
             conflicts=recorded.conflicts,
             torch_nodes=self.torch_nodes,
             spent=tuple(self._placed(s, position) for s in recorded.spent),
+            taken=tuple(replace(t, source=t.source.placed(place)) for t in recorded.taken),
         )
 
     def _placed(self, spent: Spent, position: Mapping[int, int]) -> Spent:

@@ -7,7 +7,7 @@ look at are values of the graph, and each `OutputSource` says how an output is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.autograd_calls import AutogradCalls
 from smelt.trace.fake import FakeTensor, fakes_in
+from smelt.trace.history import computed_after, read_by
 from smelt.trace.inputs import Inputs
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.tape import Tape, TapeEntry
@@ -36,20 +37,20 @@ class ViewStep:
     item: int | None
 
 
-Edge = tuple[Any, int]  # a node of autograd, and which of its results
 _VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 @dataclass(frozen=True)
 class OutputSource:
-    """How one output of the trace is had: value `index` of the joint graph, or input `index`, looked at through `steps`.
+    """How one output of the trace is had: value `index` of the joint graph, input `index`, or the tensor that is taken as
+    number `index`, looked at through `steps`.
 
     `detached`: autograd does not see what it is a view of. `no_grad`: it was looked at without gradients, which makes a leaf
     of the view. `retained`: its gradient is kept.
     """
 
-    kind: Literal["value", "input"]
+    kind: Literal["value", "input", "taken"]
     index: int
     steps: tuple[ViewStep, ...] = ()
     detached: bool = False
@@ -60,45 +61,86 @@ class OutputSource:
         """The same, where inputs are counted in another way: input `i` as `place(i)`."""
         return replace(self, index=place(self.index)) if self.kind == "input" else self
 
+    @property
+    def call(self) -> OutputSource | None:
+        """What the views that one call of an operator gives have in common. None of what is no such view."""
+        if not self.steps or self.steps[-1].item is None:
+            return None
+        return replace(self, steps=(*self.steps[:-1], replace(self.steps[-1], item=None)), retained=False)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A tensor that is made outside of the graph's nodes and that other results are computed from: a view, or an input that
+    value `written` of the joint graph is copied into. `node`: which node of autograd's, of which one
+    operator's views are."""
+
+    source: OutputSource
+    node: int
+    written: int | None = None
+
 
 def output_sources(
-    tape: Tape, inputs: Inputs, outputs: Sequence[FakeTensor]
-) -> tuple[tuple[FakeTensor, ...], tuple[OutputSource, ...]]:
-    """The values that a joint graph must give, and how `outputs` are had from them. A source of kind input counts `inputs`.
-    Raises NotDifferentiable."""
-    owners = {f.storage_key: f for f in reversed(inputs)}
-    shared = [f.storage_key for f in outputs]
-    origins = _Origins(tape, inputs)
-    values: dict[int, FakeTensor] = {}  # by storage
-    index: dict[int, int] = {}  # of each storage's value
-    found = []
-    for fake, key in zip(outputs, shared):
-        if key not in owners and key not in values:
-            index[key] = len(values)
-            alone = shared.count(key) == 1 and not is_no_grad_view(fake)
-            values[key] = fake if alone else origins.owner(key)
-        base = owners[key] if key in owners else values[key]
-        if base is fake:
-            found.append(OutputSource("value", index[key], retained=fake.retains_grad))
-            continue
-        steps, start = origins.views(fake)
-        if key in owners:
-            at = next((i for i, f in enumerate(inputs) if f is start), -1)
-            kind: Literal["value", "input"] = "input"
-        else:
-            at = index[key] if start is base else -1
-            kind = "value"
+    tape: Tape, inputs: Inputs, outputs: Sequence[FakeTensor], taken: Sequence[FakeTensor] = ()
+) -> tuple[tuple[FakeTensor, ...], tuple[OutputSource, ...], tuple[OutputSource, ...]]:
+    """The values that a joint graph must give, and how `outputs` are had from them, and from what is taken; then how the
+    views in `taken` are, in order. A source of kind input counts `inputs`. Raises NotDifferentiable."""
+    found = _Sources(tape, inputs, outputs, taken)
+    results = tuple(found.source(f) for f in outputs)
+    return tuple(found.values.values()), results, tuple(found.source(f, itself=False) for f in taken)
+
+
+class _Sources:
+    """`values`: what a joint graph must give, by storage."""
+
+    def __init__(
+        self, tape: Tape, inputs: Inputs, outputs: Sequence[FakeTensor], taken: Sequence[FakeTensor]
+    ) -> None:
+        self._inputs = inputs
+        self._owners = {f.storage_key: f for f in reversed(inputs)}
+        self._shared = [f.storage_key for f in (*outputs, *taken)]
+        self._origins = _Origins(tape, inputs)
+        self._taken = {id(f): i for i, f in enumerate(taken)}
+        self.values: dict[int, FakeTensor] = {}
+        self._index: dict[int, int] = {}  # of each storage's value
+
+    def source(self, fake: FakeTensor, itself: bool = True) -> OutputSource:
+        """How `fake` is had; not `itself`: not from what is taken for it."""
+        base = self._owner_of(fake)
+        if base is fake and not self._inputs.holds(fake):
+            return OutputSource("value", self._index[fake.storage_key], retained=fake.retains_grad)
+        ends = self._taken.keys() if itself else self._taken.keys() - {id(fake)}
+        steps, start = self._origins.views(fake, ends)
+        kind, at = self._start(start, base, ends)
         if at < 0 or (fake.requires_grad and not start.requires_grad):
             raise refuse("results share memory in another way than one being a view of the other")
         is_detached = start.requires_grad and not fake.requires_grad
-        retained = fake.retains_grad and fake is not start
+        retained = itself and fake.retains_grad and not self._inputs.holds(fake)
         _check_history(fake, start)
         # Of `unsafe_chunk`: the same memory, which counts for itself.
-        if fake.requires_grad and not fake._is_view():
+        if fake is not start and fake.requires_grad and not fake._is_view():
             steps = (*steps, ViewStep(_unsafe_view, (_VIEWED, list(fake.spec.shape)), {}, None))
-        no_grad = is_no_grad_view(fake)
-        found.append(OutputSource(kind, at, steps, is_detached, no_grad, retained))
-    return tuple(values.values()), tuple(found)
+        return OutputSource(kind, at, steps, is_detached, is_no_grad_view(fake), retained)
+
+    def _owner_of(self, fake: FakeTensor) -> FakeTensor:
+        """The input, or the value, whose memory `fake` shares."""
+        key = fake.storage_key
+        if key in self._owners:
+            return self._owners[key]
+        if key not in self.values:
+            self._index[key] = len(self.values)
+            alone = self._shared.count(key) == 1 and not is_no_grad_view(fake)
+            self.values[key] = fake if alone else self._origins.owner(key)
+        return self.values[key]
+
+    def _start(
+        self, start: FakeTensor, base: FakeTensor, ends: Collection[int]
+    ) -> tuple[Literal["value", "input", "taken"], int]:
+        if id(start) in ends:
+            return "taken", self._taken[id(start)]
+        if base.storage_key in self._owners:
+            return "input", next((i for i, f in enumerate(self._inputs) if f is start), -1)
+        return "value", self._index[base.storage_key] if start is base else -1
 
 
 def is_no_grad_view(fake: FakeTensor) -> bool:
@@ -120,37 +162,27 @@ def _check_history(view: FakeTensor, start: FakeTensor) -> None:
         raise refuse("a result is a view of a leaf made inside")
 
 
-def read_by(nodes: Iterable[Any], ends: Collection[Any] = ()) -> KeysView[Edge]:
-    """What `nodes` and all nodes behind them are computed from, in the order in which it is met; not what `ends` are."""
-    pending = list(nodes)
-    seen = set(pending)
-    found: dict[Edge, None] = {}
-    while pending:
-        node = pending.pop()
-        for following, output in () if node in ends else node.next_functions:
-            if following is not None:
-                found[following, output] = None
-                if following not in seen:
-                    seen.add(following)
-                    pending.append(following)
-    return found.keys()
-
-
-def check_passed_by(
+def passed_by(
     autograd: AutogradCalls,
     inputs: Inputs,
     outputs: Sequence[FakeTensor],
     values: Sequence[FakeTensor],
     written: Sequence[FakeTensor],
-) -> None:
-    """Raises NotDifferentiable where gradients would pass a tensor by that others can see: what is taken or written outside
-    of the graph's nodes, and what other results are computed from. A hook on it, or `torch.autograd.grad`, would miss what
-    flows from those results."""
+) -> list[FakeTensor]:
+    """The tensors that others can see, that are taken or written outside of the graph's nodes, and that other results are
+    computed from: what flows from those goes through them, where a hook or `torch.autograd.grad` may see it. With them the
+    other views that the same operator gave. In the order of their computation."""
     own = {id(v) for v in values}
     seen = [*(f for f in (*autograd.hooked, *outputs) if not inputs.holds(f) and id(f) not in own), *written]
-    places = {(f.grad_fn, f.output_nr) for f in seen if f.grad_fn is not None}
-    if places and places & read_by({f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None}):
-        raise refuse("a view, or an input that is written, which other results are computed from")
+    places = {(f.grad_fn, f.output_nr): f for f in seen if f.grad_fn is not None}
+    if not places:
+        return []
+    ends = [f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None]
+    nodes = {node for node, _ in places.keys() & read_by(ends)}
+    order = computed_after(ends, inputs.first_history.values())
+    return sorted(
+        (f for f in places.values() if f.grad_fn in nodes), key=lambda f: (order[f.grad_fn], f.output_nr)
+    )
 
 
 class _Origins:
@@ -160,10 +192,11 @@ class _Origins:
         self._entries = tape.entries
         self._inputs = inputs
 
-    def views(self, fake: FakeTensor) -> tuple[tuple[ViewStep, ...], FakeTensor]:
-        """The view operators that lead to `fake`, and the tensor that they start from."""
+    def views(self, fake: FakeTensor, ends: Collection[int] = ()) -> tuple[tuple[ViewStep, ...], FakeTensor]:
+        """The view operators that lead to `fake`, and the tensor that they start from: the last one whose id is in `ends`,
+        or what is no view."""
         steps: list[ViewStep] = []
-        while id(fake) in self._made:
+        while id(fake) in self._made and id(fake) not in ends:
             entry, item = self._made[id(fake)]
             node = entry.node
             if type(node.target) is not OpOverload or not effects(node.target).view:

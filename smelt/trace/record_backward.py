@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,10 +18,11 @@ from smelt.graph.specs import empty_like_spec
 from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.grad_flags import GradFlags, switched_on
+from smelt.trace.history import computed_after, read_by
 from smelt.trace.inputs import Inputs
 from smelt.trace.joint import RecordedBackward
 from smelt.trace.not_differentiable import NotDifferentiable, refuse
-from smelt.trace.outputs import check_passed_by, is_no_grad_view, output_sources, read_by
+from smelt.trace.outputs import OutputSource, Taken, is_no_grad_view, output_sources, passed_by
 from smelt.trace.parts import TraceParts
 from smelt.trace.shared_saves import shared_saves
 from smelt.trace.spent import spent_values
@@ -45,26 +46,26 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     inputs, autograd, tape = parts.inputs, parts.autograd, parts.tape
     flags = GradFlags.of(autograd, inputs)
     written = tuple(f for f in inputs if f.grad_fn is not inputs.first_history.get(id(f)))
-    values, found = output_sources(tape, inputs, outputs)
-    check_passed_by(autograd, inputs, outputs, values, written)
-    values = (*values, *written)
+    values, found, taken, places = _placed(parts, outputs, written)
     spent = spent_values(values, inputs, inputs.first_history) if autograd.differentiated else ()
     if any(s.value >= len(values) - len(written) for s in spent):
         raise refuse("an input is written with a gradient whose graph is freed")
+    if spent and taken:
+        raise refuse("a view of results whose graph is freed, which others are computed from")
     gone = {s.value for s in spent}
-    with_tangent = tuple(i for i, v in enumerate(values) if v.requires_grad and i not in gone)
+    with_tangent = tuple(i for i, v in enumerate(places) if v.requires_grad and i not in gone)
     sources = tuple(f for i, f in enumerate(inputs) if id(f) in inputs.first_history or i in flags.on)
-    tangents = tuple(_tangent(values[i]) for i in with_tangent)
+    tangents = tuple(_tangent(places[i]) for i in with_tangent)
     for k, tangent in enumerate(tangents):
         parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(tape.entries), len(tape.aten.graph.nodes)
-    cuts = _cuts(values, with_tangent)
-    conflicts = shared_saves([values[i].grad_fn for i in with_tangent], inputs.first_history.values())
+    cuts, ends = _cuts(inputs, places, len(values), with_tangent)
+    conflicts = shared_saves([places[i].grad_fn for i in with_tangent], inputs.first_history.values())
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
         arrived: list[int] = []
         with _noting(sources, arrived):
-            gradients = _run_engine(parts, values, with_tangent, tangents, sources, cuts)
+            gradients = _run_engine(parts, places, ends, dict(zip(with_tangent, tangents)), sources, cuts)
         order = _order(sources, arrived)
         sources = tuple(sources[i] for i in order)
         gradients = [*(gradients[i] for i in order), *gradients[len(sources) :]]
@@ -85,18 +86,39 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         calls,
         conflicts,
         spent,
+        taken,
+        places[len(values) :],
     )
+
+
+def _placed(
+    parts: TraceParts, outputs: Sequence[FakeTensor], written: Sequence[FakeTensor]
+) -> tuple[tuple[FakeTensor, ...], tuple[OutputSource, ...], tuple[Taken, ...], tuple[FakeTensor, ...]]:
+    """The values of the joint graph, what of `written` is to be written among them last; how the outputs are had; what is
+    taken; all that has a tangent: the values, and then what is taken. Raises NotDifferentiable."""
+    inputs, tape = parts.inputs, parts.tape
+    values, found, _ = output_sources(tape, inputs, outputs)
+    passed = passed_by(parts.autograd, inputs, outputs, values, written)
+    views: tuple[OutputSource, ...] = ()
+    if passed:
+        values, found, views = output_sources(tape, inputs, outputs, passed)
+    first = len(values)
+    place = {id(f): first + i for i, f in enumerate(written)}
+    values = (*values, *written)
+    nodes = [f.grad_fn for f in passed]
+    taken = tuple(Taken(s, nodes.index(f.grad_fn), place.get(id(f))) for f, s in zip(passed, views))
+    return values, found, taken, (*values, *passed)
 
 
 def _run_engine(
     parts: TraceParts,
-    values: Sequence[FakeTensor],
-    with_tangent: Sequence[int],
-    tangents: Sequence[FakeTensor],
+    places: Sequence[FakeTensor],
+    ends: Collection[int],
+    tangents: Mapping[int, FakeTensor],
     sources: Sequence[FakeTensor],
     cuts: Sequence[int],
 ) -> list[Any]:
-    """Has autograd compute gradients, which the trace records: of the sources, then of the cuts."""
+    """Has autograd compute gradients, which the trace records, from `ends` on: of the sources, then of the cuts."""
     errors = (
         _ERRORS if parts.autograd.custom is None else (Exception,)
     )  # a backward of the user's may raise any
@@ -105,7 +127,7 @@ def _run_engine(
     with (
         parts.backward.recording(lines),
         replaced(lines),
-        _cut_at(values, with_tangent, tangents, through),
+        _cut_at(places, {i: t for i, t in tangents.items() if i not in ends}, through),
         switched_on(sources),
     ):
         try:
@@ -113,8 +135,8 @@ def _run_engine(
             gradients = parts.backward.run(
                 functools.partial(
                     _engine_run_backward,
-                    tuple(values[i] for i in with_tangent if i not in through),
-                    tuple(t for i, t in zip(with_tangent, tangents) if i not in through),
+                    tuple(places[i] for i in tangents if i in ends),
+                    tuple(t for i, t in tangents.items() if i in ends),
                     keep_graph=False,
                     create_graph=False,
                     inputs=tuple(_edge(parts.inputs, f) for f in sources),
@@ -158,30 +180,34 @@ def _order(sources: Sequence[FakeTensor], arrived: Sequence[int]) -> list[int]:
     return sorted(range(len(sources)), key=lambda i: (not sources[i].is_leaf, place.get(i, len(sources)), i))
 
 
-def _cuts(values: Sequence[FakeTensor], with_tangent: Sequence[int]) -> tuple[int, ...]:
-    """The values that others are computed from. Autograd must know them as such: the program may ask for their gradients,
-    put hooks on them, or change what flows through them. In the order of their computation."""
-    place = {(values[i].grad_fn, values[i].output_nr): i for i in with_tangent}
-    found = [place[p] for p in read_by({fn for fn, _ in place}) & place.keys()]
-    # autograd numbers its nodes as they are made
-    return tuple(sorted(found, key=lambda i: values[i].grad_fn._sequence_nr()))  # type: ignore[union-attr]
+def _cuts(
+    inputs: Inputs, places: Sequence[FakeTensor], n: int, with_tangent: Sequence[int]
+) -> tuple[tuple[int, ...], frozenset[int]]:
+    """The first `n` of `places` that others are computed from, and all that is taken, which follows. Autograd must know them
+    as such: the program may ask for their gradients, put hooks on them, or change what flows through them. In the order of
+    their computation. And those of all that have a tangent that nothing with a tangent is computed from."""
+    at = {i: (places[i].grad_fn, places[i].output_nr) for i in with_tangent}
+    nodes = [node for node, _ in at.values()]
+    read = read_by(nodes)
+    taken = {at[i] for i in with_tangent if i >= n}
+    found = [i for i in with_tangent if at[i] in taken or at[i] in read]
+    ends = frozenset(i for i in with_tangent if at[i] not in read and (i >= n or at[i] not in taken))
+    order = computed_after(nodes, inputs.first_history.values()) if found else {}
+    return tuple(sorted(found, key=lambda i: order.get(at[i][0], (-1, 0)))), ends
 
 
 def _cut_at(
-    values: Sequence[FakeTensor],
-    with_tangent: Sequence[int],
-    tangents: Sequence[FakeTensor],
-    through: dict[int, Any],
+    places: Sequence[FakeTensor], tangents: Mapping[int, FakeTensor], through: dict[int, Any]
 ) -> AbstractContextManager[None]:
-    """While the backward is recorded, what flows into the values that `through` has as keys is put there, and their
-    tangents, which will hold all of it, flow on instead."""
-    cut = [(value, tangent) for value, tangent in zip(with_tangent, tangents) if value in through]
-    return _hooked((values[v], functools.partial(_replace, through, v, t)) for v, t in cut)
+    """While the backward is recorded, what flows into the places that `tangents` has as keys is put into `through`, and
+    their tangents, which will hold all of it, flow on instead."""
+    cut = reversed(list(tangents.items()))  # what is copied into an input comes before that input
+    return _hooked((places[i], functools.partial(_replace, through, i, t)) for i, t in cut)
 
 
-def _replace(through: dict[int, Any], value: int, tangent: FakeTensor, gradient: Any) -> FakeTensor:
+def _replace(through: dict[int, Any], value: int, tangent: FakeTensor, gradient: Any) -> FakeTensor | None:
     through[value] = gradient
-    return tangent
+    return None if gradient is None else tangent  # of views that one operator gave, some may have none
 
 
 def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:

@@ -10,11 +10,13 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from smelt.trace.history import in_order
+
 
 def shared_saves(results: Sequence[Any], outside: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
     """For each of `results` (nodes of autograd): those whose gradients pass the same node that saves something, in ascending
     order; itself, if it passes any. What lies behind `outside` does not count."""
-    order = _in_order(results, frozenset(outside))
+    order = in_order(results, frozenset(outside))
     behind = dict.fromkeys(order, 0)  # the results that each node is behind, as bits
     for k, node in enumerate(results):
         if node in behind:
@@ -31,26 +33,6 @@ def shared_saves(results: Sequence[Any], outside: Iterable[Any]) -> tuple[tuple[
         for k in _bits(group):
             shared[k] |= group
     return tuple(tuple(_bits(bits)) for bits in shared)
-
-
-def _in_order(results: Sequence[Any], outside: frozenset[Any]) -> list[Any]:
-    """The nodes, those that gradients reach first before those behind them."""
-    done: dict[Any, None] = {}
-    for result in results:
-        stack = [(result, False)]
-        while stack:
-            node, is_left = stack.pop()
-            if is_left:
-                done[node] = None
-            elif (
-                node is not None
-                and node not in done
-                and node not in outside
-                and not hasattr(node, "variable")
-            ):
-                stack.append((node, True))
-                stack += [(following, False) for following, _ in node.next_functions]
-    return [*reversed(done)]
 
 
 def _bits(group: int) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from smelt.trace.fake import FakeTensor
+from smelt.trace.history import read_by
 from smelt.trace.not_differentiable import refuse
-from smelt.trace.outputs import read_by
 
 _FREED = "Trying to backward through the graph a second time"  # as torch's message begins
 

@@ -11,7 +11,7 @@ from smelt.autograd.memory import Memory
 from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import partition
 from smelt.autograd.served import served
-from smelt.autograd.take_outputs import take_outputs
+from smelt.autograd.take_outputs import steps, take_outputs
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import DEFAULT
 from smelt.graph.graph_function import GraphFunction
@@ -90,7 +90,8 @@ def _sum(a, b):
 
 
 def node_of(joint, parts, in_one_piece=False):
-    """The two graphs as a node of autograd: a callable on a tuple of primals that gives the joint graph's outputs."""
+    """The two graphs as a node of autograd: a callable on a tuple of primals that gives the joint graph's outputs, and what
+    is taken of them, as if the graph gave that too."""
     whole = joined(parts.backward, joint)
     differentiable = set(joint.tangents)
     forward = GraphFunction(parts.forward)
@@ -99,11 +100,15 @@ def node_of(joint, parts, in_one_piece=False):
         @staticmethod
         def forward(ctx, *primals):
             returned = forward(*primals)
-            outputs = returned[: joint.n_outputs]
+            outputs = list(returned[: joint.n_outputs])
+            for _, operands, make, count in steps(joint):
+                made = make(*((primals if kind == "input" else outputs)[i] for kind, i in operands))
+                outputs += [made] if count == 1 and isinstance(made, torch.Tensor) else made
+            outputs[joint.n_outputs :] = [t.clone() for t in outputs[joint.n_outputs :]]
             ctx.saved = saved_values(parts, primals, returned, joint.n_outputs)
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*(o for i, o in enumerate(outputs) if i not in differentiable))
-            return outputs
+            return tuple(outputs)
 
         @staticmethod
         def backward(ctx, *given):

@@ -817,7 +817,7 @@ def test_a_layer_of_an_equilibrium(compile):
 # ------------------------------------------------------------------ what is taken or written outside of the graph's node
 
 
-@both(ahead=False)
+@both()
 @pytest.mark.parametrize("look", ["hook", "retain"])
 def test_a_view_beside_what_it_looks_at(compile, look):
     """What flows into the view reaches what it looks at by way of the view."""
@@ -839,7 +839,7 @@ def test_a_view_beside_what_it_looks_at(compile, look):
     return seen, gradients(x), v.grad if look == "retain" else None
 
 
-@both(ahead=False)
+@both()
 def test_a_hook_on_a_view_of_an_input(compile):
     @compile
     def f(x):
@@ -852,7 +852,7 @@ def test_a_hook_on_a_view_of_an_input(compile):
     return gradients(x)
 
 
-@both(ahead=False)
+@both()
 def test_a_hook_on_a_view_of_a_view(compile):
     @compile
     def f(x):
@@ -866,7 +866,7 @@ def test_a_hook_on_a_view_of_a_view(compile):
     return gradients(x)
 
 
-@both(ahead=False)
+@both()
 def test_a_hook_on_an_input_that_was_written(compile):
     @compile
     def f(h):

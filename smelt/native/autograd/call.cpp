@@ -89,15 +89,53 @@ Results call_forward(const Spec& spec, PyObject* inputs, THPObjectPtr& owner) {
     return results;
 }
 
+// What a forward gave, and what was taken so far.
+struct Given {
+    Results results;
+    std::vector<at::Tensor> taken;
+
+    const at::Tensor& output(const Spec& spec, size_t i) const {
+        return spec.is_taken(i) ? taken[i - spec.n_outputs] : results[i].tensor;
+    }
+};
+
+PyObject* wrapped(const Result& r) {
+    return checked(r.object ? Py_NewRef(r.object) : THPVariable_Wrap(r.tensor));
+}
+
+// Makes what is taken when `nodes` of the nodes are there.
+void take(const Spec& spec, PyObject* inputs, size_t nodes, Given& given) {
+    for (const Taken& t : spec.taken) {
+        if (t.after != nodes) continue;
+        THPObjectPtr operands(checked(PyTuple_New(static_cast<Py_ssize_t>(t.operands.size()))));
+        for (size_t k = 0; k < t.operands.size(); ++k) {
+            const auto [is_input, at] = t.operands[k];
+            PyObject* operand = is_input            ? Py_NewRef(PyTuple_GET_ITEM(inputs, at))
+                                : spec.is_taken(at) ? THPVariable_Wrap(given.taken[at - spec.n_outputs])
+                                                    : wrapped(given.results[at]);
+            PyTuple_SET_ITEM(operands.get(), static_cast<Py_ssize_t>(k), checked(operand));
+        }
+        THPObjectPtr made(checked(PyObject_CallObject(t.make, operands)));
+        if (THPVariable_Check(made.get())) {
+            given.taken[t.first] = THPVariable_Unpack(made.get());
+            continue;
+        }
+        made = checked(PySequence_Fast(made, "Differentiable: tensors are to be taken"));
+        for (size_t k = 0; k < t.count; ++k)
+            given.taken[t.first + k] =
+                THPVariable_Unpack(PySequence_Fast_GET_ITEM(made.get(), static_cast<Py_ssize_t>(k)));
+    }
+}
+
 // Makes nodes the history of the outputs of a group.
 class Attach {
   public:
-    Attach(const c10::intrusive_ptr<Group>& group, const edge_list& inputs, const Results& results,
+    Attach(const c10::intrusive_ptr<Group>& group, const edge_list& inputs, const Given& given,
            const Versions& versions)
         : group_(group), versions_(versions) {
         for (size_t end = 0; end < group->group().ends.size(); ++end)
             ends_.push_back(
-                make_node<CompiledBackward>(edges_of(group->group().ends[end], inputs, results), group, end));
+                make_node<CompiledBackward>(edges_of(group->group().ends[end], inputs, given), group, end));
     }
 
     void operator()(size_t tangent, const Result& r) {
@@ -119,7 +157,7 @@ class Attach {
 
   private:
     // Of an end, where the groups before this one are attached.
-    edge_list edges_of(const End& end, const edge_list& inputs, const Results& results) const {
+    edge_list edges_of(const End& end, const edge_list& inputs, const Given& given) const {
         edge_list edges(end.edges.size());
         for (size_t i = 0; i < edges.size(); ++i) {
             const size_t k = end.edges[i];
@@ -127,7 +165,8 @@ class Attach {
                 edges[i] = inputs[k];
                 continue;
             }
-            const at::Tensor& t = results[group_->spec().through[k - inputs.size()]].tensor;
+            const Spec& spec = group_->spec();
+            const at::Tensor& t = given.output(spec, spec.through[k - inputs.size()]);
             if (t.defined() && t.requires_grad()) edges[i] = torch::autograd::impl::gradient_edge(t);
         }
         return edges;
@@ -220,7 +259,7 @@ Before before_forward(const Spec& spec, PyObject* inputs) {
     return before;
 }
 
-Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Results& results, const Before& before) {
+Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Given& given, const Before& before) {
     Rerun rerun;
     rerun.primals.reserve(static_cast<size_t>(PyTuple_GET_SIZE(inputs)));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
@@ -233,31 +272,37 @@ Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Results& resu
     }
     for (size_t i = 0; i < spec.copied.size(); ++i)
         rerun.primals[spec.copied[i]] = Remembered(before.copies[i], true);
-    for (size_t output : spec.through) rerun.through.emplace_back(results[output].tensor, false);
+    for (size_t output : spec.through) rerun.through.emplace_back(given.output(spec, output), false);
     rerun.random_state = before.random_state;
     return rerun;
 }
 
 void record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& made_for, PyObject* inputs,
-            const Results& results, const edge_list& input_edges, const Versions& versions,
+            const Given& given, const edge_list& input_edges, const Versions& versions,
             const Before& before) {
     const auto group = c10::make_intrusive<Group>(spec, made_for);
-    Attach attach(group, input_edges, results, versions);
+    const Results& results = given.results;
+    Attach attach(group, input_edges, given, versions);
     for (size_t k : made_for.tangents) attach(k, results[spec->tangents[k].output]);
-    if (spec->double_backward) group->remember(what_a_rerun_takes(*spec, inputs, results, before));
+    if (spec->double_backward) group->remember(what_a_rerun_takes(*spec, inputs, given, before));
     for (const Bucket& bucket : made_for.buckets)
         for (size_t i : bucket.saved) save(*group, spec->saved[i], inputs, results, attach);
 }
 
-PyObject* as_tuple(Results& results, size_t n) {
-    THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(n))));
+// The first `n_outputs` results, and what is taken.
+PyObject* as_tuple(const Spec& spec, Given& given) {
+    const size_t n = spec.n_outputs;
+    THPObjectPtr tuple(checked(PyTuple_New(static_cast<Py_ssize_t>(n + given.taken.size()))));
     for (size_t i = 0; i < n; ++i) {
-        Result& r = results[i];
+        Result& r = given.results[i];
         PyObject* item = r.object             ? Py_NewRef(r.object)
                          : r.tensor.defined() ? THPVariable_Wrap(std::move(r.tensor))
                                               : Py_NewRef(Py_None);
         PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), checked(item));
     }
+    for (size_t i = 0; i < given.taken.size(); ++i)
+        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(n + i),
+                         checked(THPVariable_Wrap(std::move(given.taken[i]))));
     return tuple.release();
 }
 
@@ -285,22 +330,30 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         return spec->forward_is_plan ? run_plan(spec->forward, inputs) : call_forward(*spec, inputs, owner);
     };
     if (edges.empty()) {
-        Results results = forward();
-        return as_tuple(results, spec->n_outputs);
+        Given given{forward(), std::vector<at::Tensor>(spec->n_taken)};
+        for (size_t node = 0; !spec->taken.empty() && node <= spec->groups.size(); ++node)
+            take(*spec, inputs, node, given);
+        return as_tuple(*spec, given);
     }
     const Versions versions(*spec, inputs);
     const Before before = before_forward(*spec, inputs);
-    Results results = forward();
+    Given given{forward(), std::vector<at::Tensor>(spec->n_taken)};
     // A plan may look at memory of its own to give an output. To autograd that is no view.
     for (const Tangent& t : spec->tangents) {
-        Result& r = results[t.output];
+        if (spec->is_taken(t.output)) continue;
+        Result& r = given.results[t.output];
         if (r.is_input || !r.tensor.defined() || !r.tensor.is_view() || looks_at_input(r.tensor, inputs))
             continue;
         r.tensor = r.tensor.detach();
         r.object = nullptr;
     }
-    for (const NodeSpec& group : spec->groups) record(spec, group, inputs, results, edges, versions, before);
-    return as_tuple(results, spec->n_outputs);
+    size_t node = 0;
+    for (const NodeSpec& group : spec->groups) {
+        take(*spec, inputs, node++, given);
+        record(spec, group, inputs, given, edges, versions, before);
+    }
+    take(*spec, inputs, node, given);
+    return as_tuple(*spec, given);
 }
 
 }  // namespace smelt::autograd

@@ -70,6 +70,7 @@ int differentiable_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(spec->compile_backward);
     Py_VISIT(spec->lock);
     Py_VISIT(spec->double_backward);
+    for (const Taken& t : spec->taken) Py_VISIT(t.make);
     for (const Backward* b = spec->backwards; b; b = b->next) Py_VISIT(b->callable);
     return 0;
 }
@@ -141,6 +142,10 @@ a dict:
                   (*saved, *defined tangents) and returns a gradient or None per `gradients` and `through`
   through         optional, positions of the outputs that other outputs are computed from: their tangents hold all
                   that flows into them, and the others' gradients with respect to them are returned
+  taken           optional, tensors that are made between the nodes: (after how many groups, operands, callable on these, how
+                  many it gives).
+                  An operand is ('input', place) or ('output', place); what is taken counts as further outputs, and is
+                  returned after them. It has a tangent, which is in no group, and is in `through`
   groups          optional, (tangents, whether they do the work of all groups where nobody sees what flows into `through`),
                   in the order of computation; by default one group for all. The backward is computed for a group at once.
                   `backward` then gets True as well, and what it gives takes all saved values

@@ -19,6 +19,7 @@ Spec::~Spec() {
     Py_XDECREF(compile_backward);
     Py_XDECREF(lock);
     Py_XDECREF(double_backward);
+    for (Taken& t : taken) Py_XDECREF(t.make);
     for (Backward* b = backwards; b;) {
         Backward* next = b->next;
         Py_DECREF(b->callable);
@@ -80,6 +81,8 @@ class Reader {
         s_.n_outputs = spec["n_outputs"].cast<size_t>();
         for (py::handle h : spec["gradients"]) s_.gradients.push_back(h.cast<size_t>());
         if (spec.contains("leaves")) s_.n_leaves = spec["leaves"].cast<size_t>();
+        if (spec.contains("taken"))
+            for (py::handle h : spec["taken"]) s_.taken.push_back(taken(h.cast<py::tuple>()));
         for (py::handle h : spec["differentiable"]) s_.tangents.push_back(tangent(h.cast<py::tuple>()));
         if (spec.contains("through"))
             for (py::handle h : spec["through"]) s_.through.push_back(h.cast<size_t>());
@@ -106,7 +109,8 @@ class Reader {
         const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
-                                              "conflicts", "draws", "rewritten", "copied", "leaves"));
+                                              "conflicts", "draws", "rewritten", "copied", "leaves",
+                                              "taken"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,
@@ -211,7 +215,25 @@ class Reader {
 
     Tangent tangent(const py::tuple& t) const {
         Tangent result{t[0].cast<size_t>(), layout(t[1], t[2], t[3])};
-        if (result.output >= s_.n_outputs) raise(PyExc_ValueError, "Differentiable: no such output");
+        check_output(result.output);
+        return result;
+    }
+
+    void check_output(size_t output) const {
+        if (output >= s_.n_outputs + s_.n_taken) raise(PyExc_ValueError, "Differentiable: no such output");
+    }
+
+    Taken taken(const py::tuple& t) {
+        Taken result{t[0].cast<size_t>(), {}, nullptr, s_.n_taken, t[3].cast<size_t>()};
+        for (py::handle h : t[1]) {
+            const auto [kind, index] = h.cast<std::pair<std::string, size_t>>();
+            if (kind != "input") check_output(index);
+            result.operands.push_back({kind == "input", index});
+        }
+        if (!PyCallable_Check(t[2].ptr()))
+            raise(PyExc_TypeError, "Differentiable: what is taken must be callable");
+        result.make = owned(t[2]);
+        s_.n_taken += result.count;
         return result;
     }
 
@@ -239,6 +261,9 @@ class Reader {
         s_.n_results = s_.n_outputs;
         for (size_t i : s_.gradients) s_.n_inputs = std::max(s_.n_inputs, i + 1);
         for (size_t i : s_.copied) s_.n_inputs = std::max(s_.n_inputs, i + 1);
+        for (const Taken& t : s_.taken)
+            for (const Taken::Operand& o : t.operands)
+                if (o.is_input) s_.n_inputs = std::max(s_.n_inputs, o.index + 1);
         for (const SavedSource& s : s_.saved) {
             if (s.kind == SavedSource::Kind::primal) s_.n_inputs = std::max(s_.n_inputs, s.index + 1);
             if (s.kind == SavedSource::Kind::temporary)
@@ -250,6 +275,7 @@ class Reader {
         if (plan_inputs(s_.forward) < s_.n_inputs || plan_outputs(s_.forward) < s_.n_results)
             raise(PyExc_ValueError, "Differentiable: the forward's plan has too few inputs or outputs");
         for (const Tangent& t : s_.tangents) {
+            if (s_.is_taken(t.output)) continue;
             const int64_t input = plan_returned_input(s_.forward, t.output);
             if (input >= 0) s_.returned_inputs.push_back(static_cast<size_t>(input));
         }

@@ -62,6 +62,19 @@ struct Backward {
     Backward* next;
 };
 
+// Tensors that are made between the nodes, by the program's own operators: views of an output, an input that is written.
+struct Taken {
+    struct Operand {
+        bool is_input;
+        size_t index;  // of an input, or an output, where what is taken follows
+    };
+    size_t after;  // so many nodes
+    std::vector<Operand> operands;
+    PyObject* make;
+    size_t first;  // of them among all that is taken
+    size_t count;
+};
+
 // What all nodes of one Differentiable have in common: what it was built from, and the backwards compiled so far.
 // Python objects in it are touched with the GIL only.
 struct Spec : c10::intrusive_ptr_target {
@@ -80,7 +93,9 @@ struct Spec : c10::intrusive_ptr_target {
     std::vector<Tangent> tangents;
     std::vector<size_t> gradients;  // positions among the inputs
     size_t n_leaves = 0;  // the first so many gradients are of leaves, in the order in which they arrive
-    std::vector<size_t> through;   // positions of outputs that other outputs are computed from
+    std::vector<size_t> through;  // positions of outputs that other outputs are computed from
+    std::vector<Taken> taken;
+    size_t n_taken = 0;            // count as further outputs in `through` and `tangents`
     std::vector<NodeSpec> groups;  // in the order of computation
     std::vector<Mask> conflicts;   // per tangent: with which others it shares what eager frees
     std::vector<SavedSource> saved;
@@ -88,6 +103,8 @@ struct Spec : c10::intrusive_ptr_target {
     std::atomic<Backward*> backwards = nullptr;  // only ever grows, so it is walked without a lock
 
     ~Spec() override;
+
+    bool is_taken(size_t output) const { return output >= n_outputs; }
 
     const Backward* find(const Mask& mask, bool whole) const {
         for (const Backward* b = backwards.load(std::memory_order_acquire); b; b = b->next)

@@ -20,8 +20,8 @@ from smelt.capture.outside import contents
 from smelt.capture.protocol import native_calls
 from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor
+from smelt.trace.history import read_by
 from smelt.trace.not_differentiable import refuse
-from smelt.trace.outputs import read_by
 
 
 @function(torch.autograd.grad)

@@ -17,7 +17,7 @@ from smelt.capture.rebuilding.kind import unsupported as cannot_rebuild
 from smelt.capture.rebuilding.kinds import KINDS
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.trace.fake import FakeTensor
-from smelt.trace.outputs import read_by
+from smelt.trace.history import read_by
 
 
 class HookHandle:
