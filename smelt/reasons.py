@@ -176,6 +176,12 @@ RECOMPILE_LIMIT = _kind(
     "Make what changes from call to call a tensor, or raise options={'recompile_limit': N}.",
     "for step in range(100): compiled(x, step / 3)",
 )
+OUTRUN = _kind(
+    "changed-meanwhile",
+    "another thread changed what the function reads at each of its captures, while it was captured",
+    "Compile the function (call it once) before other threads write what it reads.",
+    "model.scale = next(scales)  # in another thread, all the time",
+)
 BACKEND_FAILED = _kind(
     "backend-failed",
     "the backend raised while compiling the graph",

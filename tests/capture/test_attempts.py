@@ -15,9 +15,11 @@ from smelt import events
 from smelt.capture.driver import compiler
 from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop, Success, first_success
 from smelt.capture.driver.errors import UserException, WorldChanged
+from smelt.capture.driver.run import capture_frame
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, Unsupported, VerificationError
 from smelt.reasons import TENSOR_CONDITION, Reason
+from smelt.report.inspect import entries, reasons
 from smelt.trace.copies import NotCopies
 from smelt.trace.not_differentiable import NotDifferentiable
 from smelt.trace.symbols import PlainNumbersOnly
@@ -261,6 +263,53 @@ def test_the_world_changes_once(
     changes += [1, 1]
     assert run(f, [(X,), (X,)]) == [["first", "first"], *later]
     assert not changes
+
+
+@pytest.mark.parametrize("only_thread", [True, False])
+@pytest.mark.parametrize(
+    "error", [WorldChanged("changed"), RuntimeError("dictionary changed size during iteration")]
+)
+def test_the_world_changes_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, only_thread: bool
+) -> None:
+    """Other threads that outrun every capture have a reason of their own; no bug of smelt is reported."""
+
+    def refuses(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(compiler, "verify_accepts", refuses)
+    monkeypatch.setattr(compiler, "is_only_thread", lambda: only_thread)
+    compiled = smelt.compile(lambda x: x + 1, options={"recompile_limit": 3})
+    for _ in range(3):
+        assert compiled(X).tolist() == (X + 1).tolist()
+    assert [r.kind.id for r in reasons(compiled)] == (["internal-error"] if only_thread else [])
+    for _ in range(2):
+        assert compiled(X).tolist() == (X + 1).tolist()
+    assert [r.kind.id for r in reasons(compiled)] == [
+        "internal-error" if only_thread else "changed-meanwhile"
+    ]
+
+
+@pytest.mark.parametrize("only_thread", [True, False])
+def test_a_capture_that_raises_where_eager_does_not(
+    monkeypatch: pytest.MonkeyPatch, only_thread: bool
+) -> None:
+    """Another thread may have put right what the capture found; the next call is captured."""
+    broken = [True]
+
+    def failing(fn: Any, slots: Any, attempt: Any, *, name: str) -> Any:
+        if broken:
+            return FailedAttempt(UserException(KeyError("scale")))
+        return capture_frame(fn, slots, attempt, name=name)
+
+    monkeypatch.setattr(compiler, "capture_frame", failing)
+    monkeypatch.setattr(compiler, "is_only_thread", lambda: only_thread)
+    compiled = smelt.compile(lambda x: x + 1)
+    assert compiled(X).tolist() == (X + 1).tolist()
+    assert [r.kind.id for r in reasons(compiled)] == (["internal-error"] if only_thread else [])
+    broken.clear()
+    assert compiled(X).tolist() == (X + 1).tolist()
+    assert len(entries(compiled)) == (0 if only_thread else 1)
 
 
 # --------------------------------------------------------------------------------------------------- the table

@@ -50,6 +50,7 @@ from smelt.reasons import (
     ANOTHER_TRACER,
     BACKEND_FAILED,
     INTERNAL,
+    OUTRUN,
     RECOMPILE_LIMIT,
     USER_EXCEPTION,
     Reason,
@@ -88,6 +89,14 @@ def _tell(level: int, message: str, *args: object) -> None:
     end the call that is told of."""
     with suppress(Exception):
         log.log(level, message, *args)
+
+
+def _speaks_of_change(error: Exception) -> bool:
+    """Whether what was read may have changed between two looks at it."""
+    walked = isinstance(error, RuntimeError) and (
+        "changed size" in str(error) or "mutated during" in str(error)
+    )
+    return isinstance(error, WorldChanged) or walked
 
 
 class FrameCompiler:
@@ -306,7 +315,8 @@ class FrameCompiler:
         """What the hook is answered when no attempt gave an entry."""
         if isinstance(error, UserException):
             return self._raised(fn, error)
-        if isinstance(error, WorldChanged) and self._is_outrun():
+        if _speaks_of_change(error) and not is_only_thread():
+            self._outrun(fn, error)
             return False
         if isinstance(error, VerificationError) and self.config.verify:
             raise error
@@ -325,13 +335,20 @@ class FrameCompiler:
         """The eager run of a call did not raise what its capture raised: that was smelt's own error."""
         record = self.record
         record.reasons = [r for r in record.reasons if r.kind is not USER_EXCEPTION or r.line != error.line]
+        if not is_only_thread():
+            self._outrun(fn, error.error)
+            return
         detail = f"capture raised {summary(error.error)}, the function itself did not"
         self._give_up(fn, Reason(INTERNAL, detail, error.line), error)
 
-    def _is_outrun(self) -> bool:
-        """Whether other threads may have changed the world during capture: then this call runs eagerly, the next may not."""
+    def _outrun(self, fn: FunctionType, error: BaseException) -> None:
+        """Other threads may have changed the world during capture: this call runs eagerly, the next is captured again, up to
+        a limit."""
         self.record.outrun += 1
-        return not is_only_thread() and self.record.outrun <= self.config.recompile_limit
+        if self.record.outrun > self.config.recompile_limit:
+            reason = Reason(OUTRUN, summary(error))
+            self._give_up(fn, reason, Unsupported(reason))
+            _native.close(self._table(fn))
 
     def _give_up(self, fn: FunctionType, reason: Reason, error: Exception) -> bool:
         """This call runs eagerly; later ones too when the same thing stood in the way before, or smelt itself failed."""
