@@ -128,3 +128,15 @@ def more_ways_than_entries():
         return y
 
     return fn, [(times(n, 1), tensor(3)) for n in (0, 1, 2, 3, 4, 5, 6, 9, 12)]
+
+
+@program(graphs=1, later=1)
+def floats_as_conditions():
+    def fn(done, t, y):
+        if not done:
+            y = y * 2
+        while t[2] and len(y) < 4:
+            y = torch.cat([y, y])
+        return y + 1, bool(t[1]), done and y
+
+    return fn, [(torch.tensor(d), times(1, 0, 2), tensor(3)) for d in (0.0, 1.0, 0.0, 0.5)]
