@@ -7,19 +7,23 @@ library that compute (`MODULES`); one that is not installed is left out. Each mo
 then with every method that passed compiled (the backend runs graphs operator by operator: no test has a tensor). A process
 has `--limit` seconds; one that hangs or dies names the test that ran, and another process takes over behind it.
 
-benchmarks/results/cpython.md is the table, written after each module; a part of the modules writes cpython-K-of-N.md. The
-tests that may differ are listed in docs/cpython.md, each with its reason: the sweep fails if any other does.
+benchmarks/results/cpython.md is the table, written after each module from what cpython.json keeps; a run of some modules
+puts their rows in place of older ones, and each row says of which commit it is. The tests that may differ are listed in
+docs/cpython.md, each with its reason: the sweep fails if any other does.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import datetime
+import functools
 import importlib.util
 import json
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,11 +33,12 @@ import unittest
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO, TypedDict
 
 import torch
 
 import smelt
+from benchmarks.measure import machine
 
 RESULTS = Path(__file__).parent / "results"
 ACCEPTED = Path(__file__).parent.parent / "docs" / "cpython.md"
@@ -138,16 +143,6 @@ def run_module(name: str, only: set[str] | None, compiled: bool, out: TextIO) ->
     suite.run(Recorder(out))
 
 
-def child(name: str, only: Path | None, compiled: bool, out: Path) -> None:
-    """The whole of a module's process."""
-    logging.getLogger("smelt").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
-    wanted = set(json.loads(only.read_text())) if only is not None else None
-    with out.open("a", encoding="utf-8") as lines:
-        run_module(name, wanted, compiled, lines)
-        lines.write(json.dumps({"done": name}) + "\n")
-
-
 # ------------------------------------------------------------------------------------------------ the processes
 
 
@@ -185,36 +180,44 @@ def run_tests(name: str, only: list[str] | None, compiled: bool, limit: float) -
 def _process(name: str, only: list[str] | None, compiled: bool, limit: float, outcomes: Outcomes) -> str:
     """Runs one process, adds what it wrote, and returns how it ended, where it did not end well."""
     with tempfile.TemporaryDirectory() as scratch:
-        out, wanted = Path(scratch) / "out.jsonl", Path(scratch) / "wanted.json"
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.sweep_cpython",
-            "--child",
-            name,
-            "--written-to",
-            str(out),
-        ]
-        if only is not None:
-            wanted.write_text(json.dumps(only))
-            command += ["--only", str(wanted)]
-        how = _end(subprocess.Popen(
-            [*command, *(["--compiled"] if compiled else [])], cwd=Path(__file__).parent.parent, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "TMPDIR": scratch},
-        ), limit)  # fmt: skip
+        out = Path(scratch) / "out.jsonl"
+        process = os.fork()  # torch is imported once; no thread runs yet
+        if process == 0:
+            _child(name, only, compiled, out)
+        how = _end(process, limit)
         done = _read(out, outcomes)
     return "" if done else how or "ended the process"
 
 
-def _end(process: subprocess.Popen[bytes], limit: float) -> str:
+def _child(name: str, only: list[str] | None, compiled: bool, out: Path) -> NoReturn:
+    """The whole of a module's process, a group of its own."""
     try:
-        process.wait(limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
-        return f"ran when {limit:.0f} s were over"
-    return "" if process.returncode >= 0 else f"killed by signal {-process.returncode}"
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        os.environ["TMPDIR"] = str(out.parent)
+        tempfile.tempdir = None
+        logging.getLogger("smelt").setLevel(logging.CRITICAL)
+        torch.set_num_threads(1)
+        with out.open("a", encoding="utf-8") as lines:
+            run_module(name, set(only) if only is not None else None, compiled, lines)
+            lines.write(json.dumps({"done": name}) + "\n")
+    finally:
+        os._exit(0)
+
+
+def _end(process: int, limit: float) -> str:
+    over = time.monotonic() + limit
+    while time.monotonic() < over:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return "" if code >= 0 else f"killed by signal {-code}"
+        time.sleep(0.05)
+    os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return f"ran when {limit:.0f} s were over"
 
 
 def _read(path: Path, outcomes: Outcomes) -> bool:
@@ -232,15 +235,41 @@ def _read(path: Path, outcomes: Outcomes) -> bool:
 # ------------------------------------------------------------------------------------------------- the table
 
 
-@dataclass
-class Row:
-    name: str
-    plain: Outcomes
-    compiled: Outcomes
+class Row(TypedDict):
+    """A module of the table, as cpython.json keeps it. `differ`: tests that pass only as they are, with what they gave."""
 
-    def different(self) -> list[str]:
-        """The tests that pass as they are, and not compiled."""
-        return [test for test in self.plain.passed() if self.compiled.found.get(test) != PASSED]
+    commit: str
+    on: str  # the date, the versions, the machine
+    limit: float
+    tests: int
+    passed: int
+    differ: dict[str, str]
+    seconds: tuple[float, float]
+
+
+def row(plain: Outcomes, compiled: Outcomes, limit: float) -> Row:
+    passed = plain.passed()
+    differ = {test: _short(compiled, test) for test in passed if compiled.found.get(test) != PASSED}
+    seconds = (round(plain.seconds, 1), round(compiled.seconds, 1))
+    return Row(commit=_commit(), on=_here(), limit=limit, tests=len(plain.found), passed=len(passed),
+               differ=differ, seconds=seconds)  # fmt: skip
+
+
+@functools.cache
+def _commit() -> str:
+    """The commit that is checked out, and whether the code differs from it."""
+    git = ("git", "-C", str(Path(__file__).parent))
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../smelt"]).returncode
+    return commit.stdout.strip() + (" with changes" if changed else "")
+
+
+def _here() -> str:
+    known = machine()
+    return (
+        f"{datetime.date.today()}, smelt {smelt.__version__}, torch {torch.__version__}, CPython "
+        f"{platform.python_version()}, {known['cpu']}"
+    )
 
 
 def accepted() -> dict[str, str]:
@@ -253,26 +282,42 @@ def accepted() -> dict[str, str]:
     return {cells[1].strip().strip("`"): cells[2].strip() for cells in rows}
 
 
-def report(rows: list[Row]) -> str:
-    passed, differ = sum(len(r.plain.passed()) for r in rows), sum(len(r.different()) for r in rows)
+def report(rows: dict[str, Row]) -> str:
+    passed, differ = sum(r["passed"] for r in rows.values()), sum(len(r["differ"]) for r in rows.values())
     lines = [
         "# CPython's own tests",
         "",
-        f"{datetime.date.today()}, smelt {smelt.__version__}, torch {torch.__version__}, CPython "
-        f"{platform.python_version()}: {passed} tests of {len(rows)} modules pass as they are; {differ} of them do not pass "
-        "compiled. Written by `python -m benchmarks.sweep_cpython`; docs/cpython.md has the reasons.",
+        f"{passed} tests of {len(rows)} modules pass as they are; {differ} of them do not pass compiled. Written by "
+        "`python -m benchmarks.sweep_cpython`; docs/cpython.md has the reasons. Where the modules ran:",
         "",
-        "| module | tests | pass | differ compiled | seconds | compiled |",
-        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    runs = collections.Counter((r["commit"], r["limit"], r["on"]) for r in rows.values())
+    lines += [
+        f"- {count} modules on the code of {commit}, {limit:.0f} s a process: {on}"
+        for (commit, limit, on), count in runs.items()
     ]
     lines += [
-        f"| {r.name} | {len(r.plain.found)} | {len(r.plain.passed())} | {len(r.different())} | {r.plain.seconds:.0f} | "
-        f"{r.compiled.seconds:.0f} |"
-        for r in rows
+        "",
+        "| module | commit | tests | pass | differ compiled | seconds | compiled |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {name} | {r['commit']} | {r['tests']} | {r['passed']} | {len(r['differ'])} | {r['seconds'][0]:.0f} | "
+        f"{r['seconds'][1]:.0f} |"
+        for name, r in sorted(rows.items())
     ]
     lines += ["", "| test | compiled it |", "| --- | --- |"]
-    lines += [f"| `{test}` | {_short(row.compiled, test)} |" for row in rows for test in row.different()]
+    lines += [f"| `{test}` | {why} |" for _, r in sorted(rows.items()) for test, why in r["differ"].items()]
     return "\n".join(lines) + "\n"
+
+
+def merge(folder: Path, new: dict[str, Row]) -> None:
+    """Adds rows to cpython.json of `folder`, in place of older ones of these modules, and writes the table anew."""
+    kept = folder / "cpython.json"
+    rows: dict[str, Row] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    rows.update(new)
+    kept.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / "cpython.md").write_text(report(rows), encoding="utf-8")
 
 
 def _short(outcomes: Outcomes, test: str) -> str:
@@ -287,19 +332,20 @@ def chosen(names: list[str], part: str) -> list[str]:
     return there[index - 1 :: count]
 
 
-def sweep(names: list[str], limit: float, written_to: Path, details: Path | None) -> list[Row]:
-    rows = []
+def sweep(names: list[str], limit: float, folder: Path, details: Path | None) -> set[str]:
+    """Runs the modules, and returns the tests that differ."""
+    differ: set[str] = set()
     for name in names:
         plain = run_tests(name, None, False, limit)
-        rows.append(Row(name, plain, run_tests(name, plain.passed(), True, limit)))
-        print(f"{name}: {len(plain.passed())} pass, {len(rows[-1].different())} differ", flush=True)
-        written_to.write_text(report(rows), encoding="utf-8")
-        for test in rows[-1].different() if details is not None else ():
+        compiled = run_tests(name, plain.passed(), True, limit)
+        new = row(plain, compiled, limit)
+        print(f"{name}: {new['passed']} pass, {len(new['differ'])} differ", flush=True)
+        merge(folder, {name: new})
+        differ.update(new["differ"])
+        for test in new["differ"] if details is not None else ():
             with details.open("a", encoding="utf-8") as out:
-                out.write(
-                    f"=== {test}: {rows[-1].compiled.found.get(test)}\n{rows[-1].compiled.why.get(test, '')}\n"
-                )
-    return rows
+                out.write(f"=== {test}: {compiled.found.get(test)}\n{compiled.why.get(test, '')}\n")
+    return differ
 
 
 def main() -> None:
@@ -311,19 +357,9 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds a process")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--details", type=Path, help="a file for the tracebacks of the tests that differ")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--only", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--compiled", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--written-to", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child is not None:
-        child(options.child, options.only, options.compiled, options.written_to)
-        return
-    whole = options.part == "1/1" and options.modules == list(MODULES)
-    name = "cpython.md" if whole else f"cpython-{options.part.replace('/', '-of-')}.md"
-    rows = sweep(chosen(options.modules, options.part), options.limit, options.out / name, options.details)
-    known = accepted()
-    sys.exit(any(test not in known for row in rows for test in row.different()))
+    differ = sweep(chosen(options.modules, options.part), options.limit, options.out, options.details)
+    sys.exit(bool(differ - accepted().keys()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 docs/native.md says which file holds what.
 """
 
+# `isinstance` is Python's, but does not ask the object for its `__class__`, which may be code and need not be its type.
+from builtins import isinstance as isinstance
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NoReturn, NotRequired, Protocol, TypedDict, TypeVar

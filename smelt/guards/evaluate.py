@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.graph import numbers
 from smelt.guards import global_state
 from smelt.guards.accessors import FAILURES, HOOKS, MODULE_DICTS, Missing, Reader, instance_dict

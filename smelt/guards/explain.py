@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from smelt._native import isinstance
 from smelt.guards import global_state
 from smelt.guards.accessors import HOOKS, Missing, Reader, instance_dict
 from smelt.guards.evaluate import first_failing, keys_of, length_of, storage_of, tensor_facts

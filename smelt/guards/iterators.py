@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from smelt._native import isinstance
+
 Part = Literal["left", "over", "inner", "index", "strict"]
 
 # Iterators over a list (in either direction), a tuple, a range or a text: how an item is read.

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from smelt._native import isinstance
+
 OriginKind = Literal[
     "arg",        # key: argument name; root. `index` is its slot in the frame's argument slots
     "const",      # root known by identity (globals dict, module, class, function); held strongly; key: readable name

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smelt._native import isinstance
 from smelt.graph import numbers
 from smelt.guards import global_state
 from smelt.guards.guard import Guard, TensorFacts

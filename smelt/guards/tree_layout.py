@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from smelt._native import isinstance
 from smelt.graph import numbers
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin

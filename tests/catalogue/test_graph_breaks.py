@@ -743,3 +743,21 @@ def bounded_graphs_for_a_thousand_iterations():
         return x
 
     return fn, [(torch.ones(3, dtype=torch.float64),) for _ in range(3)]
+
+
+class Counts:
+    base = 2
+
+
+@program(graphs=2, later=1, breaks=["data-dependent-condition"])
+def a_dictionary_of_an_instance_is_held_over_a_break():
+    def fn(x):
+        counts, empty = Counts(), Counts()
+        counts.steps = 1
+        own, other = counts.__dict__, vars(empty)
+        if x.sum() > 0:
+            own["steps"] += 1
+            other["steps"] = x
+        return x * own["steps"], vars(counts) is own, vars(empty) is other, sorted(vars(empty))
+
+    return fn, calls(*THREE)

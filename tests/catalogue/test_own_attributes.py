@@ -350,3 +350,64 @@ def a_counter_is_no_dictionary_only():
         return x * counts["a"], counts["z"], counts.most_common(1)
 
     return fn, Changing(calls(), {2: lambda: counts.update("ccc")})
+
+
+def watching(base):
+    """A class that notes which attributes are read, `__class__` and `__dict__` among them."""
+
+    class Watching(base):
+        def __getattribute__(self, name):
+            seen.append(name)
+            return base.__getattribute__(self, name)
+
+    seen = []
+    return Watching, seen
+
+
+@program(graphs=1)
+def reads_of_attributes_are_the_programs_own():
+    classes = [watching(base) for base in (object, list, set, str, Exception)]
+
+    def fn(x):
+        for cls, _ in classes:
+            made = cls()
+            made.factor = 3
+            x = x * made.factor
+            isinstance(made, int)
+            del made.factor
+        return x
+
+    return fn, calls(), lambda: [seen for _, seen in classes]
+
+
+@program(graphs=1)
+def a_class_that_says_to_be_another():
+    class Says:
+        __class__ = property(lambda self: asked.append(1) or torch.Tensor)
+        factor = 3
+
+    asked = []
+
+    def fn(x):
+        says = Says()
+        return x * says.factor, type(says) is Says
+
+    return fn, calls(), lambda: len(asked)
+
+
+@program(graphs=1, later=1)
+def a_module_that_is_loaded_when_it_is_read():
+    class Lazy(types.ModuleType):
+        def __getattribute__(self, name):
+            if name == "factor" and not loaded:
+                loaded.append(name)
+                self.factor = 5
+            return super().__getattribute__(name)
+
+    loaded = []
+    module = Lazy("lazy")
+
+    def fn(x):
+        return x * module.factor, module.__name__
+
+    return fn, calls(), lambda: (loaded, vars(module).get("factor"))

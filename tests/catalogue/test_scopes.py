@@ -1,5 +1,6 @@
 """Scopes that the program makes or has in hand: what code sees as its globals is the dictionary that the program changes."""
 
+import ast
 import importlib
 import sys
 import types
@@ -147,3 +148,15 @@ def modules_that_are_imported_by_a_call():
         2: lambda: sys.modules.update(colorsys=held),
     }
     return fn, Changing(inputs(), changes)
+
+
+@program(graphs=1, later=2, breaks=["unsupported-call"] * 2)
+def source_that_is_compiled_at_a_break():
+    def fn(x):
+        tree = compile("y: int = 5", "<source>", "exec", ast.PyCF_ONLY_AST)
+        made = compile(tree, "<source>", "exec")
+        names = {}
+        exec(made, names)
+        return x * names["y"], names["__annotations__"], made.co_flags
+
+    return fn, inputs()

@@ -5,6 +5,7 @@ meaning is in the handler tables of `opcodes`. Caches and EXTENDED_ARG never rea
 """
 
 from __future__ import annotations
+import __future__
 
 import dis
 import opcode
@@ -18,6 +19,10 @@ from typing import Any
 
 from smelt.graph.ir import Line
 
+# The bits of `co_flags` for `__future__` statements. Those of the oldest ones are also bits of other flags.
+FUTURE = sum(
+    {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names} - {0, 0x10, 0x1000}
+)
 PY312 = sys.version_info >= (3, 12)
 
 Handler = Callable[[Any, Any, Any], Any]

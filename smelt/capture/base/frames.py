@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol, cast
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.values import FunctionType, Sentinel
 from smelt.graph.ir import Line

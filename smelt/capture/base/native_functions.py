@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import is_resume
 from smelt.reasons import (
     DEBUGGER,

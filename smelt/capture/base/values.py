@@ -6,9 +6,11 @@ import collections
 import enum
 import functools
 import types
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
+
+from smelt._native import isinstance
 
 
 class Sentinel:
@@ -194,6 +196,16 @@ def cell_value(cell: CellType) -> object:
         return cell.cell_contents
     except ValueError:
         return MISSING
+
+
+def module_dict(module: ModuleType) -> dict[str, object]:
+    """`module.__dict__`, read below any `__getattribute__`."""
+    return cast("dict[str, object]", ModuleType.__getattribute__(module, "__dict__"))
+
+
+def module_name(module: ModuleType) -> str:
+    """`module.__name__`, read below any `__getattribute__`."""
+    return str(module_dict(module).get("__name__"))
 
 
 def instance_dict(obj: object) -> dict[str, object] | None:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smelt import _native
-from smelt.capture.base.bytecode import PY312, Code, raw_instructions
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import FUTURE, PY312, Code, raw_instructions
 from smelt.capture.breaks.positions import Position, location_table, positions
 
 _CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
@@ -122,7 +123,7 @@ def resumed(
         co_argcount=len(slots) + len(extra),
         co_posonlyargcount=0,
         co_kwonlyargcount=0,
-        co_flags=source.co_flags & (_GENERATOR | _AWAITABLE) | _OPTIMIZED_NEWLOCALS,
+        co_flags=source.co_flags & (_GENERATOR | _AWAITABLE | FUTURE) | _OPTIMIZED_NEWLOCALS,
         co_stacksize=source.co_stacksize + (3 if not exits else 8),
         co_linetable=lines,
         co_exceptiontable=_exception_table(code, offsets, start),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import lines_of, raw_instructions
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import LEAF_TYPES

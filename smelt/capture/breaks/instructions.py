@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import BINARY_OPERATORS, COMPARISONS, PY312
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import NULL, Sentinel

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312, Code, raw_instructions
 from smelt.capture.base.frames import Frame
 from smelt.capture.breaks.assembler import Exit, Null, Value

@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from smelt.capture.base.bytecode import FUTURE
+
 Position = tuple[int | None, int | None, int | None, int | None]  # line, end line, column, end column
 
 _LONG, _NO_COLUMNS, _NONE = 14, 13, 15
@@ -66,6 +68,7 @@ class Place:
         source, code = self.source, function.__code__
         position = list(source.co_positions())[self.offset // 2]
         function.__code__ = code.replace(
+            co_flags=code.co_flags | source.co_flags & FUTURE,
             co_filename=source.co_filename,
             co_name=source.co_name,
             co_qualname=source.co_qualname,

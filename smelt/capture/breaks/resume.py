@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code, Original, note_original
 from smelt.capture.base.frames import Frame, Handled, LastInstruction
 from smelt.capture.base.handlers import BUILTINS

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar, cast
 
 from smelt.capture.base.frames import VMCallable, VMIterator
 from smelt.capture.breaks.worth import has_tensors
+from smelt._native import isinstance
 from smelt.capture.rebuilding.containers import list_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.kinds import KINDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import NULL
 

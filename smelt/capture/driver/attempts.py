@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from smelt._native import isinstance
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, Unsupported

@@ -22,6 +22,7 @@ from typing import Any
 from torch.autograd import forward_ad
 
 from smelt import _native, events
+from smelt._native import isinstance
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.driver.attempts import (
     Attempt,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL, FunctionType
 from smelt.capture.breaks import graph_break

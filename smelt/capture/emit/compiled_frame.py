@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import cast
 
+from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.draws import kept_states, write_draws
@@ -179,6 +180,8 @@ def _compiled(
     source = "\n".join(lines) + "\n"
     scope = {"__builtins__": __builtins__, "__name__": "smelt.compiled", **NAMES, **scope}
     function = compiled_source(source, name, code.co_qualname, scope)
+    own = function.__code__
+    function.__code__ = own.replace(co_flags=own.co_flags | code.co_flags & FUTURE)
     for inner, place, _ in writer.functions:
         place.stands_for(cast(FunctionType, function.__globals__[inner]))
     return CompiledFrame(function, source, tuple(writer.collect))

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from smelt._native import isinstance
 from smelt.capture.emit.writer import Writer
 from smelt.capture.outside.draws import Draw
 from smelt.capture.rebuilding.names import NAMES

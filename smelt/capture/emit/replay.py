@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from smelt._native import isinstance
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import MISSING
 from smelt.capture.emit.refilling import REFILLS

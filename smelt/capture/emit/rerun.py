@@ -15,6 +15,7 @@ from types import CodeType
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code, decode
 from smelt.capture.base.frames import Frame, Generator
 from smelt.capture.base.handlers import BUILTINS, METHODS

@@ -8,12 +8,14 @@ from typing import cast
 
 from torch import nn
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import through
 from smelt.capture.base.handlers import Args, Kwargs, builtin, function, hands_on, unsupported
 from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, polyfills_of_results, scopes
 from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.attributes.namespaces import load_from_module
 from smelt.trace.fake import FakeTensor
 
 _Name = tuple[object, str]  # an object, and the name of an attribute
@@ -63,6 +65,11 @@ def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
 def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
     return attributes.load_own(vm, obj, name)
+
+
+@builtin(types.ModuleType.__getattribute__)
+def _module_getattribute(vm: VM, args: tuple[types.ModuleType, str], kwargs: Kwargs) -> object:
+    return load_from_module(vm, *args)
 
 
 @builtin(type.__getattribute__)

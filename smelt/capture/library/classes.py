@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Frame, Generator, VMCallable
 from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, builtin, function, hands_on, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
@@ -24,7 +25,7 @@ from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.symbols import hint
 
 
-@builtin(isinstance)
+@builtin(builtins.isinstance)
 def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     obj, classes = args
     if type(obj) is Generator:
@@ -38,7 +39,7 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     elif type(obj) is FakeTensor and obj.subclass is not None:
         return _is_instance_of_subclass(vm, obj, obj.subclass, classes)
     obj = hint(obj)
-    return _check_class(vm, isinstance, obj, type(obj), classes)
+    return _check_class(vm, builtins.isinstance, obj, type(obj), classes)
 
 
 def _is_instance_of_subclass(vm: VM, fake: FakeTensor, subclass: type, classes: object) -> bool:
@@ -61,10 +62,16 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
     """`check(obj, classes)`, natively where no Python code runs: metaclasses, `__subclasshook__` and a property `__class__`
     may be Python code."""
     plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
-    if plain and (kind in LEAF_TYPES or vm.type_info(kind).find("__class__")[2] in (object, torch.Tensor)):
+    if plain and (kind in LEAF_TYPES or _shows_its_class(vm, kind)):
         return check(obj, classes)
     library_reads.use_registrations(vm, obj, classes)
     return callbacks.in_window(vm, check, (obj, classes))
+
+
+def _shows_its_class(vm: VM, kind: type) -> bool:
+    """Whether reading `__class__` of an instance runs no code of its class."""
+    info = vm.type_info(kind)
+    return info.getattribute is None and info.find("__class__")[2] in (object, torch.Tensor)
 
 
 _REAL_GENERATOR = (_ for _ in ())

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
 from smelt.capture.machine.vm import VM
 from smelt.trace.fake import check_class

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT

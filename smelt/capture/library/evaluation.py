@@ -1,7 +1,6 @@
 """`globals`, `locals`, `eval`, `exec`, `compile`, `sys._getframe`, `__import__`, `FunctionType`: code and what it sees."""
 
 from __future__ import annotations
-import __future__
 
 import builtins
 import re
@@ -10,17 +9,14 @@ import types
 import warnings
 from typing import Literal, NoReturn, cast
 
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import Args, Kwargs, builtin, unsupported
 from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import cells, imports, scopes
 from smelt.reasons import OUTPUT
-
-_FUTURE = 0
-for _name in __future__.all_feature_names:
-    if getattr(__future__, _name).compiler_flag >= 0x2000:  # the older ones share their bits with other flags
-        _FUTURE |= getattr(__future__, _name).compiler_flag
 
 
 @builtin(globals)
@@ -45,7 +41,7 @@ _Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of
 
 def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
     """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
-    flags |= vm.calling.code.flags & _FUTURE
+    flags |= vm.calling.code.flags & FUTURE
     if not _compiles("error", source, mode, flags) and _compiles("ignore", source, mode, flags):
         raise unsupported("compile() of source that Python warns of", OUTPUT)
     code = compile(source, filename, mode, flags, dont_inherit=True)

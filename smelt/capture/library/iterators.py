@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.values import LEAF_TYPES

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import CYTHON_FUNCTIONS, Args, Kwargs, function, method
 from smelt.capture.base.values import LEAF_TYPES, FunctionType
 from smelt.capture.machine.vm import VM

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.autograd.classes import class_of
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.values import LEAF_TYPES

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import TENSOR_METHODS, Args, Handler, Kwargs, builtin, function, unsupported
 from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM

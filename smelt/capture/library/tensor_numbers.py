@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.machine.vm import VM
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator, VMCallable, VMIterator
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType, items_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, TracebackType
 from typing import Any
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Delivery, Frame, Generator, Tail
 from smelt.capture.base.type_info import TypeInfo
 from smelt.capture.base.values import MISSING, FunctionType, Sentinel

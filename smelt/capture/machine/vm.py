@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Frame, Generator, VMCallable
 from smelt.capture.base.type_info import TypeInfo

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from smelt._native import isinstance
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     MISSING,

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     LEAF_TYPES,

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
     IMMUTABLE_TYPE_FLAG,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from smelt.capture.base.values import FunctionType, is_identity
+from smelt._native import isinstance
+from smelt.capture.base.values import FunctionType, ModuleType, is_identity, module_name
 from smelt.capture.rebuilding.constants import note_made
 from smelt.guards.origin import Origin
 
@@ -89,6 +90,8 @@ class Origins(dict[int, Origin]):
 def _const_name(value: object) -> str:
     if type(value) is dict and "__name__" in value:
         return f"{value['__name__']}.__dict__"
+    if isinstance(value, ModuleType):
+        return module_name(value)
     for owner, key in ((value, "__qualname__"), (value, "__name__")):
         name = getattr(owner, key, None) if is_identity(value) else None
         if isinstance(name, str):

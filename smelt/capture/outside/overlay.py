@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     MISSING,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
     CONTAINER_BASES,

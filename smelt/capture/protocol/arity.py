@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import unsupported
 
 

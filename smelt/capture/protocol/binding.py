@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.values import LEAF_TYPES, NULL, FunctionType
 from smelt.capture.machine.vm import VM

@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import torch
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.handlers import handler_of
 from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_natively
 from smelt.capture.base.values import MISSING, FunctionType

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import CYTHON_FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT, FUNCTION, NON_DATA

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.frames import through
 from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import refusal, runs_natively, setting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import collections.abc
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
@@ -40,7 +42,7 @@ def _counted(vm: VM, obj: object) -> object:
     """The counts of a mapping, what else a counter is to count."""
     if obj is None:
         return None
-    is_mapping = isinstance(obj, dict) or vm.call(isinstance, (obj, collections.abc.Mapping), {})
+    is_mapping = isinstance(obj, dict) or vm.call(builtins.isinstance, (obj, collections.abc.Mapping), {})
     return mapping(vm, obj) if is_mapping else vm.elements(obj)
 
 

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS
 from smelt.capture.base.values import MISSING, Container, dict_base, is_lookup_key

@@ -16,6 +16,7 @@ from typing import cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, method
 from smelt.capture.base.values import LEAF_TYPES, is_constant
 from smelt.capture.machine.vm import VM

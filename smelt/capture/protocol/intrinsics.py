@@ -10,6 +10,8 @@ import dis
 import types
 from collections.abc import Callable
 
+from smelt._native import isinstance
+
 
 def _stop_iteration_error(error: object) -> object:
     if isinstance(error, StopIteration):

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sized
 from typing import SupportsIndex, cast
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import through
 from smelt.capture.base.handlers import Args, Kwargs, builtin, hands_on
 from smelt.capture.base.values import CONTAINER_BASES

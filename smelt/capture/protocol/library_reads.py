@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import ABSENT

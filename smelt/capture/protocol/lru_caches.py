@@ -8,6 +8,7 @@ import functools
 import types
 from collections.abc import Callable
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import FUNCTIONS, Args, Kwargs
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.values import MISSING, FunctionType, is_constant

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
@@ -42,7 +45,7 @@ def class_parts(
     """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
     if not isinstance(cls, type):
         raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
-    if not vm.call(isinstance, (subject, cls), {}):
+    if not vm.call(builtins.isinstance, (subject, cls), {}):
         return None
     itself, positional = _positional(vm, cls, count) if count else (False, ())
     found: list[object] = [subject] if itself else []

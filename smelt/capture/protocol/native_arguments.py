@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS
 from smelt.capture.base.native_functions import PURE_TYPES, REFUSED, is_native_scope, refusal

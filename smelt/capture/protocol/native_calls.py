@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import (
     BUILTINS,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator, Tail, VMCallable, through
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.type_info import ABSENT, FUNCTION

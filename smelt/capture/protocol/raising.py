@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, function
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents

@@ -6,6 +6,7 @@ import builtins
 import types
 from collections.abc import Iterable
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
 from smelt.capture.machine.vm import VM

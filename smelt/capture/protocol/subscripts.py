@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Tail, through
 from smelt.capture.base.handlers import BUILTINS, unsupported
 from smelt.capture.base.values import (

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
+from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.trace import symbols

@@ -17,6 +17,8 @@ from typing import TypeVar, cast
 
 import torch
 
+from smelt._native import isinstance
+
 LITERALS = frozenset({int, bool, str, bytes, type(None)})  # their repr is their source
 T = TypeVar("T")
 CONSTANTS: frozenset[type] = frozenset(

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.rebuilding.kind import Expressions, Kind
 
 K = TypeVar("K")

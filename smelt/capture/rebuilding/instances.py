@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from smelt._native import isinstance
 from smelt.capture.rebuilding.containers import dict_text, list_text, pairs, set_text, tuple_text
 from smelt.capture.rebuilding.exceptions import (
     exception_args,
@@ -159,12 +160,13 @@ def _slots(x: object, names: list[str]) -> dict[str, object]:
     return found
 
 
-def _attributes(x: object) -> dict[str, object]:
+def _attributes(x: object) -> list[dict[str, object]]:
+    """Its dictionary, itself: the program may hold it beside the instance. None: the class has slots alone."""
     try:
         own: dict[str, object] = object.__getattribute__(x, "__dict__")
     except AttributeError:
-        return {}
-    return own
+        return []
+    return [own]
 
 
 def _refusal(cls: type, base: _Base) -> str | None:
@@ -192,7 +194,7 @@ def instance_kind(cls: type) -> Kind | str:
     names = _slot_names(cls)
 
     def holds(x: object) -> list[object]:
-        return [*base.holds(x), *base.parts(x), *_slots(x, names).values(), *pairs(_attributes(x))]
+        return [*base.holds(x), *base.parts(x), *_slots(x, names).values(), *_attributes(x)]
 
     def create(x: object, text: Expressions) -> str:
         return base.create(x, text(cls), text)
@@ -200,8 +202,7 @@ def instance_kind(cls: type) -> Kind | str:
     def fill(x: object, text: Expressions, name: str) -> list[str]:
         lines = base.fill(x, text, name)
         lines += [f"set_attribute({name}, {slot!r}, {text(v)})" for slot, v in _slots(x, names).items()]
-        own = _attributes(x)
-        return [*lines, f"set_attribute({name}, '__dict__', {dict_text(own, text)})"] if own else lines
+        return [*lines, *(f"set_attribute({name}, '__dict__', {text(own)})" for own in _attributes(x))]
 
     def needs(x: object) -> list[object]:
         return list(base.holds(x)) if base.immutable else []

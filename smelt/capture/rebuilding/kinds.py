@@ -11,6 +11,7 @@ import collections
 import functools
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.rebuilding.containers import CONTAINERS, dict_text, pairs, result_tuple
 from smelt.capture.rebuilding.functions import FUNCTIONS
 from smelt.capture.rebuilding.instances import instance_kind

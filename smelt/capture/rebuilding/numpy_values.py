@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from smelt._native import isinstance
 from smelt.capture.rebuilding.kind import Kind
 from smelt.capture.standins.arrays import DTYPES
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.rebuilding.constants import is_kept_by_typing, stands_for_itself
 from smelt.capture.rebuilding.kind import Kind, unsupported
 from smelt.capture.rebuilding.kinds import kind_of

@@ -20,7 +20,7 @@ def identifier(name: str) -> str:
 def compiled_source(source: str, name: str, shown: str, scope: dict[str, object]) -> types.FunctionType:
     """The function `name` that `source` defines, with `scope` as its globals. Its file is called `<smelt shown #N>`."""
     filename = f"<smelt {shown} #{next(_serial)}>"
-    exec(compile(source, filename, "exec"), scope)
+    exec(compile(source, filename, "exec", dont_inherit=True), scope)
     function = cast(types.FunctionType, scope.pop(name))
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.standins.arrays import TORCH_DTYPES, Array, refusal
 from smelt.capture.standins.numpy_functions import apply
 from smelt.capture.standins.numpy_trial import checked, map_nested, ones

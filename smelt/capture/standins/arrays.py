@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
 from smelt.trace.fake import FakeTensor, check_class

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import _numpy as _torch_numpy
 
+from smelt._native import isinstance
 from smelt.capture.standins.arrays import Array, refusal
 from smelt.capture.standins.numpy_trial import arrays_in, checked, map_nested
 from smelt.capture.standins.numpy_ufuncs import constant

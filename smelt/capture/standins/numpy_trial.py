@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.standins.arrays import DTYPES, Array, refusal, storage_of
 
 _Operands = Sequence[tuple[Array, object]]  # each `Array` with the ones that stood for it

@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.standins.arrays import TORCH_DTYPES, Array, refusal
 from smelt.capture.standins.numpy_trial import checked, ones
 

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.values import LEAF_TYPES
 from smelt.errors import Unsupported
 from smelt.graph.effects import effects

@@ -48,7 +48,9 @@ bool init_names() {
                   {&ModuleNames::forward_pre_hooks, "_forward_pre_hooks"},
                   {&ModuleNames::backward_hooks, "_backward_hooks"},
                   {&ModuleNames::backward_pre_hooks, "_backward_pre_hooks"},
-                  {&ModuleNames::eq, "__eq__"}};
+                  {&ModuleNames::eq, "__eq__"},
+                  {&ModuleNames::class_, "__class__"},
+                  {&ModuleNames::instancecheck, "__instancecheck__"}};
     for (auto& row : kNames) {
         PyObject* name = PyUnicode_InternFromString(row.text);
         if (!name || PyObject_Hash(name) == -1) return false;

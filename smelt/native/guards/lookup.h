@@ -10,10 +10,10 @@ namespace smelt::guards {
 inline PyTypeObject* deque_type;        // collections.deque
 inline PyTypeObject* tuplegetter_type;  // a field of a named tuple; a heap type since 3.12
 
-struct ModuleNames {  // the dictionaries of an nn.Module, and a special method
+struct ModuleNames {  // the dictionaries of an nn.Module, and special names
     PyObject *parameters, *buffers, *modules;
     PyObject *forward_hooks, *forward_pre_hooks, *backward_hooks, *backward_pre_hooks;
-    PyObject* eq;
+    PyObject *eq, *class_, *instancecheck;
 };
 inline ModuleNames names;
 

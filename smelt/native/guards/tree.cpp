@@ -297,6 +297,33 @@ PyObject* py_made_by_python(PyObject*, PyObject* cls) {
     return PyBool_FromLong(made_by_python(reinterpret_cast<PyTypeObject*>(cls)));
 }
 
+// Whether reading `__class__` gives the type and runs no code of its class.
+bool shows_its_type(PyTypeObject* type) {
+    return type->tp_getattro == PyObject_GenericGetAttr &&
+           _PyType_Lookup(type, names.class_) == _PyType_Lookup(&PyBaseObject_Type, names.class_);
+}
+
+int is_instance(PyObject* x, PyObject* kinds) {
+    if (PyTuple_Check(kinds)) {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds); i++)
+            if (int found = is_instance(x, PyTuple_GET_ITEM(kinds, i))) return found;
+        return 0;
+    }
+    if (PyType_Check(kinds)) {
+        if (PyType_IsSubtype(Py_TYPE(x), reinterpret_cast<PyTypeObject*>(kinds))) return 1;
+        PyObject* check = _PyType_Lookup(Py_TYPE(kinds), names.instancecheck);
+        if (check == _PyType_Lookup(&PyType_Type, names.instancecheck)) return 0;
+    }
+    if (shows_its_type(Py_TYPE(x))) return PyObject_IsInstance(x, kinds);
+    return PyObject_IsSubclass(reinterpret_cast<PyObject*>(Py_TYPE(x)), kinds);
+}
+
+PyObject* py_isinstance(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "isinstance: expected 2 arguments, got %zd", count);
+    int found = is_instance(args[0], args[1]);
+    return found < 0 ? nullptr : PyBool_FromLong(found);
+}
+
 PyObject* py_is_plain_leaf(PyObject*, PyObject* x) {
     return PyBool_FromLong(is_plain_leaf(x));
 }
@@ -316,6 +343,8 @@ PyMethodDef functions[] = {
     {"is_generic", py_is_generic, METH_O,
      "is_generic(cls): whether attributes of instances are read as object.__getattribute__ reads them, and "
      "whether they are stored as object.__setattr__ stores them."},
+    {"isinstance", fast(py_isinstance), METH_FASTCALL,
+     "isinstance(x, kinds): as Python's, without asking x for its __class__."},
     {"made_by_python", py_made_by_python, METH_O,
      "made_by_python(cls): whether a class statement or a call of a metaclass made the class, not C code."},
     {"type_version", py_type_version, METH_O,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Frame, Handled
 from smelt.capture.base.values import MISSING
 from smelt.capture.interpreter.opcodes.table import opcode

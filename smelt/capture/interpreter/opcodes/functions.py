@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.frames import Frame, Generator
 from smelt.capture.base.values import NULL, FunctionType

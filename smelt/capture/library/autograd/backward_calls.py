@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch.autograd.graph import Node
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.library.autograd.gradients import check_leaf, history, run_engine
 from smelt.capture.library.autograd.hooks import hook_registered, meets_hooks

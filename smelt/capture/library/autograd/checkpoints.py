@@ -11,6 +11,7 @@ from types import FunctionType
 import torch
 import torch.utils.checkpoint
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, builtin, function, unsupported
 from smelt.capture.library.autograd.opaque_calls import run_opaque
 from smelt.capture.machine.vm import VM

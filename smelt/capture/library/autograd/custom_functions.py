@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import Node
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.values import (
     CONTAINER_BASES,

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.values import FunctionType
 from smelt.capture.library.autograd.hooks import hook_registered, meets_hooks

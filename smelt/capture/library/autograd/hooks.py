@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 import torch.utils.checkpoint
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Handler, Kwargs, function, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside.effects import Call

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, unsupported
 from smelt.capture.base.values import (
     LEAF_TYPES,

@@ -6,6 +6,7 @@ import logging
 import operator
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import FUNCTIONS, Args, Handler, Kwargs, function, unsupported
 from smelt.capture.base.values import LEAF_TYPES, instance_dict, is_constant
 from smelt.capture.library.output.deferred_calls import defer, is_known

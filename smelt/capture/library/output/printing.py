@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, builtin, method, unsupported
 from smelt.capture.library.output.deferred_calls import defer, is_known
 from smelt.capture.machine.vm import VM

@@ -7,6 +7,7 @@ import re
 import warnings
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, builtin, function, unsupported
 from smelt.capture.library.output.deferred_calls import defer
 from smelt.capture.library.output.places import Place, caller, place_at

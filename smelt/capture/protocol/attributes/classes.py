@@ -6,6 +6,7 @@ import enum
 import types
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import (
     ABSENT,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.type_info import ABSENT, FUNCTION, type_find

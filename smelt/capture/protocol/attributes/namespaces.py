@@ -8,7 +8,7 @@ import types
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import NATIVE_DATA
-from smelt.capture.base.values import MISSING, FunctionType, MethodType
+from smelt.capture.base.values import MISSING, FunctionType, MethodType, module_dict, module_name
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import scopes
@@ -23,12 +23,21 @@ from smelt.reasons import UNSUPPORTED_CALL, Reason
 
 
 def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
-    """An attribute of a Python module, guarded by its value; its `__dict__` is what `globals()` gives."""
-    outside, own = vm.outside, module.__dict__
+    """An attribute of a Python module, by the `__getattribute__` that its class may have."""
+    if not is_native_module(module_name(module)):
+        _use_module_class(vm, module)
+    info = vm.type_info(type(module))
+    if info.getattribute is not None:
+        vm.outside.facts.use_class(type(module))
+        return load_through(vm, module, name, info, info.getattribute)
+    return load_from_module(vm, module, name)
+
+
+def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
+    """`ModuleType.__getattribute__`, guarded by the value; the `__dict__` of a module is what `globals()` gives."""
+    outside, own = vm.outside, module_dict(module)
     if name == "__dict__":
         return scopes.expose(vm, own)
-    if not is_native_module(module.__name__):
-        _use_module_class(vm, module)
     found = _through_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
     if found is not MISSING:
         return found
@@ -36,7 +45,7 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
         value = outside.overlay.name(own, name)
         if value is MISSING:
             raise AttributeError(
-                f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
+                f"module {module_name(module)!r} has no attribute {name!r}", name=name, obj=module
             )
         return value
     memo = outside.memo.of(module)
@@ -65,23 +74,21 @@ def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
         return MISSING
     info = vm.type_info(cls)
     vm.outside.facts.use_class(cls)
-    if info.getattribute is not None:
-        return load_through(vm, module, name, info, info.getattribute)
     how, found, owner = info.find(name)
     if how in DATA_LOADERS and how is not NATIVE_DATA:
         return DATA_LOADERS[how](vm, module, name, found)
-    if how in CLASS_LOADERS and name not in module.__dict__ and owner is not object:
+    if how in CLASS_LOADERS and name not in module_dict(module) and owner is not object:
         return CLASS_LOADERS[how](vm, module, name, found, owner)
     return MISSING
 
 
 def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
     """`__getattr__` of a module; that the name is not simply there is guarded."""
-    outside, own = vm.outside, module.__dict__
+    outside, own = vm.outside, module_dict(module)
     own_getattr = own.get("__getattr__")
     try:
-        if type(own_getattr) is FunctionType and not is_native_module(module.__name__):
-            return vm.call(load_module_attr(vm, module, "__getattr__"), (name,), {})
+        if type(own_getattr) is FunctionType and not is_native_module(module_name(module)):
+            return vm.call(load_from_module(vm, module, "__getattr__"), (name,), {})
         return getattr(module, name)
     finally:
         if name not in own:

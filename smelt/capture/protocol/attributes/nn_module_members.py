@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from smelt._native import isinstance
 from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping

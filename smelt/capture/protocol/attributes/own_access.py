@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn, cast
 
+from smelt._native import isinstance
 from smelt.capture.base.type_info import FUNCTION
 from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM

@@ -8,9 +8,10 @@ from typing import cast
 import torch
 from torch import nn
 
+from smelt._native import isinstance
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import FUNCTION, NATIVE_DATA, PROPERTY, PYTHON_DATA, type_find
-from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, MISSING, FunctionType
+from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, MISSING, FunctionType, module_dict, module_name
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes
 from smelt.capture.outside.change_log import slot_names
@@ -25,6 +26,7 @@ from smelt.capture.protocol.attributes.instances import (
 )
 from smelt.capture.protocol.attributes.load import load_attr
 from smelt.capture.protocol.attributes.lookup import descriptor_method
+from smelt.capture.protocol.attributes.namespaces import load_from_module
 from smelt.capture.protocol.attributes.own_access import delete_by_class, store_by_class
 from smelt.capture.protocol.attributes.tensors import store_tensor_attr
 from smelt.errors import Unsupported
@@ -120,11 +122,13 @@ def store_named(vm: VM, owner: object, name: str, value: object) -> None:
     """`type.__setattr__` and its like."""
     outside = vm.outside
     if isinstance(owner, types.ModuleType) and (
-        is_native_module(owner.__name__) or type_find(type(owner), name) is not MISSING
+        is_native_module(module_name(owner)) or type_find(type(owner), name) is not MISSING
     ):
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {owner.__name__} is set"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {module_name(owner)} is set")
+        )
     if isinstance(owner, types.ModuleType):
-        return scopes.store_global(vm, vars(owner), name, value)
+        return scopes.store_global(vm, module_dict(owner), name, value)
     if id(owner) not in outside.origins or _is_immutable(owner):
         type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
     elif isinstance(owner, type):
@@ -192,8 +196,8 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
 def _delete_named(vm: VM, owner: object, name: str) -> None:
     vm.frames.tail = None
     if isinstance(owner, types.ModuleType):
-        load_attr(vm, owner, name)
-        return scopes.delete_global(vm, vars(owner), name)
+        load_from_module(vm, owner, name)
+        return scopes.delete_global(vm, module_dict(owner), name)
     _check_metaclass(owner, "__delattr__")
     if id(owner) not in vm.outside.origins or _is_immutable(owner):
         delattr(owner, name)
