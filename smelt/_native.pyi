@@ -148,6 +148,10 @@ def is_generic(cls: type) -> tuple[bool, bool]:
     """Whether attributes of instances are read as object.__getattribute__ reads them, and whether they are stored as
     object.__setattr__ stores them; a subclass written in Python may have methods of its own besides."""
 
+def copy_set(empty: set[Any], other: set[Any]) -> None:
+    """Fills an empty set with the elements of another, in the same places: iterators give them in the same order, and
+    changes make the same of both."""
+
 def made_by_python(cls: type) -> bool:
     """Whether a class statement or a call of a metaclass made the class, not C code (which also makes some on the heap)."""
 

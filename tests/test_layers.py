@@ -279,6 +279,17 @@ def test_what_is_ones_own_or_foreign_is_not_meant(text):
     assert sources.reaches(every["p.b"], every, sources.private_members(every)) == []
 
 
+# ------------------------------------------------------------------------------------------------------- objects
+
+
+def test_capture_asks_the_users_objects_nothing():
+    """Their `__class__` may be code: `_native.isinstance` looks at the type. Polyfills are programs and ask as those do."""
+    folder = Path(__file__).parent.parent / "smelt" / "capture"
+    texts = {path: path.read_text() for path in folder.rglob("*.py") if not path.name.startswith("polyfills")}
+    asking = [path for path, text in texts.items() if re.search(r"(?<![\w.])isinstance\(", text)]
+    assert [p.name for p in asking if "from smelt._native import isinstance\n" not in texts[p]] == []
+
+
 # -------------------------------------------------------------------------------------------------------- Any
 
 

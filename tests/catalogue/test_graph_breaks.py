@@ -761,3 +761,35 @@ def a_dictionary_of_an_instance_is_held_over_a_break():
         return x * own["steps"], vars(counts) is own, vars(empty) is other, sorted(vars(empty))
 
     return fn, calls(*THREE)
+
+
+@program(graphs=2, later=1, breaks=["data-dependent-condition", *["unsupported-object"] * 3])
+def iterators_over_sets_are_those_of_sets():
+    outside = set()
+    for i in range(40):
+        outside.add(i * 7919 % 1009)
+    for number in list(outside)[:35]:
+        outside.discard(number)
+
+    def fn(x):
+        inside, outer = iter({i * 300 % 1009 for i in range(9)}), iter(outside)
+        first = next(inside), next(outer)
+        if x.sum() > 0:
+            first = (*first, 1)
+        kinds = type(inside), type(outer)
+        return x * first[0], first, kinds, list(inside), list(outer)
+
+    return fn, calls(*THREE)
+
+
+@program(graphs=1)
+def an_outside_set_that_may_change_keeps_the_order_of_its_elements():
+    outside = {i * 7919 % 1009 for i in range(40)}
+    for number in list(outside)[:30]:
+        outside.discard(number)
+
+    def fn(x):
+        outside.discard(2000)
+        return x + 1, list(outside), [number for number in outside]
+
+    return fn, calls(*THREE)

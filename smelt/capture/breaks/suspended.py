@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar, cast
 from smelt.capture.base.frames import VMCallable, VMIterator
 from smelt.capture.breaks.worth import has_tensors
 from smelt._native import isinstance
+from smelt.capture.base.values import is_constant
 from smelt.capture.rebuilding.containers import list_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.kinds import KINDS
@@ -142,7 +143,14 @@ def elements_from(over: Set[object], left: list[object]) -> Iterator[object]:
     """An iterator over a set that has `left` still to give, in this order, which the set may have lost."""
     iterator = iter(over)
     advance(iterator, len(over) - len(left))
-    return iterator if _is_same(copy.copy(iterator), left) else _in_order(over, left)
+    found = list(copy.copy(iterator))
+    same = len(found) == len(left) and all(map(_is_one, found, left))
+    return iterator if same else _in_order(over, left)
+
+
+def _is_one(a: object, b: object) -> bool:
+    """Whether they are one object, or constants that are alike, which the source writes anew."""
+    return a is b or (type(a) is type(b) and is_constant(a) and a == b)
 
 
 def _in_order(over: Set[object], left: list[object]) -> Iterator[object]:

@@ -45,6 +45,15 @@ def of_same_class(container: C, items: list[object]) -> C:
     return made
 
 
+def _copied(container: C) -> C:
+    """Another container with the same contents; the places in the table of a set decide the order of its elements."""
+    if not isinstance(container, set):
+        return of_same_class(container, items_of(container))
+    made = of_same_class(container, [])
+    _native.copy_set(made, container)
+    return made
+
+
 _MAKERS = (collections.OrderedDict, collections.defaultdict, *CONTAINER_BASES)
 
 
@@ -92,7 +101,7 @@ class Overlay:
         """The copy in which the machine reads and writes `container` from now on."""
         found = self._copies.get(id(container))
         if found is None:
-            found = self._copies[id(container)] = of_same_class(container, items_of(container))
+            found = self._copies[id(container)] = _copied(container)
             self._outside[id(found)] = container
             self.note_origin(container)
         return cast(C, found)

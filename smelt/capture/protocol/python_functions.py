@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import SUBSTITUTES, Args, Kwargs, handler_of, unsupported, where_written
 from smelt.capture.base.native_functions import REFUSED, is_never_entered, runs_natively

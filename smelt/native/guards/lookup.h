@@ -17,6 +17,9 @@ struct ModuleNames {  // the dictionaries of an nn.Module, and special names
 };
 inline ModuleNames names;
 
+// Fills a set that was never filled with what `from` holds, in the same places. False: no memory, the error is set.
+bool copy_set(PyObject* empty, PyObject* from);
+
 inline Py_hash_t name_hash(PyObject* name) {
     return reinterpret_cast<PyASCIIObject*>(name)->hash;
 }

@@ -324,6 +324,13 @@ PyObject* py_isinstance(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return found < 0 ? nullptr : PyBool_FromLong(found);
 }
 
+PyObject* py_copy_set(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    bool sets = count == 2 && PySet_Check(args[0]) && PySet_Check(args[1]);
+    if (!sets || reinterpret_cast<PySetObject*>(args[0])->fill)
+        return PyErr_Format(PyExc_TypeError, "copy_set: expected an empty set and a set");
+    return copy_set(args[0], args[1]) ? Py_NewRef(Py_None) : nullptr;
+}
+
 PyObject* py_is_plain_leaf(PyObject*, PyObject* x) {
     return PyBool_FromLong(is_plain_leaf(x));
 }
@@ -343,6 +350,8 @@ PyMethodDef functions[] = {
     {"is_generic", py_is_generic, METH_O,
      "is_generic(cls): whether attributes of instances are read as object.__getattribute__ reads them, and "
      "whether they are stored as object.__setattr__ stores them."},
+    {"copy_set", fast(py_copy_set), METH_FASTCALL,
+     "copy_set(empty, set): fills a set with the elements of another, in the same places."},
     {"isinstance", fast(py_isinstance), METH_FASTCALL,
      "isinstance(x, kinds): as Python's, without asking x for its __class__."},
     {"made_by_python", py_made_by_python, METH_O,
