@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import copyreg
 import sys
@@ -225,5 +226,39 @@ def a_class_that_is_made_wrongly():
             Meta("made", (), {})
         except TypeError as e:
             return x + 1, str(e)
+
+    return fn, calls()
+
+
+@program(graphs=1, breaks=["unsupported-call"] * 4)
+def codecs_that_are_registered_and_removed():
+    registered = []
+
+    def fn(x):
+        def search(name):
+            return codecs.lookup("ascii") if name == "own" else None
+
+        codecs.register(search)
+        registered.append(search)
+        text = codecs.encode("a", "own"), "b".encode("own")
+        codecs.unregister(search)
+        try:
+            codecs.lookup("own")
+        except LookupError as e:
+            return x + 1, text, str(e)
+        return x
+
+    return fn, calls(), lambda: len(registered)
+
+
+@program(graphs=1, breaks=["unsupported-call"] * 3)
+def a_handler_of_encoding_errors():
+    def fn(x):
+        codecs.register_error("own", lambda error: ("?", error.end))
+        return (
+            x + 1,
+            codecs.encode("\xe4b", "ascii", "own"),
+            codecs.lookup_error("own")(UnicodeEncodeError("ascii", "\xe4", 0, 1, "")),
+        )
 
     return fn, calls()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import abc
 import ast
+import codecs
 import collections
 import contextvars
 import dataclasses
@@ -222,6 +223,11 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     compile: (UNSUPPORTED_CALL, "compile"),
     globals: (UNSUPPORTED_CALL, "globals"),
     breakpoint: (DEBUGGER, "breakpoint"),
+    # The registry of codecs is the process's, and may call Python functions.
+    **{
+        getattr(codecs, name): (UNSUPPORTED_CALL, f"codecs.{name}")
+        for name in ("register", "unregister", "lookup", "register_error", "lookup_error", "encode", "decode")
+    },
     torch.manual_seed: (RANDOM_STATE, "torch.manual_seed"),
     torch.seed: (RANDOM_STATE, "torch.seed"),
     torch.set_rng_state: (RANDOM_STATE, "torch.set_rng_state"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator
 from smelt.capture.breaks.points import Continuation
 from smelt.capture.breaks.resume import Originals, continuation, resume_function

@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from typing import Protocol, TypeVar, cast
 
-from smelt.capture.base.frames import VMCallable, VMIterator
-from smelt.capture.breaks.worth import has_tensors
 from smelt._native import isinstance
+from smelt.capture.base.frames import VMCallable, VMIterator
 from smelt.capture.base.values import is_constant
+from smelt.capture.breaks.worth import has_tensors
 from smelt.capture.rebuilding.containers import list_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.kinds import KINDS

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator, VMCallable, VMIterator
 
 _MOST = 500  # objects that are looked at

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import torch
 
-from smelt.capture.breaks.points import Point
 from smelt._native import isinstance
+from smelt.capture.breaks.points import Point
 from smelt.capture.breaks.positions import Place
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.rebuilding.constants import CONSTANTS, LITERALS, is_kept_by_typing, stands_for_itself

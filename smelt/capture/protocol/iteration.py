@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
-from smelt.capture.base.frames import Generator, Tail, VMCallable, VMIterator, through
 from smelt._native import isinstance
+from smelt.capture.base.frames import Generator, Tail, VMCallable, VMIterator, through
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES
