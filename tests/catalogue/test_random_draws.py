@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from tests.harness.catalogue import leaf, program, tensor
+from tests.harness.catalogue import Changing, leaf, program, tensor
 
 # ------------------------------------------------------------------------------------------- numbers in tensors
 
@@ -266,3 +266,22 @@ def test_every_backend(backend):
     got, want = run(smelt.compile(fn, backend=backend)), run(fn)
     torch.testing.assert_close(got[0], want[0])
     assert got[1:] == want[1:]
+
+
+@program(graphs=1, later=2, breaks=["random-state"])
+def a_method_of_the_generators_class_is_replaced():
+    original = random.Random.random
+    drawn = []
+
+    def fixed(self):
+        drawn.append(1)
+        return 0.25
+
+    def fn(x):
+        return x * random.gammavariate(1.0, 2.0)
+
+    changes = {
+        1: lambda: setattr(random.Random, "random", fixed),
+        2: lambda: delattr(random.Random, "random"),
+    }
+    return fn, Changing([(tensor(3),)] * 3, changes), lambda: len(drawn)

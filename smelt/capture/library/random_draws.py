@@ -50,11 +50,23 @@ _NUMPY = frozenset(
 )  # fmt: skip
 
 
+def _methods() -> dict[str, object]:
+    """The methods of `random.Random`, which call each other."""
+    return {name: found for name, found in vars(random.Random).items() if not name.startswith("__")}
+
+
+_METHODS = _methods()
+
+
 def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
     """`generator.name(*args, **kwargs)`. Raises Unsupported where the compiled frame cannot make that call, or what it gives
     is no number, list of numbers or array."""
     if vm.outside.origins.of(generator) is None or generator in vm.outside.log:
         raise _refused(name, "of a generator that the function made or changed")
+    if isinstance(generator, random.Random):
+        vm.outside.facts.use_class(random.Random)
+        if _methods() != _METHODS:
+            raise _refused(name, "of a class whose methods were replaced")
     given = tuple(_argument(vm, a, name) for a in args)
     named = {k: _argument(vm, v, name) for k, v in kwargs.items()}
     tried = getattr(_scratch(generator), name)(*map(hint, given), **{k: hint(v) for k, v in named.items()})

@@ -91,7 +91,13 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
     if name != "remove":
         return vm.native(getattr(base, name), (seen, *args))
-    at = cast("int | None", vm.native(_place, (seen, *args)))
+    count = len(seen)
+    try:
+        at = cast("int | None", vm.native(_place, (seen, *args)))
+    except RuntimeError:
+        if isinstance(owner, collections.deque) and len(seen) != count:
+            raise IndexError("deque mutated during remove().") from None
+        raise
     if at is None:
         raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
     changes.touch(vm.outside, owner)
