@@ -98,7 +98,7 @@ def _looks(
     so."""
     roots = {i: _root(outputs[i]) for i in positions}
     creations = {i: _autograd._get_creation_meta(outputs[i]) for i in positions if roots[i] is not outputs[i]}
-    told = {i: c for i, c in creations.items() if c is not usual}
+    told = {i: c for i, c in creations.items() if c != usual}
     numbers = {id(root): -n for n, root in enumerate(roots.values(), 1)}
     places = {id(outputs[i]): i for i in positions}
     if not on_input and not told and (len(positions) == 1 or set(numbers) <= {id(outputs[positions[0]])}):
@@ -133,6 +133,6 @@ def freely_written(results: Sequence[Any], inputs: Sequence[object]) -> Sequence
     """Results of a graph that ran beneath autograd, as if it had run with gradients on: views may be written."""
     for tensor in results:
         if isinstance(tensor, torch.Tensor) and tensor._is_view() and not any(tensor is t for t in inputs):
-            if _autograd._get_creation_meta(tensor) is _Creation.NO_GRAD_MODE:
+            if _autograd._get_creation_meta(tensor) == _Creation.NO_GRAD_MODE:
                 _autograd._set_creation_meta(tensor, _Creation.DEFAULT)
     return results
