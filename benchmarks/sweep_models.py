@@ -464,12 +464,15 @@ def _measured(kind: str, name: str, rival: str, limit: float) -> dict[str, Any]:
 
 @functools.cache
 def _code() -> str:
-    """The commit whose code is measured; with a + where files differ from it."""
+    """The last commit that changed smelt; with a + where files differ from it."""
     here = Path(__file__).parent
     try:
         head, changed = (
             subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True).stdout
-            for command in (("rev-parse", "--short=9", "HEAD"), ("status", "--porcelain", "--", "../smelt"))
+            for command in (
+                ("log", "-1", "--format=%h", "--abbrev=9", "--", "../smelt"),
+                ("status", "--porcelain", "--", "../smelt"),
+            )
         )
     except (OSError, subprocess.CalledProcessError):
         return "no repository"
