@@ -302,3 +302,34 @@ def lists_that_change_while_they_are_walked(grown, walk):
         return rows, steps
 
     return fn, [(tensor(3), [tensor(3), tensor(3)]) for _ in range(3)]
+
+
+class CountedKey:
+    def __init__(self, hashed):
+        self.hashed = hashed
+
+    def __hash__(self):
+        self.hashed.append(1)
+        return 5
+
+
+@program(graphs=1)
+def keys_are_hashed_as_often_as_in_eager():
+    def fn(x):
+        hashed, counts = [], []
+        key, held = CountedKey(hashed), {}
+        for step in (
+            lambda: held.__setitem__(key, x),
+            lambda: held[key],
+            lambda: held.get(key),
+            lambda: key in held,
+            lambda: held.pop(key),
+            lambda: held.setdefault((key, 1), 2),
+            lambda: {key},
+            lambda: held[key] if key in held else 0,
+        ):
+            step()
+            counts.append(len(hashed))
+        return x + len(hashed), counts
+
+    return fn, [(torch.ones(3),)] * 3

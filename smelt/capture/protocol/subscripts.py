@@ -111,8 +111,9 @@ def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> o
             return operator.getitem(cast("list[object]", contents.open(outside, obj)), key)
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key, tail)
-    elif isinstance(obj, dict) and not vm.keyed(dict.__contains__, obj, key):
-        return _missing_item(vm, obj, key, tail)
+    elif isinstance(obj, dict):
+        value = vm.keyed(dict.get, obj, key, MISSING)  # one look-up: the key's `__hash__` may be code
+        return _missing_item(vm, obj, key, tail) if value is MISSING else item_value(vm, obj, key, value)
     base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(obj, b)))
     return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
 
@@ -136,7 +137,7 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | N
         value = vm.call(factory, (), {})
         dict.__setitem__(vm.outside.overlay.now(obj), key, value)
         return value
-    return vm.outside.overlay.now(obj)[key]
+    raise KeyError(key)
 
 
 def item_value(vm: VM, obj: object, key: object, value: object) -> object:
