@@ -67,11 +67,17 @@ def one_after_the_other(x, w):
     return y, a, b, c, d, d.sum(0)
 
 
+def kinds_of_views(x, w):
+    wide, rows = x[:1].expand(3, 4), w.t()
+    diagonal, windows = x.diagonal(), x.unfold(1, 2, 1)
+    return wide, rows, diagonal, windows, (wide * x).sum(), rows @ w, diagonal.exp(), windows * 2
+
+
 PROGRAMS = {
     f.__name__: f
     for f in (
         *(part, of_a_result, of_a_view, behind_a_write, pieces, one_piece_is_read, two_calls, heads),
-        one_after_the_other,
+        *(one_after_the_other, kinds_of_views),
     )
 }
 programs = pytest.mark.parametrize("program", PROGRAMS)
@@ -139,6 +145,19 @@ def test_gradients_by_each_result(compile, program, of):
         found.append(values(torch.autograd.grad((results[i] ** 2).sum(), wanted, allow_unused=True)))
         i, n = i + 1, len(results)
     return found
+
+
+@programs
+@both()
+def test_only_the_last_result_lives(compile, program):
+    f = compile(PROGRAMS[program])
+    x, w, *given = inputs("result")
+    last = f(*given)[-1]
+    found = torch.autograd.grad((last * last).sum(), (x, w), retain_graph=True, allow_unused=True)
+    many = torch.stack([torch.ones_like(last), torch.full_like(last, 2.0)])
+    return values(found), values(
+        torch.autograd.grad(last, (x, w), many, is_grads_batched=True, allow_unused=True)
+    )
 
 
 @programs
