@@ -30,6 +30,7 @@ from smelt.runtime import release_all
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -167,13 +168,17 @@ def _compiled_function(
 ) -> Any:
     """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache.
     `traced` runs in its place where another tracer looks; None: `fn` itself."""
-    own = types.FunctionType(
-        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-    )
+    compiler = settings.frame_compiler()
+    if fn.__code__.co_flags & _SUSPENDABLE and not settings.fullgraph:
+        own = compiler.beginning(fn)
+    else:
+        own = types.FunctionType(
+            fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        )
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__  # type: ignore[attr-defined]
-    wrapped = entries.wrap(own, settings.frame_compiler(), traced, fn)
+    wrapped = entries.wrap(own, compiler, traced, fn)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
     return wrapped

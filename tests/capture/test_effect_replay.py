@@ -569,15 +569,15 @@ def test_everything_is_rolled_back_when_capture_fails():
 def test_what_is_refused(name, reason):
     iterator = iter({1, 2})
 
-    async def coroutine():
-        return 1
+    async def numbers():
+        yield 1
 
     programs = {
         "data dependent": lambda x: x if x.sum() > 0 else -x,
         "a stream of the user's": lambda x: print(x.shape, file=Counted),
         "outside iterator": lambda x: x + next(iterator),
         "default dtype": lambda x: torch.set_default_dtype(torch.float64),
-        "asynchronous": lambda x: coroutine(),
+        "asynchronous": lambda x: numbers(),
     }
     with pytest.raises(Unsupported) as error:
         capture(programs[name], torch.ones(2))

@@ -808,3 +808,196 @@ def key_that_raises():
             return str(error), x + n
 
     return fn, calls()
+
+
+@program(
+    graphs=1,
+    breaks=["graph-break-requested", "graph-break-requested", "unsupported-call", "unsupported-object"],
+)
+def throw_through_a_delegation():
+    log = []
+
+    def inner(x):
+        try:
+            log.append((yield x * 1))
+            yield x * 2
+        except KeyError as error:
+            log.append((str(error), repr(error.__context__)))
+            smelt.graph_break()
+            yield x * 3
+        return x * 4
+
+    def outer(x):
+        smelt.graph_break()
+        result = yield from inner(x)
+        log.append("delegated")
+        yield result
+
+    def fn(x, n):
+        made = outer(x)
+        return next(made), made.throw(KeyError(n)), next(made)
+
+    return fn, calls(), log
+
+
+@program(graphs=0, eager=["graph-break-requested"])
+def close_through_a_delegation():
+    log = []
+
+    def inner(x):
+        smelt.graph_break()
+        with contextlib.suppress(KeyError):
+            try:
+                yield x
+            finally:
+                log.append("inner")
+
+    def outer(x):
+        try:
+            yield from inner(x)
+        finally:
+            log.append("outer")
+
+    def fn(x, n):
+        made = outer(x)
+        first = next(made)
+        made.close()
+        log.append("closed")
+        return first, list(made)
+
+    return fn, calls(), log
+
+
+@program(
+    graphs=4,
+    later=1,
+    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    eager=["graph-break-requested"],
+)
+def generator_that_several_consume():
+    def fn(x, n):
+        made = values(x, 5)
+        pairs = [a * b for a, b in zip(made, made)]
+        one, other = itertools.tee(values(x, n))
+        return pairs, [v + 1 for v in one], sum(other)
+
+    return fn, calls()
+
+
+@program(
+    graphs=4,
+    later=1,
+    breaks=[
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+    ],
+)
+def generator_as_arguments():
+    def fn(x, n):
+        def three(a, b, c):
+            return a + 2 * b + 3 * c
+
+        first, *rest = values(x, n)
+        return three(*values(x, 2)), first, rest, dict(enumerate(values(x, n)))
+
+    return fn, calls()
+
+
+@program(
+    graphs=3,
+    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+)
+def generator_a_hundred_deep():
+    def walk(x, depth):
+        smelt.graph_break()
+        if depth:
+            yield from walk(x, depth - 1)
+        yield x * depth
+
+    def fn(x, n):
+        return sum(walk(x, 100))
+
+    return fn, calls()
+
+
+@program(
+    graphs=2,
+    later=3,
+    breaks=[
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+        "unsupported-object",
+    ],
+)
+def contextmanagers_on_a_stack():
+    log = []
+
+    @contextlib.contextmanager
+    def scaled(x, i):
+        log.append(("in", i))
+        smelt.graph_break()
+        try:
+            yield x * i
+        finally:
+            smelt.graph_break()
+            log.append(("out", i))
+
+    def fn(x, n):
+        with contextlib.ExitStack() as stack:
+            found = [stack.enter_context(scaled(x, i)) for i in range(n + 1)]
+            log.append("body")
+            return sum(found)
+
+    return fn, calls(), log
+
+
+@program(
+    graphs=2,
+    breaks=[
+        "graph-break-requested",
+        "graph-break-requested",
+        "graph-break-requested",
+        "unsupported-call",
+        "unsupported-object",
+    ],
+    eager=["user-exception"],
+)
+def tracebacks_of_a_contextmanager():
+    @contextlib.contextmanager
+    def failing(x):
+        smelt.graph_break()
+        yield x * 2
+        smelt.graph_break()
+        raise KeyError("out")
+
+    def fn(x, n):
+        try:
+            with failing(x) as y:
+                z = y + 1
+        except KeyError as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            return [(f.name, f.line) for f in frames[-2:]], z
+
+    return fn, calls()
+
+
+@program(graphs=1, later=3, breaks=["data-dependent-condition", "data-dependent-condition"])
+def generator_compiled_itself():
+    def made(x, n=1, *rest, scale=2):
+        for i in range(n + 1):
+            y = x * i * scale
+            if y.sum() > 1000:
+                return "large"
+            got = yield y
+            if got is not None:
+                yield got * 2
+
+    return made, calls()

@@ -798,7 +798,7 @@ def generator_attributes():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=0)
+@program(graphs=2, later=2)
 def compiled_generator_function():
     def fn(x, n):
         for i in range(n):
@@ -807,7 +807,7 @@ def compiled_generator_function():
     return fn, three_shapes()
 
 
-@program(graphs=1, breaks=["unsupported-call"])
+@program(graphs=2)
 def coroutine_function_returns_its_coroutine():
     async def child(x):
         return x * 2
@@ -821,7 +821,17 @@ def coroutine_function_returns_its_coroutine():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=2, breaks=["unsupported-call", "unsupported-call", "unsupported-call", "unsupported-call"])
+@program(
+    graphs=4,
+    breaks=[
+        "unsupported-call",
+        "unsupported-call",
+        "unsupported-call",
+        "unsupported-call",
+        "unsupported-call",
+        "unsupported-call",
+    ],
+)
 def coroutine_is_driven_by_hand():
     class Ready:
         def __init__(self, value):
@@ -848,7 +858,7 @@ def coroutine_is_driven_by_hand():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=0)
+@program(graphs=1)
 def async_function_compiled():
     async def fn(x):
         return x + 1
@@ -856,7 +866,7 @@ def async_function_compiled():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=0, breaks=["unsupported-call"])
+@program(graphs=0, breaks=["unsupported-call", "unsupported-opcode"])
 def async_generator_is_made():
     async def gen(x):
         yield x

@@ -204,6 +204,7 @@ class Generator:
     """A generator whose frame the VM runs; native code may iterate it like any other."""
 
     __slots__ = ("__weakref__", "frame", "state", "vm")
+    kind = "generator"
 
     def __init__(self, vm: Machine, frame: Frame) -> None:
         self.vm = vm
@@ -222,7 +223,7 @@ class Generator:
         if self.state is FINISHED:
             raise StopIteration
         if self.state is CREATED and value is not None:
-            raise TypeError("can't send non-None value to a just-started generator")
+            raise TypeError(f"can't send non-None value to a just-started {self.kind}")
         self.frame.stack.append(value)
         return self._resume(None)
 
@@ -288,7 +289,9 @@ class Generator:
             self.state = RUNNING
             try:
                 answer = (
-                    method(*arguments) if type(inner) is Generator else self.vm.call(method, arguments, {})
+                    method(*arguments)
+                    if isinstance(inner, Generator)
+                    else self.vm.call(method, arguments, {})
                 )
             finally:
                 self.state = SUSPENDED
@@ -321,12 +324,12 @@ class Generator:
                 return
             # dropped, it would be closed again; what that raises no one sees
             self.vm.frames.stubborn.append(self)
-            raise RuntimeError("generator ignored GeneratorExit")
+            raise RuntimeError(f"{self.kind} ignored GeneratorExit")
         self.state = FINISHED
 
     def _resume(self, error: BaseException | None) -> object:
         if self.state is RUNNING:
-            raise ValueError("generator already executing")
+            raise ValueError(f"{self.kind} already executing")
         self.state = RUNNING
         frame = self.frame
         frame.yielded = False
@@ -334,7 +337,7 @@ class Generator:
             value = self.vm.run(frame, error)
         except StopIteration as stop:
             self.state = FINISHED
-            raise RuntimeError("generator raised StopIteration") from stop
+            raise RuntimeError(f"{self.kind} raised StopIteration") from stop
         except BaseException:
             self.state = FINISHED
             raise
@@ -343,6 +346,27 @@ class Generator:
             return value
         self.state = FINISHED
         raise StopIteration(value)
+
+
+class Coroutine(Generator):
+    """A coroutine whose frame the VM runs. The program can await it, or hand it on."""
+
+    __slots__ = ()
+    kind = "coroutine"
+
+    def __iter__(self) -> Generator:
+        raise TypeError("'coroutine' object is not iterable")
+
+    def send(self, value: object) -> object:
+        """As `coroutine.send`."""
+        if self.state is FINISHED:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        return super().send(value)
+
+    def __del__(self) -> None:
+        """Dropped by the user's code: one that never ran is warned of."""
+        if self.state in (CREATED, SUSPENDED) and self.vm.running:
+            self.vm.drop(self)
 
 
 class VMCallable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from smelt._native import isinstance
-from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Generator
+from smelt.capture.base.frames import CREATED, FINISHED, SUSPENDED, Coroutine, Generator
 from smelt.capture.breaks.points import Continuation
 from smelt.capture.breaks.resume import Originals, continuation, resume_function
 from smelt.capture.breaks.steps import MachinesState, Suspension, advanced, finished, generator
@@ -91,6 +91,6 @@ def _suspension_text(state: MachinesState, text: Expressions) -> str:
     return f"Suspension({value}, {calls}, {values})"
 
 
-KINDS[Generator] = Kind(_parts, _text)
+KINDS[Generator] = KINDS[Coroutine] = Kind(_parts, _text)
 KINDS[MachinesState] = Kind(_suspension_parts, _suspension_text)
 NAMES.update(advanced=advanced, generator=generator, finished_generator=finished, Suspension=Suspension)

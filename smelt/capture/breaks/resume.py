@@ -181,7 +181,7 @@ class Resumes:
         """The resume function of `point`."""
         if isinstance(point, Polyfill):
             return point.function
-        if point.source.co_flags & inspect.CO_GENERATOR:
+        if point.source.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
             return self.step(point)[0]
         found = self._made.get(point.key)
         if found is None:

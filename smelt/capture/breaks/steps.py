@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator
 from typing import cast
 
 from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator as Machines
 from smelt.capture.base.handlers import Args, Kwargs
 from smelt.capture.breaks.positions import Position, location_table
@@ -50,7 +51,7 @@ class Step:
     def __call__(self, *values: object) -> object:
         generator = cast(_Real, self.function(*values))
         try:
-            value = next(generator)
+            value = generator.send(None)
         except StopIteration as stop:
             return stop.value
         return Suspension(value, generator.send, None, ())
@@ -134,6 +135,7 @@ def _code_for(source: types.CodeType) -> types.CodeType:
     """The code of a generator that advances one of the user's code `source`. Behind its own instructions are places for
     those of `source`: `raise_at` makes it stand there."""
     own = _advancing.__code__
+    kind = inspect.CO_COROUTINE if source.co_flags & inspect.CO_COROUTINE else inspect.CO_GENERATOR
     padding = bytes((dis.opmap["NOP"], 0)) * (len(source.co_code) // 2)
     runs: list[tuple[int, Position]] = [
         (len(own.co_code) // 2, (source.co_firstlineno, None, None, None)),
@@ -142,7 +144,9 @@ def _code_for(source: types.CodeType) -> types.CodeType:
     return own.replace(
         co_code=own.co_code + padding,
         co_consts=(*own.co_consts, source),
-        co_flags=own.co_flags | source.co_flags & inspect.CO_ITERABLE_COROUTINE,
+        co_flags=own.co_flags & ~inspect.CO_GENERATOR
+        | kind
+        | source.co_flags & inspect.CO_ITERABLE_COROUTINE,
         co_filename=source.co_filename,
         co_name=source.co_name,
         co_qualname=source.co_qualname,
@@ -182,7 +186,7 @@ def generator(
 
 def advanced(made: _Real) -> _Real:
     """Runs a generator up to the `yield` at which it is suspended, and gives it."""
-    next(made)
+    made.send(None)
     return made
 
 
@@ -210,7 +214,7 @@ def _step(vm: VM, step: Step, args: Args, kwargs: Kwargs) -> object:
     """What a step gives. The generator's frame may be left in the middle: the rest of the step only returns the result."""
     tail = vm.frames.take_tail()
     made = vm.call_function(step.function, args)
-    assert type(made) is Machines
+    assert isinstance(made, Machines)
     vm.frames.tail = tail
     vm.direct(made.frame)
     try:

@@ -44,7 +44,7 @@ def _held(x: object) -> Iterable[object]:
         return (*(x.__closure__ or ()), *(x.__defaults__ or ()))
     if type(x) is types.MethodType:
         return x.__self__, x.__func__
-    if type(x) is Generator:
+    if isinstance(x, Generator):
         return *x.frame.locals, *x.frame.stack
     if isinstance(x, (type, types.ModuleType)):
         return ()

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 
 from smelt import _native, events
 from smelt._native import isinstance
+from smelt.capture.breaks.beginnings import beginning
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.driver.attempts import (
     Attempt,
@@ -119,6 +120,7 @@ class FrameCompiler:
         resumes: Resumes | None = None,
     ) -> None:
         self.name = ""
+        self.begins = False  # the function only makes a generator or coroutine, whose frame others compile
         self.resumes = Resumes(self._wrap_resume, decoded) if resumes is None else resumes
         self.backend = backend
         self.config = config
@@ -133,8 +135,14 @@ class FrameCompiler:
         except RecursionError:  # too near the limit to look: the function itself may need less
             return False
 
+    def beginning(self, fn: FunctionType) -> FunctionType:
+        """What a call of `fn`, which makes a generator or coroutine, is from now on: the frame of what it makes is compiled,
+        from one `yield` or `await` to the next."""
+        self.begins = True
+        return beginning(fn, self.resumes, decoded)
+
     def _answer(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
-        if _thread.capturing or _thread.disabled or self._is_traced():
+        if self.begins or _thread.capturing or _thread.disabled or self._is_traced():
             return False
         table = self._table(fn)
         before = _native.count(table)

@@ -17,10 +17,10 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code, decode
-from smelt.capture.base.frames import Frame, Generator
+from smelt.capture.base.frames import CREATED, Frame, Generator
 from smelt.capture.base.handlers import BUILTINS, METHODS
 from smelt.capture.base.values import MISSING, Sentinel
-from smelt.capture.breaks import generators, suspended
+from smelt.capture.breaks import awaiting, generators, suspended
 from smelt.capture.interpreter import tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
 from smelt.capture.library import (
@@ -87,7 +87,7 @@ from smelt.trace.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    assumed_values, attribute_functions, backward_calls, checked_values, checkpoints, classes, compiler_queries,
+    assumed_values, attribute_functions, awaiting, backward_calls, checked_values, checkpoints, classes, compiler_queries,
     container_constructors, containers, context_variables, copying, custom_functions, descriptors, evaluation,
     exceptions, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
@@ -156,12 +156,15 @@ class Interpreter(VM):
     def ended(self, frame: Frame) -> object:
         """The result of a frame that has returned or yielded; what it held and nobody else does is dropped."""
         result, frame.result = frame.result, None
-        if not frame.yielded and type(result) is not Generator:
+        if not frame.yielded and not isinstance(result, Generator):
             frame.clear()
         return result
 
     def drop(self, generator: Generator) -> None:
-        """A suspended generator that nobody holds any more."""
+        """A suspended generator that nobody holds any more, or a coroutine that was never awaited."""
+        if generator.state is CREATED:
+            self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, "a coroutine that is never awaited")))
+            return
         raising, traceback = self.exceptions.raising, self.exceptions.traceback
         try:
             generator.close()

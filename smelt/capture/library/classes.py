@@ -11,7 +11,7 @@ from typing import cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.frames import Frame, Generator, VMCallable
+from smelt.capture.base.frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, builtin, function, hands_on, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_info import FUNCTION
@@ -30,6 +30,8 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     obj, classes = args
     if type(obj) is Generator:
         obj = _REAL_GENERATOR
+    elif type(obj) is Coroutine:
+        obj = _REAL_COROUTINE
     elif type(obj) is VMCallable:
         obj = obj.function
     elif type(obj) is Text:
@@ -75,6 +77,14 @@ def _shows_its_class(vm: VM, kind: type) -> bool:
 
 
 _REAL_GENERATOR = (_ for _ in ())
+
+
+async def _nothing() -> None:
+    """Its coroutine stands for those of the machine."""
+
+
+_REAL_COROUTINE = _nothing()
+_REAL_COROUTINE.close()
 
 
 @builtin(type)

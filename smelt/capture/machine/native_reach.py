@@ -12,7 +12,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.frames import Generator, VMCallable, VMIterator
+from smelt.capture.base.frames import Coroutine, Generator, VMCallable, VMIterator
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType, items_of
 from smelt.capture.standins.texts import Text
@@ -57,6 +57,7 @@ _PLAIN = {
     FakeTensor: False,
     Text: True,  # so that `in_window` refuses it
     Generator: False,
+    Coroutine: False,
     VMCallable: False,
     VMIterator: True,
     **dict.fromkeys(NUMBERS, False),

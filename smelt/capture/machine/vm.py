@@ -17,7 +17,7 @@ import numpy as np
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
-from smelt.capture.base.frames import Frame, Generator, VMCallable
+from smelt.capture.base.frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.base.type_info import TypeInfo
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.state import (
@@ -232,4 +232,4 @@ class VM(ABC):
         """All elements of `obj`, or `limit` of them."""
 
 
-_SHOWN_AS: dict[type, type] = {Generator: types.GeneratorType, Text: str}
+_SHOWN_AS: dict[type, type] = {Generator: types.GeneratorType, Coroutine: types.CoroutineType, Text: str}

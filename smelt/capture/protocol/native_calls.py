@@ -223,6 +223,8 @@ def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs:
         vm.frames.tail = None
     if handler is not None:
         return handler(vm, (fn.__self__, *args), kwargs)
+    if fn.__name__ == "__await__":  # what it gives runs a coroutine from outside
+        raise unsupported(f"__await__ of a {type(fn.__self__).__qualname__}")
     if fn.__name__ in ("__set__", "__delete__") and args and type(args[0]) is FakeTensor:
         member = cast("types.GetSetDescriptorType", fn.__self__)
         attributes.store_attr(vm, args[0], member.__name__, *args[1:])

@@ -18,7 +18,8 @@ from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STAT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
-COROUTINE, ASYNC_GENERATOR = 0x80, 0x200  # CO_COROUTINE and CO_ASYNC_GENERATOR of `co_flags`
+# CO_COROUTINE, CO_ITERABLE_COROUTINE and CO_ASYNC_GENERATOR of `co_flags`
+COROUTINE, ITERABLE_COROUTINE, ASYNC_GENERATOR = 0x80, 0x100, 0x200
 
 
 def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = None) -> object:
@@ -123,6 +124,6 @@ def interpret(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """Runs a Python function in the machine, whatever the tables of native functions say of it."""
     vm.outside.facts.use_function(fn)
     code = vm.decode(fn.__code__)
-    if code.flags & (COROUTINE | ASYNC_GENERATOR):
+    if code.flags & ASYNC_GENERATOR:
         raise unsupported(f"{fn.__qualname__} is asynchronous")
     return vm.run(vm.direct(Frame(code, fn, bind(vm, fn, code, args, kwargs))))

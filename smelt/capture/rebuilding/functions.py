@@ -6,6 +6,7 @@ import builtins
 import functools
 import types
 
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.values import MISSING, cell_value
 from smelt.capture.rebuilding.containers import dict_text, pairs
@@ -63,11 +64,11 @@ def _partial_text(p: functools.partial[object], text: Expressions) -> str:
 
 
 def _method_parts(x: types.MethodType) -> tuple[object, ...]:
-    return (x.__self__,) if type(x.__self__) is Generator else (x.__func__, x.__self__)
+    return (x.__self__,) if isinstance(x.__self__, Generator) else (x.__func__, x.__self__)
 
 
 def _method_text(x: types.MethodType, text: Expressions) -> str:
-    if type(x.__self__) is Generator:
+    if isinstance(x.__self__, Generator):
         return f"{text(x.__self__)}.{x.__func__.__name__}"
     return f"MethodType({text(x.__func__)}, {text(x.__self__)})"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.frames import Generator
+from smelt.capture.base.frames import Coroutine, Generator
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.type_info import ABSENT, FUNCTION, type_find
 from smelt.capture.base.values import (
@@ -33,6 +33,7 @@ from smelt.capture.protocol.attributes.instances import (
 )
 from smelt.capture.protocol.attributes.namespaces import (
     bound_part,
+    load_coroutine,
     load_function_attr,
     load_generator,
     load_module_attr,
@@ -203,6 +204,7 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     functools.partial: load_generic,
     super: load_super_attr,
     Generator: load_generator,
+    Coroutine: load_coroutine,
     types.BuiltinFunctionType: load_native,
     types.CodeType: load_native,
     types.GenericAlias: load_native,

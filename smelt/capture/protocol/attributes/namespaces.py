@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 
-from smelt.capture.base.frames import Generator
+from smelt.capture.base.frames import Coroutine, Generator
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import NATIVE_DATA
 from smelt.capture.base.values import MISSING, FunctionType, MethodType, module_dict, module_name
@@ -163,6 +163,15 @@ def load_partial_attr(vm: VM, partial: functools.partial[object], name: str) -> 
 
 
 _PARTIAL_PARTS = ("func", "args", "keywords")
+
+
+def load_coroutine(vm: VM, obj: Coroutine, name: str) -> object:
+    """An attribute of a coroutine that the VM runs."""
+    if name in ("__name__", "__qualname__"):
+        return getattr(obj.frame.function, name)
+    if name == "__class__":
+        return types.CoroutineType
+    raise Unsupported(Reason(UNSUPPORTED_CALL, f"{name} of a coroutine"))
 
 
 def load_generator(vm: VM, obj: Generator, name: str) -> object:
