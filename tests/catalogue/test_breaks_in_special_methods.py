@@ -582,7 +582,7 @@ def in_loops_and_handlers():
     return fn, xs()
 
 
-@program(graphs=2, later=2, breaks=["data-dependent-condition"])
+@program(graphs=1, later=1)
 def data_dependent_in_special_methods():
     class Gate(nn.Module):
         def __init__(self, limit):

@@ -287,13 +287,8 @@ def sums_and_extremes():
 
 @program(
     graphs=4,
-    later=1,
-    breaks=[
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "data-dependent-condition",
-    ],
+    later=2,
+    breaks=["data-dependent-condition"] * 3,
 )
 def extremes_of_tensors():
     def fn(x, y):
@@ -497,15 +492,9 @@ def rounding_a_tensor_raises():
 
 
 @program(
-    graphs=4,
-    later=2,
-    breaks=[
-        "data-dependent-condition",
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-    ],
+    graphs=3,
+    later=1,
+    breaks=["data-dependent-value"] * 4,
 )
 def conversions_of_tensors():
     def fn(x):

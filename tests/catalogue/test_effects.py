@@ -1044,7 +1044,7 @@ def escaping_iterators():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=0)
+@program(graphs=1)
 def escaping_itertools():
     def fn(x):
         return (

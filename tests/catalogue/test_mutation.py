@@ -494,6 +494,27 @@ def own_containers_from_outside():
     return fn, [(tensor(3),)] * 3, (ring, tracked, bag)
 
 
+@program(graphs=2, breaks=["graph-break-requested"] * 3)
+def what_super_gives_stays_so_over_a_break():
+    ring, tracked = Ring(2), Tracked(a=1)
+
+    class Later(Tracked):
+        def __getitem__(self, k):
+            self.log.append("later")
+            return super(Tracked, self).__getitem__(smelt.graph_break() or k)
+
+        def __setitem__(self, k, v):
+            super(Tracked, self).__setitem__(smelt.graph_break() or k, v)
+
+    later = Later(a=2)
+
+    def fn(x):
+        later["b"] = x + 1
+        return later["b"] * later["a"]
+
+    return fn, [(tensor(3),)] * 3, (ring, tracked, later)
+
+
 @program(graphs=2, breaks=["graph-break-requested"])
 def a_container_with_its_own_membership_changes_behind_a_break():
     tracked = Tracked(a=1)

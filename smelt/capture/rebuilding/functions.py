@@ -73,14 +73,23 @@ def _method_text(x: types.MethodType, text: Expressions) -> str:
     return f"MethodType({text(x.__func__)}, {text(x.__self__)})"
 
 
+def _bound_text(x: types.BuiltinMethodType | types.MethodWrapperType, text: Expressions) -> str:
+    """A method of C bound to an instance, whose class may have another by that name: `super()` found this one."""
+    for base in type(x.__self__).__mro__[1:]:
+        found = vars(base).get(x.__name__)
+        if isinstance(found, _DESCRIPTORS) and found.__get__(x.__self__, base) == x:
+            return f"{text.constant(found, f'{base.__name__}_{x.__name__}')}.__get__({text(x.__self__)})"
+    return f"({text(x.__self__)}).{x.__name__}"
+
+
+_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 FUNCTIONS: dict[type, Kind] = {
     types.FunctionType: Kind(
         _function_needs, _function_text, _function_text, _function_fill, _function_holds, named=True
     ),
     types.MethodType: Kind(_method_parts, _method_text),
-    types.BuiltinFunctionType: Kind(
-        lambda x: (x.__self__,), lambda x, text: f"({text(x.__self__)}).{x.__name__}"
-    ),
+    types.BuiltinFunctionType: Kind(lambda x: (x.__self__,), _bound_text),
+    types.MethodWrapperType: Kind(lambda x: (x.__self__,), _bound_text),
     functools.partial: Kind(lambda x: (x.func, *x.args, *pairs(x.keywords)), _partial_text),
     types.CellType: Kind(
         _cell_contents,

@@ -303,7 +303,10 @@ def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type
     get = descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
         return vm.call_function(get, (from_class(vm, found, owner, name), obj, type(obj)))
-    return found.__get__(obj, type(obj))
+    bound = found.__get__(obj, type(obj))
+    if type(bound) is MethodType and bound.__func__ is found:  # as a cached function does
+        from_class(vm, found, owner, name)
+    return bound
 
 
 def _load_cached_property(
