@@ -12,6 +12,7 @@ from typing import Any, NoReturn, NotRequired, Protocol, TypedDict, TypeVar
 import torch
 
 _Result = TypeVar("_Result")
+_S = TypeVar("_S", bound=set[object] | frozenset[object])
 _Value = torch.Tensor | int | float
 # A graph made callable: from the tuple of its inputs to its outputs.
 _Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[object]]
@@ -143,6 +144,14 @@ class GuardTree:
 
     def notes(self) -> tuple[int, int] | None:
         """How many words of memory the next check compares, and at how many objects it looks; None: it walks all nodes."""
+
+def set_table(x: set[object] | frozenset[object]) -> tuple[int, int, tuple[int, ...]]:
+    """What makes two sets with the same elements in the same order go on alike: the size of the table less one, where `pop`
+    begins to look, and the places in use, in order (-1 - place: its element was removed)."""
+
+def lay_out(x: _S, items: tuple[Any, ...], table: tuple[int, int, tuple[int, ...]]) -> _S:
+    """Puts `items`, in order, into the empty set x, so that `set_table(x) == table`, and returns it. ValueError, and x is of
+    no use any more, where the items have other hashes."""
 
 def is_generic(cls: type) -> tuple[bool, bool]:
     """Whether attributes of instances are read as object.__getattribute__ reads them, and whether they are stored as

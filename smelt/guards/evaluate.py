@@ -110,6 +110,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     ),
     "len": lambda x, value: length_of(x) == value,
     "keys": lambda x, value: same_leaf(keys_of(x), value),
+    "table": lambda x, value: issubclass(type(x), (set, frozenset)) and _native.set_table(x) == value,
     "contains": _contains,
     "not_in_dict": lambda x, value: value not in _own(x),
     "no_attr": _no_attr,

@@ -19,6 +19,7 @@ GuardKind = Literal[
     "tensor",       # x is a tensor with exactly `value`: guards.guard.TensorFacts
     "len",          # len(x) == value (list, tuple, dict, set, deque)
     "keys",         # tuple(x) == value: the keys of a dictionary, the elements of a set, in order
+    "table",        # _native.set_table(x) == value: a set orders what is added next as one that was seen
     "contains",     # (value[0] in x) is value[1]; dict or set; comparing value[0] runs no Python code
     "not_in_dict",  # value not in x.__dict__ (a method or class attribute is not shadowed on the instance)
     "no_attr",      # nn.Module or object: the name `value` is in none of __dict__, _parameters, _buffers, _modules

@@ -58,6 +58,7 @@ TEXTS: dict[str, Callable[[str, Any], str]] = {
     "tensor": _tensor_text,
     "len": lambda x, v: f"len({x}) == {v}",
     "keys": lambda x, v: f"tuple({x}) == {v!r}",
+    "table": lambda x, v: f"same_history({x})",
     "contains": lambda x, v: f"{key_text(v[0])} {'in' if v[1] else 'not in'} {x}",
     "not_in_dict": lambda x, v: f"{v!r} not in {x}.__dict__",
     "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",

@@ -40,6 +40,7 @@ RANK = {
             "how_written",
             "contains",
             "keys",
+            "table",
             "alias",
             "distinct",
             "no_overlap",

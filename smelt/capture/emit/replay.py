@@ -83,6 +83,10 @@ def _replace_contents(e: fx.ReplaceContents) -> Iterable[Store]:
 NAMES.update({f"refill_{base}": refill for base, refill in REFILLS.items()})
 
 
+def _change(e: fx.Change) -> Iterable[Store]:
+    yield Store(f"set.{e.method}({', '.join(['{}'] * (1 + len(e.args)))})", (e.target, *e.args))
+
+
 def _extend(e: fx.Extend) -> Iterable[Store]:
     yield Store("list.extend({}, {})", (e.target, e.items))
 
@@ -119,6 +123,7 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetItem: _set_item,
     fx.DelItem: _delete_item,
     fx.ReplaceContents: _replace_contents,
+    fx.Change: _change,
     fx.Extend: _extend,
     fx.SetCell: _set_cell,
     fx.Advance: lambda e: (Store(f"advance({{}}, {e.count})", (e.target,)),),

@@ -10,6 +10,7 @@ torch's context managers store in themselves. Neither holds a fake.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,6 +30,7 @@ from smelt.capture.outside.draws import Draw
 from smelt.capture.outside.effects import (
     Advance,
     Call,
+    Change,
     Count,
     DelAttr,
     DelItem,
@@ -90,6 +92,8 @@ class ChangeLog:
         self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on tensors from outside
         # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
         self._stored: dict[int, set[object]] = {}
+        # by id of a set: how it was changed; None where a change is not known
+        self._changes: dict[int, list[Change] | None] = {}
         self._advances: list[Advance] = []  # in program order
         self._advanced: set[int] = set()  # ids of the iterators, and of those inside of them
         self.calls: list[Call] = []  # in program order
@@ -132,6 +136,16 @@ class ChangeLog:
             items_of(self._overlay.copy(obj)) if isinstance(obj, CONTAINER_BASES) else None,
         )
         return True
+
+    def change(self, obj: set[object], method: str, args: tuple[object, ...]) -> None:
+        """`set.method(obj, *args)` was called of an outside set, and has returned."""
+        made = self._changes.setdefault(id(obj), [])
+        if made is not None:
+            made.append(Change(obj, method, args))
+
+    def change_unknown(self, obj: set[object]) -> None:
+        """An outside set was changed in another way."""
+        self._changes[id(obj)] = None
 
     def touch_itself(self, obj: object) -> None:
         """Native code is about to change the attributes of `obj` for real. Raises Unsupported if it would not see what the
@@ -291,7 +305,10 @@ class ChangeLog:
         seen = {id(s.own) for s in self._snapshots.values() if id(s.own) in self._snapshots}
         for snapshot in self._snapshots.values():
             if id(snapshot.obj) not in seen:
-                found += _differences(self._overlay, snapshot, self._stored.get(id(snapshot.obj), set()))
+                key = id(snapshot.obj)
+                found += _differences(
+                    self._overlay, snapshot, self._stored.get(key, set()), self._changes.get(key)
+                )
         for (_, name), (owner, old) in self._named.items():
             found += _named_difference(owner, name, old, self._overlay.name(owner, name))
         for cell, old in self._cells.values():
@@ -317,7 +334,9 @@ def _restore(snapshot: _Snapshot) -> None:
             own.update(snapshot.attributes)
 
 
-def _differences(overlay: Overlay, snapshot: _Snapshot, stored: set[object]) -> Iterator[Effect]:
+def _differences(
+    overlay: Overlay, snapshot: _Snapshot, stored: set[object], changes: list[Change] | None
+) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
@@ -328,8 +347,20 @@ def _differences(overlay: Overlay, snapshot: _Snapshot, stored: set[object]) -> 
     before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
     after = {n: v for n, v in slots.items() if v is not MISSING}
     yield from _attribute_differences(obj, before, after, stored)
-    if snapshot.contents is not None:
+    if changes is not None:
+        yield from _joined(changes)
+    elif snapshot.contents is not None:
         yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), stored)
+
+
+def _joined(changes: list[Change]) -> Iterator[Change]:
+    """The changes of a set, those that add one element after the other as one."""
+    for method, run in itertools.groupby(changes, lambda change: change.method):
+        if method != "add":
+            yield from run
+            continue
+        added = list(run)
+        yield Change(added[0].target, "update", (tuple(change.args[0] for change in added),))
 
 
 def _attribute_differences(

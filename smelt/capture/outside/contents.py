@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.values import (
     CONTAINER_BASES,
@@ -37,18 +38,41 @@ from smelt.trace.symbols import plain, plain_parts
 def open(outside: Outside, container: C) -> C:
     """Native code is going to look inside: guards all that was in an outside container before the trace, and gives
     what native code may see: the container itself, or a copy with fakes where it holds tensors."""
-    key = id(container)
-    if key not in outside.opened.by_id:
-        outside.opened.by_id[key] = _guard_contents(outside, container)
-        outside.origins.keep(container)
-    if outside.opened.by_id[key]:
+    if isinstance(container, set):
+        guard_table(outside, container)
+    return found_in(outside, container)
+
+
+def found_in(outside: Outside, container: C) -> C:
+    """As `open`, for native code that makes no set of what it sees and changes none."""
+    guard(outside, container)
+    if outside.opened.by_id[id(container)]:
         return _copy_with_fakes(outside, container)
     return outside.overlay.now(container)
 
 
+def guard(outside: Outside, container: Container) -> None:
+    """Guards all that was in an outside container before the trace, of a set in order."""
+    if id(container) not in outside.opened.by_id:
+        outside.opened.by_id[id(container)] = _guard_contents(outside, container)
+        outside.origins.keep(container)
+
+
+def guard_table(outside: Outside, container: set[object]) -> None:
+    """Guards what the order of an outside set and of its copies will be after changes."""
+    outside.facts.guard("table", outside.origins[id(container)], _native.set_table(container))
+
+
+def iterated(outside: Outside, container: C) -> C:
+    """As `open`, for native code that goes through the container once, in order."""
+    if isinstance(container, set) and container not in outside.log:
+        return found_in(outside, container)
+    return open(outside, container)
+
+
 def walk(outside: Outside, container: C) -> C:
     """As `open`, for native code that goes on looking: an iterator, a view. It sees what is changed later."""
-    seen = open(outside, container)
+    seen = iterated(outside, container)
     return outside.overlay.copy(container) if seen is container else seen
 
 

@@ -51,6 +51,14 @@ class ReplaceContents(Effect):
 
 
 @dataclass(frozen=True, eq=False)
+class Change(Effect):
+    """`set.method(target, *args)`. What becomes of a set's order depends on what it held before, so that is not replaced."""
+
+    method: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Extend(Effect):
     """`list.extend(target, items)`: whatever else the list holds."""
 

@@ -14,12 +14,23 @@ from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
-from smelt.capture.protocol import attributes
+from smelt.capture.protocol import attributes, sets
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.iteration import each, from_iterable
 
-_FROM_ITERABLES: tuple[type, ...] = (tuple, list, set, frozenset, collections.deque, torch.Size)
+_FROM_ITERABLES: tuple[type, ...] = (tuple, list, collections.deque, torch.Size)
 BUILTINS.update((make, from_iterable(make)) for make in _FROM_ITERABLES)
+
+
+def _set_maker(make: Callable[..., object]) -> Handler:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        copied = [a if isinstance(a, (set, frozenset, dict)) else vm.elements(a) for a in args[:1]]
+        return vm.native(make, [*(sets.operand(vm, a) for a in copied), *args[1:]], kwargs)
+
+    return handler
+
+
+BUILTINS[set], BUILTINS[frozenset] = _set_maker(set), _set_maker(frozenset)
 
 
 def _dict_maker(make: Callable[..., object]) -> Handler:

@@ -18,7 +18,7 @@ from smelt.capture.base.native_functions import PURE_METHODS
 from smelt.capture.base.values import MISSING, Container, dict_base, is_lookup_key
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
-from smelt.capture.protocol import polyfills
+from smelt.capture.protocol import polyfills, sets
 from smelt.capture.protocol.container_constructors import mapping_or_pairs
 from smelt.capture.protocol.iteration import compares_contents, comparing, sorted_places
 from smelt.capture.protocol.lengths import container_len
@@ -48,12 +48,12 @@ def call_container_method(
     """`owner.name(*args, **kwargs)` of a container, for a method `fn` of C that has no handler. The elements of an outside
     container are guarded, and the container is noted as changed unless the method is known to change nothing."""
     outside = vm.outside
+    if isinstance(owner, set) and name in sets.CHANGES and not kwargs:
+        return sets.change(vm, owner, name, args)
     if name == "update" and isinstance(owner, dict):
         args = [mapping_or_pairs(vm, a) for a in args]
-    elif name in ("extend", "update", "union", "intersection", "difference", "fromkeys", "extendleft"):
-        args = [
-            vm.iterable(a) if not isinstance(a, dict) else contents.view(outside, a, deep=False) for a in args
-        ]
+    elif name in ("extend", "union", "intersection", "difference", "fromkeys", "extendleft"):
+        args = [sets.operand(vm, a) for a in args]
     run = _directly if name in _BLIND_METHODS else vm.native
     look = contents.walk if name in _VIEWS else contents.open
     seen = look(outside, owner) if id(owner) in outside.origins else owner
@@ -67,6 +67,8 @@ def call_container_method(
     if name in PURE_METHODS:
         return wrapping.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     changes.touch(outside, owner)
+    if isinstance(owner, set):
+        outside.log.change_unknown(owner)
     try:
         return wrapping.fake(outside, run(_bound_to(outside.overlay.now(owner), name), args, kwargs))
     finally:

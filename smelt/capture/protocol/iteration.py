@@ -77,7 +77,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
         if id(obj) not in vm.outside.origins:
             return obj
-        return contents.open(vm.outside, obj) if at_once else contents.walk(vm.outside, obj)
+        return contents.iterated(vm.outside, obj) if at_once else contents.walk(vm.outside, obj)
     if type(obj) is FakeTensor:
         return _rows(obj)
     if may_define_operators(kind):

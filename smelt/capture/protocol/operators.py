@@ -19,7 +19,7 @@ from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import CONTAINER_BASES, Container, is_constant, is_identity
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
-from smelt.capture.protocol import formatting, polyfills_of_results, symbolic_numbers
+from smelt.capture.protocol import formatting, polyfills_of_results, sets, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_operators
 from smelt.capture.protocol.callbacks import check_class_named
@@ -109,6 +109,8 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
 
 def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
     """`left += right` and its like of a container: noted as a change."""
+    if isinstance(left, set) and isinstance(right, (set, frozenset)):
+        return sets.change(vm, left, f"__{fn.__name__}__", [right])
     if isinstance(left, list) and fn is operator.iadd:
         right = elements(vm, right)
     else:
@@ -336,6 +338,8 @@ def contains(vm: VM, value: object, container: object) -> bool:
     vm.outside.facts.check_readable(container, "__contains__")
     if isinstance(container, (set, frozenset)) and not is_constant(value):
         vm.outside.facts.use_identity(value)
-    if isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.origins:
+    if isinstance(container, set) and id(container) in vm.outside.origins:
+        container = contents.found_in(vm.outside, container)
+    elif isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.origins:
         container = contents.open(vm.outside, container)
     return bool(vm.native(operator.contains, (container, value)))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import collections
 import gc
+import operator
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import torch
 
+from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.base.values import is_constant, is_identity
 from smelt.capture.rebuilding.kind import Expressions, Kind
+from smelt.capture.rebuilding.names import NAMES
 
 K = TypeVar("K")
+_Table = tuple[int, int, tuple[int, ...]]
 
 
 def list_text(items: Iterable[object], text: Expressions) -> str:
@@ -33,8 +38,37 @@ def dict_text(items: Mapping[K, object], text: Expressions) -> str:
 
 
 def set_text(x: Collection[object], text: Expressions) -> str:
-    """The display of a set with these elements."""
-    return "{" + ", ".join(map(text, x)) + "}" if x else "set()"
+    """A set of these elements, added one by one (as a display of more than two constants does not)."""
+    if not x:
+        return "set()"
+    return "{" + ", ".join(map(text, x)) + "}" if len(x) < 3 else f"set({tuple_text(tuple(x), text)})"
+
+
+def _laid_out(
+    kind: type[set[object]] | type[frozenset[object]], items: tuple[object, ...], table: _Table
+) -> object:
+    """The set of these items whose table is this one. Where their hashes are others, so is their order."""
+    try:
+        return _native.lay_out(kind(()), items, table)
+    except ValueError:
+        return kind(items)
+
+
+def _set_kind(
+    kind: type[set[object]] | type[frozenset[object]], usual: Callable[[Collection[object], Expressions], str]
+) -> Kind:
+    """A set is iterated, and goes on, by all that it held; where that is more than its elements it is laid out."""
+
+    def made(x: set[object] | frozenset[object], text: Expressions) -> str:
+        table, items = _native.set_table(x), tuple(x)
+        plain = kind(items)
+        if _native.set_table(plain) == table and all(map(operator.is_, plain, items)):
+            return usual(x, text)
+        if not all(is_constant(i) or is_identity(i) for i in items):  # their hashes may be others
+            return usual(x, text)
+        return f"laid_out({kind.__name__}, {tuple_text(items, text)}, {table})"
+
+    return Kind(lambda x: x, made)
 
 
 def _items(x: Mapping[K, object]) -> Iterable[tuple[K, object]]:
@@ -75,14 +109,15 @@ def _view_kind(how: str) -> Kind:
     return Kind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
 
 
+NAMES.update(laid_out=_laid_out)
 _VIEWS = ("keys", "values", "items")
 
 CONTAINERS: dict[type, Kind] = {
     tuple: Kind(lambda x: x, tuple_text),
     list: Kind(lambda x: x, list_text, lambda x, text: "[]", _extend, lambda x: x),
     dict: Kind(pairs, dict_text, lambda x, text: "{}", _update, pairs),
-    set: Kind(lambda x: x, set_text),
-    frozenset: Kind(lambda x: x, lambda x, text: f"frozenset({set_text(x, text)})"),
+    set: _set_kind(set, set_text),
+    frozenset: _set_kind(frozenset, lambda x, text: f"frozenset({tuple_text(tuple(x), text)})"),
     collections.deque: Kind(lambda x: x, _deque_text, _empty_deque, _extend, lambda x: x),
     collections.OrderedDict: Kind(
         pairs,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt._native import isinstance
-from smelt.capture.rebuilding.containers import dict_text, list_text, pairs, set_text, tuple_text
+from smelt.capture.rebuilding.containers import dict_text, list_text, pairs, tuple_text
 from smelt.capture.rebuilding.exceptions import (
     exception_args,
     exception_fields,
@@ -45,7 +45,7 @@ def _fill_by(
 ) -> Callable[[Any, Expressions, str], list[str]]:
     def fill(x: object, text: Expressions, name: str) -> list[str]:
         inner = body(x, text)
-        return [] if inner in ("{}", "[]", "set()") else [f"{method}({name}, {inner})"]
+        return [] if inner in ("{}", "[]", "()") else [f"{method}({name}, {inner})"]
 
     return fill
 
@@ -116,7 +116,7 @@ BASES: tuple[_Base, ...] = (
         set,
         _set_items,
         _new("set"),
-        _fill_by("set.update", lambda x, text: set_text(_set_items(x), text)),
+        _fill_by("set.update", lambda x, text: tuple_text(tuple(_set_items(x)), text)),
     ),
     _Base(
         "deque", collections.deque, lambda x: list(collections.deque.__iter__(x)), _new("deque"), _fill_deque

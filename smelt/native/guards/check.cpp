@@ -17,6 +17,7 @@ constexpr CheckKind kChecks[] = {
     {"tensor", make_tensor},
     {"len", make_len},
     {"keys", make_keys},
+    {"table", make_table},
     {"contains", make_contains},
     {"not_in_dict", make_not_in_dict},
     {"no_attr", make_no_attr},

@@ -11,7 +11,7 @@ from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents
-from smelt.capture.protocol import attributes, formatting
+from smelt.capture.protocol import attributes, formatting, sets
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.container_constructors import mapping
 from smelt.capture.standins import texts
@@ -92,8 +92,11 @@ def _list_append(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("SET_ADD")
 def _set_add(vm: VM, frame: Frame, arg: int) -> None:
-    value, target = frame.stack[-1], _opened(vm, frame.stack[-1 - arg])
-    vm.keyed(set.add, target, value)
+    value, target = frame.stack[-1], frame.stack[-1 - arg]
+    if id(target) in vm.outside.origins:  # after a graph break
+        sets.change(vm, target, "add", [value])
+    else:
+        vm.keyed(set.add, target, value)
     frame.stack.pop()
 
 
@@ -127,8 +130,7 @@ def class_name(vm: VM, value: object) -> str:
 
 @opcode("SET_UPDATE")
 def _set_update(vm: VM, frame: Frame, arg: int) -> None:
-    values = vm.elements(frame.stack[-1])
-    vm.keyed(set.update, _opened(vm, frame.stack[-1 - arg]), values)
+    sets.change(vm, frame.stack[-1 - arg], "update", [frame.stack[-1]])
     frame.stack.pop()
 
 

@@ -2,6 +2,7 @@
 #include "guards/checks/makers.h"
 #include "guards/checks/values.h"
 #include "guards/lookup.h"
+#include "guards/sets.h"
 
 namespace smelt::guards {
 
@@ -75,6 +76,12 @@ struct KeysAre : Check {
     }
 };
 
+struct TableIs : Check {
+    PyObject* value;  // of set_table
+    explicit TableIs(PyObject* value) : value(value) {}
+    bool holds(PyObject* x, Pass&) override { return PyAnySet_Check(x) && has_table(x, value); }
+};
+
 struct Contains : Check {
     Membership membership;
     Contains(PyObject* key, bool wanted) : membership{key, wanted} {}
@@ -97,6 +104,12 @@ CheckPtr make_len(PyObject* value, Building&) {
 CheckPtr make_keys(PyObject* value, Building& b) {
     if (!PyTuple_Check(value)) return wrong_value("keys", "a tuple", value);
     return std::make_unique<KeysAre>(hold(b.held, value));
+}
+
+CheckPtr make_table(PyObject* value, Building& b) {
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
+        return wrong_value("table", "what set_table gives", value);
+    return std::make_unique<TableIs>(hold(b.held, value));
 }
 
 CheckPtr make_contains(PyObject* value, Building& b) {

@@ -22,6 +22,7 @@ CheckPtr make_expression(PyObject* value, Building& building);
 // containers.cpp
 CheckPtr make_len(PyObject* value, Building& building);
 CheckPtr make_keys(PyObject* value, Building& building);
+CheckPtr make_table(PyObject* value, Building& building);
 CheckPtr make_contains(PyObject* value, Building& building);
 
 // attributes.cpp

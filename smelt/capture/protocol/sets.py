@@ -1,0 +1,87 @@
+"""How sets are made and changed. The order of a set depends on all that it held, so native code is given the sets that it
+copies from, and each change of an outside set is noted, to be made again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import cast
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.handlers import Args
+from smelt.capture.machine.vm import VM
+from smelt.capture.outside import changes, contents, wrapping
+from smelt.trace.symbols import plain_parts
+
+_OF_ELEMENTS = frozenset(("add", "discard", "remove"))
+CHANGES = _OF_ELEMENTS | {
+    "clear", "difference_update", "intersection_update", "pop", "symmetric_difference_update", "update",
+    "__iand__", "__ior__", "__isub__", "__ixor__",
+}  # fmt: skip
+
+
+def operand(vm: VM, value: object) -> object:
+    """What native code makes a set of, or changes one by: a set or dictionary itself, of which it copies the table."""
+    if isinstance(value, set):
+        return contents.open(vm.outside, value) if id(value) in vm.outside.origins else value
+    if type(value) is dict:
+        return contents.view(vm.outside, value, deep=False)
+    return value if isinstance(value, frozenset) else vm.iterable(value)
+
+
+def change(vm: VM, target: set[object], method: str, args: Args) -> object:
+    """`target.method(*args)` of a method of `set` that changes the set, which is noted for one from outside."""
+    if method in _OF_ELEMENTS:
+        args = [plain_parts(a) for a in args]
+    elif args:
+        args = [operand(vm, a) for a in args]
+    if id(target) not in vm.outside.origins:
+        return vm.native(getattr(set, method).__get__(target), args)
+    outside = vm.outside
+    contents.guard(outside, target)
+    walked = target not in outside.log and outside.overlay.now(target) is not target
+    if method == "pop" or walked:  # an iterator may go on after the change
+        contents.guard_table(outside, target)
+    changes.touch(outside, target)
+    try:
+        return _changed(vm, target, method, args)
+    finally:
+        changes.touched(outside, target)
+
+
+def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
+    now, log = vm.outside.overlay.now(target), vm.outside.log
+    call = getattr(set, method).__get__(now)
+    if method in _OF_ELEMENTS:
+        result = vm.native(call, args)
+        log.change(target, method, tuple(args))
+        return result
+    kept = [(a, target) if a is now else _kept(a) for a in args]
+    before = _native.set_table(now)
+    try:
+        result = vm.native(call, [given for given, _ in kept])
+    except Exception:
+        if _native.set_table(now) != before:
+            log.change_unknown(target)
+        raise
+    noted = (tuple(cast("Iterable[object]", n)) if type(n) is _COPIED else n for _, n in kept)
+    log.change(target, method, tuple(noted))
+    return wrapping.fake(vm.outside, result)
+
+
+_COPIED: type = type(itertools.tee(())[0])
+
+
+def _kept(value: object) -> tuple[object, object]:
+    """An operand, and what holds the same when it has been used."""
+    if isinstance(value, set):
+        kept: set[object] = set()
+        _native.copy_set(kept, value)
+        return value, kept
+    if type(value) is dict:
+        return value, dict.fromkeys(value)
+    if isinstance(value, frozenset):
+        return value, value
+    given, noted = itertools.tee(cast("Iterable[object]", value))
+    return given, noted

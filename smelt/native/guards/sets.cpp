@@ -1,0 +1,124 @@
+#include "guards/sets.h"
+
+namespace smelt::guards {
+
+namespace {
+
+bool is_removed(const setentry& entry) {
+    return entry.hash == -1;
+}
+
+// Calls `visit(number, place)` for each place in use; false as soon as that is.
+template <class Visit>
+bool each_place(const PySetObject* set, Visit visit) {
+    Py_ssize_t number = 0;
+    for (Py_ssize_t i = 0; i <= set->mask; i++) {
+        const setentry& entry = set->table[i];
+        if (entry.key && !visit(number++, is_removed(entry) ? -1 - i : i)) return false;
+    }
+    return true;
+}
+
+PySetObject* checked(PyObject* x, const char* function) {
+    if (!PyAnySet_Check(x)) PyErr_Format(PyExc_TypeError, "%s: expected a set, not %R", function, x);
+    return PyAnySet_Check(x) ? reinterpret_cast<PySetObject*>(x) : nullptr;
+}
+
+PyObject* py_set_table(PyObject*, PyObject* x) {
+    return checked(x, "set_table") ? set_table(x) : nullptr;
+}
+
+// Fills the empty `set`. False, with or without an error, if the table does not fit the items.
+bool place(PySetObject* set, PyObject* items, Py_ssize_t mask, Py_ssize_t finger, PyObject* places) {
+    if (mask + 1 > PySet_MINSIZE) {
+        auto* entries = static_cast<setentry*>(PyMem_Calloc(mask + 1, sizeof(setentry)));
+        if (!entries) return PyErr_NoMemory() && false;
+        set->table = entries;
+        set->mask = mask;
+    }
+    Py_ssize_t taken = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); i++) {
+        Py_ssize_t at = PyLong_AsSsize_t(PyTuple_GET_ITEM(places, i));
+        if (at == -1 && PyErr_Occurred()) return false;
+        bool removed = at < 0;
+        if (removed) at = -1 - at;
+        if (at > mask || set->table[at].key || (!removed && taken == PyTuple_GET_SIZE(items))) return false;
+        PyObject* key = removed ? _PySet_Dummy : PyTuple_GET_ITEM(items, taken++);
+        Py_hash_t hash = removed ? -1 : PyObject_Hash(key);
+        if (!removed && hash == -1) return false;
+        if (!removed) Py_INCREF(key);
+        set->table[at] = {key, hash};
+        set->fill++;
+        set->used += !removed;
+    }
+    set->finger = finger;
+    return taken == PyTuple_GET_SIZE(items);
+}
+
+// Whether looking for each item finds it.
+bool finds(PyObject* set, PyObject* items) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); i++)
+        if (PySet_Contains(set, PyTuple_GET_ITEM(items, i)) != 1) return false;
+    return true;
+}
+
+PyObject* py_lay_out(PyObject*, PyObject* args) {
+    PyObject *x, *items, *places;
+    Py_ssize_t mask, finger;
+    if (!PyArg_ParseTuple(args, "OO!(nnO!):lay_out", &x, &PyTuple_Type, &items, &mask, &finger, &PyTuple_Type,
+                          &places))
+        return nullptr;
+    PySetObject* set = checked(x, "lay_out");
+    if (!set) return nullptr;
+    bool has_room =
+        mask >= PySet_MINSIZE - 1 && PyTuple_GET_SIZE(places) <= mask;  // looking ends at a free place
+    if (set->fill || !has_room || (mask & (mask + 1)) || finger < 0)
+        return PyErr_Format(PyExc_ValueError, "lay_out: expected an empty set and the table of one");
+    bool done = place(set, items, mask, finger, places) && finds(x, items);
+    if (!done && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lay_out: a table of other elements");
+    return done ? Py_NewRef(x) : nullptr;
+}
+
+PyMethodDef functions[] = {{"set_table", py_set_table, METH_O,
+                            "set_table(x): (size of the set's table less one, where pop begins to look, the "
+                            "places in use, in order; "
+                            "-1 - place where the element was removed)."},
+                           {"lay_out", py_lay_out, METH_VARARGS,
+                            "lay_out(x, items, table): puts `items`, in order, into the empty set x, so that "
+                            "set_table(x) == table, and "
+                            "returns it. Raises ValueError, and leaves x for nothing but to be dropped, if "
+                            "the items have other hashes."},
+                           {}};
+
+}  // namespace
+
+PyObject* set_table(PyObject* x) {
+    auto* set = reinterpret_cast<PySetObject*>(x);
+    PyObject* places = PyTuple_New(set->fill);
+    if (!places) return nullptr;
+    bool done = each_place(set, [&](Py_ssize_t number, Py_ssize_t place) {
+        PyObject* value = PyLong_FromSsize_t(place);
+        if (value) PyTuple_SET_ITEM(places, number, value);
+        return value != nullptr;
+    });
+    if (done) return Py_BuildValue("(nnN)", set->mask, set->finger, places);
+    Py_DECREF(places);
+    return nullptr;
+}
+
+bool has_table(PyObject* x, PyObject* table) {
+    auto* set = reinterpret_cast<PySetObject*>(x);
+    PyObject* places = PyTuple_GET_ITEM(table, 2);
+    if (set->mask != PyLong_AsSsize_t(PyTuple_GET_ITEM(table, 0)) ||
+        set->finger != PyLong_AsSsize_t(PyTuple_GET_ITEM(table, 1)) || set->fill != PyTuple_GET_SIZE(places))
+        return false;
+    return each_place(set, [&](Py_ssize_t number, Py_ssize_t place) {
+        return PyLong_AsSsize_t(PyTuple_GET_ITEM(places, number)) == place;
+    });
+}
+
+int init_sets(PyObject* module) {
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace smelt::guards
