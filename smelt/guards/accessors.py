@@ -41,7 +41,8 @@ def _member(base: Any, key: str) -> Any:
     for cls in type(base).__mro__:
         found = cls.__dict__.get(key, _ABSENT)
         if found is not _ABSENT:
-            return found.__get__(base, type(base))
+            with torch._C.DisableTorchFunction():
+                return found.__get__(base, type(base))
     raise Missing(key)
 
 
@@ -73,12 +74,17 @@ def _cell(base: Any, key: int) -> Any:
 
 def _element(base: Any, key: int) -> float:
     """The float of 32 or 64 bits that a tensor on a CPU holds at place `key` in row-major order."""
-    plain = base.layout is torch.strided and base.device.type == "cpu" and not base.is_neg()
-    if not plain or base.dtype not in (torch.float32, torch.float64):
-        raise Missing(f"element {key}")
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
+        plain = base.layout is torch.strided and base.device.type == "cpu" and not base.is_neg()
+        if not plain or base.dtype not in (torch.float32, torch.float64):
+            raise Missing(f"element {key}")
         found: float = base.detach().flatten()[key].item()
     return found
+
+
+def _call(base: Any, key: None) -> Any:
+    with torch._C.DisableTorchFunction():
+        return base()
 
 
 ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -94,7 +100,7 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "ahead": item_ahead,
     "part": lambda base, key: PARTS[key](base),
     "element": _element,
-    "call": lambda base, key: base(),
+    "call": _call,
 }
 FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
 

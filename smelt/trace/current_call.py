@@ -16,6 +16,11 @@ _DisableFunction = torch._C.DisableTorchFunction
 _DisableTransforms = torch._C._DisableFuncTorch
 
 
+def ask_none(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
+    """The answer where there are no handlers."""
+    return NotImplemented
+
+
 class CurrentCall:
     """Which torch-level call the operators that run now belong to.
 
@@ -30,12 +35,14 @@ class CurrentCall:
         gathers: how many modes are open in which `x[i, j]` is a gather for tensors of one element too, also in transforms.
         pauses: how many blocks of `paused` are open; nothing is recorded inside of one.
         failure: why the trace cannot be finished.
+        asks: native code carries out a call of the program's, about which handlers are asked; no code of smelt's runs.
+        ask: hands a call to the program's handlers; NotImplemented where none is to be asked.
         backward_lines: while a backward is recorded, the user's line of each node of autograd's graph.
     """
 
     __slots__ = (
-        "backward_lines", "failure", "gathers", "had_opaque", "has_subclasses", "is_opaque", "node", "pauses", "where",
-        "wrote",
+        "ask", "asks", "backward_lines", "failure", "gathers", "had_opaque", "has_subclasses", "is_opaque",
+        "node", "pauses", "where", "wrote",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -48,6 +55,8 @@ class CurrentCall:
         self.gathers = 0
         self.pauses = 0
         self.failure: Reason | None = None
+        self.asks = False
+        self.ask: Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], Any] = ask_none
         self.backward_lines: Mapping[Any, Line | None] | None = None
 
     def line(self) -> Line | None:

@@ -14,6 +14,7 @@ from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
 from smelt.trace.arguments import Args, Kwargs, Unnameable
 from smelt.trace.fake import FakeTensor, has_new, hides_metadata
+from smelt.trace.handlers import is_handled
 from smelt.trace.known_values import UNKNOWN
 from smelt.trace.operator_recorder import Body
 from smelt.trace.parts import TraceParts
@@ -49,12 +50,29 @@ class FunctionMode(TorchFunctionMode):
         self._backward = parts.backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = self._call
+        if call.asks and is_handled(args, kwargs or {}):
+            answer = self._asked(func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
         kwargs = kwargs or {}
         if func in PASSED:
             if args and type(args[0]) is not FakeTensor:
                 self._check_metadata(args)
             return func(*args, **kwargs)
         return self._run(func, args, kwargs)
+
+    def _asked(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the user's handlers give, with this mode in the way again: what they call is recorded."""
+        call = self._call
+        if call.is_opaque or _functorch_level() is not None:
+            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} that a __torch_function__ handles")
+        call.asks = False
+        try:
+            with self:
+                return call.ask(func, args, kwargs)
+        finally:
+            call.asks = True
 
     def _run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         call = self._call

@@ -1,6 +1,9 @@
-"""Classes of tensors that differ from torch's own by their type, and by names that torch does not have, alone."""
+"""Classes of tensors that differ from torch's own by their type, by names that torch does not have, and by how they handle
+calls of torch's functions, alone."""
 
 from __future__ import annotations
+
+import types
 
 import torch
 
@@ -14,13 +17,15 @@ _HARMLESS = frozenset(
         "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__", "__new__",
         "__init_subclass__", "__firstlineno__", "__static_attributes__", "__orig_bases__", "__parameters__",
         "__slotnames__",
+        # texts, copies and pickles of such tensors are made at graph breaks
+        "__repr__", "__str__", "__format__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__setstate__",
     )
 )  # fmt: skip
 
 
 def is_plain_subclass(cls: type) -> bool:
-    """Whether tensors of `cls`, a subclass of torch's, differ from others by their type and by names of their own only:
-    nothing that torch or the interpreter asks for is overridden."""
+    """Whether tensors of `cls`, a subclass of torch's, differ from others by their type, by names of their own and by a
+    `__torch_function__` only: nothing else that torch or the interpreter asks for is overridden."""
     if cls in PLAIN_TYPES:
         return True
     if type(cls) not in _METACLASSES or not issubclass(cls, PLAIN_TYPES):
@@ -37,8 +42,22 @@ _TORCH = frozenset(base for cls in PLAIN_TYPES for base in cls.__mro__)
 def _overrides(base: type) -> bool:
     """Whether `base` defines what tensors have, or a special method."""
     names = set(vars(base)) - _HARMLESS
-    if vars(base).get("__torch_function__") is _DISABLED:
+    own = vars(base).get("__torch_function__")
+    if own is _DISABLED or _is_handler(own):
         names.discard("__torch_function__")
     return any(
         hasattr(torch.nn.Parameter, name) or (name.startswith("__") and name.endswith("__")) for name in names
     )
+
+
+def _is_handler(own: object) -> bool:
+    """Whether `own`, what a class has as its `__torch_function__`, is a handler in Python that gets no instance."""
+    return type(own) in (classmethod, staticmethod) and type(own.__func__) is types.FunctionType  # type: ignore[attr-defined]
+
+
+def handler_in(cls: type) -> object:
+    """What `cls` has as its `__torch_function__`, unbound; None where torch does not call it."""
+    own = next(
+        (vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base)), None
+    )
+    return None if own is _DISABLED else own

@@ -1,7 +1,8 @@
-"""Tensors of subclasses without behaviour: a fake stands for their data, and remembers the class.
+"""Tensors of subclasses: a fake stands for their data, and remembers the class.
 
 `Tensor.__torch_function__` runs a function and then makes the tensors that it gave instances of the arguments' subclass. A
-trace does the same: a fake that such a call made is marked with the class, and the compiled frame makes the instances.
+trace does the same: a fake that such a call made is marked with the class, and the compiled frame makes the instances. What
+has a `__torch_function__` of its own is asked instead (`CurrentCall.ask`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from smelt.errors import Unsupported
 from smelt.reasons import TENSOR_SUBCLASS, Reason
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
+from smelt.trace.handlers import DEFAULT_HANDLER
+from smelt.trace.plain_classes import handler_in
 
 
 def converts(cls: type | None) -> bool:
     """Whether results of functions of tensors of `cls` become instances of it."""
-    if cls is None:
-        return False
-    return next(base for base in cls.__mro__ if "__torch_function__" in vars(base)) is torch.Tensor
+    return cls is not None and handler_in(cls) is DEFAULT_HANDLER
 
 
 def class_of_results(func: Any, args: Args, kwargs: Kwargs) -> type | None:

@@ -21,6 +21,7 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.trace import shapes
+from smelt.trace.current_call import ask_none
 from smelt.trace.dispatch_mode import DispatchMode
 from smelt.trace.fake import FakeTensor, entered
 from smelt.trace.finish import build
@@ -104,6 +105,7 @@ class Trace(TraceParts):
     def forget_inputs(self) -> None:
         """Drops the references to the real tensors and to the callback for unknown ones."""
         self.known.on_read = None
+        self.call.ask = ask_none
         self.inputs.forget()
 
     def record_backward(self, outputs: Sequence[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Tensors of subclasses: what code of their own does is done at a graph break, all else is compiled."""
+"""Tensors of subclasses: operators that they override are done at a graph break, all else is compiled."""
 
 import copy
 
@@ -10,12 +10,9 @@ from torch.utils._pytree import tree_map
 import smelt
 from smelt.report.inspect import graph_count
 from tests.harness.agreement import check_no_failure, tensors
+from tests.harness.subclasses import Logged, Marked, Plain
 
 X = torch.arange(12.0).reshape(3, 4) / 7 - 0.5
-
-
-class Plain(torch.Tensor):
-    """A subclass without behaviour."""
 
 
 class Unit(torch.Tensor):
@@ -29,15 +26,6 @@ class Unit(torch.Tensor):
     @property
     def label(self):
         return f"<{self.unit}>"
-
-
-class Logged(torch.Tensor):
-    calls: list = []
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        cls.calls.append(getattr(func, "__name__", "?"))
-        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 class Scaled(torch.Tensor):
@@ -79,10 +67,6 @@ class Renamed(torch.Tensor):
 
     def __len__(self):
         return 17
-
-
-class Marked(nn.Parameter):
-    """A parameter with a type of its own."""
 
 
 def plain(kind=Plain):
@@ -356,7 +340,7 @@ def test_the_mark_of_a_parameter_is_guarded():
 
 
 def test_programs_go_on_around():
-    for make in (scaled, plain(Logged), jagged, strided_nested):
+    for make in (scaled, plain(Renamed), jagged, strided_nested):
         compiled = smelt.compile(used_late)
         compiled(make(), X)
         assert graph_count(compiled) == 2

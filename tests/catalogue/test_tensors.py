@@ -908,3 +908,11 @@ def padding_and_pooling():
         )
 
     return fn, three(1, 2, 4)
+
+
+@program(graphs=1)
+def rows_from_the_end():
+    def fn(x):
+        return reversed(x), reversed(x.sum()), [row * 2 for row in reversed(x)]
+
+    return fn, three(3, 2)

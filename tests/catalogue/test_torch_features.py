@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 import smelt
 from tests.harness.catalogue import program, tensor
+from tests.harness.subclasses import Logged, Marked, Plain
 
 
 def frozen(module: nn.Module) -> nn.Module:
@@ -494,23 +495,6 @@ def a_lazy_layer():
 # --------------------------------------------------------------------------------------------------- subclasses
 
 
-class Plain(torch.Tensor):
-    """A subclass without behaviour."""
-
-
-class Marked(nn.Parameter):
-    """A parameter with a type of its own."""
-
-
-class Logged(torch.Tensor):
-    calls: list = []
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        cls.calls.append(getattr(func, "__name__", "?"))
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
 @program(graphs=1)
 def a_plain_subclass_as_an_argument():
     def fn(x):
@@ -542,7 +526,7 @@ def a_subclass_of_parameter():
     return Net(), [(tensor(3),) for _ in range(3)]
 
 
-@program(graphs=2, breaks=["tensor-subclass"])
+@program(graphs=1)
 def code_around_a_subclass():
     def fn(x, s):
         y = torch.relu(x * 2) + 1
@@ -552,7 +536,20 @@ def code_around_a_subclass():
     return fn, [(tensor(3), tensor(3).as_subclass(Logged)) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["tensor-subclass", "tensor-subclass", "unsupported-call"])
+@program(graphs=2, breaks=["tensor-subclass"])
+def a_subclass_that_is_formatted_by_its_class():
+    class Quantity(torch.Tensor):
+        def __format__(self, spec):
+            return f"quantity {spec}"
+
+    def fn(x):
+        quantity = (x * 2).as_subclass(Quantity)
+        return f"{quantity:>3}", x + 1
+
+    return fn, [(tensor(3),) for _ in range(3)]
+
+
+@program(graphs=1)
 def a_subclass_with_a_torch_function():
     def fn(x):
         del Logged.calls[:]
@@ -563,7 +560,7 @@ def a_subclass_with_a_torch_function():
     return fn, [(tensor(3),) for _ in range(3)]
 
 
-@program(graphs=0, breaks=["unsupported-call"])
+@program(graphs=1)
 def an_object_with_a_torch_function():
     class Scaled:
         def __init__(self, factor):

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import cast
 
+import torch
+
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
@@ -33,6 +35,9 @@ from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
 from smelt.runtime.recursion import deep_recursion
 from smelt.trace.fake import FakeTensor, class_of_fake
+from smelt.trace.handlers import has_handler
+
+GraphCall = Callable[[tuple[object, ...]], Sequence[object]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def emit(
     stores: Sequence[Store],
     inputs: Sequence[tuple[FakeTensor, Origin]],
     outputs: Sequence[FakeTensor],
-    graph: Callable[[tuple[object, ...]], Sequence[object]] | None,
+    graph: GraphCall | None,
     resumes: Resumes,
     symbols: Sequence[Expression] = (),
     original: FunctionType | None = None,
@@ -99,11 +104,23 @@ def emit(
     else:
         body = [*writer.head, *drawing, *call, *rest]
     again = rerun_for_handler if handles else rerun
+    if graph is not None and any(has_handler(fake) for fake, _ in inputs):
+        graph = _unhandled(graph)
     scope = {**writer.scope, "graph": graph, "rerun": again, **RANDOM_STATE}
     made = _compiled(code, slots, body, scope, writer)
     if ending.places:
         ending.places[0].stands_for(made.function)
     return made
+
+
+def _unhandled(graph: GraphCall) -> GraphCall:
+    """`graph`, which carries out what the handlers of its inputs made of the program: they are not asked again."""
+
+    def run(inputs: tuple[object, ...]) -> Sequence[object]:
+        with torch._C.DisableTorchFunctionSubclass():
+            return graph(inputs)
+
+    return run
 
 
 def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:

@@ -47,6 +47,7 @@ from smelt.capture.library import (
     special_methods,
     tensor_methods,
     tensor_numbers,
+    torch_function,
     weak_references,
 )
 from smelt.capture.library.autograd import (
@@ -74,6 +75,7 @@ from smelt.capture.protocol import (
     lengths,
     native_arguments,
     operators,
+    overrides,
     python_functions,
     raising,
     subscripts,
@@ -92,7 +94,7 @@ FILLING = (
     exceptions, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
     optimizers, other_tracers, printing, process_settings, random_draws, small_branches, special_methods, subscripts,
-    suspended, tensor_methods, tensor_state, warning_messages, weak_references,
+    suspended, tensor_methods, tensor_state, torch_function, warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
@@ -126,6 +128,7 @@ class Interpreter(VM):
             Contexts(transforms=function_transforms.open_transforms()),
         )
         trace.inputs.on_unknown = self._unknown_tensor
+        trace.call.ask = functools.partial(overrides.ask, self)
         trace.known.on_read = functools.partial(tensor_numbers.number, self)
 
     # ---- where

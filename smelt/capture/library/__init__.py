@@ -5,7 +5,7 @@ Of Python: `classes.py` (`isinstance`, `class`), `attribute_functions.py` (`geta
 (`exec`), `exceptions.py`, `context_variables.py`, `copying.py`, `random_draws.py` (`random`, `numpy.random`),
 `output/` (`print`, `warnings`, `logging`). Of torch:
 `tensor_methods.py`, `tensor_numbers.py` (`Tensor.item`), `assumed_values.py` (`torch.equal`),
-`numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`,
+`numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`, `torch_function.py` (`super().__torch_function__`),
 `function_transforms.py` (`torch.func`), `higher_order_operators.py` (flex attention), `small_branches.py` (`torch.cond`),
 `optimizers.py`, `other_tracers.py` (`make_fx`), `process_settings.py` (`sdpa_kernel`), `autograd/` (custom functions,
 hooks, gradients). Methods of containers, such as `list.append`, are in `protocol/containers.py`.

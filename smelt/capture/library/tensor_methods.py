@@ -41,18 +41,20 @@ _METADATA: dict[str, Handler] = {
 TENSOR_METHODS.update(_METADATA)
 
 
-def _as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
+def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
+    """`tensor.as_subclass(cls)`, about which torch asks no handler."""
     made_here = isinstance(cls, type) and vm.outside.origins.is_made_class(cls)
     if not isinstance(cls, type) or made_here or not is_plain_subclass(cls) or issubclass(cls, nn.Parameter):
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
     vm.outside.facts.use_class(cls)
-    made = cast(FakeTensor, vm.native(torch.ops.aten.alias.default, (tensor,)))
+    with torch._C.DisableTorchFunctionSubclass():
+        made = cast(FakeTensor, vm.native(torch.ops.aten.alias.default, (tensor,)))
     made.subclass = None if cls is torch.Tensor else cls
     vm.trace.call.has_subclasses = True
     return made
 
 
-TENSOR_METHODS["as_subclass"] = _as_subclass
+TENSOR_METHODS["as_subclass"] = as_subclass
 
 
 def _check_own(vm: VM, tensor: FakeTensor, name: str) -> None:

@@ -16,6 +16,7 @@ from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Frame
 from smelt.capture.machine.vm import VM
 from smelt.trace.fake import FakeTensor
+from smelt.trace.handlers import is_handled
 
 _MOST = 400  # instructions of a branch that only raises
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SEND"})
@@ -25,7 +26,7 @@ _RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
 def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
     """What a condition is assumed to be, when the program goes on at one of two instructions; None where neither only
     raises or the exception is handled here, and where the graph could not check it. Records the check."""
-    if type(value) is not FakeTensor or not _may_assume(vm, frame, value):
+    if type(value) is not FakeTensor or is_handled((value,)) or not _may_assume(vm, frame, value):
         return None
     raises = _only_raises(frame, if_true), _only_raises(frame, if_false)
     if raises[0] == raises[1]:

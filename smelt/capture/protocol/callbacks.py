@@ -59,6 +59,8 @@ def native(
         return in_window(vm, fn, args, kwargs)
     if type(fn) not in _UNBOUND and calls_back(kinds, fn):
         return in_window(vm, fn, args, kwargs)
+    call = vm.trace.call
+    asked, call.asks = call.asks, True
     try:
         result = fn(*args, **kwargs) if kwargs else fn(*args)
     except Exception as e:
@@ -73,6 +75,8 @@ def native(
             raise refused from e
         check_class_named(fn, e, (args, kwargs))
         raise
+    finally:
+        call.asks = asked
     if vm.failure is not None:
         raise vm.failure
     return own(result)
@@ -95,8 +99,8 @@ def in_window(
         vm.outside.facts.use_class(value if isinstance(value, type) else type(value))
         if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
-    if _has_torch_function(vm, args):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, "an object with a __torch_function__ of its own"))
+    call = vm.trace.call
+    asked, call.asks = call.asks, True
     try:
         result = _native.call_window(fn, tuple(args), dict(kwargs) if kwargs else None, vm.called_back)
     except BaseException as e:
@@ -104,6 +108,8 @@ def in_window(
             raise vm.failure from e
         check_class_named(fn, e, (args, kwargs))
         raise
+    finally:
+        call.asks = asked
     if vm.failure is not None:
         raise vm.failure
     return result
@@ -129,15 +135,6 @@ def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: ob
         finally:
             changes.touched(vm.outside, container)
     return fn(obj, key, *rest)
-
-
-def _has_torch_function(vm: VM, args: Sequence[object]) -> bool:
-    """Whether torch would call a `__torch_function__` of the user's, which it does below the recording of the trace."""
-    return any(type(a) is FakeTensor for a in args) and any(
-        vm.classes.native_reach.get(type(a)) is True
-        and vm.type_info(type(a)).find("__torch_function__")[1] is not None
-        for a in args
-    )
 
 
 def check_mode(vm: VM, manager: object) -> None:
@@ -170,12 +167,16 @@ def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
         return _native.NATIVELY
     if vm.classes.being_made:
         _note_new_class(vm, slots)
+    call = vm.trace.call
+    asked, call.asks = call.asks, False
     try:
         args, kwargs = _arguments(vm, fn, slots)
         result = vm.call_function(fn, args, kwargs)
     except Unsupported as e:
         vm.locate(e)
         raise
+    finally:
+        call.asks = asked
     return plain(result) if type(result) in NUMBERS and fn.__name__ in _EXACT else result
 
 

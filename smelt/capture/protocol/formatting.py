@@ -23,7 +23,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.symbols import NUMBERS, Float, Int, hint
 
 _Conversion = Callable[[object], str]  # str, repr or ascii
@@ -138,6 +138,7 @@ def formatted(vm: VM, value: object, spec: object) -> str | Text:
 
 def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
     """As `Tensor.__format__`, which formats a tensor without dimensions as its number."""
+    check_class(value, "the text")
     if value.dim() != 0:
         if spec:
             kind = "Parameter" if getattr(value, "_is_param", False) else "Tensor"

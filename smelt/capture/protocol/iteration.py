@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
+import torch
+
 from smelt._native import isinstance
 from smelt.capture.base.frames import Generator, Tail, VMCallable, VMIterator, through
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
@@ -23,6 +25,7 @@ from smelt.capture.protocol.lengths import ask_length
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.handlers import is_handled
 
 
 def get_iter(vm: VM, obj: object) -> object:
@@ -34,7 +37,7 @@ def get_iter(vm: VM, obj: object) -> object:
     if kind is Generator or iterators.is_advanced(vm.outside, obj):
         return obj
     if type(obj) is FakeTensor:
-        return iter(_rows(obj))
+        return iter(_rows(vm, obj))
     if may_define_operators(kind):
         found = _python_iterator(vm, obj, tail)
         if found is not None:
@@ -42,8 +45,10 @@ def get_iter(vm: VM, obj: object) -> object:
     return iter(iterable(vm, obj))
 
 
-def _rows(tensor: FakeTensor) -> tuple[FakeTensor, ...]:
+def _rows(vm: VM, tensor: FakeTensor) -> tuple[FakeTensor, ...]:
     """What iteration over a tensor gives. Raises what iteration over a real one would."""
+    if is_handled((tensor,)):
+        return tuple(vm.native(torch.Tensor.__iter__, (tensor,)))  # type: ignore[arg-type]  # asks about `dim` and `unbind`
     if not tensor.spec.shape:
         raise TypeError("iteration over a 0-d tensor")
     return cast("tuple[FakeTensor, ...]", tensor.unbind(0))
@@ -79,7 +84,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
             return obj
         return contents.iterated(vm.outside, obj) if at_once else contents.walk(vm.outside, obj)
     if type(obj) is FakeTensor:
-        return _rows(obj)
+        return _rows(vm, obj)
     if may_define_operators(kind):
         found = _python_iterator(vm, obj)
         if found is not None:
@@ -133,7 +138,7 @@ def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False
     if type(obj) is list and id(obj) not in vm.outside.origins:
         return list(obj)
     values = iterable(vm, obj, at_once=limit is None)
-    if hinted and may_define_operators(kind):
+    if hinted and (may_define_operators(kind) or kind is FakeTensor):
         ask_length(vm, obj)
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):
         values = itertools.islice(values, limit)
@@ -169,6 +174,8 @@ def _next(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(reversed)
 def _reversed(vm: VM, args: Args, kwargs: Kwargs) -> object:
     (obj,) = args
+    if type(obj) is FakeTensor:
+        return vm.call(torch.Tensor.__reversed__, (obj,), {})
     found = python_method(vm, obj, "__reversed__")
     if found is not None:
         return vm.call_function(found, (obj,))

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Sized
 from typing import SupportsIndex, cast
 
+import torch
+
 from smelt._native import isinstance
 from smelt.capture.base.frames import through
 from smelt.capture.base.handlers import Args, Kwargs, builtin, hands_on
@@ -16,6 +18,7 @@ from smelt.capture.outside import contents
 from smelt.capture.protocol import attributes, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
 from smelt.trace.fake import FakeTensor
+from smelt.trace.handlers import is_handled
 
 
 @builtin(len)
@@ -23,6 +26,8 @@ from smelt.trace.fake import FakeTensor
 def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
     tail = vm.frames.take_tail()
+    if type(obj) is FakeTensor and is_handled((obj,)):
+        return checked_len(vm.native(torch.Tensor.__len__, (obj,)))
     if type(obj) is FakeTensor:
         if not obj.spec.shape:
             raise TypeError("len() of a 0-d tensor")
@@ -55,6 +60,10 @@ def container_len(vm: VM, obj: object) -> int:
 
 def ask_length(vm: VM, obj: object) -> None:
     """What `operator.length_hint(obj)` runs of the user's code."""
+    if type(obj) is FakeTensor:
+        if is_handled((obj,)):
+            vm.native(torch.Tensor.__len__, (obj,))
+        return
     for name in ("__len__", "__length_hint__"):
         found = python_method(vm, obj, name)
         if found is not None:

@@ -47,6 +47,7 @@ from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, callbacks, context_managers, library_reads, symbolic_numbers
 from smelt.capture.protocol.arity import accepts, misused
 from smelt.capture.protocol.containers import SEARCHES, call_container_method, search
+from smelt.capture.protocol.overrides import is_asked
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.rebuilding.constants import noted_variable
 from smelt.errors import Unsupported
@@ -62,7 +63,7 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
     """A Python function of torch or the standard library, run for real."""
     vm.frames.tail = None
     handler = CODES.get(fn.__code__)
-    if handler is not None:
+    if handler is not None and not is_asked(vm, fn, args, kwargs):
         return handler(vm, fn, args, kwargs)
     refused = setting(fn)
     if refused is not None:
@@ -171,7 +172,7 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
     if handler not in HANDING_ON:
         vm.frames.tail = None
-    if handler is not None:
+    if handler is not None and not is_asked(vm, fn, args, kwargs):
         return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else misused(fn, args, kwargs)
     owner = fn.__self__
     if is_free(owner):
@@ -201,7 +202,7 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
     handler = BUILTINS.get(fn)
     if handler not in HANDING_ON:
         vm.frames.tail = None
-    if handler is not None:
+    if handler is not None and not is_asked(vm, fn, args, kwargs):
         return handler(vm, args, kwargs)
     if not args:
         return fn(*args, **kwargs)
@@ -225,11 +226,17 @@ def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs:
         return handler(vm, (fn.__self__, *args), kwargs)
     if fn.__name__ == "__await__":  # what it gives runs a coroutine from outside
         raise unsupported(f"__await__ of a {type(fn.__self__).__qualname__}")
-    if fn.__name__ in ("__set__", "__delete__") and args and type(args[0]) is FakeTensor:
+    if fn.__name__ in _MEMBERS and args and type(args[0]) is FakeTensor:
         member = cast("types.GetSetDescriptorType", fn.__self__)
-        attributes.store_attr(vm, args[0], member.__name__, *args[1:])
-        return None
+        return _MEMBERS[fn.__name__](vm, args[0], member.__name__, *args[1:])
     return call_bound(vm, fn.__name__, fn, fn.__self__, args, kwargs)
+
+
+_MEMBERS: dict[str, Callable[..., object]] = {
+    "__get__": lambda vm, tensor, name, cls=None: attributes.load_attr(vm, tensor, name),
+    "__set__": attributes.store_attr,
+    "__delete__": attributes.store_attr,
+}
 
 
 def call_bound(
@@ -285,6 +292,8 @@ def _call_tensor_method(
     vm: VM, name: str, fn: Callable[..., object], owner: FakeTensor, args: Args, kwargs: Kwargs
 ) -> object:
     """`x.name(...)` of a tensor: bound earlier, or called as `Tensor.name(x, ...)`."""
+    if is_asked(vm, getattr(torch.Tensor, name, None), (owner, *args), kwargs):
+        return run_native(vm, fn, args, kwargs)
     handler = TENSOR_METHODS.get(name)
     if handler is not None:
         return handler(vm, owner, *args, **kwargs)

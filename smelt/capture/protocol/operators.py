@@ -26,12 +26,14 @@ from smelt.capture.protocol.callbacks import check_class_named
 from smelt.capture.protocol.containers import contains_key
 from smelt.capture.protocol.iteration import each, elements
 from smelt.capture.protocol.lengths import checked_len, container_len
+from smelt.capture.protocol.overrides import operate
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.standins import texts
 from smelt.capture.standins.arrays import Array
 from smelt.guards.evaluate import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor, class_of_fake
+from smelt.trace.handlers import is_handled
 from smelt.trace.symbols import NUMBERS, plain
 
 _Items = Sequence[object]
@@ -72,7 +74,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
             return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
         if a is not tuple and b is not tuple:
             try:
-                return fn(left, right)
+                return operate(vm, fn, left, right) if FakeTensor in (a, b) else fn(left, right)
             except TypeError as error:
                 check_class_named(fn, error, (left, right))
                 raise
@@ -246,6 +248,8 @@ def truth(vm: VM, value: object) -> bool:
     tail = vm.frames.take_tail()
     kind = type(value)
     if kind is FakeTensor:
+        if is_handled((value,)):
+            return bool(vm.native(bool, (value,)))
         number = _number_in(vm, cast(FakeTensor, value))
         return bool(value if number is None else number)
     if kind in SIMPLE_TYPES:

@@ -13,6 +13,7 @@ from smelt.capture.base.values import FunctionType, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.binding import bind
 from smelt.capture.protocol.native_calls import call_native_python, run_native
+from smelt.capture.protocol.overrides import is_asked
 from smelt.errors import Unsupported
 from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STATE, SIDE_EFFECT_IO, Reason
 from smelt.trace.fake import FakeTensor
@@ -26,7 +27,7 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
     """`fn(*args, **kwargs)`. Raises Unsupported where the function is refused, or marked as one to leave alone."""
     kwargs = kwargs if kwargs is not None else {}
     handler = handler_of(fn)
-    if handler is not None:
+    if handler is not None and not is_asked(vm, fn, args, kwargs):
         vm.frames.tail = None
         return handler(vm, args, kwargs)
     written = where_written(fn)

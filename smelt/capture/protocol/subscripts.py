@@ -30,6 +30,7 @@ from smelt.capture.protocol.attributes.lookup import SIMPLE_TYPES, may_define_op
 from smelt.capture.protocol.containers import contains_key
 from smelt.capture.protocol.iteration import elements
 from smelt.capture.protocol.lengths import container_len
+from smelt.capture.protocol.overrides import operate
 from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
@@ -44,7 +45,7 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
-        return obj[_index(vm, key)]
+        return operate(vm, operator.getitem, obj, _index(vm, key))
     if kind in SIMPLE_TYPES and kind is not type:
         return vm.keyed(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
@@ -173,7 +174,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        obj[_index(vm, key)] = contents.view(vm.outside, value)
+        operate(vm, operator.setitem, obj, _index(vm, key), contents.view(vm.outside, value))
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:

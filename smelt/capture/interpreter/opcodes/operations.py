@@ -11,6 +11,7 @@ from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.overrides import operate
 
 
 @opcode("LOAD_ATTR")
@@ -95,7 +96,9 @@ def _unary(name: str, method: str, operation: Callable[..., object]) -> None:
         value = frame.stack[-1]
         found = python_method(vm, value, method)
         vm.frames.wait_in(frame)
-        frame.stack[-1] = operation(value) if found is None else vm.call_function(found, (value,))
+        frame.stack[-1] = (
+            operate(vm, operation, value) if found is None else vm.call_function(found, (value,))
+        )
 
     HANDLERS[name] = handler
 

@@ -16,12 +16,17 @@ from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, bind_clas
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.trace.fake import FakeTensor, check_class, class_of_fake
+from smelt.trace.handlers import is_handled, overridable_member
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.plain_classes import PLAIN_TYPES
 
 
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     """`tensor.name`. Raises AttributeError in the words of the class that the user sees."""
+    if tensor.subclass is not None:
+        asked = _asked_member(vm, tensor, tensor.subclass, name, "__get__")
+        if asked is not None:
+            return vm.trace.call.ask(asked, (tensor,), None)
     fast = TENSOR_FAST.get(name)
     if fast is not None:
         return fast(tensor)
@@ -51,6 +56,17 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     except AttributeError as e:
         text = str(e).replace(f"{FakeTensor.__name__!r}", f"{class_of_fake(tensor).__name__!r}")
     raise AttributeError(text, name=name, obj=tensor)
+
+
+def _asked_member(
+    vm: VM, tensor: FakeTensor, subclass: type, name: str, method: str
+) -> Callable[..., object] | None:
+    """The function, `__get__` or `__set__` of C's member `name`, about which torch asks handlers; else None."""
+    if not is_handled((tensor,)):
+        return None
+    if vm.type_info(subclass).find(name)[2] not in PLAIN_MROS:
+        return None
+    return overridable_member(name, method)
 
 
 def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:
@@ -168,6 +184,11 @@ TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
 
 def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:
     """`tensor.name = value`. Raises Unsupported for an attribute of torch's on a tensor from outside."""
+    if tensor.subclass is not None:
+        asked = _asked_member(vm, tensor, tensor.subclass, name, "__set__")
+        if asked is not None:
+            vm.trace.call.ask(asked, (tensor, value), None)
+            return None
     setter = TENSOR_SETTERS.get(name)
     if setter is not None:
         return setter(vm, tensor, value)
