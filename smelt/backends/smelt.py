@@ -14,6 +14,7 @@ from smelt.autograd.compile import compile_joint
 from smelt.backends.eager import eager
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
+from smelt.graph import inner
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.verify import verify as verify_graph
@@ -54,6 +55,7 @@ compile_graph.differentiates = True  # type: ignore[attr-defined]
 
 def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
     numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
+    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
     schedule = _scheduled(graph, config, target)
     with _stage("codegen"):
         plan = build_plan(schedule, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from smelt.graph.inner import RUN_GRAPHS
 from smelt.ops.registry import declare
 from smelt.ops.trace_rules import TraceRule
 
@@ -12,4 +13,5 @@ declare("_local_scalar_dense item", trace_rule=TraceRule.NUMBER)
 declare("is_nonzero", trace_rule=TraceRule.TRUTH)  # not taken apart in inference mode
 declare("equal allclose is_set_to", trace_rule=TraceRule.VALUES)
 declare("set_ resize_ resize_as_ _resize_output_ record_stream", trace_rule=TraceRule.REFUSED)
+declare(RUN_GRAPHS, raises=True)  # as what is in the graphs may
 declare("_assert_async _functional_assert_async _assert_scalar _functional_assert_scalar", raises=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 # Operators of these namespaces keep nothing that they are given after they return.
-OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized"})
+OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized", "smelt"})
 
 
 def is_foreign(op: torch._ops.OpOverload) -> bool:

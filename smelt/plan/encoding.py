@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from smelt.errors import PlanError
+from smelt.graph.inner import Handle
 from smelt.graph.sizes import Atom, Expr, Quotient, Size, Sym
 from smelt.plan.conforms import fields_of, name_of, test_of
 
@@ -54,7 +55,7 @@ class Writer:
                 self.value(getattr(value, name))
             return
         write = _WRITERS.get(kind) or next((w for c, w in _WRITERS.items() if isinstance(value, c)), None)
-        if write is None:
+        if write is None or kind is Handle:  # a number that means nothing elsewhere
             raise PlanError(f"a {kind.__name__} has no form in bytes: {value!r}")
         write(self, value)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from smelt import _native
 from smelt.errors import PlanError
+from smelt.graph.inner import Handle, handles_in
 from smelt.graph.specs import static_sizes
 from smelt.plan.code import AddressOf
 from smelt.plan.steps import (
@@ -45,10 +46,15 @@ def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
         tuple(map(_register, plan.outputs)),
         plan.arena_bytes,
         plan.release_gil,
-        tuple(plan.kernels.values()),
+        (*plan.kernels.values(), *_inner_graphs(plan)),
         plan.numbers,
     )
     return _native.Plan(spec)
+
+
+def _inner_graphs(plan: Plan) -> list[Handle]:
+    """What calls of operators of higher order run, which the native plan keeps alive."""
+    return [handle for step in plan.steps if isinstance(step, Aten) for handle in handles_in(step.args)]
 
 
 def _register(index: int | None) -> int:
@@ -126,4 +132,4 @@ def _argument(step: Aten, position: int, name: str) -> Spec:
         return ("reg", value.index)
     if isinstance(value, (tuple, list)) and any(isinstance(v, Reg) for v in value):
         return ("list", tuple(-1 if v is None else v.index for v in value))
-    return ("const", value)
+    return ("const", int(value) if isinstance(value, Handle) else value)

@@ -15,6 +15,7 @@ import torch
 from smelt.codegen.llvm.host import host, processor
 from smelt.codegen.load import load
 from smelt.errors import PlanError
+from smelt.graph.inner import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym
 from smelt.plan.bytes import HEADER, MAGIC, VERSION, from_bytes, to_bytes
@@ -191,6 +192,9 @@ def test_what_has_no_form_in_bytes() -> None:
     step = Aten(aten.rand.generator, ([3],), {"generator": torch.Generator()}, (0,))
     with pytest.raises(PlanError, match="a Generator has no form"):
         to_bytes(Plan(0, (), 1, (step,), (0,)))
+    inside = Aten(RUN_GRAPHS, (Handle.of(Inner(Choice(), ())), [Reg(0)]), {}, (1,))
+    with pytest.raises(PlanError, match="a Handle has no form"):
+        to_bytes(Plan(1, (), 2, (inside,), (1,)))
     with pytest.raises(PlanError, match="meta has no form|meta"):
         to_bytes(Plan(0, (torch.empty(2, device="meta"),), 1, (), (0,)))
 

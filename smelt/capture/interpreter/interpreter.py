@@ -30,6 +30,7 @@ from smelt.capture.library import (
     classes,
     compiler_queries,
     context_variables,
+    control_flow,
     copying,
     descriptors,
     evaluation,
@@ -43,7 +44,6 @@ from smelt.capture.library import (
     other_tracers,
     process_settings,
     random_draws,
-    small_branches,
     special_methods,
     tensor_methods,
     tensor_numbers,
@@ -90,10 +90,10 @@ from smelt.trace.trace import Trace
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
     assumed_values, attribute_functions, awaiting, backward_calls, checked_values, checkpoints, classes, compiler_queries,
-    container_constructors, containers, context_variables, copying, custom_functions, descriptors, evaluation,
+    container_constructors, containers, context_variables, control_flow, copying, custom_functions, descriptors, evaluation,
     exceptions, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
-    optimizers, other_tracers, printing, process_settings, random_draws, small_branches, special_methods, subscripts,
+    optimizers, other_tracers, printing, process_settings, random_draws, special_methods, subscripts,
     suspended, tensor_methods, tensor_state, torch_function, warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))

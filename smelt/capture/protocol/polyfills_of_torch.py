@@ -36,20 +36,26 @@ def cond(
     false_fn: Callable[..., object],
     operands: Sequence[object],
 ) -> object:
-    """`cond_op`: one of the branches runs, or both and one result is chosen."""
-    mark = begin_choice(pred)
-    if mark is not None:
-        return choose(mark, pred, true_fn(*operands), false_fn(*operands))
+    """`cond_op`: one of the branches runs; or both are looked at, and the graph chooses."""
+    functions = begin_choice(pred, true_fn, false_fn, operands)
+    if functions is not None:
+        if_true = true_fn(*operands)
+        next_function(functions)
+        return choose(functions, pred, if_true, false_fn(*operands))
     if pred:
         return true_fn(*operands)
     return false_fn(*operands)
 
 
-def begin_choice(pred: object) -> object:
+def begin_choice(pred: object, true_fn: object, false_fn: object, operands: object) -> object:
     """What `choose` needs if both branches may run; None if not. The machine answers in its place."""
 
 
-def choose(mark: object, pred: object, if_true: object, if_false: object) -> object:
+def next_function(functions: object) -> None:
+    """Of two functions, the first has run. The machine does it."""
+
+
+def choose(functions: object, pred: object, if_true: object, if_false: object) -> object:
     """The results of one branch or the other. The machine answers in its place."""
 
 
@@ -61,8 +67,28 @@ def while_loop(
     additional_inputs: Values,
 ) -> Values:
     """`while_loop_op`. The results share no memory with what went in, also where the body never runs."""
+    functions = begin_loop(cond_fn, body_fn, carried_inputs, additional_inputs)
+    if functions is not None:
+        values = loop_values(functions)
+        goes_on = cond_fn(*values, *additional_inputs)
+        next_function(functions)
+        return end_loop(functions, values, goes_on, body_fn(*values, *additional_inputs))
     run: Callable[..., Values] = _operators("while_loop").while_loop_dense
     return run(cond_fn, body_fn, carried_inputs, additional_inputs)
+
+
+def begin_loop(cond_fn: object, body_fn: object, carried: object, additional: object) -> object:
+    """What `end_loop` needs if the loop may be a part of the graph; None if not. The machine answers in its place."""
+
+
+def loop_values(functions: object) -> Values:
+    """What stands for the values that change. The machine answers in its place."""
+    return ()
+
+
+def end_loop(functions: object, values: object, goes_on: object, results: object) -> Values:
+    """The values at the end of the loop. The machine answers in its place."""
+    return ()
 
 
 def scan(

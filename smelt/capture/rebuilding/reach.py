@@ -117,6 +117,13 @@ def collect_fakes(roots: Iterable[object], origin_of: Callable[[object], Origin 
     return [fake for fake in reach(roots, origin_of).fakes if origin_of(fake) is None]
 
 
+def contents_of_made(origin_of: Callable[[object], Origin | None], roots: Iterable[object]) -> list[object]:
+    """The contents of each object that the program has made and `roots` lead to. Raises Unsupported as `reach`."""
+    found = reach(roots, origin_of)
+    made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
+    return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
+
+
 def _check_keys(x: object) -> None:
     """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
     if isinstance(x, (dict, set, frozenset)):

@@ -24,8 +24,7 @@ from smelt.capture.library.autograd.opaque_calls import run_opaque
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, callbacks
-from smelt.capture.rebuilding.constants import stands_for_itself
-from smelt.capture.rebuilding.reach import collect_fakes, reach
+from smelt.capture.rebuilding.reach import collect_fakes, contents_of_made
 from smelt.graph import torch_settings
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.trace.custom_functions import CustomFunctions
@@ -93,7 +92,7 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
     trace, log = vm.trace, vm.outside.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
-    before, settings = _contents_of_made(vm, roots), torch_settings.read()
+    before, settings = contents_of_made(vm.outside.origins.of, roots), torch_settings.read()
     log.closed = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
@@ -102,15 +101,8 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
         vm.running, log.closed = False, ""
     if torch_settings.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
-    if _contents_of_made(vm, roots) != before:
+    if contents_of_made(vm.outside.origins.of, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")
-
-
-def _contents_of_made(vm: VM, roots: Sequence[object]) -> list[object]:
-    """The contents of each object that the program has made and leaves behind."""
-    found = reach(roots, vm.outside.origins.of)
-    made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
-    return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
 
 
 @function(BackwardCFunction.apply)

@@ -1,4 +1,4 @@
-"""`torch.cond` with small branches is one graph; with others one branch runs, behind a graph break."""
+"""`torch.cond` is one graph, with branches that only compute; with others one branch runs, behind a graph break."""
 
 import random
 
@@ -54,16 +54,18 @@ SMALL = [
     (structure, same_structure),
     (infinite, lambda a: a * 1),
     (lambda a: a.sum(), lambda a: a.amax()),
+    (LAYER, lambda a: a + 1),
+    (lambda a: a[torch.tensor([9])], lambda a: a[:1] * 2),
+    (lambda a: a.clone().mul_(2), lambda a: a * 2),
+    (lambda a: (a @ WEIGHT).t(), lambda a: LAYER(a).t()),
+    (lambda a: (LAYER(a)[1:], a.argmax(-1)), lambda a: ((a @ a)[1:], a.argmin(-1))),
 ]
 OTHERS = [
     (lambda a: a, lambda a: a + 1),  # the operand itself
     (lambda a: a.view(-1), lambda a: a.flatten() + 1),
-    (LAYER, lambda a: a + 1),
     (lambda a: torch.rand(4, 4) + a, lambda a: a * 2),
     (lambda a: a * random.random(), lambda a: a * 2),
     (lambda a: a.t() * 2, lambda a: a * 2),  # other strides
-    (lambda a: a[torch.tensor([9])], lambda a: a[:1] * 2),
-    (lambda a: a.clone().mul_(2), lambda a: a * 2),
     (lambda a: a / a.sum().item(), lambda a: a * 2),
     (noted, lambda a: a * 2),
     (printed, lambda a: a * 2),
