@@ -793,3 +793,27 @@ def an_outside_set_that_may_change_keeps_the_order_of_its_elements():
         return x + 1, list(outside), [number for number in outside]
 
     return fn, calls(*THREE)
+
+
+TEXT = " ".join(["not", "a", "name"])
+
+
+@program(graphs=1, breaks=["graph-break-requested"])
+def texts_are_the_same_objects_behind_a_break():
+    def fn(x):
+        text, made = TEXT, "".join(["not", "_", "kept"])
+        smelt.graph_break()
+        return x + 1, text is TEXT, made is text, {text: "not a name"}, made
+
+    return fn, [(torch.ones(3),)] * 3, lambda: fn(torch.ones(3))[3].popitem()[0] is TEXT
+
+
+@program(graphs=1)
+def texts_that_are_returned_are_the_programs_own():
+    found = []
+
+    def fn(x):
+        found.append(TEXT)
+        return x * 2, TEXT
+
+    return fn, [(torch.ones(3),)] * 3, lambda: [text is TEXT for text in found]

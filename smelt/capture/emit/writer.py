@@ -46,6 +46,7 @@ _RESERVED = frozenset(
         "set_random_state",
     }
 )
+_SHORT = 20  # characters of a text that name it
 _NESTING = 20  # how deep expressions may be nested: the parser has a limit
 
 
@@ -135,7 +136,7 @@ class Writer:
 
     def fresh_name(self, hint: str) -> str:
         """A name like `hint` that the function does not use yet."""
-        base = re.sub(r"\W+", "_", hint).strip("_") or "value"
+        base = re.sub(r"\W+", "_", hint, flags=re.ASCII).strip("_") or "value"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = f"_{base}"
         name = base
@@ -200,10 +201,11 @@ class Writer:
     def _constant(self, x: object) -> str:
         kind = type(x)
         if kind in LITERALS or (type(x) is float and math.isfinite(x)):
-            if self._literals.setdefault((kind, x), x) is x:
+            # equal literals are the same object, and of texts only names are the program's own
+            if self._literals.setdefault((kind, x), x) is x and _is_literal(x):
                 return repr(x)
             self._keep.append(x)
-            return self.constant(x, kind.__name__)  # an equal literal would be the same object
+            return self.constant(x, x[:_SHORT] if isinstance(x, str) else kind.__name__)
         if (
             kind in CONSTANTS
             and repr(x).startswith("torch.")
@@ -240,6 +242,14 @@ class Writer:
         self.lines.append(f"{name} = {expression}")
         self.bind(x, name)
         return name
+
+
+def _is_literal(text: object) -> bool:
+    """False for a text whose literal would be another, equal object: the interpreter keeps one for each that is a name."""
+    if not isinstance(text, str):
+        return True
+    name = text.isascii() and text.replace("_", "a").isalnum()
+    return len(text) < 2 or (name and eval(repr(text)) is text)
 
 
 def _short_name(origin: Origin) -> str:
