@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -38,16 +38,18 @@ def is_handled(args: Args, kwargs: Mapping[str, Any] = types.MappingProxyType({}
     return found and torch._C._is_torch_function_enabled()
 
 
-def _parts(value: object) -> Iterator[object]:
-    kind = type(value)
-    if kind is list or kind is tuple:
-        for part in value:  # type: ignore[attr-defined]
-            yield from _parts(part)
-    elif kind is dict:
-        for part in value.values():  # type: ignore[attr-defined]
-            yield from _parts(part)
-    elif kind not in LEAF_TYPES:
-        yield value
+def _parts(values: Iterable[object]) -> Iterator[object]:
+    """What stands in `values` and in builtin containers among them, which may contain themselves."""
+    left, seen = list(values), set[int]()
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind is list or kind is tuple or kind is dict:
+            if id(value) not in seen:
+                seen.add(id(value))
+                left.extend(value.values() if isinstance(value, dict) else cast("Iterable[object]", value))
+        elif kind not in LEAF_TYPES:
+            yield value
 
 
 # ---- which are asked, and in which order
@@ -76,15 +78,15 @@ def asked_about(
         return tuple(found)
     probes = {cls: _probe(cls) for cls in found}
     with torch._C._DisableTorchDispatch(), torch.overrides._pop_mode_temporarily():
-        with torch._C.DisableTorchFunction():
-            given, named = _like(args, probes), _like(dict(kwargs), probes)
         try:
+            with torch._C.DisableTorchFunction():
+                given, named = _like(args, probes), _like(dict(kwargs), probes)
             func(*given, **named)
         except _Asked as asked:
             if asked.func == func:
                 classes = {made: cls for cls, made in probes.items()}
                 return in_order(classes.get(kind, kind) for kind in asked.kinds)
-        except Exception:  # of the probes
+        except Exception:  # of the probes, or of a list that contains itself
             pass
     if func in _INDEXING and handling_class(args[0]) is None:
         return None

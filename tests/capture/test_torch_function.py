@@ -311,7 +311,9 @@ def handlers_off(s, x):
 
 
 def in_a_list(s, x):
-    return torch.stack([s, x]), torch.cat((s, s)), torch.stack([x, x])
+    items = [s]
+    items.append(items)  # type: ignore[arg-type]
+    return len(items), torch.stack([s, x]), torch.cat((s, s)), torch.stack([x, x])
 
 
 def out_argument(s, x):

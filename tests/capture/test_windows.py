@@ -450,17 +450,23 @@ def in_mode(mode: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize(
     "fn",
-    [
-        lambda x: in_mode(FunctionMode(), x),
-        lambda x: in_mode(DispatchMode(), x),
-        lambda x: torch.add(x, Overrides()),  # type: ignore[arg-type]
-    ],
-    ids=["function mode", "dispatch mode", "__torch_function__"],
+    [lambda x: in_mode(FunctionMode(), x), lambda x: in_mode(DispatchMode(), x)],
+    ids=["function mode", "dispatch mode"],
 )
 def test_python_code_inside_of_operators_is_refused(fn: Callable[[Any], Any]) -> None:
     c = compiled(fn, fullgraph=False)
     torch.testing.assert_close(c(X), fn(X))
     assert UNSUPPORTED_CALL in [r.kind for r in reasons_of(c.__code__)]
+
+
+def test_what_a_handler_of_torch_functions_reads_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x: Any) -> Any:
+        return torch.add(x, Overrides())  # type: ignore[arg-type]
+
+    c = compiled(fn)
+    for scale in (WORLD.scale, 5.0):
+        monkeypatch.setattr(WORLD, "scale", scale)
+        torch.testing.assert_close(c(X), fn(X))
 
 
 @pytest.mark.parametrize(
