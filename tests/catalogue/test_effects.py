@@ -421,7 +421,7 @@ def keys_with_python_hash():
 # ------------------------------------------------------------------------------------------------ sets and the rest
 
 
-@program(graphs=1, later=1)
+@program(graphs=1, later=2)
 def set_methods():
     held = {1, 2}
 
@@ -437,7 +437,7 @@ def set_methods():
     return fn, [(tensor(3),)] * 3, held
 
 
-@program(graphs=1)
+@program(graphs=1, later=1)
 def set_operators_in_place():
     held = {1, 2}
 
