@@ -133,7 +133,7 @@ class Awaited:
         return y + 1
 
 
-@program(graphs=2)
+@program(graphs=3)
 async def awaits_an_object(x: torch.Tensor) -> torch.Tensor:
     return await Awaited(x) + 1
 
@@ -144,7 +144,7 @@ def old_style(x: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
     return x + 1
 
 
-@program(graphs=2)
+@program(graphs=3)
 async def awaits_a_generator(x: torch.Tensor) -> torch.Tensor:
     return await old_style(x * 2) * 2
 

@@ -12,7 +12,8 @@ STUB = ast.parse((Path(_native.__file__).parent / "_native.pyi").read_text())
 
 def names(body: list[ast.stmt]) -> set[str]:
     declared = {s.target.id for s in body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)}
-    return declared | {s.name for s in body if isinstance(s, ast.FunctionDef | ast.ClassDef)}
+    shared = {a.asname for s in body if isinstance(s, ast.ImportFrom) for a in s.names if a.asname}
+    return declared | shared | {s.name for s in body if isinstance(s, ast.FunctionDef | ast.ClassDef)}
 
 
 def public(found: set[str]) -> set[str]:

@@ -13,7 +13,9 @@ def _array_text(x: Array, text: Expressions) -> str:
 
 
 def _text_text(x: Text, text: Expressions) -> str:
-    return f"{text.constant(x.how, x.how.__name__)}({', '.join(map(text, x.args))})"
+    # which objects the parts of a text are, nobody can tell: so they can be read in the compiled frame
+    parts = (repr(a) if type(a) is str else text(a) for a in x.args)
+    return f"{text.constant(x.how, x.how.__name__)}({', '.join(parts)})"
 
 
 def _shown_text(x: Shown, text: Expressions) -> str:
