@@ -264,9 +264,10 @@ class Generator:
     def protected(self) -> bool:
         """Whether it may have something to do when it is dropped: it has a `try` or a `with`."""
         code = self.frame.code
-        # 3.12 protects every generator as a whole, to make a RuntimeError of StopIteration
+        # 3.12 protects every generator as a whole, to make a RuntimeError of StopIteration, and each `yield from`
+        own = ("CALL_INTRINSIC_1", "CLEANUP_THROW")
         targets = (code.names[target] for _, _, target, _, _ in code.handlers)
-        return self.state is not FINISHED and any(name != "CALL_INTRINSIC_1" for name in targets)
+        return self.state is not FINISHED and any(name not in own for name in targets)
 
     @property
     def yieldfrom(self) -> object:

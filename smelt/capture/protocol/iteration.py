@@ -156,7 +156,7 @@ def each(vm: VM, obj: object) -> Iterator[object]:
 def _iter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
         if not callable(args[0]):
-            raise TypeError("iter(v, w): v must be callable")
+            iter(cast(Callable[[], object], None), None)  # raises, in the words of this Python
         return iter(VMCallable(vm, args[0]), args[1])
     return vm.get_iter(args[0])
 
