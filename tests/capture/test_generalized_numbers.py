@@ -426,3 +426,12 @@ def test_a_backend_that_takes_tensors_only() -> None:
         for n in (1, 2, 3):
             assert torch.equal(compiled(X, n), X * n)
     assert len(entries(compiled)) == 3
+
+
+def test_a_bool_among_numbers_that_change() -> None:
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x + n + 1
+
+    compiled = smelt.compile(fn)
+    for n in (1, 2, 3, True, 4, False, 5):
+        torch.testing.assert_close(compiled(torch.ones(2), n), fn(torch.ones(2), n))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+import smelt
+from smelt.reasons import INTERNAL
+from smelt.report.inspect import reasons
 from tests.harness.catalogue import leaf, program, tensor
 
 NAN = float("nan")
@@ -140,3 +143,13 @@ def floats_as_conditions():
         return y + 1, bool(t[1]), done and y
 
     return fn, [(torch.tensor(d), times(1, 0, 2), tensor(3)) for d in (0.0, 1.0, 0.0, 0.5)]
+
+
+def test_a_bool_among_numbers_is_no_number():
+    def fn(x, flag):
+        return x + 1 if (flag and x) + x.amax().item() > 1 else x - 1
+
+    compiled = smelt.compile(fn, backend="eager")
+    for flag in (torch.tensor(False), torch.tensor(True), torch.tensor(False)):
+        torch.testing.assert_close(compiled(torch.ones(1) * 3, flag), fn(torch.ones(1) * 3, flag))
+    assert all(reason.kind is not INTERNAL for reason in reasons(compiled))

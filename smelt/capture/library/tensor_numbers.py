@@ -273,6 +273,8 @@ class _Reading:
             raise _Unknown
         with torch._C._DisableTorchDispatch():
             value = real.detach().flatten()[at].item()
+        if type(value) not in (int, float):
+            raise _Unknown
         self._vm.outside.numbers.readings.add(origin)
         return cast(Number, self._vm.outside.numbers.at(origin, value))
 

@@ -39,7 +39,8 @@ class ChangingNumbers:
         """The number read at `origin`: one that changed between calls is symbolic, any other is part of the trace."""
         found = self._at.get(origin)
         if found is None:
-            if origin.path not in self.dynamic or (type(value) is int and value.bit_length() > 63):
+            fits = type(value) is float or (type(value) is int and value.bit_length() <= 63)
+            if origin.path not in self.dynamic or not fits:  # a bool among numbers is itself
                 self._facts.guard("eq", origin, value)
                 return value
             found = self.at(origin, value)
