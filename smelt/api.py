@@ -23,6 +23,7 @@ from torch import nn
 
 from smelt import _native, config
 from smelt.backends import registry
+from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import entries
 from smelt.capture.driver.compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
@@ -30,7 +31,6 @@ from smelt.runtime import release_all
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -169,7 +169,7 @@ def _compiled_function(
     """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache.
     `traced` runs in its place where another tracer looks; None: `fn` itself."""
     compiler = settings.frame_compiler()
-    if fn.__code__.co_flags & _SUSPENDABLE and not settings.fullgraph:
+    if fn.__code__.co_flags & SUSPENDABLE and not settings.fullgraph:
         own = compiler.beginning(fn)
     else:
         own = types.FunctionType(

@@ -17,8 +17,8 @@ def served(nodes: Sequence[Node], tangents: Sequence[Node], backward: Container[
     reads: defaultdict[Node, int] = defaultdict(int)
     for node in reversed(nodes):
         if node in backward:
+            # what no tangent reaches (the sine in a cosine's derivative) serves those that read it
+            readers = depends[node] or reads[node]
             for argument in argument_nodes(node):
-                reads[argument] |= (
-                    depends[node] or reads[node]
-                )  # the sine in a cosine's derivative is for its readers
+                reads[argument] |= readers
     return reads

@@ -133,10 +133,18 @@ def in_order(kinds: Iterable[type]) -> tuple[type, ...]:
     return tuple(ordered)
 
 
+def may_be_overridable(func: Any) -> bool:
+    """False for functions that are not torch's, told at once: nobody need look through what they are given."""
+    if type(func) is types.FunctionType:
+        return "handle_torch_function" in func.__code__.co_names
+    module = getattr(getattr(func, "__objclass__", func), "__module__", None)
+    return module is None or str(module).partition(".")[0] == "torch"
+
+
 def is_overridable(func: Any) -> bool:
     """Whether torch asks handlers about calls of `func`."""
     if type(func) is types.FunctionType:
-        return "handle_torch_function" in func.__code__.co_names
+        return may_be_overridable(func)
     if torch.overrides.resolve_name(func) is None:
         return False
     if func not in torch.overrides.get_ignored_functions():

@@ -29,7 +29,7 @@ def values(x, n):
 @program(
     graphs=4,
     later=4,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def for_over_a_generator():
     def fn(x, n):
@@ -44,13 +44,7 @@ def for_over_a_generator():
 @program(
     graphs=3,
     later=3,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-object",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 3, *["unsupported-object"] * 2],
 )
 def next_of_a_generator():
     def fn(x, n):
@@ -89,14 +83,7 @@ def any_of_a_generator_expression():
 @program(
     graphs=4,
     later=4,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-object",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 4, *["unsupported-object"] * 2],
 )
 def yield_from_a_generator():
     def outer(x, n):
@@ -116,14 +103,7 @@ def yield_from_a_generator():
 @program(
     graphs=3,
     later=1,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-call",
-        "unsupported-call",
-    ],
+    breaks=[*["graph-break-requested"] * 4, *["unsupported-call"] * 2],
 )
 def value_of_yield_from():
     def inner(x):
@@ -147,17 +127,7 @@ def value_of_yield_from():
 @program(
     graphs=2,
     later=3,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 6, *["unsupported-object"] * 3],
 )
 def generator_that_recurs():
     def walk(x, depth):
@@ -176,7 +146,7 @@ def generator_that_recurs():
 @program(
     graphs=5,
     later=4,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def two_generators_in_zip():
     def fn(x, n):
@@ -188,7 +158,7 @@ def two_generators_in_zip():
 @program(
     graphs=5,
     later=4,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generators_in_itertools():
     def fn(x, n):
@@ -201,7 +171,7 @@ def generators_in_itertools():
 @program(
     graphs=3,
     later=2,
-    breaks=["graph-break-requested", "graph-break-requested", "unsupported-call", "unsupported-call"],
+    breaks=[*["graph-break-requested"] * 2, *["unsupported-call"] * 2],
 )
 def send_into_a_generator():
     def summing(x):
@@ -298,13 +268,7 @@ def generator_dropped_early():
 @program(
     graphs=3,
     later=3,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-call",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-call", "unsupported-object"],
     eager=["user-exception"],
 )
 def exception_crosses_a_yield():
@@ -331,7 +295,7 @@ def exception_crosses_a_yield():
 
 @program(
     graphs=3,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
     eager=["user-exception"],
     unlike={"3.12": WHOLE},
 )
@@ -405,7 +369,7 @@ def scaled_by_break(x, log):
 @program(
     graphs=3,
     later=1,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def break_in_a_contextmanager():
     log = []
@@ -421,13 +385,7 @@ def break_in_a_contextmanager():
 @program(
     graphs=3,
     later=1,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-call",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-call", "unsupported-object"],
 )
 def exception_in_a_contextmanager_that_breaks():
     log = []
@@ -444,13 +402,7 @@ def exception_in_a_contextmanager_that_breaks():
 
 @program(
     graphs=5,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-object",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 3, *["unsupported-object"] * 2],
 )
 def generator_kept_between_calls():
     class Stream:
@@ -481,12 +433,7 @@ def generator_returned_half_way():
 @program(
     graphs=4,
     later=2,
-    breaks=[
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "data-dependent-condition",
-        "unsupported-object",
-    ],
+    breaks=[*["data-dependent-condition"] * 3, "unsupported-object"],
 )
 def generator_in_a_module():
     class Blocks(torch.nn.Module):
@@ -513,7 +460,7 @@ def generator_in_a_module():
 @program(
     graphs=3,
     later=2,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generator_with_cells():
     def fn(x, n):
@@ -534,7 +481,7 @@ def generator_with_cells():
 @program(
     graphs=5,
     later=1,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generator_that_writes_tensors():
     def adding(x, buffer):
@@ -554,14 +501,7 @@ def generator_that_writes_tensors():
 @program(
     graphs=3,
     later=3,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-call",
-        "unsupported-object",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-call", *["unsupported-object"] * 2],
 )
 def gradients_through_a_generator():
     def fn(x, n):
@@ -593,7 +533,7 @@ def generator_with_no_grad_inside():
 @program(
     graphs=3,
     later=1,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generator_with_defaults_and_keywords():
     def made(x, *rest, scale=2, **more):
@@ -610,7 +550,7 @@ def generator_with_defaults_and_keywords():
 @program(
     graphs=3,
     later=3,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generator_that_calls_what_breaks():
     def helper(y):
@@ -631,13 +571,7 @@ def generator_that_calls_what_breaks():
 @program(
     graphs=1,
     later=1,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 4, "unsupported-object"],
 )
 def names_of_a_generator():
     def made(x):
@@ -730,14 +664,7 @@ def measured(t):
 @program(
     graphs=5,
     later=2,
-    breaks=[
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-        "data-dependent-value",
-    ],
+    breaks=["data-dependent-value"] * 6,
 )
 def break_in_a_key():
     def fn(x, n):
@@ -820,7 +747,7 @@ def key_that_raises():
 
 @program(
     graphs=1,
-    breaks=["graph-break-requested", "graph-break-requested", "unsupported-call", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 2, "unsupported-call", "unsupported-object"],
 )
 def throw_through_a_delegation():
     log = []
@@ -879,7 +806,7 @@ def close_through_a_delegation():
 @program(
     graphs=4,
     later=1,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
     eager=["graph-break-requested"],
 )
 def generator_that_several_consume():
@@ -895,13 +822,7 @@ def generator_that_several_consume():
 @program(
     graphs=4,
     later=1,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-    ],
+    breaks=["graph-break-requested"] * 5,
 )
 def generator_as_arguments():
     def fn(x, n):
@@ -916,7 +837,7 @@ def generator_as_arguments():
 
 @program(
     graphs=3,
-    breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested", "unsupported-object"],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generator_a_hundred_deep():
     def walk(x, depth):
@@ -934,16 +855,7 @@ def generator_a_hundred_deep():
 @program(
     graphs=2,
     later=3,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 4, *["unsupported-object"] * 4],
 )
 def contextmanagers_on_a_stack():
     log = []
@@ -969,13 +881,7 @@ def contextmanagers_on_a_stack():
 
 @program(
     graphs=2,
-    breaks=[
-        "graph-break-requested",
-        "graph-break-requested",
-        "graph-break-requested",
-        "unsupported-call",
-        "unsupported-object",
-    ],
+    breaks=[*["graph-break-requested"] * 3, "unsupported-call", "unsupported-object"],
     eager=["user-exception"],
 )
 def tracebacks_of_a_contextmanager():

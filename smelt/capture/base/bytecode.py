@@ -8,6 +8,7 @@ from __future__ import annotations
 import __future__
 
 import dis
+import inspect
 import opcode
 import operator
 import sys
@@ -23,6 +24,7 @@ from smelt.graph.ir import Line
 FUTURE = sum(
     {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names} - {0, 0x10, 0x1000}
 )
+SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE  # of `co_flags`
 PY312 = sys.version_info >= (3, 12)
 
 Handler = Callable[[Any, Any, Any], Any]

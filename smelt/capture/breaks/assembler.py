@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import FUTURE, PY312, Code, raw_instructions
+from smelt.capture.base.bytecode import FUTURE, PY312, SUSPENDABLE, Code, raw_instructions
 from smelt.capture.breaks.positions import Position, location_table, positions
 
 _CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
 _OP = dis.opmap
 _SLOT_OPERATIONS = frozenset((*dis.haslocal, *dis.hasfree))
-_SUSPENDABLE = 0x20 | 0x80  # a generator or coroutine
 _AWAITABLE = 0x100  # a generator that may be awaited
 _OPTIMIZED_NEWLOCALS = 0x3
 _ENTRY_ONLY = ("MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR")  # set up a frame; the prologue has done it
@@ -123,7 +122,7 @@ def resumed(
         co_argcount=len(slots) + len(extra),
         co_posonlyargcount=0,
         co_kwonlyargcount=0,
-        co_flags=source.co_flags & (_SUSPENDABLE | _AWAITABLE | FUTURE) | _OPTIMIZED_NEWLOCALS,
+        co_flags=source.co_flags & (SUSPENDABLE | _AWAITABLE | FUTURE) | _OPTIMIZED_NEWLOCALS,
         co_stacksize=source.co_stacksize + (3 if not exits else 8),
         co_linetable=lines,
         co_exceptiontable=_exception_table(code, offsets, start),
@@ -184,10 +183,10 @@ def _prologue(
 ) -> tuple[list[Instruction], list[tuple[int, int]]]:
     """The instructions, and which constants are to become the offset of which instruction."""
     out: list[tuple[str, int]] = [("COPY_FREE_VARS", 1)] if free else []
-    if source.co_flags & _SUSPENDABLE:
+    if source.co_flags & SUSPENDABLE:
         out += [("RETURN_GENERATOR", 0), ("POP_TOP", 0)]
     out.append(("RESUME", 0))
-    if not source.co_flags & _SUSPENDABLE:
+    if not source.co_flags & SUSPENDABLE:
         out += [("PUSH_NULL", 0), ("LOAD_CONST", len(consts)), *_call(0), ("POP_TOP", 0)]
         consts.append(_native.release_arguments)
     indices = []

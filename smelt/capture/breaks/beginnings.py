@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code
@@ -12,6 +11,7 @@ from smelt.capture.breaks.points import Point
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.breaks.steps import Suspension, generator
 from smelt.capture.breaks.worth import has_tensors
+from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS, arguments_text, parameters
 from smelt.capture.rebuilding.source import compiled_source
 
 
@@ -22,8 +22,9 @@ def beginning(
     code = fn.__code__
 
     def begin(values: Sequence[object]) -> object:
+        """None where `fn` itself is to make it."""
         if not has_tensors((*values, fn)):
-            return _called(fn, values)
+            return None
         found = _variables(code, values, fn.__closure__ or ())
         cell = found.pop("__class__", None) if "__class__" in code.co_freevars else None
         decoded = decode(code)
@@ -38,49 +39,36 @@ def beginning(
     return _binder(fn, begin)
 
 
-def _slots(code: types.CodeType) -> tuple[tuple[str, ...], bool, bool]:
-    """The parameters: plain ones, then those for the rest; whether there is one for positional and for named ones."""
-    rest, more = bool(code.co_flags & inspect.CO_VARARGS), bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest + more], rest, more
-
-
 def _variables(
     code: types.CodeType, values: Sequence[object], closure: Sequence[types.CellType]
 ) -> dict[str, object]:
     """What is in the variables when the function begins."""
-    found: dict[str, object] = dict(zip(_slots(code)[0], values, strict=True))
+    found: dict[str, object] = dict(zip(parameters(code), values, strict=True))
     for name in code.co_cellvars:
         found[name] = types.CellType(found[name]) if name in found else types.CellType()
     return {**found, **dict(zip(code.co_freevars, closure))}
 
 
-def _called(fn: types.FunctionType, values: Sequence[object]) -> object:
-    code = fn.__code__
-    names, rest, more = _slots(code)
-    plain = code.co_argcount + code.co_kwonlyargcount
-    named: Mapping[str, object] = dict(zip(names[code.co_argcount : plain], values[code.co_argcount : plain]))
-    extra = values[plain] if rest else ()
-    others = values[-1] if more else {}
-    assert isinstance(extra, tuple) and isinstance(others, dict)
-    return fn(*values[: code.co_argcount], *extra, **named, **others)
-
-
 def _binder(fn: types.FunctionType, begin: Callable[[Sequence[object]], object]) -> types.FunctionType:
-    """A function of the parameters of `fn` that calls `begin` with their values."""
+    """A function of the parameters of `fn` that gives what `begin` makes of their values, or what `fn` does."""
     code = fn.__code__
-    names, rest, more = _slots(code)
-    plain = code.co_argcount + code.co_kwonlyargcount
-    parameters = list(names[: code.co_argcount])
+    names, count = parameters(code), code.co_argcount
+    named = count + code.co_kwonlyargcount
+    given = arguments_text(code, names)
+    own = list(names[:count])
     if code.co_posonlyargcount:
-        parameters.insert(code.co_posonlyargcount, "/")
-    if rest or code.co_kwonlyargcount:
-        parameters.append(f"*{names[plain]}" if rest else "*")
-    parameters += names[code.co_argcount : plain]
-    if more:
-        parameters.append(f"**{names[-1]}")
-    text = f"def binder({', '.join(parameters)}):\n    return begin_of_frame(({''.join(n + ', ' for n in names)}))\n"
-    made = compiled_source(
-        text, "binder", code.co_qualname, {"begin_of_frame": begin, "__name__": "smelt.compiled"}
+        own.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & VARARGS or code.co_kwonlyargcount:
+        own.append(given[count] if code.co_flags & VARARGS else "*")
+    own += names[count:named]
+    if code.co_flags & VARKEYWORDS:
+        own.append(given[-1])
+    values = "".join(f"{name}, " for name in names)
+    text = (
+        f"def binder({', '.join(own)}):\n"
+        f"    return begin_of_frame(({values})) or function_of_frame({', '.join(given)})\n"
     )
+    scope = {"begin_of_frame": begin, "function_of_frame": fn, "__name__": "smelt.compiled"}
+    made = compiled_source(text, "binder", code.co_qualname, scope)
     made.__defaults__, made.__kwdefaults__ = fn.__defaults__, fn.__kwdefaults__
     return made

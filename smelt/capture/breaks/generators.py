@@ -49,18 +49,19 @@ def _parts(g: Generator) -> Iterable[object]:
         return ()
     if not _goes_in_steps(g):
         return _continuation(g, at_yield=True).values
-    return _step_parts(g)
+    return _taken(g, _continuation(g))
 
 
-def _step_parts(g: Generator) -> Sequence[object]:
-    return _continuation(g).values[: None if g.state is CREATED else -1]
+def _taken(g: Generator, rest: Continuation) -> Sequence[object]:
+    """What a step takes that goes on at `rest`, but for what is sent."""
+    return rest.values[: None if g.state is CREATED else -1]
 
 
 def _state_text(g: Generator, text: Expressions) -> tuple[str, str]:
     """What goes on in the generator, and the values that it takes."""
     rest = _continuation(g)
     call, step = text.step(rest.point)
-    parts = [*map(text, _step_parts(g))]
+    parts = [*map(text, _taken(g, rest))]
     values = f"({', '.join(parts)}{',' * (len(parts) == 1)})"
     return f"{text.constant(call, 'step')}, {text.constant(step, 'bytecode')}", values
 
@@ -82,7 +83,7 @@ def _text(g: Generator, text: Expressions) -> str:
 
 
 def _suspension_parts(state: MachinesState) -> Iterable[object]:
-    return (state.value, *_step_parts(state.generator))
+    return (state.value, *_taken(state.generator, _continuation(state.generator)))
 
 
 def _suspension_text(state: MachinesState, text: Expressions) -> str:

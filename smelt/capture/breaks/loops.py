@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import dis
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import PY312, Code, raw_instructions
+from smelt.capture.base.bytecode import PY312, SUSPENDABLE, Code, raw_instructions
 from smelt.capture.base.frames import Frame
 from smelt.capture.breaks.assembler import Exit, Null, Value
 from smelt.capture.breaks.instructions import Constant, Step, Successor
@@ -35,7 +36,6 @@ LOOPING = {
 }
 _STORES = frozenset(("STORE_FAST",))
 _UNBINDS = frozenset(("DELETE_FAST", "LOAD_FAST_AND_CLEAR"))
-_SUSPENDABLE = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators: `co_flags`
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def loop_step(originals: Originals, decode: Callable[[types.CodeType], Code], fr
     source, code = originals.of(frame)
     stack = frame.stack[:-1] if taken else list(frame.stack)
     start = continuation(originals, frame, head, stack)
-    if source.co_flags & _SUSPENDABLE:
+    if source.co_flags & (SUSPENDABLE | inspect.CO_ASYNC_GENERATOR):
         raise _refuse("in a generator")
     if frame.handled is not None or not all(isinstance(p, (Value, Null)) for p in start.point.layout):
         raise _refuse("while an exception is handled")

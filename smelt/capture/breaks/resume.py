@@ -16,7 +16,7 @@ from typing import Protocol
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import Code, Original, note_original
+from smelt.capture.base.bytecode import SUSPENDABLE, Code, Original, note_original
 from smelt.capture.base.frames import Frame, Handled, LastInstruction
 from smelt.capture.base.handlers import BUILTINS
 from smelt.capture.base.native_functions import runs_natively
@@ -30,13 +30,7 @@ from smelt.capture.rebuilding.source import identifier
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
-_UNLIKE = (
-    inspect.CO_GENERATOR
-    | inspect.CO_COROUTINE
-    | inspect.CO_ASYNC_GENERATOR
-    | inspect.CO_VARARGS
-    | inspect.CO_VARKEYWORDS
-)
+_UNLIKE = SUSPENDABLE | inspect.CO_ASYNC_GENERATOR | inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 BUILTINS[_native.release_arguments] = lambda vm, args, kwargs: None
 
 
@@ -181,7 +175,7 @@ class Resumes:
         """The resume function of `point`."""
         if isinstance(point, Polyfill):
             return point.function
-        if point.source.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
+        if point.source.co_flags & SUSPENDABLE:
             return self.step(point)[0]
         found = self._made.get(point.key)
         if found is None:

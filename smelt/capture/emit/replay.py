@@ -99,14 +99,16 @@ def _set_cell(e: fx.SetCell) -> Iterable[Store]:
 
 
 def _call(e: fx.Call) -> Iterable[Store]:
-    # which object a text is, `print` does not tell: so it can be read in the compiled frame
-    shown = [repr(a) if e.target is print and type(a) is str else None for a in e.args]
-    names = [""] * (len(e.args) - len(e.names)) + [f"{n}=" for n in e.names]
-    texts = [
-        n + ("{}" if s is None else s.replace("{", "{{").replace("}", "}}")) for n, s in zip(names, shown)
-    ]
-    given = (a for a, s in zip(e.args, shown) if s is None)
-    yield Store(f"{{}}({', '.join(texts)})", (e.target, *given))
+    fields, given = [], [e.target]
+    for name, value in zip(("",) * (len(e.args) - len(e.names)) + tuple(f"{n}=" for n in e.names), e.args):
+        if (
+            e.target is print and type(value) is str
+        ):  # it does not tell which object that is: the source shows the text
+            fields.append(name + repr(value).replace("{", "{{").replace("}", "}}"))
+        else:
+            fields.append(f"{name}{{}}")
+            given.append(value)
+    yield Store(f"{{}}({', '.join(fields)})", tuple(given))
 
 
 def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Leave], Iterable[Store]]:

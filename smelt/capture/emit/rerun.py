@@ -16,7 +16,7 @@ from types import CodeType
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS
+from smelt.capture.protocol.binding import arguments_text
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node
 from smelt.graph.passes import has_effect
@@ -90,7 +90,7 @@ def guarded(
 ) -> list[str]:
     """The lines of `call` and then of `rest`, which returns; and what happens when `call` raises: the original function,
     after the lines of `put_back` and, if the graph draws random numbers, with torch's generator as it was."""
-    again = f"return rerun({', '.join((original, 'failure', *_arguments(code, slots)))})"
+    again = f"return rerun({', '.join((original, 'failure', *arguments_text(code, slots)))})"
     return [
         *(["restart = random_state()"] if draws else []),
         "try:",
@@ -103,12 +103,3 @@ def guarded(
         *put_back,
         again,
     ]
-
-
-def _arguments(code: CodeType, slots: Sequence[str]) -> list[str]:
-    """A call with what is in a frame's argument slots: positional, keyword-only, *args, **kwargs."""
-    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    rest = list(slots[named:])
-    positional = [*slots[:count], *([f"*{rest.pop(0)}"] if code.co_flags & VARARGS else [])]
-    keywords = [f"{name}={slot}" for name, slot in zip(code.co_varnames[count:named], slots[count:named])]
-    return [*positional, *keywords, *([f"**{rest.pop(0)}"] if code.co_flags & VARKEYWORDS else [])]

@@ -21,6 +21,7 @@ from smelt._native import isinstance
 from smelt.capture.breaks.points import Point
 from smelt.capture.breaks.positions import Place
 from smelt.capture.breaks.resume import Resumes
+from smelt.capture.protocol.binding import parameters
 from smelt.capture.rebuilding.constants import CONSTANTS, LITERALS, is_kept_by_typing, stands_for_itself
 from smelt.capture.rebuilding.kind import Kind
 from smelt.capture.rebuilding.kinds import kind_of
@@ -201,7 +202,7 @@ class Writer:
     def _constant(self, x: object) -> str:
         kind = type(x)
         if kind in LITERALS or (type(x) is float and math.isfinite(x)):
-            # equal literals are the same object, and of texts only names are the program's own
+            # A literal gives one object: not this one, if an equal one is written so, or if no literal gives this text.
             if self._literals.setdefault((kind, x), x) is x and _is_literal(x):
                 return repr(x)
             self._keep.append(x)
@@ -244,12 +245,13 @@ class Writer:
         return name
 
 
-def _is_literal(text: object) -> bool:
-    """False for a text whose literal would be another, equal object: the interpreter keeps one for each that is a name."""
-    if not isinstance(text, str):
+def _is_literal(x: object) -> bool:
+    """Whether the literal of a constant may stand for it. Of a text, if it gives this very object: the interpreter keeps one
+    object for each text that reads like a name, where it was not made by an operation."""
+    if not isinstance(x, str):
         return True
-    name = text.isascii() and text.replace("_", "a").isalnum()
-    return len(text) < 2 or (name and eval(repr(text)) is text)
+    like_a_name = x.isascii() and x.replace("_", "a").isalnum()
+    return len(x) < 2 or (like_a_name and eval(repr(x)) is x)
 
 
 def _short_name(origin: Origin) -> str:
@@ -264,8 +266,7 @@ def _short_name(origin: Origin) -> str:
 
 def slot_names(code: CodeType) -> tuple[str, ...]:
     """Names of the argument slots: positional, keyword-only, *args, **kwargs."""
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    return tuple(_parameter(name, i) for i, name in enumerate(code.co_varnames[:count]))
+    return tuple(_parameter(name, i) for i, name in enumerate(parameters(code)))
 
 
 def _parameter(name: str, index: int) -> str:

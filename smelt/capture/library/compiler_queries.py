@@ -43,7 +43,7 @@ BUILTINS[torch._C._is_tracing] = _constantly(False)
 # ---- torch functions: the mode of the trace, which the program is not to see
 
 
-def _some_overridden(vm: VM, values: Iterable[object]) -> bool:
+def _some_overridden(values: Iterable[object]) -> bool:
     of_the_trace = 1
     others = torch._C._len_torch_function_stack() > of_the_trace
     if others and not torch._C._is_torch_function_all_disabled():
@@ -55,9 +55,9 @@ def _some_overridden(vm: VM, values: Iterable[object]) -> bool:
 def _has_torch_function(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     """Whether an argument, or a mode, would be handed the call. Torch's own modules ask, and choose other kernels."""
     (values,) = args
-    return _some_overridden(vm, cast("Iterable[object]", values))
+    return _some_overridden(cast("Iterable[object]", values))
 
 
 @builtin(torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic)
 def _has_torch_function_of_each(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-    return _some_overridden(vm, args)
+    return _some_overridden(args)

@@ -40,7 +40,7 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     aten.neg.default: operator.neg, aten.abs.default: abs,
 }  # fmt: skip
 _COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
-    getattr(getattr(aten, f"{n}"), overload): getattr(operator, n)
+    getattr(getattr(aten, n), overload): getattr(operator, n)
     for n in ("lt", "le", "gt", "ge", "eq", "ne")
     for overload in ("Tensor", "Scalar")
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import CodeType
 from typing import Literal
 
 from smelt._native import isinstance
@@ -12,6 +13,21 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 
 VARARGS, VARKEYWORDS = 4, 8  # CO_VARARGS and CO_VARKEYWORDS of `co_flags`
+
+
+def parameters(code: CodeType) -> tuple[str, ...]:
+    """The names of the argument slots of a frame, in order: positional, keyword-only, *args, **kwargs."""
+    rest = bool(code.co_flags & VARARGS) + bool(code.co_flags & VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest]
+
+
+def arguments_text(code: CodeType, slots: Sequence[str]) -> list[str]:
+    """The arguments, as source, of a call with what is in the argument slots of a frame, which have these names."""
+    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    rest = list(slots[named:])
+    positional = [*slots[:count], *([f"*{rest.pop(0)}"] if code.co_flags & VARARGS else [])]
+    keywords = [f"{name}={slot}" for name, slot in zip(code.co_varnames[count:named], slots[count:named])]
+    return [*positional, *keywords, *([f"**{rest.pop(0)}"] if code.co_flags & VARKEYWORDS else [])]
 
 
 def bind(

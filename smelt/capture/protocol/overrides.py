@@ -19,12 +19,12 @@ from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
 from smelt.reasons import TENSOR_SUBCLASS
 from smelt.trace.fake import FakeTensor
-from smelt.trace.handlers import asked_about, handling_class, is_handled, is_overridable
+from smelt.trace.handlers import asked_about, handling_class, is_handled, is_overridable, may_be_overridable
 
 
 def is_asked(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool:
     """Whether torch is to be asked for a call of its function `fn`, whatever the tables of the machine say of that."""
-    return is_handled(tuple(args), kwargs) and is_overridable(fn)
+    return may_be_overridable(fn) and is_handled(tuple(args), kwargs) and is_overridable(fn)
 
 
 def operate(vm: VM, fn: Callable[..., object], *args: object) -> object:
