@@ -110,6 +110,7 @@ class _Builder:
         self.given: list[Node] = []  # what the backward's placeholders stand for
         # node of the joint graph -> the node that the backward has for it
         self.instead: dict[Node, Node] = {}
+        self.restored: set[Node] = set()  # of those, what is made of a given value alone
 
     def build(self) -> Partition:
         saved = tuple(self._saved(node, keep) for node, keep in self.cut.kept.items())
@@ -152,6 +153,7 @@ class _Builder:
         """The backward reads `restored`, made of what is kept, for `node`."""
         restored.name = node.name
         self.instead[node] = restored
+        self.restored.add(restored)
         self.problem.position[restored] = self.problem.position[node]
 
     def _choose(self) -> None:
@@ -244,6 +246,8 @@ class _Builder:
         return _graph(graph, [*self.given, *self.tangents], order, gradients, self._read)
 
     def _read(self, argument: Node, user: Node) -> Node:
+        if user in self.restored:
+            return argument
         now = self.problem.current(argument, user)
         return self.instead.get(now, now)
 

@@ -95,3 +95,16 @@ def test_only_results_that_have_saved_what_is_written_mind(compile, results, wri
         error = raised(made[which].sum().backward)
         found.append(error or gradients(x, w))  # eager has some gradients when it raises
     return found
+
+
+@both()
+def test_what_eager_saves_is_read_through_the_view_that_the_program_holds(compile):
+    def fn(x):
+        x = x * 1
+        whole = x.reshape(-1).view_as(x)
+        return x * 2, (x * 2).clamp(-9, 9), x.amax(), whole
+
+    x = leaf(2, 3)
+    results = compile(fn)(x)
+    sum(r.sum() for r in results).backward()
+    return results, gradients(x)

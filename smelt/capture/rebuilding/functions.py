@@ -34,8 +34,11 @@ def _function_holds(f: types.FunctionType) -> list[object]:
 
 
 def _function_needs(f: types.FunctionType) -> list[object]:
-    standard = f.__globals__.get("__builtins__", f.__builtins__)
-    if f.__builtins__ is not vars(builtins) or standard not in (builtins, vars(builtins)):
+    own: object = object.__getattribute__(
+        f, "__builtins__"
+    )  # mypy forgets the attribute when it reads its cache
+    standard = f.__globals__.get("__builtins__", own)
+    if own is not vars(builtins) or standard not in (builtins, vars(builtins)):
         raise unsupported(f, "with builtins of its own")
     return [f.__closure__, f.__defaults__, f.__globals__]
 
