@@ -16,6 +16,7 @@ import inspect
 import itertools
 import math
 import operator
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 import pytest
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import smelt
 from tests.harness.captured import check_replay
 
 PROGRAMS = {}
@@ -813,3 +815,29 @@ def test_program(name):
 def test_module(name):
     make, call = MODULES[name]
     check_replay(call, make().eval(), torch.randn(3, 4))
+
+
+def test_a_generator_is_closed_where_it_is_dropped_while_the_caller_handles_an_exception() -> None:
+    log: list[str] = []
+
+    def pieces(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        try:
+            yield x * 2
+            yield x
+        finally:
+            log.append("closed")
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return next(pieces(x)), len(log)
+
+    def during(f: Callable[[torch.Tensor], tuple[torch.Tensor, int]]) -> list[object]:
+        log.clear()
+        try:
+            raise ValueError
+        except ValueError:
+            made, count = f(torch.ones(2))
+        return [made.tolist(), count, list(log)]
+
+    compiled = smelt.compile(fn, backend="eager")
+    for _ in range(3):
+        assert during(compiled) == during(fn)

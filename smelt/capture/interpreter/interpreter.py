@@ -171,8 +171,8 @@ class Interpreter(VM):
         raising, traceback = self.exceptions.raising, self.exceptions.traceback
         try:
             generator.close()
-        except Unsupported:
-            pass  # noted
+        except Unsupported as e:
+            self.locate(e)
         except BaseException as e:
             self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, f"a generator that is dropped raises {e!r}")))
         finally:
