@@ -9,6 +9,7 @@ import threading
 import time
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,6 +35,49 @@ class Holder:
 
     def method(self, x: Any) -> Any:
         return x * self.value * self.scale
+
+
+def stored_and_deleted(change: Callable[[Any, dict[str, Any]], Any]) -> None:
+    def make(compile):
+        holder, table = Holder(), {}
+
+        def fn(x):
+            change(holder, table)
+            return x * 2
+
+        c = compile(fn)
+        for there in (False, True, False, True):
+            if there:
+                holder.extra, table["key"] = 5, 5
+            yield c(ones())
+            yield sorted(vars(holder)), list(table)
+
+    scenario(make)
+
+
+def _attribute(holder, table):
+    holder.extra = 3
+    del holder.extra
+
+
+def _attribute_by_its_dictionary(holder, table):
+    vars(holder)["extra"] = 3
+    if hasattr(holder, "extra"):
+        delattr(holder, "extra")
+
+
+def _key(holder, table):
+    table["key"] = 1
+    del table["key"]
+
+
+def _popped_key(holder, table):
+    table["key"] = 1
+    return table.pop("key")
+
+
+for _change in (_attribute, _attribute_by_its_dictionary, _key, _popped_key):
+    stored_and_deleted(_change)
 
 
 @scenario

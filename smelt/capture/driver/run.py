@@ -181,6 +181,7 @@ def _capture(
         _guard_hashed(vm)
         _guard_offsets(vm)
         _guard_written(vm)
+        _guard_passing(vm)
         hooks.check_unwritten(vm)
         opaque_calls.check_held(vm)
         outside.log.roll_back()
@@ -316,6 +317,14 @@ def _guard_written(vm: VM) -> None:
     """Whether autograd lets an input be written is a part of the trace."""
     for fake, how in vm.trace.writes.of_history.values():
         vm.outside.facts.guard("how_written", vm.outside.origins[id(fake)], how)
+
+
+def _guard_passing(vm: VM) -> None:
+    """What was stored and then deleted was there before, or not: that decides what is left to do."""
+    origins = vm.outside.origins
+    for obj, key, was_there in vm.outside.log.passing():
+        origin = origins[id(obj)] if isinstance(obj, dict) else origins[id(obj)].child("dict", None)
+        vm.outside.facts.guard("contains", origin, (key, was_there), key=key)
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:

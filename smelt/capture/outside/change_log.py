@@ -317,6 +317,19 @@ class ChangeLog:
                 found.append(SetCell(cell, now))
         return (*self.calls, *self._advances, *found, *self._tensors.values())
 
+    def passing(self) -> Iterator[tuple[object, object, bool]]:
+        """What was stored and is gone again: an object, the name of an attribute in its dictionary (of a dictionary: a key),
+        and whether that was there before, which decides whether it is deleted."""
+        for snapshot in self._snapshots.values():
+            before, now = set[object](snapshot.attributes or ()), set[object](snapshot.slots)
+            if snapshot.own is not None:
+                now.update(self._overlay.now(snapshot.own))
+            if isinstance(snapshot.obj, dict):
+                before.update(key for key, _ in snapshot.contents or () if is_lookup_key(key))
+                now.update(filter(is_lookup_key, self._overlay.now(snapshot.obj)))
+            gone = self._stored.get(id(snapshot.obj), set()) - now
+            yield from ((snapshot.obj, key, key in before) for key in sorted(gone, key=repr))
+
     def roll_back(self) -> None:
         """Puts back what was changed for real. Runs no code of the user."""
         for snapshot in reversed(self._snapshots.values()):
