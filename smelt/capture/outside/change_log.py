@@ -321,6 +321,8 @@ class ChangeLog:
         """What was stored and is gone again: an object, the name of an attribute in its dictionary (of a dictionary: a key),
         and whether that was there before, which decides whether it is deleted."""
         for snapshot in self._snapshots.values():
+            if snapshot.own is None and not isinstance(snapshot.obj, dict):
+                continue
             before, now = set[object](snapshot.attributes or ()), set[object](snapshot.slots)
             if snapshot.own is not None:
                 now.update(self._overlay.now(snapshot.own))
