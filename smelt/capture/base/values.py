@@ -11,6 +11,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 
 from smelt._native import isinstance
+from smelt.capture.base.handlers import unsupported
+from smelt.capture.base.native_functions import runs_natively
+from smelt.reasons import UNSUPPORTED_OBJECT
 
 
 class Sentinel:
@@ -121,6 +124,14 @@ def is_plain_key(key: object) -> bool:
     return has_identity_hash(key) or (is_identity(key) and type(type(key).__eq__) is not FunctionType)
 
 
+def is_hashed_by_code(key: object) -> bool:
+    """Whether `hash(key)` runs code of the user's."""
+    if type(key) is tuple or type(key) is frozenset:
+        return any(map(is_hashed_by_code, key))
+    hashed = type(key).__hash__
+    return type(hashed) is FunctionType and not runs_natively(hashed)
+
+
 def is_lookup_key(key: object) -> bool:
     """Whether guards may look `key` up alone: a plain key, or a tensor, which dictionaries find by its identity."""
     return type(key) in _TENSORS or is_plain_key(key)
@@ -174,8 +185,11 @@ def exception_fields(cls: type) -> tuple[str, ...]:
 
 
 def items_of(container: object) -> list[Any]:
-    """Contents of a container without running user code: pairs of a dictionary, elements of the others."""
+    """Contents of a container without running user code: pairs of a dictionary, elements of the others. Raises Unsupported
+    for an OrderedDict whose keys have a hash in Python, which its iterators ask for."""
     if isinstance(container, collections.OrderedDict):
+        if any(map(is_hashed_by_code, dict.keys(container))):
+            raise unsupported("keys of an OrderedDict with a __hash__ in Python", UNSUPPORTED_OBJECT)
         return list(collections.OrderedDict.items(container))
     if isinstance(container, dict):
         return list(dict.items(container))

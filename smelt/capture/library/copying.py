@@ -27,7 +27,7 @@ from smelt.capture.base.values import (
 from smelt.capture.library.autograd.tensor_state import make_parameter
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
-from smelt.capture.protocol import attributes
+from smelt.capture.protocol import attributes, sets
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.container_constructors import mapping
 from smelt.capture.rebuilding.constants import CONSTANTS
@@ -39,6 +39,7 @@ _Part = Callable[[object], object]  # what a part of the copied object becomes
 _REDUCTIONS = (("__reduce_ex__", (4,)), ("__reduce__", ()))
 _STATE_METHODS = ("__getstate__", "__setstate__")
 _NEW_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
+_NOT_COPIED = (types.ModuleType, types.MappingProxyType)  # known by identity, but `copy` raises
 
 
 @function(copy.deepcopy)
@@ -59,7 +60,11 @@ def _copy(vm: VM, args: Args, kwargs: Kwargs) -> object:
         return _copied_tensor(vm, obj, obj.detach())
     if isinstance(obj, tuple):
         return _new_tuple(obj, list(tuple.__iter__(obj)))
-    return _copy_instance(vm, obj, None, lambda v: v)
+    return _copy_instance(vm, obj, None, _itself)
+
+
+def _itself(part: object) -> object:
+    return part
 
 
 def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
@@ -88,7 +93,7 @@ def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
 
 def _is_atomic(obj: object) -> bool:
     kind = type(obj)
-    if kind is torch.Size:
+    if kind is torch.Size or isinstance(obj, _NOT_COPIED):
         return False
     return kind in LEAF_TYPES or kind in NUMBERS or kind in CONSTANTS or is_identity(obj)
 
@@ -184,9 +189,16 @@ def _empty_like(vm: VM, obj: object) -> object:
 
 
 def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
-    if isinstance(obj, dict):
+    if part is _itself and (
+        type(obj) is dict or isinstance(obj, (collections.defaultdict, collections.Counter))
+    ):
+        vm.native(dict.update, (made, mapping(vm, obj)))  # no key is hashed again
+    elif part is _itself and type(obj) is set:
+        vm.native(set.update, (made, sets.operand(vm, obj)))
+    elif isinstance(obj, dict):
         base = dict_base(obj)
-        for key, value in dict.items(mapping(vm, obj)):
+        items = cast("list[tuple[object, object]]", vm.native(list, (base.items(mapping(vm, obj)),)))
+        for key, value in items:
             vm.keyed(base.__setitem__, made, part(key), part(value))
     elif isinstance(obj, set):
         for value in vm.elements(obj):

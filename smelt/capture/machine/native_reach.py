@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
+import itertools
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +16,7 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.frames import Coroutine, Generator, VMCallable, VMIterator
 from smelt.capture.base.native_functions import is_native_module, runs_natively
-from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType, items_of
+from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.standins.texts import Text
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
@@ -22,21 +24,32 @@ from smelt.trace.symbols import NUMBERS
 _DEPTH = 4  # how many containers deep the user's objects are looked for
 _Parts = Callable[[Any], Iterable[Any]]
 
+
+def _dict_parts(x: dict[object, object]) -> Iterable[object]:
+    """Keys and values in any order: for its own an OrderedDict asks each key for its hash."""
+    return itertools.chain(dict.keys(x), dict.values(x))
+
+
+def _viewed_parts(x: object) -> Iterable[object]:
+    (mapping,) = gc.get_referents(x)
+    return _dict_parts(mapping) if isinstance(mapping, dict) else (mapping,)
+
+
 # What native code may reach from an object of a C type.
 _PARTS: tuple[tuple[type, _Parts], ...] = (
-    (dict, lambda x: (part for pair in items_of(x) for part in pair)),
+    (dict, _dict_parts),
     (list, list.__iter__),
     (tuple, tuple.__iter__),
     (set, set.__iter__),
     (frozenset, frozenset.__iter__),
     (collections.deque, collections.deque.__iter__),
-    (types.MappingProxyType, lambda x: (part for pair in x.items() for part in pair)),
+    (types.MappingProxyType, _viewed_parts),
+    (type(collections.OrderedDict().keys()), _viewed_parts),  # subclasses of the next three
+    (type(collections.OrderedDict().values()), _viewed_parts),
+    (type(collections.OrderedDict().items()), _viewed_parts),
     (type({}.keys()), list),
     (type({}.values()), list),
     (type({}.items()), list),
-    (type(collections.OrderedDict().keys()), list),
-    (type(collections.OrderedDict().values()), list),
-    (type(collections.OrderedDict().items()), list),
     (slice, lambda x: (x.start, x.stop, x.step)),
     (functools.partial, lambda x: (x.func, *x.args, *x.keywords.values())),
     (MethodType, lambda x: (x.__func__, x.__self__)),
@@ -89,13 +102,13 @@ class NativeReach(dict[type, Any]):
     capture: classes may change between captures. That a class is what it is found to be is guarded. `looked_through` is told
     how many parts of an instance were looked at."""
 
-    def __init__(self, use_class: Callable[[type], None], looked_through: Callable[[int], None]) -> None:
+    def __init__(self, reach_class: Callable[[type], None], looked_through: Callable[[int], None]) -> None:
         super().__init__(_PLAIN)
-        self.use_class = use_class
+        self.reach_class = reach_class
         self.looked_through = looked_through
 
     def __missing__(self, kind: type) -> object:
-        self.use_class(kind)
+        self.reach_class(kind)
         how = self[kind] = _classify(kind)
         return how
 

@@ -153,7 +153,7 @@ class Contexts:
 class Classes:
     """What is known of classes, and what C code may reach through their instances."""
 
-    use_class: Callable[[type], None]  # guards that a class stays as it is
+    reach_class: Callable[[type], None]  # guards what C code may call of a class
     look: Callable[[type, str], object]  # what a class has in itself under a name
     looked_through: Callable[[int], None]  # counts the items of containers that C code may reach
     infos: dict[type, TypeInfo] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Classes:
     native_reach: NativeReach = field(init=False)
 
     def __post_init__(self) -> None:
-        self.native_reach = NativeReach(self.use_class, self.looked_through)
+        self.native_reach = NativeReach(self.reach_class, self.looked_through)
 
     def info(self, cls: type) -> TypeInfo:
         """What is known of `cls`, made when it is asked for first."""
@@ -177,7 +177,7 @@ class Classes:
     def forget(self, changed: object) -> None:
         """`changed`, if it is a class, was changed: what was known of it and of what inherits from it no longer holds."""
         if isinstance(changed, type):
-            self.native_reach = NativeReach(self.use_class, self.looked_through)
+            self.native_reach = NativeReach(self.reach_class, self.looked_through)
             self.infos = {c: i for c, i in self.infos.items() if changed not in c.__mro__}
 
 

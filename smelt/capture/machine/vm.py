@@ -11,6 +11,7 @@ from __future__ import annotations
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -32,6 +33,7 @@ from smelt.capture.machine.state import (
     Stopping,
     Work,
 )
+from smelt.capture.outside import wrapping
 from smelt.capture.outside.outside import Outside
 from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
@@ -65,7 +67,9 @@ class VM(ABC):
         self.scopes = Scopes()
         self.cells = Cells()
         self.contexts = contexts
-        self.classes = Classes(outside.facts.use_class, outside.overlay.name, self.work.looked_through)
+        self.classes = Classes(
+            partial(wrapping.reach_class, outside), outside.overlay.name, self.work.looked_through
+        )
         self.disclosed = Disclosed()
         self.held = HeldByGraph()
 

@@ -20,6 +20,7 @@ from smelt.capture.base.values import (
     CONTAINER_BASES,
     MISSING,
     CellType,
+    Container,
     cell_value,
     instance_dict,
     is_lookup_key,
@@ -295,6 +296,14 @@ class ChangeLog:
         """Contents of a container before capture."""
         snapshot = self._snapshots.get(id(obj))
         return items_of(obj) if snapshot is None or snapshot.contents is None else snapshot.contents
+
+    def length(self, container: Container) -> int:
+        """How many elements it had before capture."""
+        snapshot = self._snapshots.get(id(container))
+        if snapshot is not None and snapshot.contents is not None:
+            return len(snapshot.contents)
+        base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(container, b)))
+        return base.__len__(container)  # type: ignore[arg-type]
 
     # ---- at the end
 

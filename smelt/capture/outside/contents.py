@@ -147,16 +147,16 @@ def _shown(outside: Outside, value: object) -> object:
 
 def _with_items(container: C, replaced: Callable[[object], object]) -> C:
     """The container itself where nothing in it is replaced, as no leaf is, else a copy of it."""
-    before = items_of(container)
-    values = [v for _, v in before] if isinstance(container, dict) else before
+    values = list(dict.values(container)) if isinstance(container, dict) else items_of(container)
     if LEAF_TYPES.issuperset(map(type, values)):
         return container
+    now = [replaced(v) for v in values]
+    if all(map(operator.is_, now, values)):
+        return container
     if isinstance(container, dict):
-        now = [replaced(v) for v in values]
-        items: list[object] = list(zip((k for k, _ in before), now))
-    else:
-        now = items = [replaced(v) for v in values]
-    return container if all(map(operator.is_, now, values)) else of_same_class(container, items)
+        shown = {id(v): n for v, n in zip(values, now)}
+        now = [(k, shown[id(v)]) for k, v in items_of(container)]
+    return of_same_class(container, now)
 
 
 def view(outside: Outside, value: Any, deep: bool = True) -> Any:

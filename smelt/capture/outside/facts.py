@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import array
+import collections
 import copyreg
 import functools
 import operator
@@ -36,10 +37,12 @@ from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 
+# Each has classes of views of its own.
+_MAPPINGS: tuple[dict[object, object], ...] = ({}, collections.OrderedDict())
 UNGUARDABLE: frozenset[type] = frozenset(
     {
-        type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType, np.ndarray, memoryview, bytearray,
-        array.array, _thread.LockType, type(_thread.RLock()),
+        *(type(view) for m in _MAPPINGS for view in (m.keys(), m.values(), m.items())),
+        types.MappingProxyType, np.ndarray, memoryview, bytearray, array.array, _thread.LockType, type(_thread.RLock()),
     }
 )  # fmt: skip
 # Objects of C that never change but hold what no guard can read.

@@ -47,10 +47,14 @@ def of_same_class(container: C, items: list[object]) -> C:
 
 def _copied(container: C) -> C:
     """Another container with the same contents; the places in the table of a set decide the order of its elements."""
-    if not isinstance(container, set):
+    own_order = isinstance(container, dict) and type(container).__iter__ is not dict.__iter__
+    if own_order or not isinstance(container, (dict, set)):
         return of_same_class(container, items_of(container))
     made = of_same_class(container, [])
-    _native.copy_set(made, container)
+    if isinstance(container, set):
+        _native.copy_set(cast("set[object]", made), container)
+    else:
+        dict.update(cast("dict[object, object]", made), dict.copy(container))  # asks no key for its hash
     return made
 
 

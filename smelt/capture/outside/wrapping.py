@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
+from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
@@ -85,6 +86,27 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         if id(value) not in outside.origins:
             guard_elements(outside, origin, list(frozenset.__iter__(value)))
     return _wrap_object(outside, value, origin)
+
+
+def reach_class(outside: Outside, cls: type) -> None:
+    """Native code may call special methods of `cls`: guards it, and tells of those that are objects which class of Python's
+    they are from, so that what they change is a change of something from outside."""
+    outside.facts.use_class(cls)
+    for base in cls.__mro__:
+        if not _native.made_by_python(base) or outside.origins.is_made_class(base):
+            continue
+        for name, value in base.__dict__.items():
+            if _is_special(name) and _native.made_by_python(type(value)) and _is_called(value):
+                if not outside.log.touches(base, name):
+                    wrap(outside, value, outside.origins.const(base).child("attr", name), decided=True)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_called(value: object) -> bool:
+    return callable(value) or hasattr(type(value), "__get__")
 
 
 def _is_made_anew(outside: Outside, value: FunctionType, origin: Origin) -> bool:

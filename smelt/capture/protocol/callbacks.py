@@ -28,7 +28,14 @@ from smelt.capture.standins.arrays import has_scalar, hidden_refusal
 from smelt.capture.standins.texts import Text, Unreadable
 from smelt.errors import Unsupported
 from smelt.graph.tree import leaves
-from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import (
+    DATA_DEPENDENT,
+    TENSOR_SUBCLASS,
+    UNSUPPORTED_CALL,
+    UNSUPPORTED_EFFECT,
+    UNSUPPORTED_OBJECT,
+    Reason,
+)
 from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.symbols import NUMBERS, own, plain, plain_parts
 
@@ -99,10 +106,21 @@ def in_window(
         vm.outside.facts.use_class(value if isinstance(value, type) else type(value))
         if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
+    return _diverted(vm, vm.called_back, fn, args, kwargs)
+
+
+def _diverted(
+    vm: VM,
+    callback: Callable[..., object],
+    fn: Callable[..., R],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None = None,
+) -> R:
+    """`fn(*args, **kwargs)` in a window in which `callback` gets every Python function that native code starts."""
     call = vm.trace.call
     asked, call.asks = call.asks, True
     try:
-        result = _native.call_window(fn, tuple(args), dict(kwargs) if kwargs else None, vm.called_back)
+        result = _native.call_window(fn, tuple(args), dict(kwargs) if kwargs else None, callback)
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e
@@ -124,17 +142,32 @@ def check_class_named(fn: Callable[..., object], error: BaseException, given: ob
 
 
 def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
-    """`fn(obj, key, *rest)` of a container. Only the key is hashed and compared: it alone decides about a window."""
+    """`fn(obj, key, *rest)` of a container. Only the key is hashed, and compared with keys of the same hash."""
     container, obj = obj, vm.outside.overlay.now(obj)
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
     vm.outside.facts.use_nan(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
+        changes.check_key(vm.outside, container, key)
         try:
             return in_window(vm, fn, (obj, key, *rest))
         finally:
             changes.touched(vm.outside, container)
+    if isinstance(container, (dict, set)):
+        outside = id(container) in vm.outside.origins
+        callback = functools.partial(_compared_outside, vm) if outside else vm.called_back
+        return _diverted(vm, callback, fn, (obj, key, *rest))
     return fn(obj, key, *rest)
+
+
+def _compared_outside(vm: VM, fn: FunctionType, *slots: object) -> object:
+    """What the frame hook asks while a key is looked for in a container from outside: guards look for it again, and run no
+    code of the user's."""
+    if runs_natively(fn):
+        return _native.NATIVELY
+    error = Unsupported(Reason(UNSUPPORTED_OBJECT, f"keys are compared by {fn.__qualname__}"))
+    vm.locate(error)
+    raise error
 
 
 def check_mode(vm: VM, manager: object) -> None:

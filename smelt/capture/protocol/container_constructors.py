@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import collections
 import collections.abc
+import types
 from collections.abc import Callable
 from typing import cast
 
@@ -22,10 +23,14 @@ _FROM_ITERABLES: tuple[type, ...] = (tuple, list, collections.deque, torch.Size)
 BUILTINS.update((make, from_iterable(make)) for make in _FROM_ITERABLES)
 
 
+def _keys(vm: VM, obj: object) -> object:
+    """What native code takes keys from. Those of a set or dictionary are not hashed again."""
+    return sets.operand(vm, obj if isinstance(obj, (set, frozenset, dict)) else vm.elements(obj))
+
+
 def _set_maker(make: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        copied = [a if isinstance(a, (set, frozenset, dict)) else vm.elements(a) for a in args[:1]]
-        return vm.native(make, [*(sets.operand(vm, a) for a in copied), *args[1:]], kwargs)
+        return vm.native(make, [*(_keys(vm, a) for a in args[:1]), *args[1:]], kwargs)
 
     return handler
 
@@ -67,14 +72,12 @@ def _defaultdict(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(dict.fromkeys)
 def _dict_fromkeys(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return vm.native(dict.fromkeys, (vm.elements(args[0]), *args[1:]))
+    return vm.native(dict.fromkeys, (_keys(vm, args[0]), *args[1:]))
 
 
 def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[object, ...]]:
     """What `dict(obj)` reads: the dictionary of a mapping, the pairs of any other iterable. Raises what `dict` raises."""
-    if isinstance(obj, dict):
-        return mapping(vm, obj)
-    if python_method(vm, obj, "keys") is not None:
+    if isinstance(obj, (dict, types.MappingProxyType)) or python_method(vm, obj, "keys") is not None:
         return mapping(vm, obj)
     return [_pair(vm, i, pair) for i, pair in enumerate(each(vm, obj))]
 

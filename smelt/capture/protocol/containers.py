@@ -227,6 +227,9 @@ METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
 def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
     """What `Counter.update` does for elements."""
     counts, elements = args
+    if id(counts) not in vm.outside.origins:
+        vm.native(collections._count_elements, (counts, vm.elements(elements)))  # type: ignore[attr-defined]
+        return
     counts = cast("dict[object, object]", counts)
     for element in vm.elements(elements):
         vm.store_item(counts, element, vm.binary(operator.add, _dict_get(vm, counts, element, 0), 1))

@@ -54,7 +54,7 @@ def container_len(vm: VM, obj: object) -> int:
     if outside.opened.stale:
         contents.update_copies(outside)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
-        outside.facts.guard("len", outside.origins[id(obj)], len(outside.log.contents(obj)))
+        outside.facts.guard("len", outside.origins[id(obj)], outside.log.length(obj))
     return len(cast(Sized, outside.overlay.now(obj)))
 
 

@@ -120,8 +120,7 @@ def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> o
 
 
 def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | None) -> object:
-    """What `obj[key]` is for a key that the dictionary does not have. Raises KeyError."""
-    contains_key(vm, obj, key)
+    """What `obj[key]` is for a key that the dictionary does not have, as is guarded. Raises KeyError."""
     if isinstance(obj, collections.Counter):
         return 0
     found = python_method(vm, obj, "__missing__")
@@ -188,6 +187,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             value = elements(vm, value)
         if id(obj) in vm.outside.origins and not isinstance(obj, dict):
             contents.open(vm.outside, obj)  # replayed as a whole
+        changes.check_key(vm.outside, obj, key)
         changes.touch(vm.outside, obj)
         if isinstance(obj, dict):
             _guard_order(vm, obj, key)

@@ -128,7 +128,13 @@ def _check_keys(x: object) -> None:
     """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
     if isinstance(x, (dict, set, frozenset)):
         for key in dict.keys(x) if isinstance(x, dict) else x:
-            if not stands_for_itself(key) and not any(
-                type(key).__hash__ is known for known in _NATIVE_HASHES
-            ):
+            if not _is_hashed_natively(key):
                 raise unsupported(key, "as the key of a dictionary or in a set")
+
+
+def _is_hashed_natively(key: object) -> bool:
+    if stands_for_itself(key):
+        return True
+    if isinstance(key, (tuple, frozenset)) and not all(map(_is_hashed_natively, key)):
+        return False
+    return any(type(key).__hash__ is known for known in _NATIVE_HASHES)
