@@ -2198,3 +2198,64 @@ def member_of_an_enum_made_inside_is_not_replaced():
             return x + 1, str(error)
 
     return fn, [(tensor(3),)] * 3
+
+
+class Code(enum.IntEnum):
+    OK = 200
+
+
+class ShownError(Exception):
+    def __repr__(self):
+        return "shown"
+
+
+class Shown(str):
+    def __repr__(self):
+        return "shown"
+
+
+class Index(int):
+    def __index__(self):
+        return 99
+
+
+@program(graphs=1)
+def text_of_a_class_of_c_that_has_its_own():
+    def fn(x):
+        values = (Code.OK, ShownError("a"), Shown("b"), Index(3))
+        return (
+            x + int(values[3]),
+            [str(value) for value in values],
+            f"{values[0]} {values[1]}",
+            "%s %r" % values[:2],
+        )
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def operators_of_counters_with_one_operand():
+    def fn(x):
+        counter["b"] = -2
+        positive, negative = +counter, -counter
+        counter["b"] = 1
+        return x + 1, positive, negative
+
+    counter = collections.Counter("aab")
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def weak_method_of_an_object_made_inside():
+    class Model:
+        def scaled(self, x):
+            return x * 2
+
+    def fn(x):
+        model = Model()
+        method = weakref.WeakMethod(model.scaled)
+        y = method()(x)
+        del model
+        return y, method() is None
+
+    return fn, [(tensor(3),)] * 3

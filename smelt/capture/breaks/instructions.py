@@ -102,7 +102,7 @@ _FRAME_READERS: dict[object, int | None] = {
     traceback.walk_stack: None, sys.settrace: None, sys.setprofile: None, sys.call_tracing: None,
     threading.settrace: None, threading.setprofile: None,
     sys.getrefcount: None, sys.getsizeof: None, gc.is_tracked: None,
-    weakref.ref: None, weakref.proxy: None, weakref.finalize: None,
+    weakref.ref: None, weakref.WeakMethod: None, weakref.proxy: None, weakref.finalize: None,
 }  # fmt: skip
 
 

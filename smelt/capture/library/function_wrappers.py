@@ -11,7 +11,7 @@ from typing import cast
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.handlers import CODES, Args, Kwargs, builtin, function, unsupported
 from smelt.capture.base.native_functions import nested_codes
-from smelt.capture.base.values import MISSING, FunctionType, cell_value
+from smelt.capture.base.values import MISSING, FunctionType, cell_value, instance_dict
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, library_reads, python_functions
@@ -24,6 +24,10 @@ _make_cached: Callable[..., Callable[..., object]] = functools._lru_cache_wrappe
 
 @builtin(functools.partial)
 def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if args and type(args[0]) is functools.partial and not instance_dict(args[0]):
+        # it becomes a partial call of the inner one's function: what that holds is read, so it is guarded
+        function, bound, keywords = attributes.partial_parts(vm, args[0])
+        args, kwargs = (function, *bound, *args[1:]), {**keywords, **kwargs}
     return _make_partial(*args, **kwargs)
 
 

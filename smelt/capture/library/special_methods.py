@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin, hands_on
+from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import has_identity_hash
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
@@ -21,14 +22,17 @@ def _tells_identity(fn: Callable[..., object], value: object) -> bool:
 
 
 def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, ...] = ()) -> None:
-    """`fn(x)` calls the special method `name` of `x`, or else one of `fallbacks`: it is interpreted if it is written in
-    Python."""
+    """`fn(x)` calls the special method `name` of `x`, or where its class has none (`object.__str__` is none) one of
+    `fallbacks`: it is interpreted if it is written in Python."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        for candidate in (name, *fallbacks):
-            found = python_method(vm, args[0], candidate) if args else None
-            if found is not None:
-                return vm.call_function(found, tuple(args), kwargs)
+        for candidate in (name, *fallbacks) if args else ():
+            written = python_method(vm, args[0], candidate)
+            if written is not None:
+                return vm.call_function(written, tuple(args), kwargs)
+            how, found, _ = vm.type_info(type(args[0])).find(candidate)
+            if how is not ABSENT and found is not object.__str__:
+                break
         if args and _tells_identity(fn, args[0]):
             vm.outside.facts.use_identity(args[0])
         return vm.native(fn, [vm.native_argument(contents.view(vm.outside, a)) for a in args], kwargs)

@@ -22,5 +22,10 @@ def _making(reference: Callable[..., object]) -> Handler:
     return handler
 
 
+@builtin(weakref.WeakMethod)
+def _weak_method(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    raise unsupported("a weak reference to a method, which holds the function weakly too")
+
+
 for _reference in (weakref.ref, weakref.proxy):
     builtin(_reference)(_making(_reference))

@@ -24,7 +24,7 @@ from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT, FUNCTION, NON_DATA
 from smelt.capture.base.values import FunctionType, MethodType
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import contents, wrapping
+from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.construction import construct
 from smelt.capture.protocol.lru_caches import call_lru_cached
@@ -61,17 +61,8 @@ def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
 
 def call_partial(vm: VM, fn: functools.partial[object], args: Args, kwargs: Kwargs) -> object:
     """`functools.partial(...)(...)`; what an outside one holds is guarded."""
-    target = attributes.load_partial_attr(vm, fn, "func")
-    bound = cast(tuple[object, ...], attributes.load_partial_attr(vm, fn, "args"))
-    keywords = cast(Kwargs, attributes.load_partial_attr(vm, fn, "keywords"))
-    if keywords:
-        keywords = (
-            contents.view(vm.outside, keywords, deep=False)
-            if id(keywords) in vm.outside.origins
-            else keywords
-        )
-        kwargs = {**keywords, **kwargs}
-    return call(vm, target, (*bound, *args), kwargs)
+    target, bound, keywords = attributes.partial_parts(vm, fn)
+    return call(vm, target, (*bound, *args), {**keywords, **kwargs} if keywords else kwargs)
 
 
 def call_getter(

@@ -100,6 +100,13 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     )
 
 
+def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
+    """`fn(value)` for `neg`, `pos` or `invert` of the operator module, where no method written in Python does it."""
+    if isinstance(value, CONTAINER_BASES):
+        return wrapping.fake(vm.outside, vm.native(fn, (contents.view(vm.outside, value),)))
+    return operate(vm, fn, value)
+
+
 def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
     """Equality of sequences, element by element: an element may be from outside, or have an `__eq__` written in Python."""
     if len(left) != len(right):

@@ -9,9 +9,8 @@ from smelt.capture.base.frames import Delivery, Frame
 from smelt.capture.base.values import NULL
 from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import attributes, polyfills_of_results
+from smelt.capture.protocol import attributes, operators, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
-from smelt.capture.protocol.overrides import operate
 
 
 @opcode("LOAD_ATTR")
@@ -97,7 +96,7 @@ def _unary(name: str, method: str, operation: Callable[..., object]) -> None:
         found = python_method(vm, value, method)
         vm.frames.wait_in(frame)
         frame.stack[-1] = (
-            operate(vm, operation, value) if found is None else vm.call_function(found, (value,))
+            operators.unary(vm, operation, value) if found is None else vm.call_function(found, (value,))
         )
 
     HANDLERS[name] = handler

@@ -28,7 +28,7 @@ from smelt.capture.protocol.attributes.load import (
     load_special,
 )
 from smelt.capture.protocol.attributes.lookup import python_method
-from smelt.capture.protocol.attributes.namespaces import bound_part, load_partial_attr
+from smelt.capture.protocol.attributes.namespaces import bound_part, partial_parts
 from smelt.capture.protocol.attributes.store import (
     delete_attr,
     store_attr,
@@ -50,11 +50,11 @@ __all__ = [
     "load_generic",
     "load_method",
     "load_own",
-    "load_partial_attr",
     "load_plain_class_attr",
     "load_property",
     "load_special",
     "module_entry",
+    "partial_parts",
     "python_method",
     "set_instance",
     "shape_of",

@@ -27,10 +27,10 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.protocol.attributes.instances import (
+    CLASS_LOADERS,
     Descriptor,
     bind_class_method,
     from_class,
-    load_non_data,
     load_property,
     load_python_data,
     load_through,
@@ -56,7 +56,7 @@ def load_class_attr(vm: VM, cls: type, name: str) -> object:
 def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_getattr: bool = True) -> object:
     """`type.__getattribute__(cls, name)`, then the metaclass's `__getattr__`."""
     outside = vm.outside
-    how, found, _ = meta.find(name)
+    how, found, owner = meta.find(name)
     if how is PROPERTY:
         return vm.call(found.fget, (cls,), {})
     if how is PYTHON_DATA:
@@ -74,15 +74,17 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:
         return _bind_to_class(vm, cls, name, own)
-    if how is FUNCTION:
-        return MethodType(found, cls)
-    if how is NON_DATA:
-        return load_non_data(vm, cls, name, found, type(cls))
+    if how in _OF_METACLASS:
+        return CLASS_LOADERS[how](vm, cls, name, found, owner)
     if how is ABSENT and use_getattr and type(meta.getattr) is FunctionType:
         if isinstance(cls, enum.EnumMeta):
             return getattr(cls, name)
         return vm.call_function(meta.getattr, (cls, name))
     return type.__getattribute__(cls, name) if type(meta.getattr) is FunctionType else getattr(cls, name)
+
+
+# Kinds of what a metaclass holds, of which a class has one as an instance does.
+_OF_METACLASS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 
 
 def _class_dict(vm: VM, cls: type) -> object:

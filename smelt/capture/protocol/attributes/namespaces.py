@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import cast
 
 from smelt.capture.base.frames import Coroutine, Generator
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import NATIVE_DATA
 from smelt.capture.base.values import MISSING, FunctionType, MethodType, module_dict, module_name
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import changes, wrapping
+from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import scopes
 from smelt.capture.protocol.attributes.instances import (
     CLASS_LOADERS,
     DATA_LOADERS,
-    load_generic,
     load_through,
 )
 from smelt.errors import Unsupported
@@ -151,18 +151,19 @@ def bound_part(vm: VM, method: MethodType, name: str) -> object:
     return value if origin is None else wrapping.wrap(vm.outside, value, origin.child("member", name))
 
 
-def load_partial_attr(vm: VM, partial: functools.partial[object], name: str) -> object:
-    """An attribute of a `functools.partial`; its function and arguments are guarded."""
+def partial_parts(
+    vm: VM, partial: functools.partial[object]
+) -> tuple[object, tuple[object, ...], dict[str, object]]:
+    """The function, the arguments and the keyword arguments of a partial call, of one from outside guarded."""
     origin = vm.outside.origins.get(id(partial))
-    if origin is not None and name not in _PARTIAL_PARTS and not hasattr(functools.partial, name):
-        return load_generic(vm, partial, name)
-    value = getattr(partial, name)
-    if origin is None or name not in _PARTIAL_PARTS:
-        return value
-    return wrapping.wrap(vm.outside, value, origin.child("member", name))
-
-
-_PARTIAL_PARTS = ("func", "args", "keywords")
+    if origin is None:
+        return partial.func, partial.args, partial.keywords
+    function, args, keywords = (
+        wrapping.wrap(vm.outside, getattr(partial, name), origin.child("member", name))
+        for name in ("func", "args", "keywords")
+    )
+    held = contents.view(vm.outside, keywords, deep=False)
+    return function, cast("tuple[object, ...]", args), held
 
 
 def load_coroutine(vm: VM, obj: Coroutine, name: str) -> object:
