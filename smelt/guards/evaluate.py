@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -79,6 +80,17 @@ def _no_attr(x: object, name: str) -> bool:
     return name not in own and all(name not in own.get(d, ()) for d in MODULE_DICTS)
 
 
+def _slot(x: object, value: tuple[str, bool]) -> bool:
+    found = next((vars(cls)[value[0]] for cls in type(x).__mro__ if value[0] in vars(cls)), None)
+    if type(found) is not types.MemberDescriptorType:
+        return False
+    try:
+        found.__get__(x, type(x))
+    except AttributeError:
+        return not value[1]
+    return value[1]
+
+
 def _function(x: Any, value: tuple[Any, Any, Any]) -> bool:
     return x.__code__ is value[0] and x.__defaults__ is value[1] and x.__kwdefaults__ is value[2]
 
@@ -114,6 +126,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "contains": _contains,
     "not_in_dict": lambda x, value: value not in _own(x),
     "no_attr": _no_attr,
+    "slot": _slot,
     "no_hooks": lambda x, value: not any(instance_dict(x)[name] for name in HOOKS),
     "plain_leaf": lambda x, value: _native.is_plain_leaf(x),
     "how_written": lambda x, value: _native.how_written(x) == value,

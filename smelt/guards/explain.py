@@ -149,6 +149,12 @@ def _present(x: Any, guard: Guard) -> Detail:
     )
 
 
+def _slot(x: Any, guard: Guard) -> Detail:
+    name, present = guard.value
+    texts = ("nothing there", "something")
+    return f".{name}", texts[present], texts[not present]
+
+
 def _class(x: Any, guard: Guard) -> Detail:
     return "", f"class {x.__name__} as it was", "that one of its attributes changed"
 
@@ -190,6 +196,7 @@ _DETAILS: dict[str, Callable[[Any, Guard], Detail]] = {
     "contains": _contains,
     "not_in_dict": _present,
     "no_attr": _present,
+    "slot": _slot,
     "type_version": _class,
     "function": _function,
     "no_hooks": _hooks,

@@ -23,6 +23,7 @@ GuardKind = Literal[
     "contains",     # (value[0] in x) is value[1]; dict or set; comparing value[0] runs no Python code
     "not_in_dict",  # value not in x.__dict__ (a method or class attribute is not shadowed on the instance)
     "no_attr",      # nn.Module or object: the name `value` is in none of __dict__, _parameters, _buffers, _modules
+    "slot",         # whether the slot value[0] of x, declared in `__slots__`, holds something is value[1]
     "no_hooks",     # nn.Module x has no forward/backward (pre-)hooks of its own
     "type_version", # the class x's version tag is value: no attribute of the class changed since
     "function",     # x.__code__ is value[0], x.__defaults__ is value[1], x.__kwdefaults__ is value[2]

@@ -62,6 +62,7 @@ TEXTS: dict[str, Callable[[str, Any], str]] = {
     "contains": lambda x, v: f"{key_text(v[0])} {'in' if v[1] else 'not in'} {x}",
     "not_in_dict": lambda x, v: f"{v!r} not in {x}.__dict__",
     "no_attr": lambda x, v: f"no_attribute({x}, {v!r})",
+    "slot": lambda x, v: f"{'' if v[1] else 'not '}hasattr({x}, {v[0]!r})",
     "no_hooks": lambda x, v: f"no_hooks({x})",
     "plain_leaf": lambda x, v: f"no_gradient_hooks({x})",
     "how_written": lambda x, v: f"{_WRITTEN[v]}({x})",

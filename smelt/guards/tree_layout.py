@@ -36,6 +36,7 @@ RANK = {
             "no_hooks",
             "not_in_dict",
             "no_attr",
+            "slot",
             "plain_leaf",
             "how_written",
             "contains",

@@ -88,6 +88,7 @@ def facts(x: Any, origin: Origin) -> Iterator[Guard]:
         yield from [
             Guard("not_in_dict", origin, n) for n in NAMES if not hasattr(x, n) and isinstance(x, Node)
         ]
+        yield from [Guard("slot", origin, (n, hasattr(x, n))) for n in NAMES[:2] if isinstance(x, Slots)]
     else:
         yield Guard("len", origin, len(x))
         children = [(origin.child("item", i), v) for i, v in enumerate(x)]

@@ -580,6 +580,16 @@ def test_no_attr():
     assert guard(Plain()) and not guard(Plain(extra=1))
 
 
+def test_slot():
+    filled, empty = one("slot", ("x", True)), one("slot", ("x", False))
+    assert filled(Slotted(1)) and not empty(Slotted(1))
+    without = Slotted(1)
+    del without.x
+    assert empty(without) and not filled(without)
+    for other in (Plain(x=1), 3, property(lambda self: 1)):
+        assert not filled(other) and not empty(other)
+
+
 def test_no_hooks():
     guard = one("no_hooks", None)
     model = nn.Linear(1, 1)
@@ -870,6 +880,8 @@ def test_larger_than_the_local_buffer():
         (((-1, "arg", 0, ((0, "global_state", (1, 2)),), -1),), 0),
         (((-1, "arg", 0, ((0, "len", -1),), -1),), 0),
         (((-1, "arg", 0, ((0, "not_in_dict", 3),), -1),), 0),
+        (((-1, "arg", 0, ((0, "slot", "x"),), -1),), 0),
+        (((-1, "arg", 0, ((0, "slot", (3, True)),), -1),), 0),
         (((-1, "arg", 0, (), -1), (0, "item", [], (), -1)), 0),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import sys
 import threading
@@ -37,47 +38,163 @@ class Holder:
         return x * self.value * self.scale
 
 
-def stored_and_deleted(change: Callable[[Any, dict[str, Any]], Any]) -> None:
+class Slotted:
+    __slots__ = ("extra",)
+
+
+class WithDefault(Slotted):
+    def __getattr__(self, name: str) -> float:
+        return 9.0
+
+
+def stored_and_deleted(change: Callable[[Any], Any], made: Callable[[], Any] = Holder) -> None:
+    """Whether `extra` is in what `made` gives changes between the calls: an attribute, a key or a slot."""
+
     def make(compile):
-        holder, table = Holder(), {}
+        for first in (False, True):
+            holder = made()
+            is_table = isinstance(holder, dict)
 
-        def fn(x):
-            change(holder, table)
-            return x * 2
+            def fn(x):
+                return x * 2, change(holder)
 
-        c = compile(fn)
-        for there in (False, True, False, True):
-            if there:
-                holder.extra, table["key"] = 5, 5
-            yield c(ones())
-            yield sorted(vars(holder)), list(table)
+            c = compile(fn)
+            for there in (first, not first, first, not first):
+                if there:
+                    holder.update(extra=5) if is_table else setattr(holder, "extra", 5)
+                yield c(ones())
+                yield "extra" in holder if is_table else hasattr(holder, "extra")
 
     scenario(make)
 
 
-def _attribute(holder, table):
+def _attribute(holder):
     holder.extra = 3
     del holder.extra
 
 
-def _attribute_by_its_dictionary(holder, table):
+def _attribute_by_its_dictionary(holder):
     vars(holder)["extra"] = 3
     if hasattr(holder, "extra"):
         delattr(holder, "extra")
 
 
-def _key(holder, table):
-    table["key"] = 1
-    del table["key"]
+def _deleted_attribute(holder):
+    try:
+        del holder.extra
+    except AttributeError as error:
+        return str(error)
 
 
-def _popped_key(holder, table):
-    table["key"] = 1
-    return table.pop("key")
+def _key(table):
+    table["extra"] = 1
+    del table["extra"]
 
 
-for _change in (_attribute, _attribute_by_its_dictionary, _key, _popped_key):
-    stored_and_deleted(_change)
+def _popped_key(table):
+    table["extra"] = 1
+    return table.pop("extra")
+
+
+def _name_of_the_module(holder):
+    global extra
+    extra = 3
+    del extra
+
+
+for _change, _made in (
+    (_attribute, Holder),
+    (_attribute_by_its_dictionary, Holder),
+    (_deleted_attribute, Holder),
+    (_key, dict),
+    (_popped_key, dict),
+    (_attribute, Slotted),
+    (_deleted_attribute, Slotted),
+    (_attribute, lambda: type("Made", (), {})),
+    (_name_of_the_module, lambda: sys.modules[__name__]),
+):
+    stored_and_deleted(_change, _made)
+
+
+@scenario
+def slot_that_is_filled(compile):
+    slotted, with_default = Slotted(), WithDefault()
+    c = compile(lambda x: (x * getattr(slotted, "extra", 7), hasattr(slotted, "extra"), with_default.extra))
+    for there in (False, True, False):
+        for holder in (slotted, with_default):
+            if there:
+                holder.extra = 5
+            else:
+                _deleted_attribute(holder)
+        yield c(ones())
+
+
+@scenario
+def cell_that_is_filled_and_emptied(compile):
+    count = 0
+
+    def fn(x):
+        nonlocal count
+        count = 1
+        del count
+        return x * 2
+
+    def fill():
+        nonlocal count
+        count = 5
+
+    c = compile(fn)
+    for _ in range(3):
+        yield c(ones()), fn.__closure__[0] == types.CellType()
+        fill()
+
+
+@scenario
+def partial_of_a_partial(compile):
+    def scaled(x, **options):
+        return x * options.get("k", 1)
+
+    inner = functools.partial(scaled, k=2)
+    c = compile(lambda x, inner: (functools.partial(inner, x)(), inner(x)))
+    yield c(ones(), inner)
+    yield c(ones(), functools.partial(scaled, k=4))
+    inner.keywords["k"] = 9
+    yield c(ones(), inner)
+    inner.keywords.clear()
+    yield c(ones(), inner)
+    yield c(ones(), functools.partial(scaled))
+    inner.keywords["k"] = 3
+    yield c(ones(), inner)
+
+
+@scenario
+def what_a_metaclass_holds(compile):
+    class Single(type):
+        made = {}  # noqa: RUF012
+
+        def __call__(cls, *args):
+            if cls not in cls.made:
+                cls.made[cls] = super().__call__(*args)
+            return cls.made[cls]
+
+        @classmethod
+        def named(mcs):
+            return mcs.__name__
+
+        @staticmethod
+        def doubled(x):
+            return x * 2
+
+    class Config(metaclass=Single):
+        def __init__(self, x):
+            self.x = x
+
+    c = compile(lambda x: (Config(x).x * 2, Config(x) is Config(None), Config.named(), Config.doubled(x)))
+    yield c(ones()), c(ones() * 3)
+    Single.made.clear()
+    yield c(ones() * 4), c(ones())
+    Single.made = {Config: types.SimpleNamespace(x=ones() * 5)}
+    yield c(ones())
 
 
 @scenario

@@ -181,7 +181,7 @@ def _capture(
         _guard_hashed(vm)
         _guard_offsets(vm)
         _guard_written(vm)
-        _guard_passing(vm)
+        _guard_gone(vm)
         hooks.check_unwritten(vm)
         opaque_calls.check_held(vm)
         outside.log.roll_back()
@@ -319,12 +319,13 @@ def _guard_written(vm: VM) -> None:
         vm.outside.facts.guard("how_written", vm.outside.origins[id(fake)], how)
 
 
-def _guard_passing(vm: VM) -> None:
-    """What was stored and then deleted was there before, or not: that decides what is left to do."""
-    origins = vm.outside.origins
-    for obj, key, was_there in vm.outside.log.passing():
-        origin = origins[id(obj)] if isinstance(obj, dict) else origins[id(obj)].child("dict", None)
-        vm.outside.facts.guard("contains", origin, (key, was_there), key=key)
+def _guard_gone(vm: VM) -> None:
+    """What was deleted was there before, or not (it was stored first): that decides what is left to do."""
+    for gone in vm.outside.log.gone():
+        origin, fact = vm.outside.origins.known(gone.owner), (gone.name, gone.was_there)
+        if gone.kind == "attribute":
+            origin = origin.child("dict", None)
+        vm.outside.facts.guard("slot" if gone.kind == "slot" else "contains", origin, fact, key=gone.name)
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:

@@ -11,7 +11,7 @@ torch's context managers store in themselves. Neither holds a fake.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,6 @@ from smelt.capture.base.values import (
     MISSING,
     CellType,
     Container,
-    cell_value,
     instance_dict,
     is_lookup_key,
     is_same_key,
@@ -58,6 +57,16 @@ class _Snapshot:
     changes_itself: bool = False  # native code changes the object, for real
 
 
+@dataclass(frozen=True)
+class Gone:
+    """What is not there any more at the end of a trace that deleted it."""
+
+    owner: object
+    kind: str  # "attribute" (in the owner's dictionary), "slot", or "key" of a dictionary
+    name: object
+    was_there: bool  # before the trace
+
+
 def slot_names(cls: type) -> Iterator[str]:
     """The names of `__slots__` of a class and its bases, those of C classes left out."""
     for base in cls.__mro__:
@@ -86,7 +95,7 @@ class ChangeLog:
         self._snapshots: dict[int, _Snapshot] = {}
         # by id of a class or namespace and name: the owner, and what it had
         self._named: dict[tuple[int, str], tuple[dict[str, object] | type, object]] = {}
-        self._cells: dict[int, tuple[CellType, object]] = {}
+        self._cells: dict[int, CellType] = {}
         self._globals: dict[
             tuple[int, str], object
         ] = {}  # by id of the namespace and name: what is there now
@@ -170,11 +179,11 @@ class ChangeLog:
         snapshot = self._snapshots.get(id(obj))
         return snapshot is not None and not snapshot.changes_itself and snapshot.contents is None
 
-    def store(self, obj: object, key: object) -> None:
+    def store(self, obj: object, key: object, is_attribute: bool) -> None:
         """`obj.key` or `obj[key]` is about to be stored."""
         if id(obj) in self._snapshots:
             self._stored.setdefault(id(obj), set()).add(key)
-            own = instance_dict(obj)
+            own = instance_dict(obj) if is_attribute else None
             if own is not None:
                 self._stored.setdefault(id(own), set()).add(key)
 
@@ -203,8 +212,7 @@ class ChangeLog:
     def set_cell(self, cell: CellType, value: object) -> None:
         """The contents of an outside cell change; MISSING empties it."""
         self._check_open()
-        if id(cell) not in self._cells:
-            self._cells[id(cell)] = (cell, cell_value(cell))
+        self._cells[id(cell)] = cell
         self._overlay.set_cell(cell, value)
 
     def set_tensor_attribute(self, fake: object, name: str, value: object) -> None:
@@ -320,31 +328,41 @@ class ChangeLog:
                 )
         for (_, name), (owner, old) in self._named.items():
             found += _named_difference(owner, name, old, self._overlay.name(owner, name))
-        for cell, old in self._cells.values():
-            now = self._overlay.cell(cell)
-            if now is not MISSING or old is not MISSING:
-                found.append(SetCell(cell, now))
+        for cell in self._cells.values():
+            found.append(SetCell(cell, self._overlay.cell(cell)))
         return (*self.calls, *self._advances, *found, *self._tensors.values())
 
-    def passing(self) -> Iterator[tuple[object, object, bool]]:
-        """What was stored and is gone again: an object, the name of an attribute in its dictionary (of a dictionary: a key),
-        and whether that was there before, which decides whether it is deleted."""
+    def gone(self) -> Iterator[Gone]:
+        """What the trace has deleted, at the end: which of it was there before decides what is left to delete."""
         for snapshot in self._snapshots.values():
-            if snapshot.own is None and not isinstance(snapshot.obj, dict):
-                continue
-            before, now = set[object](snapshot.attributes or ()), set[object](snapshot.slots)
-            if snapshot.own is not None:
-                now.update(self._overlay.now(snapshot.own))
-            if isinstance(snapshot.obj, dict):
-                before.update(key for key, _ in snapshot.contents or () if is_lookup_key(key))
-                now.update(filter(is_lookup_key, self._overlay.now(snapshot.obj)))
-            gone = self._stored.get(id(snapshot.obj), set()) - now
-            yield from ((snapshot.obj, key, key in before) for key in sorted(gone, key=repr))
+            obj, own = snapshot.obj, snapshot.own
+            stored = self._stored.get(id(obj), set())
+            if own is not None and snapshot.attributes is not None:
+                names = snapshot.attributes.keys() | self._stored.get(id(own), set())
+                yield from _gone(obj, "attribute", names, snapshot.attributes, self._overlay.now(own))
+            filled = {n for n, v in snapshot.slots.items() if v is not MISSING}
+            still = {n for n in snapshot.slots if self._overlay.slot(obj, n) is not MISSING}
+            yield from _gone(obj, "slot", filled | (stored & snapshot.slots.keys()), filled, still)
+            if isinstance(obj, dict) and snapshot.contents is not None:
+                before = {key for key, _ in snapshot.contents if is_lookup_key(key)}
+                now = {key for key in self._overlay.now(obj) if is_lookup_key(key)}
+                yield from _gone(obj, "key", stored, before, now)
+        for (_, name), (owner, old) in self._named.items():
+            if self._overlay.name(owner, name) is MISSING:
+                kind = "attribute" if isinstance(owner, type) else "key"
+                yield Gone(owner, kind, name, old is not MISSING)
 
     def roll_back(self) -> None:
         """Puts back what was changed for real. Runs no code of the user."""
         for snapshot in reversed(self._snapshots.values()):
             _restore(snapshot)
+
+
+def _gone(
+    obj: object, kind: str, names: Iterable[object], before: Collection[object], now: Collection[object]
+) -> Iterator[Gone]:
+    for name in sorted((name for name in names if name not in now), key=repr):
+        yield Gone(obj, kind, name, name in before)
 
 
 def _restore(snapshot: _Snapshot) -> None:

@@ -57,7 +57,8 @@ def note_store(outside: Outside, obj: object, kind: OriginKind, key: object, val
     if origin is None or not is_lookup_key(key):
         return
     if outside.origins.get(id(value)) is not origin.child(kind, key) or is_identity(value):
-        outside.log.store(outside.changed.owners.get(id(obj), obj), key)
+        owner = outside.changed.owners.get(id(obj))  # of an instance's dictionary
+        outside.log.store(obj if owner is None else owner, key, kind == "attr" or owner is not None)
 
 
 def _touch_one(outside: Outside, obj: object) -> None:

@@ -21,6 +21,7 @@ constexpr CheckKind kChecks[] = {
     {"contains", make_contains},
     {"not_in_dict", make_not_in_dict},
     {"no_attr", make_no_attr},
+    {"slot", make_slot},
     {"no_hooks", make_no_hooks},
     {"type_version", make_type_version},
     {"function", make_function},

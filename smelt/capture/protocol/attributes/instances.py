@@ -31,7 +31,7 @@ from smelt.capture.base.type_info import (
 from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentinel
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
-from smelt.capture.outside.overlay import is_slot
+from smelt.capture.outside.overlay import is_slot, read_slot
 from smelt.capture.protocol import cells, polyfills_of_results
 from smelt.capture.protocol.attributes import nn_module_members
 from smelt.capture.protocol.attributes.lookup import descriptor_method
@@ -185,6 +185,7 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
     overlay, own = vm.outside.overlay, vm.outside.overlay.own(obj)
     if is_slot(found):
         if value is MISSING and overlay.slot(obj, name) is MISSING:
+            _guard_empty(vm, obj, name)
             raise AttributeError(name)
         overlay.set_slot(obj, name, value)
     elif (
@@ -202,7 +203,14 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
     elif value is not MISSING:
         own[name] = value
     elif own.pop(name, MISSING) is MISSING:
+        nn_module_members.guard_absent(vm, obj, name, own)
         raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+
+
+def _guard_empty(vm: VM, obj: object, name: str) -> None:
+    """The slot `name` of an outside object holds nothing, if it held nothing before the trace."""
+    if id(obj) in vm.outside.origins and read_slot(obj, name) is MISSING:
+        vm.outside.facts.guard("slot", vm.outside.origins[id(obj)], (name, False), key=name)
 
 
 def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
@@ -247,6 +255,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         return value
     value = outside.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
+        _guard_empty(vm, obj, name)
         raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
     computed = type(found) is not types.MemberDescriptorType
     if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):

@@ -45,6 +45,20 @@ struct NoAttribute : Check {
     }
 };
 
+// Whether a slot that a class declares in `__slots__` holds something.
+struct SlotHolds : Check {
+    PyObject* name;
+    bool wanted;
+    SlotHolds(PyObject* name, bool wanted) : name(name), wanted(wanted) {}
+    bool holds(PyObject* x, Pass& pass) override {
+        PyObject* slot = _PyType_Lookup(Py_TYPE(x), name);
+        if (!slot || Py_TYPE(slot) != &PyMemberDescr_Type) return false;
+        PyObject* held =
+            pass.keep(PyMemberDescr_Type.tp_descr_get(slot, x, reinterpret_cast<PyObject*>(Py_TYPE(x))));
+        return (held != nullptr) == wanted;
+    }
+};
+
 struct NoHooks : Check {
     Name hooks[4] = {
         {names.forward_hooks}, {names.forward_pre_hooks}, {names.backward_hooks}, {names.backward_pre_hooks}};
@@ -78,6 +92,15 @@ CheckPtr make_not_in_dict(PyObject* value, Building& b) {
 
 CheckPtr make_no_attr(PyObject* value, Building& b) {
     return make_about_name<NoAttribute>(value, b);
+}
+
+CheckPtr make_slot(PyObject* value, Building& b) {
+    PyObject* name;
+    int wanted;
+    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "Up", &name, &wanted))
+        return wrong_value("slot", "a name and whether it holds something", value);
+    PyObject* held = hold_name(b.held, name);
+    return held ? std::make_unique<SlotHolds>(held, wanted) : nullptr;
 }
 
 CheckPtr make_no_hooks(PyObject*, Building&) {

@@ -28,6 +28,7 @@ CheckPtr make_contains(PyObject* value, Building& building);
 // attributes.cpp
 CheckPtr make_not_in_dict(PyObject* value, Building& building);
 CheckPtr make_no_attr(PyObject* value, Building& building);
+CheckPtr make_slot(PyObject* value, Building& building);
 CheckPtr make_no_hooks(PyObject* value, Building& building);
 
 // tensors.cpp
