@@ -420,9 +420,8 @@ def break_in_a_generator():
 
 @program(
     graphs=6,
-    later=8,
+    later=6,
     breaks=[
-        "data-dependent-value",
         "data-dependent-value",
         "data-dependent-value",
         "data-dependent-value",
@@ -436,7 +435,7 @@ def break_in_a_generator():
 )
 def comprehensions():
     def fn(x):
-        a = [x + i * (x.sum().item() > 0) for i in range(3)]
+        a = [x + i * (x.abs().sum().item() > 0) for i in range(3)]
         b = {i: v.sum().item() for i, v in enumerate(a)}
         c = {round(v) for v in b.values()}
         return a, b, c

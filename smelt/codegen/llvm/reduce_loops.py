@@ -49,8 +49,17 @@ class ReduceLoops:
                 it.next = _flat(self.run(p.at(loop.sym, it.index), rest, self.like(it.carried, states)))
             return self.like(it.next, states)
 
-        inside = max(1, prod(static(l.size) for l in rest) // (self.step * self.unroll))
-        return self.cascade(size, 1, inside, rounds, states)
+        *between, last = (static(l.size) for l in rest)
+        return self.cascade(size, 1, prod(between) * self._additions(last), rounds, states)
+
+    def _additions(self, size: int) -> int:
+        """How many values of the last loop one accumulator is given, as `innermost` takes them."""
+        return ceil(size / (self.step * (self.unroll if self._unrolled_groups(size) else 1)))
+
+    def _unrolled_groups(self, size: int) -> int:
+        """How many groups of vectors of the last loop are taken before what remains."""
+        groups = size // (self.step * self.unroll)
+        return groups if groups >= (2 if self.unroll > 1 else 2 * CHAIN) else 0
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
         """The last loop: without a loop, unrolled, or one vector at a time."""
@@ -58,8 +67,7 @@ class ReduceLoops:
         if self.loops.inline and self.vector:
             return self.straight(p, loop.sym, size, states)
         width = self.step * self.unroll
-        groups = size // width
-        done = groups * width if groups >= (2 if self.unroll > 1 else 2 * CHAIN) else 0
+        done = self._unrolled_groups(size) * width
 
         def vectors(start: Ref, stop: Ref, states: list[State]) -> list[State]:
             return self.unrolled(p, loop.sym, start, stop, states)
