@@ -45,6 +45,7 @@ from smelt.capture.library import (
     process_settings,
     random_draws,
     special_methods,
+    stack_frames,
     tensor_methods,
     tensor_numbers,
     torch_function,
@@ -93,7 +94,7 @@ FILLING = (
     container_constructors, containers, context_variables, control_flow, copying, custom_functions, descriptors, evaluation,
     exceptions, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
-    optimizers, other_tracers, printing, process_settings, random_draws, special_methods, subscripts,
+    optimizers, other_tracers, printing, process_settings, random_draws, special_methods, stack_frames, subscripts,
     suspended, tensor_methods, tensor_state, torch_function, warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
@@ -284,7 +285,17 @@ class Interpreter(VM):
             error.reason = replace(reason, line=self.where() or reason.line, stack=self.stack())
             error.args = (str(error.reason),)
             self.failure = error
+            error.breaks = error.breaks and not self._asks_for_frames()
             error.path = self._path(error) if error.breaks else ()
+
+    def _asks_for_frames(self) -> bool:
+        """Whether a function that the captured one has called asks for frames that a graph break would not show right."""
+        frame = self.frame
+        while frame is not None and frame.parent is not None:
+            if stack_frames.keeps_frames(frame.code):
+                return True
+            frame = frame.parent
+        return False
 
     def check_work(self) -> None:
         """Raises Unsupported where the program did much since the graph grew last: Python does that faster."""

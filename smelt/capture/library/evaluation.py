@@ -1,13 +1,12 @@
-"""`globals`, `locals`, `eval`, `exec`, `compile`, `sys._getframe`, `__import__`, `FunctionType`: code and what it sees."""
+"""`globals`, `locals`, `eval`, `exec`, `compile`, `__import__`, `FunctionType`: code and what it sees."""
 
 from __future__ import annotations
 
 import builtins
 import re
-import sys
 import types
 import warnings
-from typing import Literal, NoReturn, cast
+from typing import Literal, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import FUTURE
@@ -136,8 +135,3 @@ def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
         raise unsupported("a function with globals from outside")
     cells.function_made(vm, made)
     return made
-
-
-@builtin(sys._getframe)
-def _getframe(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
-    raise unsupported("sys._getframe")
