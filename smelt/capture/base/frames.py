@@ -7,7 +7,7 @@ operands only after it has succeeded. The result of a call is delivered by the c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol, cast
@@ -195,6 +195,15 @@ class Machine(Protocol):
 
     def next(self, iterator: object) -> object:
         """`next(iterator)`, carried out by the machine."""
+
+    def iterable(self, obj: object) -> Iterable[object]:
+        """`obj` as native code may iterate over it."""
+
+    def elements(self, obj: object) -> Sequence[object]:
+        """All elements of `obj`."""
+
+    def subscript(self, obj: object, key: object) -> object:
+        """`obj[key]`, carried out by the machine."""
 
     def drop(self, generator: Generator) -> None:
         """Closes a suspended generator that nobody holds any more."""
@@ -409,4 +418,55 @@ class VMIterator:
     def __next__(self) -> object:
         if self.vm.released:  # native code kept it for longer than the capture
             return next(cast("Iterator[object]", self.iterator))
-        return self.vm.next(self.iterator)
+        return self._given(self.vm.next(self.iterator))
+
+    def _given(self, element: object) -> object:
+        """What native code gets for an element."""
+        return element
+
+
+class VMIterables(VMIterator):
+    """An iterator of iterables, handed to native code that walks over each of them."""
+
+    __slots__ = ()
+
+    def _given(self, element: object) -> object:
+        return self.vm.iterable(element)
+
+
+class VMTuples(VMIterator):
+    """An iterator of iterables, handed to native code that makes a tuple of each."""
+
+    __slots__ = ()
+
+    def _given(self, element: object) -> object:
+        return tuple(self.vm.elements(element))
+
+
+class VMSequence:
+    """An object with `__getitem__` in Python alone, over which native code iterates by index."""
+
+    __slots__ = ("sequence", "vm")
+
+    def __init__(self, vm: Machine, sequence: object) -> None:
+        self.vm = vm
+        self.sequence = sequence
+
+    def __getitem__(self, index: int) -> object:
+        if self.vm.released:
+            return self.sequence[index]  # type: ignore[index]
+        return self.vm.subscript(self.sequence, index)
+
+
+class VMSizedSequence(VMSequence):
+    """One that also has `__len__`, which tells how much is left of an iterator."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        if self.vm.released:
+            return len(self.sequence)  # type: ignore[arg-type]
+        return cast(int, self.vm.call(len, (self.sequence,), {}))
+
+
+SEQUENCE_ITERATOR: type = type(iter(cast("Sequence[object]", VMSequence.__new__(VMSequence))))

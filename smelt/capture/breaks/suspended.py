@@ -14,7 +14,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from typing import Protocol, TypeVar, cast
 
 from smelt._native import isinstance
-from smelt.capture.base.frames import VMCallable, VMIterator
+from smelt.capture.base.frames import (
+    SEQUENCE_ITERATOR,
+    VMCallable,
+    VMIterables,
+    VMIterator,
+    VMSequence,
+    VMSizedSequence,
+    VMTuples,
+)
 from smelt.capture.base.values import is_constant
 from smelt.capture.breaks.worth import has_tensors
 from smelt.capture.rebuilding.containers import list_text
@@ -23,10 +31,11 @@ from smelt.capture.rebuilding.kinds import KINDS
 from smelt.capture.rebuilding.names import NAMES
 from smelt.guards.iterators import advance
 
+_BACKWARDS: type = type(reversed([]))
 _KEEPING: tuple[type, ...] = (
     *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
-    type(reversed([])),
-    type(iter(int, 1)),
+    _BACKWARDS,
+    type(iter(int, 1)), SEQUENCE_ITERATOR,
     enumerate, zip, map, filter, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.chain,
     itertools.islice, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
     itertools.compress, itertools.filterfalse, itertools.zip_longest, itertools.product, itertools.permutations,
@@ -51,6 +60,8 @@ def _reduced_parts(x: object) -> list[object]:
 
 def _reduced_text(x: object, text: Expressions) -> str:
     made, arguments, state = _reduced(x)
+    if made is iter and type(x) is _BACKWARDS:  # at its end
+        return "reversed([])"
     compiles = has_tensors(arguments)
     given = ", ".join(_argument_text(a, text, compiles) for a in arguments)
     call = f"{text.constant(made, made.__name__)}({given})"
@@ -68,6 +79,24 @@ def _argument_text(x: object, text: Expressions, compiles: bool) -> str:
 
 
 _KEPT = Kind(_reduced_parts, _reduced_text)
+
+
+def _reversed_text(x: reversed[object], text: Expressions) -> str:
+    _, (over,), index = _reduced(x)
+    if isinstance(over, VMSequence):
+        return f"downwards({text(over)}, {index})"
+    return _reduced_text(x, text)
+
+
+def downwards(over: Sequence[object], index: int) -> Iterator[object]:
+    """What is left of `reversed(over)` from `index` on: `reversed` itself would ask for the length again."""
+    while index >= 0:
+        try:
+            element = over[index]
+        except (IndexError, StopIteration):
+            return
+        yield element
+        index -= 1
 
 
 def _ways() -> Iterator[tuple[type, tuple[str, bool]]]:
@@ -112,10 +141,10 @@ def _is_same(walk: Iterable[object], left: Sequence[object], *, pairs: bool = Fa
 
 def _entries_text(x: object, text: Expressions) -> str:
     over, left = _walk(x)
-    if over is None:
-        return "iter([])"
     view, backwards = _ENTRIES[type(x)]
     way = ", backwards=True" if backwards else ""
+    if over is None:
+        return f"entries_from({{}}, {view!r}, 0{way})"
     return f"entries_from({text(over)}, {view!r}, {len(over) - len(left)}{way})"
 
 
@@ -136,7 +165,7 @@ def _elements_parts(x: object) -> list[object]:
 
 def _elements_text(x: object, text: Expressions) -> str:
     over, left = _walk(x)
-    return "iter([])" if over is None else f"elements_from({text(over)}, {list_text(left, text)})"
+    return "iter(set())" if over is None else f"elements_from({text(over)}, {list_text(left, text)})"
 
 
 def elements_from(over: Set[object], left: list[object]) -> Iterator[object]:
@@ -144,8 +173,9 @@ def elements_from(over: Set[object], left: list[object]) -> Iterator[object]:
     iterator = iter(over)
     advance(iterator, len(over) - len(left))
     found = list(copy.copy(iterator))
-    same = len(found) == len(left) and all(map(_is_one, found, left))
-    return iterator if same else _in_order(over, left)
+    if len(found) == len(left) and all(map(_is_one, found, left)):
+        return iterator
+    return iter(left) if isinstance(over, frozenset) else _in_order(over, left)
 
 
 def _is_one(a: object, b: object) -> bool:
@@ -178,10 +208,15 @@ def iterator_at(iterator: _I, state: object) -> _I:
 
 KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
 KINDS.update(dict.fromkeys(_ENTRIES, Kind(_entries_parts, _entries_text)))
+KINDS[reversed] = Kind(_reduced_parts, _reversed_text)
 KINDS[type(iter(set()))] = Kind(_elements_parts, _elements_text)
 KINDS[VMCallable] = Kind(lambda x: (x.function,), lambda x, text: text(x.function))
-KINDS[VMIterator] = Kind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
+_ITERATOR = Kind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
+_SEQUENCE = Kind(lambda x: (x.sequence,), lambda x, text: text(x.sequence))
+KINDS.update(dict.fromkeys((VMIterator, VMIterables, VMTuples), _ITERATOR))
+KINDS.update(dict.fromkeys((VMSequence, VMSizedSequence), _SEQUENCE))
 NAMES.update(
+    downwards=downwards,
     elements_from=elements_from,
     entries_from=entries_from,
     iterator_at=iterator_at,

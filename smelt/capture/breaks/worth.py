@@ -11,11 +11,17 @@ from collections.abc import Iterable
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.frames import Generator, VMCallable, VMIterator
+from smelt.capture.base.frames import (
+    SEQUENCE_ITERATOR,
+    Generator,
+    VMCallable,
+    VMIterator,
+    VMSequence,
+)
 
 _MOST = 500  # objects that are looked at
 _HOLDING: tuple[type, ...] = (
-    list, tuple, dict, set, frozenset, deque, types.CellType, VMCallable, VMIterator, enumerate, zip, map, filter, reversed,
+    list, tuple, dict, set, frozenset, deque, types.CellType, SEQUENCE_ITERATOR, enumerate, zip, map, filter, reversed,
     *map(type, map(iter, ((), [], {}, {}.values(), {}.items(), set()))),
     itertools.chain, itertools.islice, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
     itertools.filterfalse,
@@ -40,6 +46,12 @@ def has_tensors(values: Iterable[object]) -> bool:
 def _held(x: object) -> Iterable[object]:
     if type(x) in _HOLDING:
         return gc.get_referents(x)
+    if isinstance(x, VMCallable):
+        return (x.function,)
+    if isinstance(x, VMIterator):
+        return (x.iterator,)
+    if isinstance(x, VMSequence):
+        return (x.sequence,)
     if type(x) is types.FunctionType:
         return (*(x.__closure__ or ()), *(x.__defaults__ or ()))
     if type(x) is types.MethodType:

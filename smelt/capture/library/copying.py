@@ -149,6 +149,8 @@ def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Par
             memo[id(obj)] = made
         _copy_attributes(vm, obj, made, part)
         return made
+    if hasattr(kind, "__next__") and id(obj) in vm.outside.origins:  # the copy may share iterators with it
+        raise unsupported(f"copying an outside {kind.__qualname__}")
     if kind in PURE_TYPES or kind is bytearray:
         vm.outside.facts.check_readable(obj)
         return (copy.copy if memo is None else copy.deepcopy)(obj)

@@ -6,13 +6,12 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable
+from typing import cast
 
-from smelt._native import isinstance
-from smelt.capture.base.frames import Generator
+from smelt.capture.base.frames import VMIterables, VMTuples
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.values import LEAF_TYPES
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import polyfills
 from smelt.capture.protocol.iteration import element_function, opened, predicate
 
 
@@ -50,28 +49,23 @@ def _itself(value: object) -> object:
 @builtin(itertools.starmap)
 def _starmap(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, values = args
-    inner = _known_iterables(vm, values)
-    if inner is None:
-        return vm.call(polyfills.starmap, (fn, values), {})
-    return itertools.starmap(element_function(vm, fn), inner)
+    return itertools.starmap(
+        element_function(vm, fn), cast("Iterable[tuple[object, ...]]", VMTuples(vm, vm.get_iter(values)))
+    )
+
+
+def _chained(iterables: VMIterables) -> object:
+    return itertools.chain.from_iterable(cast("Iterable[Iterable[object]]", iterables))
 
 
 @builtin(itertools.chain.from_iterable)
 def _chain_from_iterable(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    inner = _known_iterables(vm, args[0])
-    return vm.call(polyfills.chained, args, {}) if inner is None else itertools.chain.from_iterable(inner)
+    return _chained(VMIterables(vm, vm.get_iter(args[0])))
 
 
-def _known_iterables(vm: VM, values: object) -> list[Iterable[object]] | None:
-    """The elements of a container as what native code may walk over; None where there may be code of the user's to run when
-    one of them is asked for, or no end."""
-    if not isinstance(values, (list, tuple)) or type(values) not in (list, tuple):
-        return None
-    found = vm.elements(values)
-    return [vm.iterable(v) for v in found] if all(type(v) in _READY for v in found) else None
-
-
-_READY: frozenset[type] = frozenset((list, tuple, dict, set, frozenset, str, bytes, range, Generator))
+@builtin(itertools.chain)
+def _chain(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return _chained(VMIterables(vm, iter(tuple(args))))
 
 
 def _over_iterables(make: Callable[..., object]) -> Handler:
@@ -84,7 +78,7 @@ def _over_iterables(make: Callable[..., object]) -> Handler:
 
 
 for _make in (
-    itertools.chain, itertools.product, itertools.islice, itertools.zip_longest, itertools.pairwise, itertools.combinations,
+    itertools.product, itertools.islice, itertools.zip_longest, itertools.pairwise, itertools.combinations,
     itertools.permutations, itertools.cycle, itertools.count,
 ):  # fmt: skip
     BUILTINS[_make] = _over_iterables(_make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import functools
 import gc
 import itertools
@@ -14,7 +15,16 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.frames import Coroutine, Generator, VMCallable, VMIterator
+from smelt.capture.base.frames import (
+    Coroutine,
+    Generator,
+    VMCallable,
+    VMIterables,
+    VMIterator,
+    VMSequence,
+    VMSizedSequence,
+    VMTuples,
+)
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.standins.texts import Text
@@ -55,6 +65,8 @@ _PARTS: tuple[tuple[type, _Parts], ...] = (
     (MethodType, lambda x: (x.__func__, x.__self__)),
     (types.BuiltinFunctionType, lambda x: (x.__self__,)),
     (types.MethodWrapperType, lambda x: (x.__self__,)),
+    (datetime.datetime, lambda x: (x.tzinfo,)),
+    (datetime.time, lambda x: (x.tzinfo,)),
     (types.SimpleNamespace, lambda x: vars(x).values()),
     (BaseException, lambda x: x.args),
 )
@@ -72,7 +84,7 @@ _PLAIN = {
     Generator: False,
     Coroutine: False,
     VMCallable: False,
-    VMIterator: True,
+    **dict.fromkeys((VMIterator, VMIterables, VMTuples, VMSequence, VMSizedSequence), True),
     **dict.fromkeys(NUMBERS, False),
 }
 # Iterators that only hand out what they walk over.

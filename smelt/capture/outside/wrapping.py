@@ -7,6 +7,7 @@ import decimal
 import functools
 import types
 import weakref
+import zoneinfo
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -40,8 +41,11 @@ T = TypeVar("T")
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _VALUE_BASES = (int, float, complex, str, bytes, np.generic)
 _VALUES = frozenset(
-    (decimal.Decimal, datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone)
-)
+    (
+        decimal.Decimal, datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone,
+        zoneinfo.ZoneInfo,
+    )
+)  # fmt: skip
 
 
 def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False) -> Any:
@@ -306,6 +310,9 @@ def _guard_value(outside: Outside, value: object, origin: Origin) -> None:
             outside.facts.guard("id", origin, value)
     elif type(value) in _VALUES:
         outside.facts.guard("id", origin, value)
+        zone = getattr(value, "tzinfo", None)
+        if zone is not None:  # others in the same zone are made of it
+            outside.origins.const(zone)
 
 
 def fake(outside: Outside, value: T) -> T:

@@ -11,14 +11,22 @@ from typing import cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.frames import Generator, Tail, VMCallable, VMIterator, through
+from smelt.capture.base.frames import (
+    Generator,
+    Tail,
+    VMCallable,
+    VMIterator,
+    VMSequence,
+    VMSizedSequence,
+    through,
+)
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES
 from smelt.capture.machine.native_reach import PLAIN_ITERATORS
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, iterators, wrapping
-from smelt.capture.protocol import polyfills, polyfills_of_results
+from smelt.capture.protocol import polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import may_define_operators
 from smelt.capture.protocol.lengths import ask_length
@@ -67,7 +75,8 @@ def _python_iterator(vm: VM, obj: object, tail: Tail | None = None) -> object:
         vm.type_info(type(obj)).find("__iter__")[0] is ABSENT
         and python_method(vm, obj, "__getitem__") is not None
     ):
-        return vm.call(polyfills.iterate_sequence, (obj,), {})
+        sized = python_method(vm, obj, "__len__") is not None
+        return iter((VMSizedSequence if sized else VMSequence)(vm, obj))
     return None
 
 
@@ -179,8 +188,11 @@ def _reversed(vm: VM, args: Args, kwargs: Kwargs) -> object:
     found = python_method(vm, obj, "__reversed__")
     if found is not None:
         return vm.call_function(found, (obj,))
-    if python_method(vm, obj, "__getitem__") is not None:
-        return vm.call(polyfills.reversed_sequence, (obj,), {})
+    if (
+        vm.type_info(type(obj)).find("__reversed__")[0] is ABSENT
+        and python_method(vm, obj, "__getitem__") is not None
+    ):
+        return reversed(VMSizedSequence(vm, obj))
     return reversed(cast("Sequence[object]", vm.iterable(obj)))  # raises what `reversed` raises
 
 

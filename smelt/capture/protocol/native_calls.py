@@ -274,6 +274,8 @@ def _call_owned(
         handler = METHODS.get((io.IOBase, name))
         if handler is not None:
             return handler(vm, owner, *args, **kwargs)
+    if name in _REDUCING and hasattr(kind, "__next__"):
+        raise unsupported(f"{name} of a {kind.__qualname__}, which shows what the machine made it of")
     if name in SEARCHES and isinstance(owner, (list, tuple, collections.deque)) and not kwargs:
         return search(vm, name, owner, args)
     if isinstance(owner, CONTAINER_BASES):
@@ -286,6 +288,9 @@ def _call_owned(
         contents.open_compared(vm.outside, owner)
     args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
     return wrapping.fake(vm.outside, vm.native(fn, args, kwargs))
+
+
+_REDUCING = frozenset(("__reduce__", "__reduce_ex__"))
 
 
 def _call_tensor_method(

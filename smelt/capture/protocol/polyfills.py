@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class _Indexable(Protocol[T_co]):
-    def __getitem__(self, index: int, /) -> T_co: ...
 
 
 class _Orderable(Protocol):
@@ -19,36 +11,6 @@ class _Orderable(Protocol):
 
 
 O = TypeVar("O", bound=_Orderable)
-
-
-def reversed_sequence(obj: Sequence[T]) -> Iterator[T]:
-    """The iterator of `reversed` over an object without `__reversed__`."""
-    for i in range(len(obj) - 1, -1, -1):
-        yield obj[i]
-
-
-def iterate_sequence(obj: _Indexable[T]) -> Iterator[T]:
-    """The iterator of an object with `__getitem__` only."""
-    i = 0
-    while True:
-        try:
-            value = obj[i]
-        except IndexError:
-            return
-        yield value
-        i += 1
-
-
-def chained(iterables: Iterable[Iterable[T]]) -> Iterator[T]:
-    """`itertools.chain.from_iterable`."""
-    for iterable in iterables:
-        yield from iterable
-
-
-def starmap(function: Callable[..., T], iterable: Iterable[Iterable[object]]) -> Iterator[T]:
-    """`itertools.starmap`."""
-    for arguments in iterable:
-        yield function(*arguments)
 
 
 # As Lib/heapq.py and Lib/bisect.py have them.

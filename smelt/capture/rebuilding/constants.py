@@ -13,7 +13,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -64,12 +64,40 @@ def is_bound(x: types.BuiltinFunctionType) -> bool:
     return x.__self__ is not None and not isinstance(x.__self__, (type, types.ModuleType))
 
 
+# What constants lead to that lead anywhere: one that leads to what the program made is made anew with it.
+_LEADING: dict[type, Callable[[Any], tuple[object, ...]]] = {
+    types.GenericAlias: lambda x: (x.__origin__, *x.__args__),
+    types.UnionType: lambda x: x.__args__,
+    datetime.time: lambda x: (x.tzinfo,),
+    datetime.datetime: lambda x: (x.tzinfo,),
+    **dict.fromkeys(
+        (
+            types.MethodDescriptorType,
+            types.WrapperDescriptorType,
+            types.ClassMethodDescriptorType,
+            types.GetSetDescriptorType,
+            types.MemberDescriptorType,
+        ),
+        lambda x: (x.__objclass__,),
+    ),
+}
+
+
 def stands_for_itself(x: object) -> bool:
     """Whether the compiled frame may hold `x` itself, whoever made it. A class that capture made is made anew."""
     kind = type(x)
+    if kind in LITERALS:
+        return True
+    if kind in _LEADING:
+        return all(map(stands_for_itself, _LEADING[kind](x)))
     if kind is types.BuiltinFunctionType:
-        return not is_bound(cast(types.BuiltinFunctionType, x))
-    if kind in LITERALS or kind in CONSTANTS or isinstance(x, enum.Enum):
+        owner = cast(types.BuiltinFunctionType, x).__self__
+        return not is_bound(cast(types.BuiltinFunctionType, x)) and (
+            owner is None or stands_for_itself(owner)
+        )
+    if isinstance(x, enum.Enum):
+        return stands_for_itself(kind)
+    if kind in CONSTANTS:
         return True
     if kind.__name__ == "cython_function_or_method":  # each library has such a class of its own
         return True

@@ -8,10 +8,12 @@ are made by the `__new__` of their built-in base, state is stored by `object.__s
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.rebuilding.aliases import ALIASES, MEMBER, subscripted
 from smelt.capture.rebuilding.containers import CONTAINERS, dict_text, pairs, result_tuple
 from smelt.capture.rebuilding.functions import FUNCTIONS
 from smelt.capture.rebuilding.instances import instance_kind
@@ -21,7 +23,7 @@ from smelt.capture.rebuilding.standins import STANDINS
 from smelt.capture.rebuilding.tracebacks import TRACEBACKS
 
 # By exact type. Packages above add rows of their own: iterators and generators, handles of hooks.
-KINDS: dict[type, Kind] = {**CONTAINERS, **FUNCTIONS, **STANDINS, **TRACEBACKS}
+KINDS: dict[type, Kind] = {**CONTAINERS, **FUNCTIONS, **STANDINS, **TRACEBACKS, **ALIASES}
 
 
 # Classes of C whose rows above do not speak of the `__dict__` that their instances have.
@@ -48,9 +50,11 @@ def _with_attributes(kind: Kind) -> Kind:
 def kind_of(x: object) -> Kind:
     """How `x`, made during capture, is made anew. Raises Unsupported."""
     cls = type(x)
-    found = KINDS.get(cls) or numpy_kind(x)
+    found = KINDS.get(cls) or numpy_kind(x) or subscripted(x)
     if found is not None:
         return _with_attributes(found) if cls in _WITH_ATTRIBUTES and vars(x) else found
+    if isinstance(x, enum.Enum):
+        return MEMBER
     if hasattr(cls, "n_sequence_fields"):
         return result_tuple(cls)
     if not _native.made_by_python(cls) and not isinstance(x, BaseException):

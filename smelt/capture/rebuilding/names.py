@@ -31,6 +31,7 @@ NAMES: dict[str, object] = {
     "partial": functools.partial,
     "MethodType": types.MethodType,
     "MappingProxyType": types.MappingProxyType,
+    "GenericAlias": types.GenericAlias,
     "SimpleNamespace": types.SimpleNamespace,
     "as_instance": _as_instance,
     "as_parameter": _as_parameter,
