@@ -12,6 +12,7 @@ end at that output, as the program holds it, and the history of these gradients 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ from smelt.graph.torch_settings import TorchSettings
 from smelt.graph.tree import leaves
 from smelt.trace.joint import Joint
 from smelt.trace.opaque import OpaqueCall
+from smelt.trace.torch_places import TorchPlace
 from smelt.trace.traced import Traced
+from smelt.trace.writes import base_of
 
 Gradients = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor, ...]
@@ -53,17 +56,16 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         all(_draws(n) or n.target is aten.copy_.default for n in effectful)
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
-        and not joint.writes
         and sum(nbytes(traced.inputs[i].spec) for i in copied) <= _MOST_COPIED
     )
-    nodes = [joint.torch_nodes[i] for i in joint.tangents]
-    if not repeatable or not {*nodes} <= {*traced.torch_graph}:
+    places = {i: place for i in joint.tangents if (place := joint.torch_places[i]) is not None}
+    nodes = {node for place in places.values() for node in (place.node, place.settled)}
+    if not repeatable or len(places) < len(joint.tangents) or not nodes <= {*traced.torch_graph}:
         return None
-    cuts = [node for i in joint.cuts if (node := joint.torch_nodes[i]) is not None]
     return DoubleBackward(
         traced.torch_graph,
-        tuple(n for n in nodes if n is not None),
-        tuple(cuts),
+        tuple(places[i] for i in joint.tangents),
+        tuple(places[i] for i in joint.cuts),
         joint.gradients,
         rewritten,
         copied,
@@ -118,8 +120,8 @@ class DoubleBackward:
     """
 
     graph: Graph
-    results: tuple[Node, ...]  # per tangent
-    cuts: tuple[Node, ...]
+    results: tuple[TorchPlace, ...]  # per tangent
+    cuts: tuple[TorchPlace, ...]
     sources: tuple[int, ...]
     rewritten: tuple[int, ...]
     copied: tuple[int, ...]
@@ -137,23 +139,27 @@ class DoubleBackward:
     ) -> Gradients:
         gates = _Gates(cuts)
         with torch.enable_grad():
-            seen = list(primals if self.has_checkpoints else map(_unhooked, primals))
+            asked = list(primals if self.has_checkpoints else map(_unhooked, primals))
             # A checkpoint calls the user's modules, which have parameters of their own and know no views of them.
             if self.has_checkpoints and any(map(_is_hooked, primals)):
                 raise RuntimeError(
                     "smelt: a second derivative through a checkpoint, of a tensor with hooks, which would run twice"
                 )
+            seen = list(asked)
             for i in self.rewritten:
-                seen[i] = primals[i].detach().clone()
+                if i not in self.copied:  # no result was computed from it
+                    asked[i] = primals[i].detach().requires_grad_(i in self.sources)
+                seen[i] = asked[i].clone()
             with _drawing_from(state), self._as_captured():
                 results = self._forward(gates, *seen)  # type: ignore[arg-type]
             for result, is_watched in zip(results, watched):
-                if is_watched:
+                # torch crashes at a hook on a view of what was written, unless the view has taken its history anew
+                if is_watched and result.grad_fn is not None:
                     result.register_hook(gates.refuse_second)
             defined = [(result, t) for result, t in zip(results, tangents) if t is not None]
             gradients = torch.autograd.grad(
                 [result for result, _ in defined],
-                [*(seen[i] for i in self.sources), *(gates.opened[i] for i in range(len(self.cuts)))],
+                [*(asked[i] for i in self.sources), *(gates.opened[i] for i in range(len(self.cuts)))],
                 [tangent for _, tangent in defined],
                 create_graph=True,
                 allow_unused=True,
@@ -198,41 +204,76 @@ class _Gates:
 
 
 class _Gate(torch.autograd.Function):
+    """`tensor`, with its history; in the memory of `again`, the same tensor of this run, if that is written later."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, gates: _Gates) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, gates: _Gates, again: torch.Tensor | None) -> torch.Tensor:
         ctx.gates = gates
-        return tensor.view_as(tensor)
+        return tensor.view_as(tensor) if again is None else again.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        return (gradient if ctx.gates.are_open else None), None
+        return (gradient if ctx.gates.are_open else None), None, None
 
 
-def _through_gate(gates: _Gates, tensor: torch.Tensor, index: int) -> torch.Tensor:
+def _through_gate(
+    gates: _Gates, tensor: torch.Tensor, index: int, written_later: bool, views: Sequence[Any]
+) -> tuple[Any, ...]:
+    """What the run goes on with in place of `tensor`, and of those of `views` that look at it."""
     real = gates.cuts[index]
+    again = tensor.detach() if written_later else None
     with torch.enable_grad():
-        passed: torch.Tensor = _Gate.apply(tensor if real is None else real, gates)  # type: ignore[no-untyped-call]
-    gates.opened[index] = passed
-    return passed
+        passed = _Gate.apply(tensor if real is None else real, gates, again)  # type: ignore[no-untyped-call]
+        gates.opened[index] = passed
+        return (passed, *(_seen_in(passed, tensor, view) for view in views))
 
 
-def _gated(graph: Graph, results: Sequence[Node], cuts: Sequence[Node]) -> Graph:
+def _seen_in(passed: torch.Tensor, tensor: torch.Tensor, view: Any) -> Any:
+    if not isinstance(view, torch.Tensor) or view._base is not tensor or not view.requires_grad:
+        return view
+    if view.dtype != tensor.dtype:
+        return view  # its gradients go past the gate
+    offset = view.storage_offset() - tensor.storage_offset() + passed.storage_offset()
+    return passed.as_strided(view.size(), view.stride(), offset)
+
+
+def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlace]) -> Graph:
     """`graph` with another input before the others, the `_Gates`, and `results` as its outputs."""
     copy, copy_of = passes.copied(graph.nodes[:-1], graph.constants)
-    copy.level = graph.level
     gates = Node("placeholder", "gates", (), {}, "gates")
-    passed: dict[Node, Node] = {}
     nodes = [gates]
-    for node in copy:
+    hidden = {copy_of[place.node]: place for place in (*results, *cuts) if place.by_view}
+    tensor_of: dict[Node, Node] = {}  # what the nodes in `hidden` look at
+    passed: dict[Node, Node] = {}
+    last_read = {n: at for at, node in enumerate(copy) for n in argument_nodes(node)}
+
+    def place_of(place: TorchPlace) -> Node:
+        node = copy_of[place.node]
+        return tensor_of[node] if place.by_view else node
+
+    for at, node in enumerate([*copy]):
         node.args, node.kwargs = (map_nodes(a, lambda n: passed.get(n, n)) for a in (node.args, node.kwargs))
         nodes.append(node)
+        if node in hidden:
+            tensor_of[node] = Node("call_function", base_of, (node,), {}, f"{node.name}_base", node.spec)
+            nodes.append(tensor_of[node])
         for i, cut in enumerate(cuts):
-            if node is copy_of[cut]:
-                args = (gates, node, i)
-                passed[node] = Node("call_function", _through_gate, args, {}, f"gate_{i}", node.spec)
-                nodes.append(passed[node])
-    given = tuple(copy_of[node] for node in results)
+            if copy_of[cut.settled] is not node:
+                continue
+            others = {copy_of[c.node] for c in cuts[i + 1 :]}
+            read = [n for n in copy.nodes[: at + 1] if last_read.get(n, -1) > at or n in others]
+            through = [place_of(cut), *(n for n in read if n is not place_of(cut))]
+            tensor, *views = (passed.get(n, n) for n in through)
+            gate = Node(
+                "call_function", _through_gate, (gates, tensor, i, cut.written_later, views), {}, f"gate_{i}"
+            )
+            nodes.append(gate)
+            for k, n in enumerate(through):
+                passed[n] = Node("call_function", operator.getitem, (gate, k), {}, f"gate_{i}_{k}", n.spec)
+                nodes.append(passed[n])
+    given = tuple(place_of(place) for place in results)
     output = Node("output", "output", (given,), {}, "output", tuple(n.spec for n in given))
+    copy.level = graph.level
     copy.nodes = [*nodes, output]
     return copy
 

@@ -21,6 +21,7 @@ from smelt.trace.opaque import OpaqueCall
 from smelt.trace.symbols import SYMBOLIC, PlainNumbersOnly
 from smelt.trace.tape import Tape
 from smelt.trace.torch_functions import name_of, target_of
+from smelt.trace.writes import Writes
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -32,10 +33,13 @@ class CallRecorder:
     `first_state`, ends under those of its latest call.
     """
 
-    def __init__(self, call: CurrentCall, tape: Tape, inputs: Inputs, numbers: NumberInputs) -> None:
+    def __init__(
+        self, call: CurrentCall, tape: Tape, inputs: Inputs, writes: Writes, numbers: NumberInputs
+    ) -> None:
         self._call = call
         self._tape = tape
         self._inputs = inputs
+        self._writes = writes
         self._numbers = numbers
         self._open_levels = 0  # of forward-mode differentiation
         self._left_autocast = False  # since the latest node
@@ -79,6 +83,7 @@ class CallRecorder:
             node.line = self._call.where()
         self._tape.torch.graph.nodes.append(node)
         self._name_results(node, out)
+        self._writes.note_call(node)
 
     def _name_results(self, node: Node, out: Any) -> Any:
         """Sets the torch-level node of every new fake in `out` to `node`, and fills in `node.spec`."""

@@ -58,7 +58,9 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         numbers=numbers,
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
         counters=Counters.of(parts, inputs, outputs),
-        views=Views() if whole or needs_grad(parts, outputs) else Views.of(parts, outputs),
+        views=Views()
+        if not whole and needs_grad(parts, outputs)
+        else Views.of(parts, outputs, joint=whole is not None),
     )
 
 

@@ -16,6 +16,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.grad_flags import NO_FLAGS, GradFlags
 from smelt.trace.outputs import OutputSource, Taken
 from smelt.trace.spent import Spent
+from smelt.trace.torch_places import TorchPlace
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class Joint:
     flags: GradFlags = NO_FLAGS  # what the program set of primals
     # per tangent: those whose gradients pass the same saved value in eager's graph, where the first one frees it
     conflicts: tuple[tuple[int, ...], ...] = ()
-    # per forward output: its node in the torch-level graph; None for those that have none, or that the graph writes too
-    torch_nodes: tuple[Node | None, ...] = ()
+    torch_places: tuple[TorchPlace | None, ...] = ()  # of the forward's outputs, then of what is taken
     spent: tuple[Spent, ...] = ()  # outputs that require a gradient, which can no longer be had
     taken: tuple[Taken, ...] = ()  # in the order in which it is
 

@@ -14,6 +14,7 @@ from smelt.trace.joint import Joint, RecordedBackward
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.parts import TraceParts
 from smelt.trace.spent import Spent
+from smelt.trace.torch_places import TorchPlace, torch_places
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class JointBuilder:
     late: frozenset[Node]
     ends: list[Node | None]
     input_ids: tuple[int, ...]  # ids of the fakes that are the inputs of the trace
-    torch_nodes: tuple[Node | None, ...]
+    places: tuple[TorchPlace | None, ...]
 
     @classmethod
     def of(
@@ -47,9 +48,9 @@ class JointBuilder:
         returned = [None if n is None else copy_of[n] for n in ends]
         input_ids = tuple(map(id, parts.inputs))
         given_or_taken = (*recorded.values, *recorded.taken_fakes)
-        own = [None if f.storage_key in parts.writes.storages else f.torch_node for f in given_or_taken]
+        places = torch_places(parts, given_or_taken)
         late = frozenset(copy_of[n] for n in late)
-        return cls(recorded, whole, copy_of, late, returned, input_ids, tuple(own))
+        return cls(recorded, whole, copy_of, late, returned, input_ids, places)
 
     def written(self, ends: Sequence[Node | None]) -> Iterator[tuple[FakeTensor, Node]]:
         """The inputs that autograd must see being written, and their values among `ends`, the nodes of `recorded.fakes`."""
@@ -108,7 +109,7 @@ class JointBuilder:
             ),
             flags=recorded.flags.placed(place),
             conflicts=recorded.conflicts,
-            torch_nodes=self.torch_nodes,
+            torch_places=self.places,
             spent=tuple(self._placed(s, position) for s in recorded.spent),
             taken=tuple(replace(t, source=t.source.placed(place)) for t in recorded.taken),
         )

@@ -74,7 +74,7 @@ class OperatorRecorder:
         out, spec = shapes.infer(self.inputs, func, info, tuple(key), args, kwargs)
         node = self.tape.add_operator(func, tuple(nodes), node_kwargs, shapes.stem(func), spec)
         if info.writes:
-            self.writes.note(f.storage_key for f in _written(info, args, kwargs))
+            self.writes.note(list(_written(info, args, kwargs)))
         elif not info.results:  # an assertion: the torch-level call has an effect, too
             self.call.wrote = True
         self.tape.finish_operator(node, out)

@@ -43,7 +43,7 @@ class TraceParts:
         self.writes = Writes(self.call, self.copies, self.inputs)
         self.autograd = AutogradCalls()
         self.backward = Backward(self.call, self.tape, self.autograd)
-        self.call_recorder = CallRecorder(self.call, self.tape, self.inputs, self.numbers)
+        self.call_recorder = CallRecorder(self.call, self.tape, self.inputs, self.writes, self.numbers)
         self.operator_recorder = OperatorRecorder(
             self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers
         )

@@ -48,17 +48,20 @@ class Views:
     looks: tuple[Look, ...] = ()
 
     @classmethod
-    def of(cls, parts: TraceParts, outputs: Sequence[FakeTensor]) -> Views:
-        """Those of a trace whose results have no gradients. Call it with the recording modes out of the way."""
-        usual = _Creation.DEFAULT if parts.call_recorder.first_state[0] else _Creation.NO_GRAD_MODE
+    def of(cls, parts: TraceParts, outputs: Sequence[FakeTensor], joint: bool) -> Views:
+        """Those of a trace. `joint`: it has a joint graph, whose caller takes each result by itself, under gradients
+        (`smelt.autograd.take_outputs`). Call it with the recording modes out of the way."""
+        with_gradients = joint or parts.call_recorder.first_state[0]
+        usual = _Creation.DEFAULT if with_gradients else _Creation.NO_GRAD_MODE
         by_storage: dict[int, list[int]] = {}
         for i, fake in enumerate(outputs):
-            if not parts.inputs.holds(fake) and not fake.is_inference():
+            if not parts.inputs.holds(fake) and not fake.is_inference() and not fake.requires_grad:
                 by_storage.setdefault(fake.storage_key, []).append(i)
         found: list[Look] = []
         for key, positions in by_storage.items():
             if len({outputs[i].dtype for i in positions}) == 1:
-                found += _looks(parts.inputs, outputs, positions, bool(parts.inputs.on(key)), usual)
+                differ = len(positions) > 1 if joint else bool(parts.inputs.on(key))
+                found += _looks(parts.inputs, outputs, positions, differ, usual)
         return cls(tuple(sorted(found, key=lambda look: type(look.at) is int)))
 
     def kept(self, graph: Compiled) -> Compiled:
@@ -92,16 +95,16 @@ def _root(fake: FakeTensor) -> torch.Tensor:
 
 
 def _looks(
-    inputs: Inputs, outputs: Sequence[FakeTensor], positions: Sequence[int], on_input: bool, usual: Any
+    inputs: Inputs, outputs: Sequence[FakeTensor], positions: Sequence[int], differ: bool, usual: Any
 ) -> Iterator[Look]:
-    """Of the outputs at `positions`, which share memory, with an input too if `on_input`; none where any graph gives them
-    so."""
+    """Of the outputs at `positions`, which share memory; none where any graph gives them so, unless they `differ` in any
+    case: they share it with an input, or each is taken by itself."""
     roots = {i: _root(outputs[i]) for i in positions}
     creations = {i: _autograd._get_creation_meta(outputs[i]) for i in positions if roots[i] is not outputs[i]}
     told = {i: c for i, c in creations.items() if c != usual}
     numbers = {id(root): -n for n, root in enumerate(roots.values(), 1)}
     places = {id(outputs[i]): i for i in positions}
-    if not on_input and not told and (len(positions) == 1 or set(numbers) <= {id(outputs[positions[0]])}):
+    if not differ and not told and (len(positions) == 1 or set(numbers) <= {id(outputs[positions[0]])}):
         return
     for i, root in roots.items():
         shared = sum(r is root for r in roots.values()) > 1

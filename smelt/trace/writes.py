@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
 
 from smelt import _native
+from smelt.graph.ir import Node
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.trace.copies import Copies
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor
 from smelt.trace.inputs import Inputs
 
+T = TypeVar("T", bound=torch.Tensor)
 _OF_LEAF, _RESTRICTED = 2, 3  # of `_native.how_written`
+
+
+@dataclass(frozen=True)
+class WriteCall:
+    """A torch-level call that wrote the memory of `base`, which is no view and had `history` afterwards."""
+
+    node: Node
+    base: FakeTensor
+    history: Any
 
 
 class Writes:
@@ -23,6 +38,7 @@ class Writes:
         frozen: those that must not be written, because a NumPy array shares their memory. No trace goes on in which
             `storages` and `frozen` meet.
         of_history: inputs that autograd was asked to write, by id, each with what it said (`_native.how_written`).
+        calls: the torch-level calls that wrote, in order; one that wrote several tensors is there for each.
         counted_from_start: tensors whose storage is addressed from its start, so that the offsets of the inputs which
             share it matter.
     """
@@ -32,7 +48,9 @@ class Writes:
         self.storages: set[int] = set()
         self.frozen: set[int] = set()
         self.of_history: dict[int, tuple[FakeTensor, int]] = {}
+        self.calls: list[WriteCall] = []
         self.counted_from_start: list[FakeTensor] = []
+        self._by_call: list[FakeTensor] = []  # written by the call that is running
         self._call = call
         self._copies = copies
         self._inputs = inputs
@@ -49,13 +67,28 @@ class Writes:
                 if how == _RESTRICTED or (differentiated and how == _OF_LEAF):
                     raise self._call.unsupported(UNSUPPORTED_EFFECT, "a view that autograd lets nobody write")
 
-    def note(self, storages: Iterable[int]) -> None:
+    def note(self, fakes: Iterable[FakeTensor]) -> None:
         """The operator that is running writes these. Raises Unsupported if one of them must not be written."""
         self.happened = self._call.wrote = True
-        written = set(storages)
+        self._by_call += fakes
+        written = {f.storage_key for f in fakes}
         self.storages |= written
         self._copies.note_written(written)
         if not self.frozen.isdisjoint(self.storages):
             raise self._call.unsupported(
                 UNSUPPORTED_EFFECT, "a tensor is written that shares memory with a NumPy array"
             )
+
+    def note_call(self, node: Node) -> None:
+        """The torch-level call that has just ended is `node`: autograd knows by now what it wrote."""
+        if not self._by_call:
+            return
+        with torch._C.DisableTorchFunction():
+            bases = {id(base): base for base in map(base_of, self._by_call)}
+        self.calls += [WriteCall(node, base, base.grad_fn) for base in bases.values()]
+        self._by_call.clear()
+
+
+def base_of(tensor: T) -> T:
+    """What it is a view of to autograd, or itself."""
+    return tensor if tensor._base is None else tensor._base  # type: ignore[return-value]

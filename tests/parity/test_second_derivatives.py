@@ -583,3 +583,151 @@ def test_a_step_inside_of_a_loss(compile):
     of_w, of_b = grad(f(x, w, b), [w, b], create_graph=True)
     f(x, w - 0.1 * of_w, b - 0.1 * of_b).backward()
     return gradients(w, b)
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+
+def double(*shape):
+    return leaf(*shape, dtype=torch.float64)
+
+
+def a_value(x, w):
+    y = x * 2
+    y.add_(1)
+    return y, y[0]
+
+
+def a_row(x, w):
+    y = x.sin()
+    y[0] = w[0] * w[1]
+    return y, y[0], y.t()[1:]
+
+
+def through_a_view(x, w):
+    y = x * 2
+    v = y[0]
+    v.exp_()
+    return y, v, y.sin()
+
+
+def read_before_and_after(x, w):
+    y = x * w
+    v = y[0]
+    before = v.exp()
+    y.mul_(3)
+    z = v + before
+    y[1].add_(z)
+    return y, v, z, z.exp().sum() * y, before
+
+
+def views_from_before(x, w):
+    y = x.exp() + 1
+    a, b = y[:, 1:], y.t()
+    y.mul_(w)
+    return y, a, b, a * a, b.sin()
+
+
+def without_gradients(x, w):
+    y = x * w
+    z = y.exp()
+    with torch.no_grad():
+        y.mul_(2)
+    return y, z, y[0] * 3
+
+
+def a_detached_alias(x, w):
+    y = x * 2
+    y.mul_(w)
+    z = (y + 1).exp()
+    y.detach().add_(1)
+    return y, z
+
+
+def unnamed_memory(x, w):
+    y = x.t().reshape(-1)
+    y.mul_(2)
+    z = torch.nn.functional.pad(x, (1, 1))
+    z[0] = w[0, 0]
+    return y, y[0], y.exp(), z, z[1:], z.sin()
+
+
+def an_input(x, w):
+    x.mul_(w)
+    return x * x, x[0]
+
+
+def an_input_through_a_view(x, w):
+    v = x[1:]
+    v.mul_(2)
+    y = v + w[1:]
+    x[0] = y[0].exp()
+    return y, v, x.sin()
+
+
+def an_input_without_gradients(x, w):
+    with torch.no_grad():
+        w.mul_(2)
+    y = x * w
+    return y, y[0], (y * w).sum()
+
+
+WRITTEN = {
+    f.__name__: f
+    for f in (
+        *(a_value, a_row, through_a_view, read_before_and_after, views_from_before, without_gradients),
+        *(a_detached_alias, unnamed_memory, an_input, an_input_through_a_view, an_input_without_gradients),
+    )
+}
+written = pytest.mark.parametrize("program", WRITTEN)
+
+
+@written
+@both()
+def test_all_results_of_what_is_written(compile, program):
+    f, x, w = compile(WRITTEN[program]), double(3, 3), double(3, 3)
+    given = x * 1
+    results = f(given, w)
+    first = grad(sum(r.square().sin().sum() for r in results), [x, w], create_graph=True, allow_unused=True)
+    sum(g.square().sum() for g in first if g is not None).backward()
+    return [None if g is None else g.contiguous().detach() for g in first], gradients(x, w)
+
+
+@written
+@both()
+def test_one_result_of_what_is_written(compile, program):
+    f, found = compile(WRITTEN[program]), []
+    for i in range(len(WRITTEN[program](double(3, 3) * 1, double(3, 3)))):
+        x, w = double(3, 3), double(3, 3)
+        given = x * 1
+        found.append((penalty(f(given, w)[i].sin().sum(), x, w), gradients(x, w)))
+    return found
+
+
+@written
+@both()
+def test_hooks_on_results_of_what_is_written(compile, program):
+    f, x, w, watch = compile(WRITTEN[program]), double(3, 3), double(3, 3), Watch()
+    given = x * 1
+    results = f(given, w)
+    for i, r in enumerate(results):
+        assert r.grad_fn is not None  # torch crashes at a hook on a view that has not taken its history anew
+        r.register_hook(watch.scaling(i, 1 + i))
+    loss = sum(r.square().sum() for r in results)
+    first = grad(loss, [x, w], create_graph=True, allow_unused=True)
+    return [None if g is None else g.contiguous() for g in first], sorted(i for i, _ in watch.seen)
+
+
+@both()
+def test_a_result_of_what_is_written_is_gone(compile):
+    """Where gradients of the input that is written are asked for, those of the result that is gone are not."""
+
+    def f(x):
+        x.exp_()
+        return x.sin()
+
+    g, w = compile(f), leaf(3)
+    x = w * 1
+    y = g(x)
+    (a, b) = grad(y.sum(), [w, x], create_graph=True)
+    return a, b, grad((a * b).sum(), w)

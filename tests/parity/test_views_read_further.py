@@ -173,7 +173,7 @@ def test_kept_gradients(compile, program):
 
 
 @inside
-@pytest.mark.parametrize("program", sorted(PROGRAMS.keys() - {"behind_a_write"}))
+@programs
 @both()
 def test_second_derivatives(compile, program, of):
     f = compile(PROGRAMS[program])

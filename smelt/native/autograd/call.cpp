@@ -250,12 +250,17 @@ struct Before {
     std::shared_ptr<const RandomState> random_state;
 };
 
-Before before_forward(const Spec& spec, PyObject* inputs) {
+// `edges`: of the inputs that have gradients. The copy of one has its history.
+Before before_forward(const Spec& spec, PyObject* inputs, const edge_list& edges) {
     Before before;
     if (spec.draws) before.random_state = state_of_generator();
     const c10::AutoGradMode no_grad(false);
-    for (size_t i : spec.copied)
+    for (size_t i : spec.copied) {
         before.copies.push_back(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)).clone());
+        for (size_t k = 0; k < edges.size(); ++k)
+            if (spec.gradients[k] == i && edges[k].is_valid())
+                torch::autograd::impl::set_gradient_edge(before.copies.back(), edges[k]);
+    }
     return before;
 }
 
@@ -336,7 +341,7 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         return as_tuple(*spec, given);
     }
     const Versions versions(*spec, inputs);
-    const Before before = before_forward(*spec, inputs);
+    const Before before = before_forward(*spec, inputs, edges);
     Given given{forward(), std::vector<at::Tensor>(spec->n_taken)};
     // A plan may look at memory of its own to give an output. To autograd that is no view.
     for (const Tangent& t : spec->tangents) {

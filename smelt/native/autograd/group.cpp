@@ -379,18 +379,24 @@ bool Group::is_watched(size_t tangent) const {
 }
 
 bool Group::is_unobserved() const {
-    if (current_task() < 0) return false;
+    for (size_t i = 0; i < spec_->through.size(); ++i)
+        if (is_observed(i)) return false;
+    return current_task() >= 0;
+}
+
+bool Group::is_observed(size_t through) const {
+    if (current_task() < 0) return true;
     const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
     for (size_t e = 0; e < ends_.size(); ++e) {
         for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i) {
             const auto cut = ends_[e]->next_edge(i).function;
-            if (group_.ends[e].edges[i] < spec_->gradients.size() || !cut) continue;
-            if (has_hooks(*cut)) return false;
+            if (group_.ends[e].edges[i] != spec_->gradients.size() + through || !cut) continue;
+            if (has_hooks(*cut)) return true;
             const auto found = exec_info->find(cut.get());
-            if (found != exec_info->end() && found->second.captures_) return false;
+            if (found != exec_info->end() && found->second.captures_) return true;
         }
     }
-    return true;
+    return false;
 }
 
 bool Group::lock_rerun(variable_list& primals, variable_list& through) const {
@@ -401,9 +407,10 @@ bool Group::lock_rerun(variable_list& primals, variable_list& through) const {
         const bool may_change = std::find(written.begin(), written.end(), i) != written.end();
         if (!primals.back().defined() || (!may_change && p.was_written())) return false;
     }
-    for (const Remembered& output : rerun_.through) {
+    for (size_t i = 0; i < rerun_.through.size(); ++i) {
+        const Remembered& output = rerun_.through[i];
         through.emplace_back(output.impl.lock());
-        if (through.back().defined() ? output.was_written() : !is_unobserved()) return false;
+        if (through.back().defined() ? output.was_written() : is_observed(i)) return false;
     }
     return true;
 }

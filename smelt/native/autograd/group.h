@@ -150,6 +150,7 @@ class Group : public c10::intrusive_ptr_target {
     // Whether no hook sees, and no call of autograd.grad asks for, what flows into the outputs in `through`. Then this
     // group does the work of all groups; what flows into those outputs from elsewhere is added by their own nodes.
     bool is_unobserved() const;
+    bool is_observed(size_t through) const;  // whether anybody does so for one of them
 
     // Whether hooks see what flows into an output of this group.
     bool is_watched(size_t tangent) const;
