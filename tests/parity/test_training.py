@@ -798,3 +798,17 @@ def test_data_of_a_parameter_is_replaced(compile):
     model.weight.data = torch.randn(2, 3)
     f(x).pow(2).sum().backward()
     return gradients(*model.parameters())
+
+
+@both()
+def test_a_complex_number_among_real_tensors(compile):
+    """Its conjugate is taken of a number in the place of a tensor."""
+
+    def f(x):
+        y = (x @ x) * (1 + 2j)
+        return torch.view_as_real(y), (y / (2 - 1j)).abs(), (x @ x) / (1 - 2j)
+
+    g, x = compile(f), leaf(3, 3)
+    parts, size, rest = g(x)
+    (parts.sin().sum() + size.sum() + rest.imag.sum()).backward()
+    return parts, size, rest, gradients(x)

@@ -200,6 +200,7 @@ class Reader {
         } else if (kind == "default") {
             if (argument.default_value()) a.args.back() = *argument.default_value();
         } else {
+            const torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
             a.args.back() = torch::jit::toIValue(arg[1], argument.type(), argument.N());
         }
     }
