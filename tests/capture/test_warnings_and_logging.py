@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import locale
 import logging
+import sys
 import threading
+import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -249,3 +252,35 @@ def test_what_other_threads_warn_of_while_source_is_compiled_is_shown(
         warnings.simplefilter("always")
         assert torch.equal(compiled(ones()), ones() + 2)
     assert len(seen) >= 1 and {str(w.message) for w in seen} == {"from another thread"}
+
+
+def test_a_warning_at_a_break_is_the_users_modules() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            warnings.warn("with a source", source=x)  # which breaks the graph
+        return x + 1
+
+    def seen(call: Callable[..., Any]) -> list[tuple[str, int]]:
+        globals().get("__warningregistry__", {}).clear()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("default", module=__name__)
+            for _ in range(3):
+                call(ones())
+        return [(w.filename, w.lineno) for w in found]
+
+    assert len(seen(fn)) == 1
+    assert seen(smelt.compile(fn)) == seen(fn)
+
+
+def test_warnings_of_the_standard_library() -> None:
+    def encoding(x: torch.Tensor) -> Any:
+        return x + 1, locale.getdefaultlocale()[1]
+
+    def deprecated(x: torch.Tensor) -> Any:
+        return x + 1, sys.modules["typing.io"].IO is typing.IO  # type: ignore[attr-defined]
+
+    for fn in (encoding, deprecated)[: 1 + ("typing.io" in sys.modules)]:
+        for action in ("always", "default"):
+            want = shown(fn, action, *[(ones(),)] * 3)
+            assert want and shown(smelt.compile(fn), action, *[(ones(),)] * 3) == want

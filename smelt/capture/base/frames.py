@@ -146,8 +146,13 @@ class Frame:
 
 
 def is_smelts(scope: Mapping[str, object]) -> bool:
-    """Whether these are the globals of a module of smelt."""
-    return str(scope.get("__name__", "")).startswith("smelt.")
+    """Whether these are the globals of a module of smelt, or of a compiled frame."""
+    return COMPILED_SCOPE in scope or str(scope.get("__name__", "")).startswith("smelt.")
+
+
+COMPILED_SCOPE = (
+    "__smelt_compiled__"  # a name in the globals of compiled frames, whose module may be the user's
+)
 
 
 # A frame, the tick of its instruction whose result is what is called next gives, and what becomes of that.

@@ -105,9 +105,19 @@ def runs_natively(function: types.FunctionType) -> bool:
     left of such a function after a graph break is interpreted, as what came before was; so are generators that
     change settings of the process, of which a part has run when the graph breaks."""
     scope, code = function.__globals__, function.__code__
-    if not is_native_scope(scope) or code in _interpreted_codes() or is_resume(code):
+    if not is_native_scope(scope) or code in _interpreted_codes() or is_resume(code) or _warns(function):
         return False
     return not (code.co_flags & inspect.CO_GENERATOR and str(scope["__name__"]).startswith(_SETTING_MODULES))
+
+
+def _warns(function: types.FunctionType) -> bool:
+    """Whether a function of the standard library writes warnings, which wait until the graph has run."""
+    names = function.__code__.co_names
+    warns = "warn" in names or "_deprecated" in names
+    return warns and "warnings" in names and not function.__module__.startswith(_WARNING_THEMSELVES)
+
+
+_WARNING_THEMSELVES = ("torch", "warnings", "logging", "numpy", "smelt")
 
 
 def is_native_scope(scope: dict[str, object]) -> bool:
@@ -145,7 +155,7 @@ INTERPRETED: set[Any] = {
         functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
         functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
-        abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
+        getattr(warnings, "_deprecated", None), abc.abstractmethod, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
         torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like,
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,

@@ -225,10 +225,11 @@ def _standing(originals: Originals, frames: Sequence[Frame]) -> Iterator[tuple[P
         if is_chain(frame.function):
             for point, handles in waiting_points(frame.function, frame.pc):
                 at = 0 if point is None else originals.offset(point.source, point.at - 1)
-                yield None if point is None else Place(point.source, at), handles
+                yield None if point is None else Place(point.source, at, point.scope), handles
         elif not is_smelts(frame.globals):
             handles = handler_at(frame.code, frame.pc) is not None
-            yield Place(frame.source, originals.offset(frame.source, frame.pc - frame.prologue)), handles
+            at = originals.offset(frame.source, frame.pc - frame.prologue)
+            yield Place(frame.source, at, frame.globals), handles
         yield from ((None, delivery.otherwise is not None) for delivery in frame.deliveries or ())
 
 

@@ -5,11 +5,14 @@ The format: CPython's Objects/locations.md (InternalDocs).
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import FUTURE
+from smelt.capture.base.values import module_dict
 
 Position = tuple[int | None, int | None, int | None, int | None]  # line, end line, column, end column
 
@@ -58,10 +61,11 @@ def _add_varint(table: bytearray, value: int) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """An instruction of the user's code, at byte `offset` of `source`."""
+    """An instruction of the user's code, at byte `offset` of `source`, in a function with `scope` as its globals."""
 
     source: types.CodeType
     offset: int
+    scope: dict[str, object] = field(default_factory=dict, compare=False)
 
     def stands_for(self, function: types.FunctionType) -> None:
         """From now on the frames of `function` look like one of the user's code that stands here."""
@@ -75,3 +79,13 @@ class Place:
             co_firstlineno=source.co_firstlineno,
             co_linetable=location_table([(len(code.co_code) // 2, position)], source.co_firstlineno),
         )
+
+    def warned(self) -> dict[str, object]:
+        """What `warnings.warn` asks the globals for, of a frame that stands here: the name of the module, and, of a module
+        that was imported, what it has warned of."""
+        name = self.scope.get("__name__")
+        found: dict[str, object] = {} if name is None else {"__name__": name}
+        module = sys.modules.get(name) if type(name) is str else None
+        if isinstance(module, types.ModuleType) and module_dict(module) is self.scope:
+            found["__warningregistry__"] = self.scope.setdefault("__warningregistry__", {})
+        return found

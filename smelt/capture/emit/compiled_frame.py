@@ -21,6 +21,7 @@ from typing import cast
 import torch
 
 from smelt.capture.base.bytecode import FUTURE
+from smelt.capture.base.frames import COMPILED_SCOPE
 from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.draws import kept_states, write_draws
@@ -107,6 +108,8 @@ def emit(
     if graph is not None and any(has_handler(fake) for fake, _ in inputs):
         graph = _unhandled(graph)
     scope = {**writer.scope, "graph": graph, "rerun": again, **RANDOM_STATE}
+    if ending.places:
+        scope.update(ending.places[0].warned())
     made = _compiled(code, slots, body, scope, writer)
     if ending.places:
         ending.places[0].stands_for(made.function)
@@ -195,10 +198,20 @@ def _compiled(
     lines += [f"def {name}({', '.join((*slots, 'inputs'))}):  # {code.co_filename}:{code.co_firstlineno}"]
     lines += [f"    {line}" for line in body]
     source = "\n".join(lines) + "\n"
-    scope = {"__builtins__": __builtins__, "__name__": "smelt.compiled", **NAMES, **scope}
+    scope = {
+        "__builtins__": __builtins__,
+        "__name__": "smelt.compiled",
+        COMPILED_SCOPE: True,
+        **NAMES,
+        **scope,
+    }
     function = compiled_source(source, name, code.co_qualname, scope)
     own = function.__code__
     function.__code__ = own.replace(co_flags=own.co_flags | code.co_flags & FUTURE)
-    for inner, place, _ in writer.functions:
-        place.stands_for(cast(FunctionType, function.__globals__[inner]))
+    for inner, place, _ in writer.functions:  # innermost first: each is called by the next
+        made = cast(FunctionType, function.__globals__[inner])
+        if place.scope.get("__name__") != function.__globals__["__name__"]:
+            made = FunctionType(made.__code__, {**function.__globals__, **place.warned()}, inner)
+            function.__globals__[inner] = made
+        place.stands_for(made)
     return CompiledFrame(function, source, tuple(writer.collect))

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from smelt.capture.base.frames import Frame
+from smelt.capture.base.frames import Frame, is_smelts
 from smelt.capture.base.native_functions import POLYFILLS
 from smelt.capture.breaks import chains
 from smelt.capture.breaks.chains import CHAIN_MODULE
@@ -81,7 +81,7 @@ def caller(level: int) -> Place:
     frame: FrameType | None = sys._getframe(1)
     found = _place_of(sys._getframe(1))
     while frame is not None and level > 0:
-        if not str(frame.f_globals.get("__name__", "")).startswith(("smelt.", CHAIN_MODULE)):
+        if not is_smelts(frame.f_globals) and frame.f_globals.get("__name__") != CHAIN_MODULE:
             level -= 1
             found = _place_of(frame)
         frame = frame.f_back

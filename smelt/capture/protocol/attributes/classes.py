@@ -7,7 +7,7 @@ import types
 from typing import cast
 
 from smelt._native import isinstance
-from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.native_functions import runs_natively
 from smelt.capture.base.type_info import (
     ABSENT,
     CACHED_PROPERTY,
@@ -48,7 +48,7 @@ def load_class_attr(vm: VM, cls: type, name: str) -> object:
     vm.outside.facts.use_class(cls)
     vm.outside.facts.use_class(type(cls))
     meta = vm.type_info(type(cls))
-    if meta.getattribute is not None and not is_native_module(meta.getattribute.__globals__.get("__name__")):
+    if meta.getattribute is not None and not runs_natively(meta.getattribute):
         return load_through(vm, cls, name, meta, meta.getattribute)
     return load_plain_class_attr(vm, cls, name, meta)
 
