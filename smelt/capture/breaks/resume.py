@@ -23,6 +23,7 @@ from smelt.capture.base.native_functions import runs_natively
 from smelt.capture.base.values import NULL
 from smelt.capture.breaks.assembler import Exit, Handling, Null, Offset, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
+from smelt.capture.breaks.finalization import ends_with_effect
 from smelt.capture.breaks.liveness import live_slots
 from smelt.capture.breaks.points import Continuation, Point, Polyfill, WaitingFrame
 from smelt.capture.breaks.steps import Step
@@ -60,14 +61,17 @@ def continuation(
     originals: Originals, frame: Frame, at: int, stack: Sequence[object], whole: bool = False
 ) -> Continuation:
     """Where `frame` goes on: at instruction `at` of its own code, with `stack`. `whole`: also with the locals that it does
-    not read any more, which others may look at."""
+    not read any more, which others may look at; of those it always has what something happens to when it is dropped."""
     source, code = originals.of(frame)
     at -= frame.prologue
     assert at >= 0, "a graph break in the prologue of a resume function"
     at = _past_jumps(code, at)
     slots, values = [], []
-    for slot in range(code.nlocals) if whole else sorted(originals.live(source, code)[at]):
+    live = originals.live(source, code)[at]
+    for slot in range(code.nlocals):
         value = frame.locals[frame.places[slot]]
+        if not (whole or slot in live or ends_with_effect(value)):
+            continue
         if value is not NULL and not (code.local_names[slot] == "__class__" and slot in _free(code)):
             slots.append(slot)
             values.append(value)

@@ -9,6 +9,7 @@ from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.frames import SUSPENDED, Coroutine, Frame, Generator
 from smelt.capture.base.values import NULL, FunctionType
+from smelt.capture.breaks.finalization import check_dropped
 from smelt.capture.interpreter.opcodes.containers import NO_MAPPING, class_name, is_iterable, mapping_of
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
@@ -85,14 +86,23 @@ def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("RETURN_VALUE")
 def _return_value(vm: VM, frame: Frame, arg: int) -> bool:
+    _check_variables(vm, frame, frame.stack[-1])
     frame.result = frame.stack.pop()
     return True
 
 
 @opcode("RETURN_CONST")
 def _return_const(vm: VM, frame: Frame, arg: int) -> bool:
+    _check_variables(vm, frame, arg)
     frame.result = arg
     return True
+
+
+def _check_variables(vm: VM, frame: Frame, result: object) -> None:
+    """The frame ends, and drops what its variables hold."""
+    if frame.code.original is not None and frame.parent is not None:
+        for value in frame.locals:
+            check_dropped(vm, frame, value, result)
 
 
 @opcode("RETURN_GENERATOR")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL, CellType
+from smelt.capture.breaks.finalization import check_dropped
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import cells
@@ -16,6 +17,8 @@ def _nop(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("POP_TOP")
 def _pop_top(vm: VM, frame: Frame, arg: int) -> None:
+    if frame.code.original is not None:
+        check_dropped(vm, frame, frame.stack[-1], frame.locals)
     frame.stack.pop()
 
 
@@ -59,6 +62,8 @@ def _load_fast_and_clear(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("STORE_FAST")
 def _store_fast(vm: VM, frame: Frame, arg: int) -> None:
+    if frame.code.original is not None:
+        check_dropped(vm, frame, frame.locals[arg], frame.stack)
     frame.locals[arg] = frame.stack.pop()
 
 
@@ -66,6 +71,7 @@ def _store_fast(vm: VM, frame: Frame, arg: int) -> None:
 def _delete_fast(vm: VM, frame: Frame, arg: int) -> None:
     _load_fast(vm, frame, arg)
     frame.stack.pop()
+    check_dropped(vm, frame, frame.locals[arg])
     frame.locals[arg] = NULL
 
 

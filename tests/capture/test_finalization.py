@@ -1,0 +1,159 @@
+"""Files, temporary directories, objects with finalizers, coroutines: they end when eager drops them, also around a break."""
+
+import os
+import tempfile
+import warnings
+import weakref
+
+import pytest
+import torch
+
+import smelt
+from smelt.report.inspect import reasons
+
+
+class Thing:
+    pass
+
+
+class Finalized:
+    def __init__(self, log):
+        self.finalizer = weakref.finalize(self, log.append, "dropped")
+
+
+def a_directory_whose_variable_is_not_read_again(x, log):
+    directory = tempfile.TemporaryDirectory()
+    name = directory.name
+    os.getpid()
+    return x + 1, os.path.isdir(name)
+
+
+def a_file_whose_variable_is_not_read_again(x, log):
+    file = tempfile.NamedTemporaryFile()  # noqa: SIM115
+    name = file.name
+    os.getpid()
+    return x + 1, os.path.exists(name)
+
+
+def a_directory_in_a_list(x, log):
+    held = [tempfile.TemporaryDirectory()]
+    name = held[0].name
+    os.getpid()
+    return x + 1, os.path.isdir(name)
+
+
+def a_directory_that_is_deleted(x, log):
+    directory = tempfile.TemporaryDirectory()
+    name = directory.name
+    del directory
+    return x + 1, os.path.exists(name)
+
+
+def a_directory_in_place_of_another(x, log):
+    directory = tempfile.TemporaryDirectory()
+    first = directory.name
+    directory = tempfile.TemporaryDirectory()
+    return x + 1, os.path.exists(first), os.path.exists(directory.name)
+
+
+def name_of_a_directory(x):
+    directory = tempfile.TemporaryDirectory()
+    os.getpid()
+    return directory.name
+
+
+def a_directory_of_a_function_that_returns(x, log):
+    name = name_of_a_directory(x)
+    return x + 1, os.path.exists(name)
+
+
+def an_object_with_a_finalizer(x, log):
+    thing = Finalized(log)
+    os.getpid()
+    before = list(log)
+    thing = None  # noqa: F841
+    return x + 1, before, list(log)
+
+
+def made(log):
+    thing = Thing()
+    os.getpid()
+    thing.log = log
+    return thing
+
+
+def an_object_with_a_weak_reference_that_calls_back(x, log):
+    thing = made(log)
+    reference = weakref.ref(thing, lambda _: log.append("dropped"))
+    del thing
+    return x + 1, reference() is None, list(log)
+
+
+async def nothing():
+    pass
+
+
+def a_coroutine_that_is_not_awaited(x, log):
+    waiting = nothing()  # noqa: F841
+    os.getpid()
+    log.append("end")
+    return x + 1, list(log)
+
+
+def a_coroutine_of_which_a_frame_is_taken(x, log):
+    frame = nothing().cr_frame
+    log.append("taken")
+    return x + 1, frame is None
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize(
+    "fn",
+    [
+        a_directory_whose_variable_is_not_read_again,
+        a_file_whose_variable_is_not_read_again,
+        a_directory_in_a_list,
+        a_directory_that_is_deleted,
+        a_directory_in_place_of_another,
+        a_directory_of_a_function_that_returns,
+        an_object_with_a_finalizer,
+        an_object_with_a_weak_reference_that_calls_back,
+        a_coroutine_that_is_not_awaited,
+        a_coroutine_of_which_a_frame_is_taken,
+    ],
+)
+def test_what_is_dropped_ends_as_in_eager(fn, monkeypatch):
+    log = []
+    monkeypatch.setattr(
+        warnings, "showwarning", lambda message, *rest: log.append(str(message).partition("<")[0])
+    )
+
+    def call(run):
+        log.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            _, *found = run(torch.ones(2), log)
+        return found, list(log)
+
+    compiled = smelt.compile(fn, backend="eager")
+    expected = call(fn)
+    for _ in range(3):
+        assert call(compiled) == expected
+
+
+def test_an_object_without_a_finalizer_is_not_kept():
+    """A variable that is not read again holds no memory behind a break."""
+
+    def fn(x):
+        large = x + 1
+        thing = Thing()  # noqa: F841
+        y = large.sum()
+        os.getpid()
+        return y * 2
+
+    compiled = smelt.compile(fn, backend="eager")
+    compiled(torch.ones(2))
+    (after,) = (e for e in smelt.report.inspect.source(compiled).split("def ") if "getpid()" in e)
+    assert "tail(resume_in_fn_at" in after
+    assert "thing" not in after and after.count("t0") <= 3
+    assert [r.kind.id for r in reasons(compiled)] == ["input-output"]
