@@ -224,7 +224,13 @@ class _RLock(Protocol):
 
 _Tangents = tuple[torch.Tensor | None, ...]
 _DoubleBackward = Callable[
-    [tuple[torch.Tensor, ...], _Tangents, _Tangents, tuple[bool, ...], torch.Tensor | None],
+    [
+        tuple[torch.Tensor, ...],
+        _Tangents,
+        _Tangents,
+        tuple[Callable[[], bool] | None, ...],
+        torch.Tensor | None,
+    ],
     Sequence[torch.Tensor | None],
 ]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,8 +112,8 @@ def _arguments(node: Node) -> Iterator[Node]:
 @dataclass(frozen=True)
 class DoubleBackward:
     """From the graph's inputs, its outputs that others are computed from (None where gone), the tangents (None where
-    undefined), whether hooks see what flows into the output of each, and the state of torch's generator (None unless it
-    `draws`) to the gradients, with a history.
+    undefined), what says whether anybody sees what flows into the output of each (None with them), and the state of torch's
+    generator (None unless it `draws`) to the gradients, with a history.
 
     `rewritten`: inputs that the graph writes; of those in `copied` it is given copies from before, of the others the values
     do not matter.
@@ -134,7 +134,7 @@ class DoubleBackward:
         primals: Tensors,
         cuts: Defined,
         tangents: Defined,
-        watched: tuple[bool, ...],
+        watched: tuple[Callable[[], bool] | None, ...],
         state: torch.Tensor | None,
     ) -> Gradients:
         gates = _Gates(cuts)
@@ -154,8 +154,8 @@ class DoubleBackward:
                 results = self._forward(gates, *seen)  # type: ignore[arg-type]
             for result, is_watched in zip(results, watched):
                 # torch crashes at a hook on a view of what was written, unless the view has taken its history anew
-                if is_watched and result.grad_fn is not None:
-                    result.register_hook(gates.refuse_second)
+                if is_watched is not None and result.grad_fn is not None:
+                    result.register_hook(functools.partial(gates.refuse_second, is_watched))
             defined = [(result, t) for result, t in zip(results, tangents) if t is not None]
             gradients = torch.autograd.grad(
                 [result for result, _ in defined],
@@ -194,12 +194,12 @@ class _Gates:
         self.opened: dict[int, torch.Tensor] = {}
         self.are_open = False
 
-    def refuse_second(self, gradient: torch.Tensor) -> None:
-        """A hook on a result of the run. Raises where a second derivative flows into it: it stands for one with hooks."""
-        if self.are_open:
+    def refuse_second(self, is_watched: Callable[[], bool], gradient: torch.Tensor) -> None:
+        """A hook on a result of the run. Raises where a second derivative flows into it that somebody would see."""
+        if self.are_open and is_watched():
             raise RuntimeError(
-                "smelt: a second derivative flows into a result with hooks of a compiled function, which would not see it;"
-                " use smelt.disable on it, or backend='eager'"
+                "smelt: a second derivative flows into a result of a compiled function that has hooks or whose gradient is"
+                " asked for; use smelt.disable on it, or backend='eager'"
             )
 
 

@@ -348,8 +348,19 @@ def test_a_second_derivative_into_a_result_with_hooks():
     y = f(x)
     y.register_hook(lambda g: g * 2)
     (a,) = grad(y.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="flows into a result with hooks"):
+    with pytest.raises(RuntimeError, match="flows into a result of a compiled function"):
         a.sum().backward()
+
+
+def test_a_second_derivative_by_a_result_that_eager_saves():
+    """Eager's formula reads the saved result, which is given a gradient of its own; compiled, all of it is the input's."""
+    f, x = smelt.compile(torch.sigmoid), leaf(3)
+    y = f(x)
+    (a,) = grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="flows into a result of a compiled function"):
+        grad(a.sum(), [x, y], retain_graph=True, allow_unused=True)
+    (b,) = grad(a.sum(), x)
+    torch.testing.assert_close(b, (y * (1 - y) * (1 - 2 * y)).detach())
 
 
 @both()

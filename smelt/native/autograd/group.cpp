@@ -140,6 +140,15 @@ bool has_hooks(const Node& node) {
            !n.post_hooks().empty();
 }
 
+// Whether hooks see what flows into a node in the engine's call that is running, or that call gives it to its caller.
+bool is_seen(const Node& node) {
+    if (has_hooks(node)) return true;
+    if (current_task() < 0) return false;
+    const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+    const auto found = exec_info->find(const_cast<Node*>(&node));
+    return found != exec_info->end() && found->second.captures_;
+}
+
 bool intersect(const Mask& a, const Mask& b) {
     for (size_t k = 0; k < a.size(); ++k)
         if (a[k] && b[k]) return true;
@@ -373,9 +382,8 @@ void Group::free_read(const Mask& mask, const Mask& awaited) {
     }
 }
 
-bool Group::is_watched(size_t tangent) const {
-    const Node* node = group_.is_single() ? ends_[0] : outputs_[tangent];
-    return node && has_hooks(*node);
+const Node* Group::history_of(size_t tangent) const {
+    return group_.is_single() ? ends_[0] : outputs_[tangent];
 }
 
 bool Group::is_unobserved() const {
@@ -386,14 +394,11 @@ bool Group::is_unobserved() const {
 
 bool Group::is_observed(size_t through) const {
     if (current_task() < 0) return true;
-    const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
     for (size_t e = 0; e < ends_.size(); ++e) {
         for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i) {
             const auto cut = ends_[e]->next_edge(i).function;
-            if (group_.ends[e].edges[i] != spec_->gradients.size() + through || !cut) continue;
-            if (has_hooks(*cut)) return true;
-            const auto found = exec_info->find(cut.get());
-            if (found != exec_info->end() && found->second.captures_) return true;
+            if (group_.ends[e].edges[i] == spec_->gradients.size() + through && cut && is_seen(*cut))
+                return true;
         }
     }
     return false;
@@ -431,8 +436,19 @@ variable_list Group::run_double_backward(const variable_list& primals, const var
         return rerun_.primals[i].is_number ? number_object(primals[i]) : THPVariable_Wrap(primals[i]);
     });
     const THPObjectPtr outputs = tensors(through), given = tensors(tangents);
-    const THPObjectPtr watched =
-        pack(tangents, [&](size_t k) { return PyBool_FromLong(tangents[k].defined() && is_watched(k)); });
+    // What the gradients' own derivatives send to an output arrives at that of the run: who would see it is asked then.
+    const c10::weak_intrusive_ptr<Group> self(
+        c10::intrusive_ptr<Group>::reclaim_copy(const_cast<Group*>(this)));
+    const THPObjectPtr watched = pack(tangents, [&](size_t k) {
+        const Node* output = history_of(k);
+        const bool had_hooks = output && has_hooks(*output);
+        const pybind11::cpp_function is_watched([self, had_hooks, k] {
+            const auto group = self.lock();
+            const Node* now = group ? group->history_of(k) : nullptr;
+            return had_hooks || (now && is_seen(*now));
+        });
+        return tangents[k].defined() ? is_watched.inc_ref().ptr() : Py_NewRef(Py_None);
+    });
     const at::Tensor random_state = rerun_.random_state ? rerun_.random_state->tensor() : at::Tensor();
     const THPObjectPtr state(checked(THPVariable_Wrap(random_state)));
     THPObjectPtr result(

@@ -152,8 +152,8 @@ class Group : public c10::intrusive_ptr_target {
     bool is_unobserved() const;
     bool is_observed(size_t through) const;  // whether anybody does so for one of them
 
-    // Whether hooks see what flows into an output of this group.
-    bool is_watched(size_t tangent) const;
+    // The node that is the history of an output of this group; null where it is gone.
+    const Node* history_of(size_t tangent) const;
 
     // Whether all primals still exist, and they and the outputs in `through` are as they were. Of these, some may be
     // gone if nobody looks at what flows into them.
