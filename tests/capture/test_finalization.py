@@ -1,6 +1,8 @@
 """Files, temporary directories, objects with finalizers, coroutines: they end when eager drops them, also around a break."""
 
+import contextlib
 import os
+import sys
 import tempfile
 import warnings
 import weakref
@@ -54,6 +56,36 @@ def a_directory_in_place_of_another(x, log):
     first = directory.name
     directory = tempfile.TemporaryDirectory()
     return x + 1, os.path.exists(first), os.path.exists(directory.name)
+
+
+@contextlib.contextmanager
+def entered():
+    os.getpid()
+    yield
+
+
+def a_directory_that_is_deleted_inside_of_with(x, log):
+    directory = tempfile.TemporaryDirectory()
+    name = directory.name
+    with entered():
+        del directory
+        found = os.path.exists(name)
+    return x + 1, found
+
+
+@contextlib.contextmanager
+def knowing_its_caller():
+    frame = sys._getframe(2)
+    yield frame.f_code.co_name
+
+
+def a_directory_that_is_deleted_while_a_generator_has_the_frame(x, log):
+    directory = tempfile.TemporaryDirectory()
+    name = directory.name
+    with knowing_its_caller() as caller:
+        del directory
+        found = os.path.exists(name)
+    return x + 1, found, caller
 
 
 def name_of_a_directory(x):
@@ -115,6 +147,8 @@ def a_coroutine_of_which_a_frame_is_taken(x, log):
         a_directory_in_a_list,
         a_directory_that_is_deleted,
         a_directory_in_place_of_another,
+        a_directory_that_is_deleted_inside_of_with,
+        a_directory_that_is_deleted_while_a_generator_has_the_frame,
         a_directory_of_a_function_that_returns,
         an_object_with_a_finalizer,
         an_object_with_a_weak_reference_that_calls_back,

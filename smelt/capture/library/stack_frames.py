@@ -11,7 +11,7 @@ import inspect
 import sys
 from typing import NoReturn
 
-from smelt.capture.base.bytecode import Code
+from smelt.capture.base.bytecode import SUSPENDABLE, Code
 from smelt.capture.base.handlers import Args, Kwargs, builtin, function, unsupported
 from smelt.capture.machine.vm import VM
 
@@ -55,7 +55,9 @@ def _is_kept(code: Code, at: int, variables: set[int], is_own: bool) -> bool:
         if attribute == "f_back":
             return _is_kept(code, at + 1, variables, is_own=False)
         return attribute == "f_locals" and not is_own
-    if name == "STORE_FAST":
+    if (
+        name == "STORE_FAST" and not code.flags & SUSPENDABLE
+    ):  # a generator keeps its variables between its steps
         if argument in variables:
             return False
         variables.add(argument)

@@ -76,6 +76,9 @@ class VM(ABC):
     def release(self) -> None:
         """Lets go of the user's objects: in the cycles of a capture they would live until the next collection."""
         self.trace.forget_inputs()
+        for generator in filter(None, (reference() for reference in self.frames.generators)):
+            if generator.frame is not None:
+                generator.frame.parent = None  # whose stack may lead back to the generator
         vars(self.outside).clear()
         vars(self).clear()
         self.released = True
