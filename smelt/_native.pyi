@@ -107,6 +107,9 @@ def skip(target: FunctionType | CodeType) -> None:
 def set_thread_recursion_limit(limit: int) -> int:
     """How deep this thread alone may call; gives what was so before."""
 
+def call_within(levels: int, function: Callable[..., _Result], *args: object) -> _Result:
+    """The call, which may not go deeper than so many levels. From 3.12 on code of C has a limit of its own."""
+
 def postpone_collections(on: bool) -> bool:
     """Whether the garbage collector waits until it is called for; gives what was so before."""
 

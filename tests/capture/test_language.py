@@ -16,8 +16,9 @@ import inspect
 import itertools
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -841,3 +842,21 @@ def test_a_generator_is_closed_where_it_is_dropped_while_the_caller_handles_an_e
     compiled = smelt.compile(fn, backend="eager")
     for _ in range(3):
         assert during(compiled) == during(fn)
+
+
+def test_classes_in_tuples_that_are_nested_too_deep() -> None:
+    def fn(check: Any, given: object, depth: int, first: tuple[type, ...]) -> Any:
+        classes: Any = (int,)
+        for _ in range(depth):
+            classes = (classes,)
+        try:
+            return check(given, (first, classes))
+        except RecursionError as e:
+            return str(e)
+
+    limit = sys.getrecursionlimit()
+    for depth in (3, limit // 2, limit + 100):
+        for first in ((), (str,), (float,)):
+            for check, given in ((isinstance, ""), (issubclass, str)):
+                arguments = (check, given, depth, first)
+                assert smelt.compile(fn)(*arguments) == fn(*arguments)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.frames import Frame
+from smelt.capture.base.frames import Frame, is_smelts
 from smelt.capture.base.values import MISSING, NULL, FunctionType
 from smelt.capture.breaks import graph_break
 from smelt.capture.breaks.chains import is_chain
@@ -247,10 +247,10 @@ def _run_to_end(vm: VM, frame: Frame) -> Return | None:
 
 
 def _stack_depth() -> int:
-    """How many frames there are below the captured one."""
-    depth, frame = 0, sys._getframe()
-    while frame.f_back is not None:
-        depth, frame = depth + 1, frame.f_back
+    """How many frames there are below the captured one, without those of smelt."""
+    depth, frame = 0, sys._getframe().f_back
+    while frame is not None:
+        depth, frame = depth + (not is_smelts(frame.f_globals)), frame.f_back
     return depth
 
 

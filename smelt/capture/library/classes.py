@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.base.handlers import BUILTINS, Args, Kwargs, builtin, function, hands_on, unsupported
@@ -64,10 +65,27 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
     """`check(obj, classes)`, natively where no Python code runs: metaclasses, `__subclasshook__` and a property `__class__`
     may be Python code."""
     plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
-    if plain and (kind in LEAF_TYPES or _shows_its_class(vm, kind)):
-        return check(obj, classes)
+    nested = type(classes) is tuple and any(type(c) is tuple for c in classes)
+    if (plain or nested) and (kind in LEAF_TYPES or _shows_its_class(vm, kind)):
+        levels = max(vm.frames.depth_limit - vm.frames.depth, 0)
+        if plain or _is_nested(classes, levels - _NEAR):
+            return _native.call_within(levels, check, obj, classes) if nested else check(obj, classes)
     library_reads.use_registrations(vm, obj, classes)
     return callbacks.in_window(vm, check, (obj, classes))
+
+
+_NEAR = 10  # levels from the limit on recursion: there the check has those that it has in eager
+
+
+def _is_nested(classes: object, levels: int) -> bool:
+    """Whether `classes` is a tuple in a tuple in a tuple ... so many times, of classes that have no say in a check."""
+    pending = [classes]
+    for _ in range(max(levels, 1)):
+        parts = [part for found in pending if type(found) is tuple for part in found]
+        if not parts or any(type(part) is not tuple and type(part) is not type for part in parts):
+            return False
+        pending = parts
+    return True
 
 
 def _shows_its_class(vm: VM, kind: type) -> bool:

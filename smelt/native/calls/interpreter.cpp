@@ -19,6 +19,26 @@ PyObject* py_set_thread_recursion_limit(PyObject*, PyObject* arg) {
     return PyLong_FromLong(before);
 }
 
+PyObject* py_call_within(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    long levels = count > 1 ? PyLong_AsLong(args[0]) : -1;
+    if (levels < 0) {
+        PyErr_Clear();
+        return PyErr_Format(PyExc_ValueError,
+                            "call_within(levels, function, ...): expected a number of levels");
+    }
+#if SMELT_PY312
+    return PyObject_Vectorcall(args[1], args + 2, count - 2,
+                               nullptr);  // C code has a limit of its own, which stays
+#else
+    int& remaining = PyThreadState_Get()->recursion_remaining;
+    int spare = remaining > levels ? remaining - static_cast<int>(levels) : 0;
+    remaining -= spare;
+    PyObject* result = PyObject_Vectorcall(args[1], args + 2, count - 2, nullptr);
+    remaining += spare;
+    return result;
+#endif
+}
+
 // Collections are due when the count of new objects passes a threshold; a count far below zero takes its time.
 constexpr int kPostponed = INT_MIN / 2;
 
@@ -63,6 +83,8 @@ PyMethodDef functions[] = {
      R"(raise_at(error, offset): raises the exception as it is, as if the caller stood at this offset of its code.)"},
     {"set_thread_recursion_limit", py_set_thread_recursion_limit, METH_O,
      "set_thread_recursion_limit(limit): how deep this thread alone may call; gives what was so before."},
+    {"call_within", reinterpret_cast<PyCFunction>(py_call_within), METH_FASTCALL,
+     "call_within(levels, function, *args): the call, which may not go deeper than so many levels."},
     {"postpone_collections", py_postpone_collections, METH_O,
      R"(postpone_collections(on): whether the collector waits, until it is called for; gives what was so before.)"},
     {}};
