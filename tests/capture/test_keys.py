@@ -79,6 +79,8 @@ ON_MAPPINGS = {
     "count": lambda d, key: collections.Counter([key, *d, key]),
     "cleared": lambda d, key: d.clear(),
 }
+# A store in an outside dictionary is replayed, and asks the key again (docs/cpython.md).
+STORING = ("store", "add", "setdefault", "update", "update by a dictionary")
 ON_SETS = {
     "add": lambda s, key: s.add(key),
     "contains": lambda s, key: key in s,
@@ -141,11 +143,17 @@ def of_set(key):
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-@pytest.mark.parametrize("check", [check_inside, check_outside])
 @pytest.mark.parametrize("act", ON_MAPPINGS)
 @pytest.mark.parametrize("kind", MAPPINGS)
-def test_mappings(kind, act, check, name):
-    check(of_mapping(kind), ON_MAPPINGS[act], name)
+def test_mappings_made_inside(kind, act, name):
+    check_inside(of_mapping(kind), ON_MAPPINGS[act], name)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("act", [a for a in ON_MAPPINGS if a not in STORING])
+@pytest.mark.parametrize("kind", MAPPINGS)
+def test_mappings_from_outside(kind, act, name):
+    check_outside(of_mapping(kind), ON_MAPPINGS[act], name)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])

@@ -9,28 +9,19 @@ from smelt.capture.base.values import (
     MISSING,
     CellType,
     instance_dict,
-    is_hashed_by_code,
     is_identity,
     is_lookup_key,
 )
 from smelt.capture.outside.outside import Outside
 from smelt.errors import Unsupported
 from smelt.guards.origin import OriginKind
-from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
 def check_changeable(outside: Outside, obj: object) -> None:
     """Raises Unsupported for an object that must stay as it is: a namespace that `globals()` has given out."""
     if id(obj) in outside.changed.fixed:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
-
-
-def check_key(outside: Outside, container: object, key: object) -> None:
-    """Raises Unsupported for a key of an outside container that has a hash in Python: a replayed change would ask for it
-    again."""
-    if id(container) in outside.origins and is_hashed_by_code(key):
-        detail = f"a {type(key).__qualname__} as a key of an outside {type(container).__qualname__}"
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
 
 
 def touch(outside: Outside, obj: object) -> None:

@@ -148,7 +148,6 @@ def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: ob
         key = plain_parts(key)
     vm.outside.facts.use_nan(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
-        changes.check_key(vm.outside, container, key)
         try:
             return in_window(vm, fn, (obj, key, *rest))
         finally:

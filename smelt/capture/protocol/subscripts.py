@@ -187,7 +187,6 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             value = elements(vm, value)
         if id(obj) in vm.outside.origins and not isinstance(obj, dict):
             contents.open(vm.outside, obj)  # replayed as a whole
-        changes.check_key(vm.outside, obj, key)
         changes.touch(vm.outside, obj)
         if isinstance(obj, dict):
             _guard_order(vm, obj, key)
