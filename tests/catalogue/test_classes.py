@@ -2259,3 +2259,40 @@ def weak_method_of_an_object_made_inside():
         return y, method() is None
 
     return fn, [(tensor(3),)] * 3
+
+
+class AskedForItsLength:
+    def __init__(self, length):
+        self.length, self.asked = length, 0
+
+    def __len__(self):
+        self.asked += 1
+        if self.length is None:
+            raise NotImplementedError("no length")
+        return self.length
+
+    def __iter__(self):
+        return iter((1, 2))
+
+
+@program(graphs=1)
+def length_is_asked_where_a_list_or_a_tuple_is_made():
+    def fn(x):
+        seen = []
+        for make in (
+            list,
+            tuple,
+            torch.Size,
+            [0].extend,
+            [0].__iadd__,
+            lambda rows: (lambda *args: args)(*rows),
+        ):
+            for length in (2, 100, None):
+                rows = AskedForItsLength(length)
+                try:
+                    seen.append((make(rows), rows.asked))
+                except NotImplementedError as error:
+                    seen.append((str(error), rows.asked))
+        return x + 1, seen
+
+    return fn, [(tensor(3),)] * 3

@@ -21,7 +21,7 @@ from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import polyfills, sets
 from smelt.capture.protocol.container_constructors import mapping_or_pairs
 from smelt.capture.protocol.iteration import compares_contents, comparing, sorted_places
-from smelt.capture.protocol.lengths import container_len
+from smelt.capture.protocol.lengths import ask_length, container_len
 from smelt.reasons import UNSUPPORTED_OBJECT
 
 # Methods of containers that do not look into the elements.
@@ -53,7 +53,9 @@ def call_container_method(
     if name == "update" and isinstance(owner, dict):
         args = [mapping_or_pairs(vm, a) for a in args]
     elif name in ("extend", "union", "intersection", "difference", "fromkeys", "extendleft"):
-        args = [sets.operand(vm, a) for a in args]
+        given, args = args, [sets.operand(vm, a) for a in args]
+        if name == "extend" and isinstance(owner, list) and len(given) == 1:
+            ask_length(vm, given[0])
     run = _directly if name in _BLIND_METHODS else vm.native
     look = contents.walk if name in _VIEWS else contents.open
     seen = look(outside, owner) if id(owner) in outside.origins else owner

@@ -141,13 +141,12 @@ def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False
     asked first, as `list` does."""
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
-    kind = type(obj)
     if type(obj) is tuple:
         return obj
     if type(obj) is list and id(obj) not in vm.outside.origins:
         return list(obj)
     values = iterable(vm, obj, at_once=limit is None)
-    if hinted and (may_define_operators(kind) or kind is FakeTensor):
+    if hinted:
         ask_length(vm, obj)
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):
         values = itertools.islice(values, limit)
@@ -332,7 +331,9 @@ def from_iterable(make: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args:
             return make(**kwargs)
-        return vm.native(make, (vm.elements(args[0], hinted=make in (list, tuple)), *args[1:]), kwargs)
+        return vm.native(
+            make, (vm.elements(args[0], hinted=make in (list, tuple, torch.Size)), *args[1:]), kwargs
+        )
 
     return handler
 

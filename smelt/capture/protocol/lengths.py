@@ -17,6 +17,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import attributes, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.attributes.lookup import may_define_operators
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
 
@@ -63,6 +64,8 @@ def ask_length(vm: VM, obj: object) -> None:
     if type(obj) is FakeTensor:
         if is_handled((obj,)):
             vm.native(torch.Tensor.__len__, (obj,))
+        return
+    if not may_define_operators(type(obj)):
         return
     for name in ("__len__", "__length_hint__"):
         found = python_method(vm, obj, name)

@@ -121,7 +121,7 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
     if isinstance(left, set) and isinstance(right, (set, frozenset)):
         return sets.change(vm, left, f"__{fn.__name__}__", [right])
     if isinstance(left, list) and fn is operator.iadd:
-        right = elements(vm, right)
+        right = elements(vm, right, hinted=True)
     else:
         right = contents.view(vm.outside, right, deep=False)
     if id(left) in vm.outside.origins:

@@ -79,7 +79,7 @@ def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
         kind = class_name(vm, positional)
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
     kwargs = dict(mapping_of(vm, stack[-1], NO_MAPPING, fn)) if arg & 1 else {}
-    args = positional if type(positional) is tuple else tuple(vm.elements(positional))
+    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=True))
     vm.frames.wait_in(frame)
     stack[at:] = (call(vm, fn, args, kwargs),)
 
