@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import INLINED, program
+from tests.harness.catalogue import INLINED, Changing, program
 
 
 def calls(*shapes):
@@ -816,3 +816,41 @@ def texts_that_are_returned_are_the_programs_own():
         return x * 2, TEXT
 
     return fn, [(torch.ones(3),)] * 3, lambda: [text is TEXT for text in found]
+
+
+class Limits:
+    count, rate, steps, names = 10**6, 1.5, (1, 2.5), frozenset(["a", "b"])
+
+
+@program(graphs=2, later=2, breaks=["graph-break-requested"])
+def constants_behind_a_break_are_the_same_objects():
+    limits = Limits()
+    vars(limits).update(count=10**6 + 1, rate=2.5, steps=(1, 3.5), names=frozenset([1, 2]))
+
+    def fn(x):
+        count, rate, steps, names = limits.count, limits.rate, limits.steps, limits.names
+        of_class, far = Limits.steps, 1000
+        x = x + 1
+        smelt.graph_break()
+        kept = (count is limits.count, rate is limits.rate, steps is limits.steps, names is limits.names)
+        return x * 2, kept, of_class is Limits.steps, far is 1000  # noqa: F632
+
+    def replace():
+        limits.count, limits.steps = int(str(limits.count)), tuple([1, 3.5])
+
+    return fn, Changing([(torch.ones(3),)] * 4, {1: replace, 2: replace})
+
+
+@program(graphs=1)
+def constants_that_are_returned_and_stored_are_the_same_objects():
+    limits = Limits()
+
+    def fn(x):
+        vars(limits)["copy"] = limits.steps
+        return x * 2, [limits.copy is limits.steps, limits.count, limits.names]
+
+    def seen(x):
+        y, (stays, count, names) = fn(x)
+        return y, stays, count is limits.count, names is limits.names
+
+    return seen, calls(*THREE)

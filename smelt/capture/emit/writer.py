@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from smelt._native import isinstance
+from smelt.capture.base.values import is_shared
 from smelt.capture.breaks.points import Point
 from smelt.capture.breaks.positions import Place
 from smelt.capture.breaks.resume import Resumes
@@ -202,11 +203,14 @@ class Writer:
     def _constant(self, x: object) -> str:
         kind = type(x)
         if kind in LITERALS or (type(x) is float and math.isfinite(x)):
-            # A literal gives one object: not this one, if an equal one is written so, or if no literal gives this text.
+            # A literal gives one object: not this one, if an equal one is written so, or if no literal gives this one.
             if self._literals.setdefault((kind, x), x) is x and _is_literal(x):
                 return repr(x)
+            origin = self.found.origin_of(x)
+            if origin is not None and origin.kind != "const":
+                return self.outside(x, origin)
             self._keep.append(x)
-            return self.constant(x, x[:_SHORT] if isinstance(x, str) else kind.__name__)
+            return self.constant(x, _constant_name(x))
         if (
             kind in CONSTANTS
             and repr(x).startswith("torch.")
@@ -246,12 +250,19 @@ class Writer:
 
 
 def _is_literal(x: object) -> bool:
-    """Whether the literal of a constant may stand for it. Of a text, if it gives this very object: the interpreter keeps one
-    object for each text that reads like a name, where it was not made by an operation."""
+    """Whether the literal of a constant gives this very object. The interpreter keeps one object for each text that reads
+    like a name, where it was not made by an operation."""
     if not isinstance(x, str):
-        return True
+        return is_shared(x)
     like_a_name = x.isascii() and x.replace("_", "a").isalnum()
     return len(x) < 2 or (like_a_name and eval(repr(x)) is x)
+
+
+def _constant_name(x: object) -> str:
+    """What a constant that is no literal is called: as it reads."""
+    if isinstance(x, (int, float)):
+        return f"{type(x).__name__}_{x}".replace("-", "minus_")
+    return x[:_SHORT] if isinstance(x, str) else type(x).__name__
 
 
 def _short_name(origin: Origin) -> str:

@@ -26,6 +26,7 @@ from smelt.capture.base.values import (
     is_constant,
     is_identity,
     is_plain_key,
+    is_shared,
 )
 from smelt.capture.outside.outside import Outside
 from smelt.capture.rebuilding.constants import is_bound
@@ -48,6 +49,9 @@ _VALUES = frozenset(
 )  # fmt: skip
 
 
+_MADE_EVERYWHERE = (int, float, slice, torch.Size)  # equal ones, and `is` tells them apart
+
+
 def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False) -> Any:
     """What was read at `origin`, as a value of the VM, guarded. `decided`: another guard (a class's version) already
     says which object is there, so only what can change about it is guarded."""
@@ -58,10 +62,8 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         if outside.numbers.dynamic and (kind is int or kind is float):
             return outside.numbers.read(value, origin)
         outside.facts.guard("eq", origin, value)
-        if kind is torch.Size:
-            outside.origins.register(
-                value, origin
-            )  # equal ones are made everywhere, and `is` tells them apart
+        if kind in _MADE_EVERYWHERE and not is_shared(value):
+            outside.origins.register(value, origin)
         return value
     if kind is FakeTensor or kind in NUMBERS:
         return value
@@ -83,9 +85,7 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
     if isinstance(value, tuple):
         return _wrap_tuple(outside, value, origin, decided)
     if kind is frozenset and is_constant(value):
-        if not decided:
-            outside.facts.guard("eq", origin, value)
-        return value
+        return _wrap_constants(outside, value, origin, decided)
     if isinstance(value, frozenset):
         if id(value) not in outside.origins:
             guard_elements(outside, origin, list(frozenset.__iter__(value)))
@@ -246,12 +246,21 @@ def _holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
     return any(p[: len(path)] == path for p in outside.numbers.dynamic)
 
 
+def _wrap_constants(
+    outside: Outside, value: tuple[object, ...] | frozenset[object], origin: Origin, decided: bool
+) -> object:
+    """A tuple or frozenset of constants: equal ones are made everywhere, and `is` tells them apart."""
+    if not decided:
+        outside.facts.guard("eq", origin, value)
+    if value:
+        outside.origins.register(value, origin)
+    return value
+
+
 def _wrap_tuple(outside: Outside, value: tuple[object, ...], origin: Origin, decided: bool) -> object:
     kind = type(value)
     if kind is tuple and is_constant(value) and not _holds_changing_numbers(outside, origin):
-        if not decided:
-            outside.facts.guard("eq", origin, value)
-        return value
+        return _wrap_constants(outside, value, origin, decided)
     known = outside.seen.tuples.get(id(value))
     if known is not None:
         _alias(outside, origin, outside.origins[id(value)])
