@@ -217,14 +217,16 @@ class _Gate(torch.autograd.Function):
 
 
 def _through_gate(
-    gates: _Gates, tensor: torch.Tensor, index: int, written_later: bool, views: Sequence[Any]
+    gates: _Gates, tensor: torch.Tensor, indices: Sequence[int], written_later: bool, views: Sequence[Any]
 ) -> tuple[Any, ...]:
     """What the run goes on with in place of `tensor`, and of those of `views` that look at it."""
-    real = gates.cuts[index]
     again = tensor.detach() if written_later else None
+    passed = tensor
     with torch.enable_grad():
-        passed = _Gate.apply(tensor if real is None else real, gates, again)  # type: ignore[no-untyped-call]
-        gates.opened[index] = passed
+        for index in indices:
+            real = gates.cuts[index]
+            passed = _Gate.apply(passed if real is None else real, gates, again)  # type: ignore[no-untyped-call]
+            gates.opened[index] = passed
         return (passed, *(_seen_in(passed, tensor, view) for view in views))
 
 
@@ -245,6 +247,12 @@ def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlac
     hidden = {copy_of[place.node]: place for place in (*results, *cuts) if place.by_view}
     tensor_of: dict[Node, Node] = {}  # what the nodes in `hidden` look at
     passed: dict[Node, Node] = {}
+    at_place: dict[
+        TorchPlace, list[int]
+    ] = {}  # an input that is written is a cut, and so is what is copied into it
+    for i, place in enumerate(cuts):
+        at_place.setdefault(place, []).append(i)
+    cut = {copy_of[place.node] for place in cuts}
     last_read = {n: at for at, node in enumerate(copy) for n in argument_nodes(node)}
 
     def place_of(place: TorchPlace) -> Node:
@@ -257,19 +265,17 @@ def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlac
         if node in hidden:
             tensor_of[node] = Node("call_function", base_of, (node,), {}, f"{node.name}_base", node.spec)
             nodes.append(tensor_of[node])
-        for i, cut in enumerate(cuts):
-            if copy_of[cut.settled] is not node:
+        for place, indices in at_place.items():
+            if copy_of[place.settled] is not node:
                 continue
-            others = {copy_of[c.node] for c in cuts[i + 1 :]}
-            read = [n for n in copy.nodes[: at + 1] if last_read.get(n, -1) > at or n in others]
-            through = [place_of(cut), *(n for n in read if n is not place_of(cut))]
+            read = [n for n in copy.nodes[: at + 1] if last_read.get(n, -1) > at or n in cut]
+            through = [place_of(place), *(n for n in read if n is not place_of(place))]
             tensor, *views = (passed.get(n, n) for n in through)
-            gate = Node(
-                "call_function", _through_gate, (gates, tensor, i, cut.written_later, views), {}, f"gate_{i}"
-            )
+            args = (gates, tensor, indices, place.written_later, views)
+            gate = Node("call_function", _through_gate, args, {}, f"gate_{indices[0]}")
             nodes.append(gate)
             for k, n in enumerate(through):
-                passed[n] = Node("call_function", operator.getitem, (gate, k), {}, f"gate_{i}_{k}", n.spec)
+                passed[n] = Node("call_function", operator.getitem, (gate, k), {}, f"{gate.name}_{k}", n.spec)
                 nodes.append(passed[n])
     given = tuple(place_of(place) for place in results)
     output = Node("output", "output", (given,), {}, "output", tuple(n.spec for n in given))

@@ -742,3 +742,17 @@ def test_a_result_of_what_is_written_is_gone(compile):
     y = g(x)
     (a, b) = grad(y.sum(), [w, x], create_graph=True)
     return a, b, grad((a * b).sum(), w)
+
+
+@both()
+def test_a_view_from_before_the_write_is_read_beside_the_input(compile):
+    def f(x):
+        v = x.view_as(x)
+        v.tanh_()
+        return v + x, v * 2
+
+    g, w = compile(f), double(3)
+    x = w * 1
+    y, z = g(x)
+    first = grad((y.square() + z).sum(), [w, x], create_graph=True)
+    return first, grad(first[0].square().sum(), w)
