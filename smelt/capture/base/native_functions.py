@@ -114,6 +114,8 @@ def _warns(function: types.FunctionType) -> bool:
     """Whether a function of the standard library writes warnings, which wait until the graph has run."""
     names = function.__code__.co_names
     warns = "warn" in names or "_deprecated" in names
+    if "_caller" in names:  # it looks at the frame that it is called from (`TypedDict`)
+        return False
     return warns and "warnings" in names and not function.__module__.startswith(_WARNING_THEMSELVES)
 
 
