@@ -271,7 +271,7 @@ def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
     if isinstance(module, CompiledModule):
         module = module._smelt.original
     if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("smelt.compile: a ScriptModule is compiled already; pass the module it was made from")
+        raise TypeError("smelt.compile: model is a ScriptModule; compile a function that calls it")
     compiled = object.__new__(_compiled_class(type(module)))
     object.__setattr__(compiled, "__dict__", module.__dict__)
     call = _compiled_function(_module_trampoline(type(module)), settings, traced=_as_module(compiled))

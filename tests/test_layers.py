@@ -93,7 +93,7 @@ NAMED = {
     ("smelt.capture.base.native_functions", "torch.compile"): "a call of it breaks the graph",
     ("smelt.capture.base.native_functions", "torch.jit.script"): "a call of it breaks the graph",
     ("smelt.capture.base.native_functions", "torch.jit.trace"): "a call of it breaks the graph",
-    ("smelt.capture.protocol.calls", "torch.jit.ScriptModule"): "a call of one breaks the graph",
+    ("smelt.capture.protocol.calls", "torch.jit.ScriptModule"): "is told from other modules",
 }
 
 # How many functions of capture mention `Any`, where a user's object is meant. May only become fewer.

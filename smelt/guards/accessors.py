@@ -82,6 +82,13 @@ def _element(base: Any, key: int) -> float:
     return found
 
 
+def _script(base: Any, key: str) -> Any:
+    if type(base) is not torch._C.ScriptModule:
+        raise Missing(key)
+    held: Any = base
+    return held.getattr(key)
+
+
 def _call(base: Any, key: None) -> Any:
     with torch._C.DisableTorchFunction():
         return base()
@@ -100,6 +107,7 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "ahead": item_ahead,
     "part": lambda base, key: PARTS[key](base),
     "element": _element,
+    "script": _script,
     "call": _call,
 }
 FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)

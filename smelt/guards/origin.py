@@ -31,6 +31,7 @@ OriginKind = Literal[
     "ahead",      # the item that the iterator base gives after key others (guards/iterators.py)
     "part",       # of an iterator: key is a row of guards.iterators.PARTS
     "element",    # the number that the tensor base holds at place key, counted along its last dimension first
+    "script",     # an attribute of TorchScript's own object of a module
     "call",       # base() for a registered zero-argument reader (ContextVar.get, ...)
     "drawn",      # a random number that the compiled frame draws; root. `index` counts them; key: readable name
 ]  # fmt: skip
@@ -65,6 +66,7 @@ _SOURCES: dict[str, Callable[[str, Any], str]] = {
     "ahead": lambda base, key: f"item_ahead({base}, {key})",
     "part": lambda base, key: f"{base}.<{key}>",
     "element": lambda base, key: f"{base}.flatten()[{key}].item()",
+    "script": lambda base, key: f"{base}.getattr({key!r})",
     "call": lambda base, key: f"{base}()",
 }
 

@@ -60,11 +60,11 @@ def selective(which):
 
 
 TRACER = "another tracer of torch"
-SCRIPT = ["a function or module of TorchScript"]
+SCRIPT = ["a function or module of TorchScript (aten::Bool reads the value of a tensor)"]
 PROGRAMS = {
     "scripted function": (lambda x: scripted(x * 2, 3) + 1, 2, SCRIPT),
-    "scripted module": (lambda x: SCRIPTED(x * 2) + 1, 2, SCRIPT),
-    "traced module": (lambda x: TRACED(x * 2) + 1, 2, SCRIPT),
+    "scripted module": (lambda x: SCRIPTED(x * 2) + 1, 1, []),
+    "traced module": (lambda x: TRACED(x * 2) + 1, 1, []),
     "exported module": (lambda x: EXPORTED(x * 2) + 1, 1, []),
     "function of torch.compile": (lambda x: compiled_by_torch(x * 2, scale=3) + 1, 1, []),
     "module of torch.compile": (lambda x: COMPILED(x * 2) + 1, 1, []),

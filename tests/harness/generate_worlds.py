@@ -178,7 +178,7 @@ EFFECTS = (
     "LOG[-2:] = [{number}]",
     "DECK.append(DECK.pop(0))",
     "DECK.sort(reverse={number} > 1)",
-    "list(map(LOG.append, range({number})))",
+    "list(map(LOG.append, range({number} % 5)))",
     "functools.reduce(lambda a, b: LOG.append(b) or a, [1, 2, {number}])",
     "LOG.append([*filter(SEEN.__contains__, (1, n, 3))])",
     "STATE.value += 1",

@@ -36,6 +36,7 @@ from smelt.capture.protocol.native_calls import (
 )
 from smelt.capture.protocol.nn_modules import call_module
 from smelt.capture.protocol.python_functions import call_function
+from smelt.capture.protocol.torchscript import call_script, call_script_module, refuse_script_method
 
 _module_call = nn.Module.__call__
 
@@ -94,21 +95,12 @@ def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwa
     return call(vm, attributes.load_attr(vm, obj, bound[0]), bound[1:], {})
 
 
-def refuse_script(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
-    """The call of a function of TorchScript, whose interpreter has values, types and optimizations of its own: made for
-    real, at a break."""
-    raise unsupported(_TORCHSCRIPT)
-
-
-_TORCHSCRIPT = "a function or module of TorchScript"
-
-
 def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     """The call of an instance: of the `__call__` of its class. Raises TypeError where it has none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
     vm.outside.facts.use_class(type(obj))
     if isinstance(obj, torch.jit.ScriptModule):
-        raise unsupported(_TORCHSCRIPT)
+        return call_script_module(vm, obj, args, kwargs)
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.api"):
         return call_module(
             vm, cast(nn.Module, obj), args, kwargs
@@ -152,8 +144,8 @@ CALLERS: dict[type, Callable[..., object]] = {
     type: construct,
     torch._ops.OpOverloadPacket: run_native,
     torch._ops.OpOverload: run_native,
-    torch._C.ScriptFunction: refuse_script,
-    torch._C.ScriptMethod: refuse_script,
+    torch._C.ScriptFunction: call_script,
+    torch._C.ScriptMethod: refuse_script_method,
     operator.attrgetter: call_getter,
     operator.methodcaller: call_methodcaller,
     operator.itemgetter: call_getter,

@@ -30,7 +30,7 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         raise unsupported("a module with backward hooks")
     if _calls_otherwise(vm, module):
         return interpret(vm, cast(FunctionType, nn.Module._wrapped_call_impl), (module, *args), kwargs)
-    if _has_hooks(vm, module):
+    if has_hooks(vm, module):
         return interpret(vm, cast(FunctionType, _CALL_IMPL), (module, *args), kwargs)
     origin = vm.outside.origins.get(id(module))
     if origin is not None:
@@ -68,7 +68,7 @@ def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) ->
     return any(vm.outside.overlay.now(held.get(n)) for n in names) if held else False
 
 
-def _has_hooks(vm: VM, module: nn.Module) -> bool:
+def has_hooks(vm: VM, module: nn.Module) -> bool:
     """Whether `__call__` does more than to call `forward`. That no hook is registered for all modules is guarded here."""
     if _has_any(vm, vm.outside.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
         return True

@@ -271,6 +271,29 @@ struct CallOf : Accessor {
     }
 };
 
+PyTypeObject* script_module_type;  // torch._C.ScriptModule, when it is first asked for
+
+// An attribute of TorchScript's own object of a module, which makes it anew for each reading.
+struct ScriptAttribute : Accessor {
+    PyObject* name;
+    explicit ScriptAttribute(PyObject* name) : name(name) {}
+    PyObject* read(PyObject* base, Pass& pass) override {
+        if (Py_TYPE(base) != script_module_type) return nullptr;
+        return pass.keep(PyObject_CallMethodOneArg(base, names.getattr, name));
+    }
+};
+
+AccessorPtr make_script_attribute(PyObject* key, Held& held) {
+    if (!script_module_type) {
+        PyObject* module = PyImport_ImportModule("torch._C");
+        PyObject* found = module ? PyObject_GetAttrString(module, "ScriptModule") : nullptr;
+        Py_XDECREF(module);
+        script_module_type = reinterpret_cast<PyTypeObject*>(found);
+    }
+    PyObject* name = script_module_type ? hold_name(held, key) : nullptr;
+    return name ? std::make_unique<ScriptAttribute>(name) : nullptr;
+}
+
 AccessorPtr make_argument(PyObject* key, Held&) {
     Py_ssize_t slot = PyLong_AsSsize_t(key);
     if (slot < 0 && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "GuardTree: negative argument slot");
@@ -328,6 +351,7 @@ constexpr AccessorKind kAccessors[] = {
     {"ahead", false, make_indexed<Ahead>},
     {"part", false, make_part},
     {"element", false, make_indexed<Element>},
+    {"script", false, make_script_attribute},
     {"call", false, make_plain<CallOf>},
 };
 

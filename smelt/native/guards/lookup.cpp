@@ -74,7 +74,8 @@ bool init_names() {
                   {&ModuleNames::backward_pre_hooks, "_backward_pre_hooks"},
                   {&ModuleNames::eq, "__eq__"},
                   {&ModuleNames::class_, "__class__"},
-                  {&ModuleNames::instancecheck, "__instancecheck__"}};
+                  {&ModuleNames::instancecheck, "__instancecheck__"},
+                  {&ModuleNames::getattr, "getattr"}};
     for (auto& row : kNames) {
         PyObject* name = PyUnicode_InternFromString(row.text);
         if (!name || PyObject_Hash(name) == -1) return false;
