@@ -133,12 +133,14 @@ _Node = tuple[int, str, object, tuple[_Check, ...], int]
 
 class GuardTree:
     """Decides in one pass over a call's slots whether a compiled entry may answer it. `spec` is
-    (nodes, number of collected objects), as `smelt.guards.tree_layout` makes it.
+    (nodes, number of collected objects, objects that it does not keep alive), as `smelt.guards.tree_layout` makes it.
 
     Raises TypeError and ValueError for a spec that is no tree, and for values that a guard cannot be about.
     """
 
-    def __init__(self, spec: tuple[tuple[_Node, ...], int]) -> None: ...
+    def __init__(
+        self, spec: tuple[tuple[_Node, ...], int] | tuple[tuple[_Node, ...], int, tuple[object, ...]]
+    ) -> None: ...
     def check(self, *slots: object) -> tuple[object, ...] | None:
         """The collected objects if all guards hold, else None."""
 

@@ -129,7 +129,7 @@ class Reader:
 
     def _read(self, origin: Origin) -> Any:
         if origin.base is None:
-            return self.slots[origin.index] if origin.kind == "arg" else origin.value
+            return self.slots[origin.index] if origin.kind == "arg" else origin.known
         try:
             return ACCESSORS[origin.kind](self(origin.base), origin.key)
         except FAILURES as e:

@@ -16,6 +16,7 @@ from smelt.guards.evaluate import first_failing, keys_of, length_of, storage_of,
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin, key_text
 from smelt.guards.printer import format_guard
+from smelt.guards.weakly import GONE
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def explain_guard(guard: Guard, slots: Sequence[object]) -> Failure:
         x = read(guard.origin)
     except Missing:
         return Failure(guard, guard.origin.source, format_guard(guard), "nothing there")
+    if guard.value is GONE:
+        return Failure(guard, guard.origin.source, "an object that is gone", _short(x))
     suffix, expected, found = _DETAILS.get(guard.kind, _other)(x, guard)
     return Failure(guard, guard.origin.source + suffix, expected, found)
 

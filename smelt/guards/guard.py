@@ -9,6 +9,7 @@ import torch
 
 from smelt.graph.ir import Line
 from smelt.guards.origin import Origin
+from smelt.guards.weakly import held, weakly, weakly_if_identity
 
 GuardKind = Literal[
     "type",         # type(x) is value
@@ -58,5 +59,16 @@ class Guard:
 
     kind: GuardKind
     origin: Origin | None
-    value: Any
+    _value: Any
     line: Line | None = None  # the user's line that made it necessary
+
+    def __post_init__(self) -> None:
+        if self.kind in ("id", "type"):
+            object.__setattr__(self, "_value", weakly(self._value))
+        elif self.kind == "contains":
+            object.__setattr__(self, "_value", (weakly_if_identity(self._value[0]), self._value[1]))
+
+    @property
+    def value(self) -> Any:
+        """What must be found. `GONE` where it lives no more, and the fact cannot hold."""
+        return (held(self._value[0]), self._value[1]) if self.kind == "contains" else held(self._value)

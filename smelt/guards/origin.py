@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 
 from smelt._native import isinstance
+from smelt.guards.weakly import Weakly, held, weakly, weakly_if_identity
 
 OriginKind = Literal[
     "arg",        # key: argument name; root. `index` is its slot in the frame's argument slots
-    "const",      # root known by identity (globals dict, module, class, function); held strongly; key: readable name
+    "const",      # root known by identity (globals dict, module, class, function); key: readable name
     "attr",       # base.key found in the instance's __dict__ (guard reads object.__dict__[key], no user code)
     "member",     # base.key through a C slot/getset descriptor or generic getattr without user code
     "param",      # nn.Module: base._parameters[key] / _buffers[key] / _modules[key], whichever holds it
@@ -76,15 +77,35 @@ class Origin:
     """Where one object is found. Interned: a capture makes each root once, and `child` all else; compare with `is`."""
 
     kind: OriginKind
-    key: Any
+    _key: Any
     base: Origin | None = None
     index: int = -1  # kind arg: slot number; kind drawn: which draw
-    value: Any = None  # kind const: the object
+    value: Any = None  # kind const: the object, held weakly if it can be: `known`
     children: dict[tuple[OriginKind, type, object], Origin] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_key", weakly_if_identity(self._key))
+        if self.kind == "const":
+            object.__setattr__(self, "value", weakly(self.value))
+
+    @property
+    def key(self) -> Any:
+        """What the step is made by; `GONE` where it is an object that lives no more."""
+        return held(self._key)
+
+    @property
+    def known(self) -> Any:
+        """The object of a root of kind const; `GONE` where it lives no more."""
+        return held(self.value)
+
+    @property
+    def root(self) -> Origin:
+        """Where the path begins."""
+        return self if self.base is None else self.base.root
 
     def child(self, kind: OriginKind, key: Any) -> Origin:
         """The origin one step further: the same object for the same kind and key. Keys of unequal types differ."""
-        k = (kind, type(key), key)
+        k = (kind, type(key), weakly_if_identity(key))
         found = self.children.get(k)
         if found is None:
             found = self.children[k] = Origin(kind, key, self)
@@ -94,8 +115,9 @@ class Origin:
     def path(self) -> tuple[object, ...]:
         """The steps from the root. Two captures make two origins for one place; their paths are equal."""
         if self.base is None:
-            return (self.kind, id(self.value) if self.kind == "const" else self.index)
-        return (*self.base.path, self.kind, type(self.key), self.key)
+            address = self.value.address if type(self.value) is Weakly else id(self.value)
+            return (self.kind, address if self.kind == "const" else self.index)
+        return (*self.base.path, self.kind, type(self.key), self._key)
 
     @property
     def source(self) -> str:

@@ -13,6 +13,7 @@ from smelt.graph import numbers
 from smelt.guards import global_state
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin, key_text
+from smelt.guards.weakly import GONE
 
 
 def _name(value: object) -> str:
@@ -22,6 +23,8 @@ def _name(value: object) -> str:
         )
     if isinstance(value, types.ModuleType):
         return value.__name__
+    if value is GONE:
+        return repr(GONE)
     name = getattr(value, "__qualname__", None) if callable(value) else None
     return str(name) if isinstance(name, str) else f"<{type(value).__name__} at {id(value):#x}>"
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from smelt._native import isinstance
 from smelt.graph import numbers
 from smelt.guards.guard import Guard, TensorFacts
+from smelt.guards.lifetimes import kept_by_calls
 from smelt.guards.origin import Origin
 
 Check = tuple[int, str, object]
@@ -54,16 +55,18 @@ _SEVERAL = ("alias", "distinct", "no_overlap", "expression")
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What `_native.GuardTree` is built from, and the guards that the indices in it mean."""
+    """What `_native.GuardTree` is built from, and the guards that the indices in it mean. `brought`: objects that the tree
+    does not keep alive (`lifetimes.py`)."""
 
     nodes: tuple[Node, ...]
     n_collect: int
     guards: tuple[Guard, ...]
+    brought: tuple[object, ...] = ()
 
     @property
-    def native(self) -> tuple[tuple[Node, ...], int]:
+    def native(self) -> tuple[tuple[Node, ...], int, tuple[object, ...]]:
         """The argument of `_native.GuardTree`."""
-        return self.nodes, self.n_collect
+        return self.nodes, self.n_collect, self.brought
 
 
 @dataclass(eq=False)
@@ -169,7 +172,7 @@ def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> obj
 
 
 def _key(origin: Origin) -> object:
-    return origin.index if origin.kind == "arg" else origin.value if origin.kind == "const" else origin.key
+    return origin.index if origin.kind == "arg" else origin.known if origin.kind == "const" else origin.key
 
 
 def build(guards: Iterable[Guard], collect: Sequence[Origin]) -> TreeSpec:
@@ -198,7 +201,8 @@ def build(guards: Iterable[Guard], collect: Sequence[Origin]) -> TreeSpec:
         last = max((layout.places[o] for o in _origins(facts[i])), key=lambda p: p.index)
         last.guards.append(i)
     nodes = tuple(_nodes(order, facts, layout.places))
-    return TreeSpec(nodes, len(collect), facts)
+    held = {id(part) for _, _, key, checks, _ in nodes for part in (key, *(value for _, _, value in checks))}
+    return TreeSpec(nodes, len(collect), facts, tuple(x for x in kept_by_calls(facts) if id(x) in held))
 
 
 def _nodes(order: list[_Place], facts: Sequence[Guard], places: dict[Origin, _Place]) -> Iterator[Node]:

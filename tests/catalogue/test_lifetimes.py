@@ -28,7 +28,7 @@ def attempt(fn, *args, **kwargs):
 # --------------------------------------------------------------------------------------------------- lifetimes
 
 
-@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-object"])
+@program(graphs=0, breaks=["unsupported-call"], eager=["unsupported-call"])
 def what_the_rest_of_a_function_drops_is_gone():
     def fn(x):
         held = array.array("d", [1.0])
@@ -269,5 +269,134 @@ def keys_are_hashed_once():
             act()
             counts.append(key.hashed)
         return x * 2, counts
+
+    return fn, calls()
+
+
+# ------------------------------------------------------------------------------------------------ weak references
+
+
+class Thing:
+    pass
+
+
+def made_elsewhere():
+    return Thing()
+
+
+made_elsewhere = smelt.disable(made_elsewhere)
+
+
+@program(graphs=0, breaks=["disabled-function"], eager=["unsupported-call"])
+def what_came_over_a_break_and_is_dropped_is_gone():
+    def fn(x):
+        thing = made_elsewhere()
+        seen = weakref.ref(thing)
+        before = seen() is thing
+        del thing
+        return x * 2, before, seen() is None
+
+    return fn, calls()
+
+
+@program(graphs=1, breaks=["disabled-function"], eager=["unsupported-call", "unsupported-object"])
+def what_a_callee_dropped_is_gone():
+    def fn(x):
+        def made():
+            thing = made_elsewhere()
+            return weakref.ref(thing)
+
+        seen = made()
+        return x * 2, seen() is None
+
+    return fn, calls()
+
+
+@program(graphs=0, breaks=["disabled-function"], eager=["unsupported-call"])
+def what_an_object_let_go_of_is_gone():
+    def fn(x):
+        things = [made_elsewhere()]
+        seen = weakref.ref(things[0])
+        things.clear()
+        return x * 2, seen() is None
+
+    return fn, calls()
+
+
+@program(graphs=0, breaks=["graph-break-requested"], eager=["unsupported-call"])
+def a_function_with_attributes_that_came_over_a_break_is_gone():
+    def fn(x):
+        def scale(y):
+            return y * 2
+
+        scale.by = 2
+        smelt.graph_break()
+        seen = weakref.ref(scale)
+        y = scale(x)
+        del scale
+        return y, seen() is None
+
+    return fn, calls()
+
+
+@program(graphs=1)
+def an_object_that_is_held_is_found_by_a_weak_reference():
+    holder = Thing()
+    holder.thing = Thing()
+
+    def fn(x, holder):
+        seen = weakref.ref(holder.thing)
+        return x * 2, seen() is holder.thing, weakref.ref(holder)() is holder
+
+    return fn, [(tensor(3), holder)] * 3
+
+
+@program(graphs=0, breaks=["disabled-function"], eager=["unsupported-call"])
+def a_function_is_called_when_what_came_over_a_break_is_gone():
+    def fn(x):
+        gone = []
+        thing = made_elsewhere()
+        seen = weakref.ref(thing, gone.append)  # noqa: F841  # alive to the end of the function
+        del thing
+        return x * 2, len(gone)
+
+    return fn, calls()
+
+
+@program(graphs=0, breaks=["disabled-function"], eager=["unsupported-call"])
+def containers_forget_what_is_gone():
+    def fn(x):
+        thing = made_elsewhere()
+        things, named = weakref.WeakSet([thing]), weakref.WeakValueDictionary()
+        named["a"] = thing
+        before = len(things), len(named)
+        del thing
+        return x * 2, before, len(things), len(named)
+
+    return fn, calls()
+
+
+@program(graphs=0, eager=["unsupported-call"])
+def weak_references_are_counted():
+    thing = Thing()
+    kept = []
+
+    def fn(x):
+        own = Thing()
+        proxy, seen = weakref.proxy(own), weakref.ref(own)  # noqa: F841
+        counts = weakref.getweakrefcount(own), len(weakref.getweakrefs(own)), weakref.getweakrefcount(thing)
+        del proxy
+        return x * 2, counts, weakref.getweakrefcount(own)
+
+    return fn, Changing(calls(), {1: lambda: kept.append(weakref.ref(thing))}), lambda: None
+
+
+@program(graphs=0, eager=["graph-break-requested"])
+def weak_references_in_variables_are_counted_behind_a_break():
+    def fn(x):
+        own = Thing()
+        seen = weakref.ref(own)  # noqa: F841  # alive to the end of the function
+        smelt.graph_break()
+        return x * 2, weakref.getweakrefcount(own)
 
     return fn, calls()

@@ -241,7 +241,8 @@ def test_type_dict_and_call():
     reads(at(arg(), ("dict", None), ("item", "x")), Plain(x=7), Plain(x=8), Plain(), 3)
     reads(at(arg(), ("type", None), ("attr", "x")), type("C", (), {"x": 7})(), Plain())
     var = contextvars.ContextVar("var")
-    guard = one("eq", 7, at(const(var.get), ("call", None)))
+    get = var.get  # origins do not keep it alive
+    guard = one("eq", 7, at(const(get), ("call", None)))
     assert not guard()  # raises LookupError: missing
     token = var.set(7)
     assert guard()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import enum
-import functools
 import types
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
 from smelt._native import isinstance
+from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.native_functions import runs_natively
 from smelt.reasons import UNSUPPORTED_OBJECT
@@ -177,7 +177,7 @@ _NO_FIELDS = frozenset(
 )
 
 
-@functools.cache
+@cached_by_class
 def exception_fields(cls: type) -> tuple[str, ...]:
     """The fields of C that the text of such an exception is made of."""
     own = [k for k in cls.__mro__ if issubclass(k, BaseException)]

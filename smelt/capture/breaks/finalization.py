@@ -92,8 +92,10 @@ def check_dropped(vm: VM, frame: Frame, value: object, kept: object = None) -> N
 
 
 def _calls_back(value: object) -> bool:
+    """Whether a weak reference to `value` calls a function when it is gone; a proxy may: it shows what `value` has."""
     return weakref.getweakrefcount(value) > 0 and any(
-        reference.__callback__ is not None for reference in weakref.getweakrefs(value)
+        type(reference) in weakref.ProxyTypes or reference.__callback__ is not None
+        for reference in weakref.getweakrefs(value)
     )
 
 

@@ -335,6 +335,7 @@ class FrameCompiler:
         """The call runs eagerly, so that the user sees eager's exception and traceback."""
         record = self.record
         self._remember(fn.__qualname__, reason_for(error), logging.DEBUG)
+        let_go(error)
         record.failures += 1
         if record.failures > self.config.recompile_limit:
             _native.close(self._table(fn))

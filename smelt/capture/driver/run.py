@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -34,7 +36,7 @@ from smelt.capture.outside.draws import Draw
 from smelt.capture.outside.effects import Effect
 from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import cells, context_managers
-from smelt.capture.rebuilding.reach import collect_fakes
+from smelt.capture.rebuilding.reach import collect_fakes, reach
 from smelt.errors import Unsupported
 from smelt.graph import torch_settings
 from smelt.guards import global_state
@@ -261,7 +263,32 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
     for frame in frames:
         frame.pc -= 1
         cells.register_cells(vm, frame)
-    return graph_break.plan(Originals(vm.decode), vm.decode, frames, stop.reason)
+    planned = graph_break.plan(Originals(vm.decode), vm.decode, frames, stop.reason)
+    _check_references(vm, planned)
+    return planned
+
+
+def _check_references(vm: VM, planned: Break) -> None:
+    """A weak reference that is not read any more is gone behind the break; in eager it is counted and calls its function."""
+    origins, going_on = vm.outside.origins, {id(v) for v in planned.roots}
+    for value in (v for frame in vm.stopping.frames for v in (*frame.locals, *frame.stack)):
+        if not issubclass(type(value), (weakref.ref, *weakref.ProxyTypes)) or id(value) in origins:
+            continue
+        if id(value) not in going_on and _is_missed(vm, value, planned):
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, "a graph break while a variable is a weak reference")
+            )
+
+
+def _is_missed(vm: VM, variable: object, planned: Break) -> bool:
+    """Whether what is behind the break can tell that a weak reference is gone. What a proxy leads to is not known."""
+    if type(variable) in weakref.ProxyTypes:
+        return True
+    reference, origins = cast("weakref.ref[object]", variable), vm.outside.origins
+    target = reference()
+    if target is None or id(target) in origins or reference.__callback__ is not None:
+        return target is not None
+    return any(x is target for x in reach(planned.roots, origins.of).alive)
 
 
 def _check_generators(vm: VM) -> None:

@@ -18,6 +18,7 @@ from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.rebuilding.reach import reach
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
+from smelt.guards.lifetimes import brought
 from smelt.trace.traced import Traced
 
 
@@ -79,6 +80,7 @@ def compiled_frame(
             repeat_of(traced, functional),
             captured.handles,
             captured.draws,
+            brought(captured.guards),
         )
 
 

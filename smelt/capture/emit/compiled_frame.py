@@ -13,9 +13,9 @@ the input itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import cast
 
 import torch
@@ -65,6 +65,7 @@ def emit(
     repeat: Repeat | None = None,
     handles: bool = False,
     draws: Sequence[Draw] = (),
+    brought: Mapping[int, Origin] = MappingProxyType({}),
 ) -> CompiledFrame:
     """Writes and compiles the function that replaces a frame of `code`.
 
@@ -78,10 +79,11 @@ def emit(
         repeat: how it does; None: the exception goes on.
         handles: the user's code may have a handler for it.
         draws: random numbers that are drawn before the graph is called.
+        brought: by id, the objects that are not kept alive, and where each call has them.
     """
     slots = slot_names(code)
     origins = [origin for _, origin in inputs]
-    writer = Writer(found, slots, [_collected(o) for o in origins if not _is_drawn(o)], resumes)
+    writer = Writer(found, slots, [_collected(o) for o in origins if not _is_drawn(o)], resumes, brought)
     drawing = write_draws(writer, draws)
     given = _input_texts(writer, origins)
     for (fake, origin), text in zip(inputs, given):

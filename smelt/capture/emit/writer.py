@@ -11,8 +11,8 @@ import itertools
 import keyword
 import math
 import re
-from collections.abc import Sequence
-from types import CodeType
+from collections.abc import Mapping, Sequence
+from types import CodeType, MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -61,11 +61,17 @@ class Writer:
     """
 
     def __init__(
-        self, found: Reach, slots: Sequence[str], collect: Sequence[Origin], resumes: Resumes
+        self,
+        found: Reach,
+        slots: Sequence[str],
+        collect: Sequence[Origin],
+        resumes: Resumes,
+        brought: Mapping[int, Origin] = MappingProxyType({}),
     ) -> None:
         self.found = found
         self._resumes = resumes
         self._given = resumes.given
+        self._brought = brought  # objects that are not kept alive: where the call has them
         self.slots = slots
         self.collect = list(collect)
         self.head: list[str] = []
@@ -85,6 +91,8 @@ class Writer:
         name = self._names.get(id(x))
         if name is not None:
             return name
+        if id(x) in self._brought:
+            return self.outside(x, self._brought[id(x)])
         if stands_for_itself(x):
             return self._constant(x)
         if type(x) in NUMBERS and x.node.expression.op == "leaf":
@@ -105,7 +113,8 @@ class Writer:
 
     def unless_made(self, x: object, hint: str) -> str:
         """`constant` for an object from outside; one that the trace made is made anew."""
-        return self(x) if self.found.origin_of(x) is None else self.constant(x, hint)
+        made = self.found.origin_of(x) is None or id(x) in self._brought
+        return self(x) if made else self.constant(x, hint)
 
     def bind(self, x: object, expression: str) -> None:
         """From now on `x` is written as `expression`."""
@@ -130,7 +139,7 @@ class Writer:
 
     def before_graph(self, x: object) -> str:
         """The expression for an object from outside that is used before the graph is called."""
-        origin = self.found.origin_of(x)
+        origin = self._brought.get(id(x)) or self.found.origin_of(x)
         assert origin is not None
         if origin.kind == "const":
             return self.constant(x, str(origin.key))

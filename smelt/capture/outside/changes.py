@@ -94,9 +94,9 @@ def guard_changed_classes(outside: Outside) -> None:
     for key, guard in list(outside.facts.by_key.items()) if changed else ():
         if guard.kind != "type_version" or guard.origin is None:
             continue
-        if not changed.keys().isdisjoint(guard.origin.value.__mro__):
+        if not changed.keys().isdisjoint(guard.origin.known.__mro__):
             del outside.facts.by_key[key]
-            for base in guard.origin.value.__mro__:
+            for base in guard.origin.known.__mro__:
                 if changed.keys().isdisjoint(base.__mro__):
                     outside.facts.use_class(base)
                 else:

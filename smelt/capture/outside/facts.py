@@ -9,7 +9,6 @@ import _thread
 import array
 import collections
 import copyreg
-import functools
 import operator
 import re
 import types
@@ -20,6 +19,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
     IMMUTABLE_TYPE_FLAG,
@@ -161,7 +161,7 @@ def _parts(constant: object) -> Iterator[object]:
         yield from _parts(part)
 
 
-@functools.cache
+@cached_by_class
 def _is_known_reader(cls: type, special: str) -> bool:
     owner = getattr(type_find(cls, special), "__objclass__", None)
     return owner is None or owner.__module__.partition(".")[0] in _KNOWN_READERS

@@ -67,6 +67,10 @@ class Origins(dict[int, Origin]):
             self[id(value)] = origin
             self.keep(value)
 
+    def found_at(self, origin: Origin) -> object:
+        """The outside object that was found at `origin`; None where none was."""
+        return next((x for x in self._alive if self.get(id(x)) is origin), None)
+
     def made_function(self, function: Callable[..., object]) -> None:
         """`function` was made by the trace."""
         self._made_functions.add(id(function))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import functools
 import types
 import weakref
 import zoneinfo
@@ -16,6 +15,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
     CONTAINER_BASES,
@@ -333,7 +333,7 @@ def fake(outside: Outside, value: T) -> T:
     return value
 
 
-@functools.cache
+@cached_by_class
 def _plain_reader(cls: type) -> str | None:
     """The method without arguments, written in C, that gives the plain value of an instance of `cls`."""
     for name in ("item", "__getnewargs__"):

@@ -11,7 +11,6 @@ import functools
 import operator
 import re
 import types
-import weakref
 from collections.abc import Callable
 from typing import cast
 
@@ -24,7 +23,6 @@ from smelt.capture.base.native_functions import PURE_TYPES
 from smelt.capture.base.type_info import ABSENT, FUNCTION, NON_DATA
 from smelt.capture.base.values import FunctionType, MethodType
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.construction import construct
 from smelt.capture.protocol.lru_caches import call_lru_cached
@@ -117,8 +115,6 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
         found = attributes.load_attr(vm, obj, "__call__")
         vm.frames.tail = tail
         return call(vm, found, args, kwargs)
-    if type(obj) is weakref.ref and id(obj) in vm.outside.origins:
-        return wrapping.wrap(vm.outside, obj(), vm.outside.origins[id(obj)].child("call", None))
     kind = (type(obj).__module__, type(obj).__name__)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
         return run_native(vm, cast("Callable[..., object]", obj), args, kwargs)

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from smelt import _native
 from smelt._native import isinstance
+from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.frames import VMCallable
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import ABSENT
@@ -101,7 +102,7 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
                 attributes.load_default(vm, value, name, MISSING)
 
 
-@functools.cache
+@cached_by_class
 def _is_library_class(cls: type) -> bool:
     """Whether a class of the standard library keeps what it knows in attributes."""
     name = cls.__module__ or ""

@@ -6,12 +6,12 @@ The class's own `__new__`, `__init__` and `__setattr__` do not run: the built-in
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from smelt._native import isinstance
+from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.rebuilding.containers import dict_text, list_text, pairs, tuple_text
 from smelt.capture.rebuilding.exceptions import (
     exception_args,
@@ -184,7 +184,7 @@ def _refusal(cls: type, base: _Base) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_class
 def instance_kind(cls: type) -> Kind | str:
     """How instances of a Python class are made anew, or why they cannot be."""
     base = next(b for b in BASES if b.base in cls.__mro__)

@@ -5,6 +5,7 @@
 #pragma once
 #include "cpython.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace smelt::guards {
@@ -33,12 +34,35 @@ struct Pass {
     }
 };
 
-// References that the tree owns; accessors and checks borrow them.
-using Held = std::vector<PyObject*>;
+// References that the tree owns; accessors and checks borrow them. Objects that each call brings which the guards accept are
+// not owned: where one is gone, none of what was borrowed may be looked at, and no call matches.
+struct Held {
+    std::vector<PyObject*> owned{};
+    std::vector<PyObject*> brought{};     // addresses
+    std::vector<PyObject*> references{};  // weak ones to what was brought; owned
+
+    PyObject* take(PyObject* x) {  // takes over a reference
+        if (std::find(brought.begin(), brought.end(), x) == brought.end())
+            owned.push_back(x);
+        else
+            Py_DECREF(x);
+        return x;
+    }
+    bool bring(PyObject* x) {  // false with a Python error
+        PyObject* reference = PyWeakref_NewRef(x, nullptr);
+        if (!reference) return false;
+        brought.push_back(x);
+        references.push_back(reference);
+        return true;
+    }
+    bool all_live() const {
+        return std::all_of(references.begin(), references.end(),
+                           [](PyObject* reference) { return PyWeakref_GET_OBJECT(reference) != Py_None; });
+    }
+};
 
 inline PyObject* hold(Held& held, PyObject* x) {
-    held.push_back(Py_NewRef(x));
-    return x;
+    return held.take(Py_NewRef(x));
 }
 
 inline PyObject* hold_name(Held& held, PyObject* x) {  // null with a Python error
@@ -49,8 +73,7 @@ inline PyObject* hold_name(Held& held, PyObject* x) {  // null with a Python err
     Py_INCREF(x);
     PyUnicode_InternInPlace(&x);
     if (PyObject_Hash(x) == -1) return nullptr;
-    held.push_back(x);
-    return x;
+    return held.take(x);
 }
 
 }  // namespace smelt::guards

@@ -8,7 +8,7 @@
 //   - Stamps are compared in the order in which they were taken, which is the order in which the objects were reached:
 //     those before a stamp have shown that its word is still there.
 //   - Memory that is used again does not deceive them: versions of dictionaries never repeat, and a pointer is taken
-//     only if the tree keeps its object alive or a version stands beside it.
+//     only if the tree keeps its object alive, or knows that it lives, or a version stands beside it.
 #pragma once
 #include "cpython.h"
 

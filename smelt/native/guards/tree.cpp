@@ -7,8 +7,8 @@
 //
 // What always holds:
 //   - No accessor or check runs user code, or raises: what cannot be read is a mismatch.
-//   - Values are borrowed from the objects they were read from, which the slots or the tree keep alive; the
-//     few new references are kept until the pass ends.
+//   - Values are borrowed from the objects they were read from, which the slots or the tree keep alive, or which are
+//     known to live (pass.h: Held); the few new references are kept until the pass ends.
 #include "cpython.h"
 
 #include "guards/accessor.h"
@@ -99,6 +99,7 @@ PyObject* collect(const Tree& tree, const Pass& pass) {
 // One pass: over the memo if it knows the answer, else over all nodes. What torch throws is a mismatch.
 PyObject* check(Tree& tree, PyObject* const* slots, Py_ssize_t count) {
     CollectorOff off;
+    if (!tree.held.all_live()) return nullptr;
     if (tree.memo.ready()) {
         Pass pass(slots, count, tree.memo.values());
         Answer answer = Answer::Fails;
@@ -174,15 +175,17 @@ bool add_node(PyObject* spec, Tree& tree) {
 }
 
 bool build(PyObject* spec, Tree& tree) {
-    PyObject* nodes;
+    PyObject *nodes, *brought = nullptr;
     int n_collect;
     if (!PyTuple_Check(spec)) {
-        PyErr_SetString(PyExc_TypeError, "GuardTree: expected (nodes, n_collect)");
+        PyErr_SetString(PyExc_TypeError, "GuardTree: expected (nodes, n_collect, brought)");
         return false;
     }
-    if (!PyArg_ParseTuple(spec, "O!i;GuardTree: expected (nodes, n_collect)", &PyTuple_Type, &nodes,
-                          &n_collect))
+    if (!PyArg_ParseTuple(spec, "O!i|O!;GuardTree: expected (nodes, n_collect, brought)", &PyTuple_Type,
+                          &nodes, &n_collect, &PyTuple_Type, &brought))
         return false;
+    for (Py_ssize_t i = 0; brought && i < PyTuple_GET_SIZE(brought); i++)
+        if (!tree.held.bring(PyTuple_GET_ITEM(brought, i))) return false;
     tree.collected.assign(std::max(n_collect, 0), -1);
     tree.nodes.reserve(PyTuple_GET_SIZE(nodes));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(nodes); i++)
@@ -194,14 +197,16 @@ bool build(PyObject* spec, Tree& tree) {
 
 int traverse_tree(PyObject* self, visitproc visit, void* arg) {
     if (Tree* tree = tree_of(self))
-        for (PyObject* x : tree->held) Py_VISIT(x);
+        for (const std::vector<PyObject*>* some : {&tree->held.owned, &tree->held.references})
+            for (PyObject* x : *some) Py_VISIT(x);
     return 0;
 }
 
 int clear_tree(PyObject* self) {
     Tree* tree = std::exchange(reinterpret_cast<GuardTree*>(self)->tree, nullptr);
     if (!tree) return 0;
-    for (PyObject* x : tree->held) Py_DECREF(x);
+    for (const std::vector<PyObject*>* some : {&tree->held.owned, &tree->held.references})
+        for (PyObject* x : *some) Py_DECREF(x);
     delete tree;
     return 0;
 }
@@ -232,7 +237,7 @@ PyObject* py_check(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
 
 PyObject* py_explain(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
     Tree* tree = tree_of(self);
-    if (!tree) return PyLong_FromLong(-1);
+    if (!tree || !tree->held.all_live()) return PyLong_FromLong(-1);
     int failed = -1;
     bool held = false;
     CollectorOff off;
@@ -267,7 +272,7 @@ PyTypeObject guard_tree_type = {PyVarObject_HEAD_INIT(nullptr, 0) "smelt._native
 int ready_guard_tree_type() {
     PyTypeObject& t = guard_tree_type;
     t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-    t.tp_doc = "GuardTree(spec): spec is (nodes, n_collect), see smelt/guards/tree_layout.py.";
+    t.tp_doc = "GuardTree(spec): spec is (nodes, n_collect, brought), see smelt/guards/tree_layout.py.";
     t.tp_new = new_tree;
     t.tp_dealloc = dealloc_tree;
     t.tp_traverse = traverse_tree;

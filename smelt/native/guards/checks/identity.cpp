@@ -101,7 +101,7 @@ CheckPtr make_id(PyObject* value, Building& b) {
     if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(value))) return std::make_unique<ObjectIs>(hold(b.held, value));
     PyObject* reference = PyWeakref_NewRef(value, nullptr);
     if (!reference) return nullptr;
-    b.held.push_back(reference);
+    b.held.take(reference);
     return std::make_unique<WeakObjectIs>(value, reference);
 }
 

@@ -77,7 +77,7 @@ class FactsReader {
 
     PyObject* operator()(const char* name) {  // borrowed from the tree
         PyObject* value = PyObject_GetAttrString(facts_, name);
-        if (value) held_.push_back(value);
+        if (value) held_.take(value);
         return value;
     }
     bool flag(const char* name, bool* out) {
