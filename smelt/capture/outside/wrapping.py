@@ -71,7 +71,7 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         return _wrap_tensor(outside, value, origin)
     if type(value) is np.ndarray and arrays.is_traceable(value):
         return _wrap_array(outside, value, origin)
-    if type(value) is BuiltinType and is_bound(value):
+    if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and is_bound(value)):
         return _wrap_bound_builtin(outside, value, origin)
     if type(value) is FunctionType and not decided and _is_made_anew(outside, value, origin):
         return _wrap_function(outside, value, origin)
@@ -156,9 +156,11 @@ def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object])
     outside.facts.guard("keys", origin, tuple(elements))
 
 
-def _wrap_bound_builtin(outside: Outside, value: BuiltinType, origin: Origin) -> object:
-    """`values.append`: a new object at each access, known by its name and by what it is bound to."""
-    outside.facts.guard("type", origin, BuiltinType)
+def _wrap_bound_builtin(
+    outside: Outside, value: BuiltinType | types.MethodWrapperType, origin: Origin
+) -> object:
+    """`values.append`, `values.__len__`: a new object at each access, known by its name and by what it is bound to."""
+    outside.facts.guard("type", origin, type(value))
     outside.facts.guard("eq", origin.child("member", "__name__"), value.__name__)
     wrap(outside, value.__self__, origin.child("member", "__self__"))
     outside.origins.register(value, origin)

@@ -219,6 +219,10 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
 
 def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
     """`x.__add__` of a C class, bound."""
+    origin = vm.outside.origins.get(id(fn))
+    if origin is not None:  # stored by itself
+        owner = wrapping.wrap(vm.outside, fn.__self__, origin.child("member", "__self__"))
+        return vm.call(fn.__objclass__.__dict__[fn.__name__], (owner, *args), kwargs)
     handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if handler not in HANDING_ON:
         vm.frames.tail = None

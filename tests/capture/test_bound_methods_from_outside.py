@@ -1,0 +1,75 @@
+"""Methods of C that were bound outside: what they are bound to changes from call to call."""
+
+import collections
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+
+
+class Table(dict):
+    pass
+
+
+class Items(list):
+    pass
+
+
+def put(table, i):
+    table[i] = i
+
+
+def append(values, i):
+    values.append(i)
+
+
+MAPPINGS = (dict, collections.OrderedDict, Table, collections.Counter, lambda: collections.defaultdict(int))
+OF_MAPPINGS = {
+    "__len__": (), "__contains__": (1,), "__eq__": ({},), "__ne__": ({},), "__repr__": (), "__str__": (), "get": (1,),
+    "__or__": ({9: 9},), "__iter__": (), "__reversed__": (), "items": (), "copy": (),
+}  # fmt: skip
+OF_LISTS = {
+    "__len__": (), "__contains__": (1,), "__getitem__": (-1,), "__mul__": (2,), "__repr__": (), "__iter__": (),
+}  # fmt: skip
+OF_SETS = {
+    "__len__": (),
+    "__contains__": (1,),
+    "__eq__": (set(),),
+    "__or__": ({9},),
+    "__le__": ({0, 1},),
+    "__iter__": (),
+}
+CASES = [
+    *((make, put, name, args) for make in MAPPINGS for name, args in OF_MAPPINGS.items()),
+    *((make, append, name, args) for make in (lambda: [0], lambda: Items([0])) for name, args in OF_LISTS.items()),
+    *((set, set.add, name, args) for name, args in OF_SETS.items()),
+    (lambda: bytearray(b"0"), append, "__len__", ()),
+    (lambda: bytearray(b"0"), append, "__getitem__", (-1,)),
+    (lambda: iter(range(9)), lambda it, i: next(it), "__next__", ()),
+    (lambda: iter([*range(9)]), lambda it, i: next(it), "__length_hint__", ()),
+    (lambda: nn.Linear(1, 1), lambda module, i: setattr(module, "training", bool(i % 2)), "__getattribute__", ("training",)),
+    (lambda: torch.zeros(2), lambda x, i: x.resize_(i + 3), "__len__", ()),
+]  # fmt: skip
+
+
+def results(compile, make, change, name, args):
+    owner = make()
+    method = getattr(owner, name)
+
+    def fn(x):
+        found = method(*args)
+        return x + 1, list(found) if hasattr(type(found), "__next__") else found
+
+    compiled, seen = compile(fn), []
+    for i in range(4):
+        found = compiled(torch.zeros(1))[1]
+        seen.append((type(found), repr(found)))
+        change(owner, i)
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{type(case[0]()).__name__} {case[2]}")
+def test_what_they_are_bound_to_is_guarded(case):
+    assert results(smelt.compile, *case) == results(lambda fn: fn, *case)
