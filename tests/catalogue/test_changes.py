@@ -702,7 +702,7 @@ def numpy_int_scalar():
     yield
 
 
-@steps(graphs=1, later=1)
+@steps(graphs=1, later=1, breaks=["unsupported-effect"])
 def decimal_value():
     b = {"d": decimal.Decimal("1.5")}
     yield lambda: (x * float(b["d"]), b["d"] + 1, bool(b["d"]), str(b["d"]))
@@ -728,7 +728,7 @@ def fraction_value():
     yield
 
 
-@steps(graphs=1, later=1)
+@steps(graphs=1, later=3)
 def path_value():
     b = {"d": pathlib.PurePosixPath("/a")}
     yield lambda: (x * len(b["d"].parts), str(b["d"]), b["d"] / "z")

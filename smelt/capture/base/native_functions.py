@@ -34,6 +34,7 @@ from torch.utils import _python_dispatch
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import is_resume
+from smelt.errors import Unsupported
 from smelt.reasons import (
     DEBUGGER,
     RANDOM_STATE,
@@ -41,6 +42,7 @@ from smelt.reasons import (
     TENSOR_SUBCLASS,
     UNSUPPORTED_CALL,
     UNSUPPORTED_EFFECT,
+    Reason,
     ReasonKind,
 )
 
@@ -87,6 +89,15 @@ EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
 _PREFIXES = tuple(
     m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum"))
 )
+
+
+def check_decimals(*operands: object) -> None:
+    """Raises Unsupported for what computes with a Decimal: it reads the context of the thread, and sets flags there."""
+    for value in operands:
+        if isinstance(value, decimal.Decimal):
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, "Decimals are computed with, in the thread's context")
+            )
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import _thread
 import array
 import collections
 import copyreg
+import functools
 import operator
 import re
 import types
@@ -39,10 +40,12 @@ from smelt.trace.fake import FakeTensor
 
 # Each has classes of views of its own.
 _MAPPINGS: tuple[dict[object, object], ...] = ({}, collections.OrderedDict())
+KEY_WRAPPER = type(functools.cmp_to_key(lambda a, b: 0))  # holds a function that comparing it calls
 UNGUARDABLE: frozenset[type] = frozenset(
     {
         *(type(view) for m in _MAPPINGS for view in (m.keys(), m.values(), m.items())),
         types.MappingProxyType, np.ndarray, memoryview, bytearray, array.array, _thread.LockType, type(_thread.RLock()),
+        KEY_WRAPPER,
     }
 )  # fmt: skip
 # Objects of C that never change but hold what no guard can read.

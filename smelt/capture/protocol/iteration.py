@@ -26,6 +26,7 @@ from smelt.capture.base.values import CONTAINER_BASES, LEAF_TYPES
 from smelt.capture.machine.native_reach import PLAIN_ITERATORS
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, iterators, wrapping
+from smelt.capture.outside.facts import KEY_WRAPPER
 from smelt.capture.protocol import polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import may_define_operators
@@ -258,14 +259,12 @@ def element_function(
 ) -> Callable[..., object]:
     """`fn` as native code may call it with what it takes from an iterable: all calls come back to the machine, also those of
     functions of C, which may look into elements from outside."""
-    if not callable(fn) or type(fn) is _KEY_WRAPPER:
+    vm.outside.facts.check_readable(fn)
+    if (
+        not callable(fn) or type(fn) is KEY_WRAPPER
+    ):  # which keeps its argument: the comparison comes back to the machine
         return cast("Callable[..., object]", fn)
     return VMCallable(vm, fn, finish)
-
-
-_KEY_WRAPPER = type(
-    functools.cmp_to_key(lambda a, b: 0)
-)  # keeps its argument; the comparison comes back to the machine
 
 
 def predicate(vm: VM, fn: object) -> Callable[..., object]:

@@ -32,7 +32,14 @@ from smelt.capture.base.handlers import (
     Kwargs,
     unsupported,
 )
-from smelt.capture.base.native_functions import PURE_METHODS, PURE_TYPES, REFUSED, refusal, setting
+from smelt.capture.base.native_functions import (
+    PURE_METHODS,
+    PURE_TYPES,
+    REFUSED,
+    check_decimals,
+    refusal,
+    setting,
+)
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     LEAF_TYPES,
@@ -179,6 +186,8 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
         refused = REFUSED.get(fn) or refusal(fn)
         if refused is not None:
             raise Unsupported(Reason(*refused))
+        if fn is pow or fn is divmod:
+            check_decimals(*args)
         return run_native(vm, fn, args, kwargs)
     if id(fn) in vm.outside.origins:  # stored by itself
         origin = vm.outside.origins[id(fn)]
@@ -260,12 +269,22 @@ def call_bound(
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported(f"{name} of a node of autograd")
     vm.outside.facts.check_readable(owner)
+    if name not in _EXACT_OF_DECIMALS:
+        check_decimals(owner)
     if name in _MANAGED:
         managed, call = _MANAGED[name], functools.partial(_call_owned, vm, name, fn, owner, args, kwargs)
         return managed(vm, owner, call)
     return _call_owned(vm, name, fn, owner, args, kwargs)
 
 
+# Methods of a Decimal that neither round nor tell the context anything.
+_EXACT_OF_DECIMALS = frozenset(
+    (
+        "__bool__", "__copy__", "__deepcopy__", "__eq__", "__float__", "__ge__", "__getattribute__", "__gt__", "__hash__",
+        "__init__", "__int__", "__le__", "__lt__", "__ne__", "__reduce__", "__repr__", "__str__", "as_integer_ratio",
+        "as_tuple", "is_finite", "is_infinite", "is_nan", "is_signed", "is_zero",
+    )
+)  # fmt: skip
 _MANAGED = {"__enter__": context_managers.entering, "__exit__": context_managers.leaving}
 
 

@@ -15,6 +15,7 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.frames import Generator, Tail, VMCallable, through
 from smelt.capture.base.handlers import unsupported
+from smelt.capture.base.native_functions import check_decimals
 from smelt.capture.base.type_info import ABSENT, FUNCTION
 from smelt.capture.base.values import CONTAINER_BASES, Container, is_constant, is_identity
 from smelt.capture.machine.vm import VM
@@ -95,6 +96,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     outside.facts.check_readable(left)
     outside.facts.check_readable(right)
     deep = fn in _COMPARISONS
+    if not deep:
+        check_decimals(left, right)
     return wrapping.fake(
         outside, vm.native(fn, (contents.view(outside, left, deep), contents.view(outside, right, deep)))
     )
@@ -104,6 +107,7 @@ def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
     """`fn(value)` for `neg`, `pos` or `invert` of the operator module, where no method written in Python does it."""
     if isinstance(value, CONTAINER_BASES):
         return wrapping.fake(vm.outside, vm.native(fn, (contents.view(vm.outside, value),)))
+    check_decimals(value)
     return operate(vm, fn, value)
 
 

@@ -124,7 +124,12 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
 
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:
     """`proxy.name`, of what `super()` gave."""
-    return find_super(vm, _this_class(proxy), _self(proxy), _self_class(proxy), name)
+    cls, obj, obj_cls = _this_class(proxy), _self(proxy), _self_class(proxy)
+    origin = vm.outside.origins.get(id(proxy))
+    if origin is not None:  # stored outside
+        wrapping.wrap(vm.outside, cls, origin.child("member", "__thisclass__"))
+        obj = wrapping.wrap(vm.outside, obj, origin.child("member", "__self__"))
+    return find_super(vm, cls, obj, obj_cls, name)
 
 
 def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> object:
