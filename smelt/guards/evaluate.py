@@ -42,19 +42,19 @@ def same_leaf(x: object, value: object) -> bool:
 
 
 def tensor_facts(x: torch.Tensor) -> TensorFacts:
-    """The metadata of `x` that a trace depends on."""
-    strided = x.layout is torch.strided
-    return TensorFacts(
-        type=type(x),
-        dtype=x.dtype,
-        device=x.device,
-        shape=tuple(x.shape),
-        stride=tuple(x.stride()) if strided else (),
-        requires_grad=x.requires_grad,
-        layout=x.layout,
-        conj_neg=x.is_conj() or x.is_neg(),
-        inference=x.is_inference(),
-    )
+    """The metadata of `x` that a trace depends on. No handler of its class is asked."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return TensorFacts(
+            type=type(x),
+            dtype=x.dtype,
+            device=x.device,
+            shape=tuple(x.shape),
+            stride=tuple(x.stride()) if x.layout is torch.strided else (),
+            requires_grad=x.requires_grad,
+            layout=x.layout,
+            conj_neg=x.is_conj() or x.is_neg(),
+            inference=x.is_inference(),
+        )
 
 
 def storage_of(x: torch.Tensor) -> int:

@@ -2,6 +2,9 @@
 
 import decimal
 import functools
+import inspect
+import textwrap
+import typing
 
 import pytest
 import torch
@@ -71,3 +74,21 @@ def test_decimals_are_computed_in_the_threads_context(name):
             if compile is smelt.compile:
                 assert bool(reasons(compiled)) == (name != "comparison")
     assert seen[0] == seen[1]
+
+
+def text_wrapper():
+    wrapper = textwrap.TextWrapper(width=5)
+    return (lambda: wrapper.wrap("aaa bbb ccc")), (lambda i: setattr(wrapper, "width", 7 + 4 * i))
+
+
+def annotations():
+    def f(a: int): ...
+
+    kinds = (str, float, list, dict)
+    hints = f.__annotations__
+    return (lambda: (typing.get_type_hints(f), inspect.signature(f))), (lambda i: hints.update(a=kinds[i]))
+
+
+@pytest.mark.parametrize("make", (text_wrapper, annotations))
+def test_what_the_library_reads(make):
+    assert results(smelt.compile, *make())[0] == results(lambda fn: fn, *make())[0]

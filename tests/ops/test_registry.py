@@ -99,6 +99,7 @@ NAMED = {
     "smelt.capture.library.inner_graphs": MAKES,
     "smelt.capture.library.tensor_methods": CALLS,
     "smelt.capture.library.tensor_numbers": "repeats them in Python's arithmetic, of numbers that guards read",
+    "smelt.capture.protocol.torchscript": "operators of TorchScript on numbers and containers",
     "smelt.codegen.extern": "smelt's own operator draws its numbers",
     "smelt.codegen.calls.matrices": "the products that this target generates",
     "smelt.codegen.calls.windows": "the windows that this target generates",

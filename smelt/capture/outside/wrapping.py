@@ -177,9 +177,7 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
         fake = outside.trace.fake(value, _input_name(origin))
         outside.origins[id(fake)] = outside.origins[id(value)] = origin
         outside.origins.keep(value)
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            facts = tensor_facts(value)
-        outside.facts.guard("tensor", origin, facts)
+        outside.facts.guard("tensor", origin, tensor_facts(value))
         if fake.subclass is not None:
             outside.facts.use_class(fake.subclass)
             _guard_parameter(outside, value, origin)
@@ -199,9 +197,7 @@ def _wrap_odd_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> t
         outside.facts.guard("type", origin, type(value))
         _guard_parameter(outside, value, origin)
     else:
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            facts = tensor_facts(value)
-        outside.facts.guard("tensor", origin, facts)
+        outside.facts.guard("tensor", origin, tensor_facts(value))
     outside.origins.register(value, origin)
     return value
 

@@ -34,7 +34,7 @@ from smelt.capture.base.values import (
     is_identity,
 )
 from smelt.capture.machine.vm import VM
-from smelt.capture.outside import wrapping
+from smelt.capture.outside import contents, wrapping
 from smelt.capture.outside.change_log import slot_names
 from smelt.capture.outside.effects import Count
 from smelt.capture.outside.outside import Outside
@@ -43,6 +43,7 @@ from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import plain
 
 Chain = tuple[str, ...]
 
@@ -99,7 +100,7 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
         kind: type = type(value)
         if id(value) in vm.outside.origins and _native.made_by_python(kind) and _is_library_class(kind):
             for name in (*(vm.outside.overlay.own(value) or ()), *slot_names(kind)):
-                attributes.load_default(vm, value, name, MISSING)
+                plain(attributes.load_default(vm, value, name, MISSING))
 
 
 @cached_by_class
@@ -139,6 +140,9 @@ def use_signature(outside: Outside, target: object) -> None:
     if id(target) not in outside.origins:
         return None
     outside.facts.use_function(target)
+    if target.__annotations__:
+        origin = outside.origins.const(target).child("member", "__annotations__")
+        contents.open_compared(outside, (wrapping.wrap(outside, target.__annotations__, origin),))
     for name in ("__signature__", "__wrapped__"):
         if name not in target.__dict__:
             outside.facts.guard("not_in_dict", outside.origins.const(target), name, key=name)
