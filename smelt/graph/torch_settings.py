@@ -117,8 +117,9 @@ def restored() -> Iterator[None]:
 
 @contextmanager
 def beneath_autograd() -> Iterator[None]:
-    """No gradients and no autocast for the duration of the context: aten nodes were recorded under neither."""
+    """Beneath autograd and autocast for the duration of the context: aten nodes were recorded there. The grad mode stays: by
+    it kernels of recurrent layers tell whether to keep what their backward reads."""
     with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C._AutoDispatchBelowAutograd())
         stack.enter_context(torch._C._DisableAutocast())
         yield

@@ -812,3 +812,15 @@ def test_a_complex_number_among_real_tensors(compile):
     parts, size, rest = g(x)
     (parts.sin().sum() + size.sum() + rest.imag.sum()).backward()
     return parts, size, rest, gradients(x)
+
+
+@pytest.mark.parametrize("kind", (nn.LSTM, nn.GRU, nn.RNN))
+@pytest.mark.parametrize("backend", ("aot_eager", "smelt"))
+def test_recurrent_layers_keep_what_their_backward_reads(kind, backend):
+    torch.manual_seed(0)
+    layer, x = kind(3, 4), torch.rand(5, 2, 3, requires_grad=True)
+    seen = []
+    for fn in (layer, smelt.compile(layer, backend=backend)):
+        (first,) = torch.autograd.grad(fn(x)[0].sin().sum(), x, create_graph=True)
+        seen.append([first, *torch.autograd.grad(first.pow(2).sum(), layer.parameters())])
+    torch.testing.assert_close(*seen)
