@@ -3,13 +3,13 @@ copies from, and each change of an outside set is noted, to be made again."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import cast
 
 from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.handlers import Args
+from smelt.capture.base.values import is_hashed_by_code
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.trace.symbols import plain_parts
@@ -63,14 +63,21 @@ def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
         result = vm.native(call, [given for given, _ in kept])
     except Exception:
         if _native.set_table(now) != before:
-            log.change_unknown(target)
+            _note_half(vm, target, method, [noted for _, noted in kept])
         raise
-    noted = (tuple(cast("Iterable[object]", n)) if type(n) is _COPIED else n for _, n in kept)
-    log.change(target, method, tuple(noted))
+    log.change(target, method, tuple(tuple(n) if isinstance(n, list) else n for _, n in kept))
     return wrapping.fake(vm.outside, result)
 
 
-_COPIED: type = type(itertools.tee(())[0])
+def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) -> None:
+    """Notes a change that raised halfway: it was made by the elements before the one that raised."""
+    begun = [elements for elements in taken if elements]
+    last = begun[-1]
+    if not isinstance(last, list) or not all(type(e) is list for e in begun) or is_hashed_by_code(last[-1]):
+        return vm.outside.log.change_unknown(target)
+    if type(last[-1]).__hash__ is None:
+        last.pop()
+    return vm.outside.log.change(target, method, tuple(map(tuple, cast("list[list[object]]", begun))))
 
 
 def _kept(value: object) -> tuple[object, object]:
@@ -83,5 +90,10 @@ def _kept(value: object) -> tuple[object, object]:
         return value, dict.fromkeys(value)
     if isinstance(value, frozenset):
         return value, value
-    given, noted = itertools.tee(cast("Iterable[object]", value))
-    return given, noted
+    taken: list[object] = []
+
+    def noted(element: object) -> object:
+        taken.append(element)
+        return element
+
+    return map(noted, cast("Iterable[object]", value)), taken
