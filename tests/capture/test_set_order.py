@@ -52,6 +52,10 @@ def half_done(x: torch.Tensor, given: Given) -> torch.Tensor:
         given["seen"].update([17, 33, []])
     except TypeError:
         given["seen"].discard(17)
+    with contextlib.suppress(TypeError):
+        given["other"].difference_update([9, 17, []])
+    with contextlib.suppress(TypeError):
+        given["seen"].update({40}, iter((41, {})))
     with contextlib.suppress(KeyError):
         given["seen"].remove("nothing")
     return x + 1

@@ -71,13 +71,17 @@ def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
 
 def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) -> None:
     """Notes a change that raised halfway: it was made by the elements before the one that raised."""
-    begun = [elements for elements in taken if elements]
-    last = begun[-1]
-    if not isinstance(last, list) or not all(type(e) is list for e in begun) or is_hashed_by_code(last[-1]):
-        return vm.outside.log.change_unknown(target)
+    log = vm.outside.log
+    *before, last = [elements for elements in taken if elements]
+    if not isinstance(last, list) or is_hashed_by_code(last[-1]):
+        return log.change_unknown(target)
     if type(last[-1]).__hash__ is None:
         last.pop()
-    return vm.outside.log.change(target, method, tuple(map(tuple, cast("list[list[object]]", begun))))
+    if method == "difference_update" and not before:  # which packs the set when it ends
+        for element in last:
+            log.change(target, "discard", (element,))
+        return None
+    return log.change(target, method, (*before, tuple(last)))
 
 
 def _kept(value: object) -> tuple[object, object]:
