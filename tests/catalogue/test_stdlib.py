@@ -744,7 +744,7 @@ def mathematics():
     return fn, [(tensor(3), 4), (tensor(3), 4), (tensor(3), 6)]
 
 
-@program(graphs=1)
+@program(graphs=1, later=2, breaks=["unsupported-effect", "unsupported-effect"])
 def exact_numbers():
     third = fractions.Fraction(1, 3)
     dec = decimal.Decimal("1.10")
