@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from smelt._native import isinstance
 from smelt.guards.guard import Guard
@@ -17,18 +18,20 @@ from smelt.guards.origin import Origin
 from smelt.guards.weakly import Weakly, weakly
 
 
-def brought(guards: Iterable[Guard]) -> dict[int, Origin]:
-    """Objects that each call brings which `guards` accept, by id, and where it has them."""
-    return _found(guards)[0]
+@dataclass(frozen=True)
+class Lifetimes:
+    """What each call that the guards of an entry accept keeps alive.
+
+    `brought`: objects that the call brings, by id, and where it has them. `kept`: what the guards may know by identity:
+    these objects, with classes, their bases and their functions.
+    """
+
+    brought: Mapping[int, Origin]
+    kept: tuple[object, ...]
 
 
-def kept_by_calls(guards: Iterable[Guard]) -> tuple[object, ...]:
-    """What each call that `guards` accept keeps alive and they may know by identity: what it brings, with classes, their
-    bases and their functions."""
-    return tuple(_found(guards)[1].values())
-
-
-def _found(guards: Iterable[Guard]) -> tuple[dict[int, Origin], dict[int, object]]:
+def lifetimes_of(guards: Iterable[Guard]) -> Lifetimes:
+    """What calls keep alive that `guards` accept."""
     places: dict[int, Origin] = {}
     kept: dict[int, object] = {}
     for guard in guards:
@@ -39,7 +42,7 @@ def _found(guards: Iterable[Guard]) -> tuple[dict[int, Origin], dict[int, object
         if is_there and id(value) not in places and type(weakly(value)) is Weakly and not stays(value):
             places[id(value)] = guard.origin if guard.kind == "id" else guard.origin.child("type", None)
             _keep(value, kept)
-    return places, kept
+    return Lifetimes(places, tuple(kept.values()))
 
 
 def _keep(x: object, kept: dict[int, object]) -> None:

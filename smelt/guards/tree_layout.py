@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from smelt._native import isinstance
 from smelt.graph import numbers
 from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.lifetimes import kept_by_calls
 from smelt.guards.origin import Origin
 
 Check = tuple[int, str, object]
@@ -175,8 +174,9 @@ def _key(origin: Origin) -> object:
     return origin.index if origin.kind == "arg" else origin.known if origin.kind == "const" else origin.key
 
 
-def build(guards: Iterable[Guard], collect: Sequence[Origin]) -> TreeSpec:
-    """The tree that checks `guards`, and collects the objects at the origins `collect`, in that order."""
+def build(guards: Iterable[Guard], collect: Sequence[Origin], kept: Iterable[object]) -> TreeSpec:
+    """The tree that checks `guards`, and collects the objects at the origins `collect`, in that order. It keeps none of
+    `kept` alive: each call that it accepts does."""
     facts = unique(guards)
     layout = _Layout(facts)
     several: list[int] = []
@@ -202,7 +202,7 @@ def build(guards: Iterable[Guard], collect: Sequence[Origin]) -> TreeSpec:
         last.guards.append(i)
     nodes = tuple(_nodes(order, facts, layout.places))
     held = {id(part) for _, _, key, checks, _ in nodes for part in (key, *(value for _, _, value in checks))}
-    return TreeSpec(nodes, len(collect), facts, tuple(x for x in kept_by_calls(facts) if id(x) in held))
+    return TreeSpec(nodes, len(collect), facts, tuple(x for x in kept if id(x) in held))
 
 
 def _nodes(order: list[_Place], facts: Sequence[Guard], places: dict[Origin, _Place]) -> Iterator[Node]:

@@ -23,6 +23,7 @@ from smelt import _native as native
 from smelt.guards import tree_layout
 from smelt.guards.evaluate import first_failing, tensor_facts
 from smelt.guards.guard import Guard
+from smelt.guards.lifetimes import lifetimes_of
 from smelt.guards.origin import Origin
 
 
@@ -45,7 +46,8 @@ class Guarded:
     """Guards, their native tree, and the check that the Python evaluation agrees."""
 
     def __init__(self, *guards, collect=()):
-        self.spec = tree_layout.build([Guard(*g) for g in guards], collect)
+        made = [Guard(*g) for g in guards]
+        self.spec = tree_layout.build(made, collect, lifetimes_of(made).kept)
         self.tree = native.GuardTree(self.spec.native)
 
     def __call__(self, *slots):

@@ -474,4 +474,5 @@ class VMSizedSequence(VMSequence):
         return cast(int, self.vm.call(len, (self.sequence,), {}))
 
 
+WALKED = (VMIterator, VMIterables, VMTuples, VMSequence, VMSizedSequence)  # what native code may walk over
 SEQUENCE_ITERATOR: type = type(iter(cast("Sequence[object]", VMSequence.__new__(VMSequence))))

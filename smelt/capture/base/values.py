@@ -124,6 +124,11 @@ def is_plain_key(key: object) -> bool:
     return has_identity_hash(key) or (is_identity(key) and type(type(key).__eq__) is not FunctionType)
 
 
+def is_special_name(name: str) -> bool:
+    """Whether Python or C gives attributes of this name a meaning: `__add__`, `__dictoffset__`."""
+    return name.startswith("__") and name.endswith("__")
+
+
 def is_hashed_by_code(key: object) -> bool:
     """Whether `hash(key)` runs code of the user's."""
     if type(key) is tuple or type(key) is frozenset:

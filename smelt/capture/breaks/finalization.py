@@ -22,10 +22,11 @@ from smelt.capture.base.frames import Coroutine, Frame, Generator
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import LEAF_TYPES, MISSING, NULL, instance_dict
+from smelt.capture.breaks.nearby import nearby
 from smelt.capture.machine.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
 
-_LIMIT = 500  # among how many objects one that ends with an effect is looked for
+_LIMIT = 500  # parts of one object that are looked at
 # Others hold them, or nothing is seen of their end.
 _NEVER = (
     torch.Tensor, torch.nn.Module, types.FunctionType, types.ModuleType, types.CodeType, type, Generator,
@@ -61,16 +62,7 @@ def _ends_with_effect(value: object) -> bool:
 
 def _reached(value: object) -> Iterator[object]:
     """`value` and what it holds, the nearest first."""
-    seen: set[int] = set()
-    waiting = collections.deque([value])
-    while waiting and len(seen) < _LIMIT:
-        found = waiting.popleft()
-        if id(found) in seen:
-            continue
-        seen.add(id(found))
-        yield found
-        if type(found) not in LEAF_TYPES and not isinstance(found, _NEVER):
-            waiting.extend(itertools.islice(_parts(found), _LIMIT))
+    return nearby((value,), _parts)
 
 
 def check_dropped(vm: VM, frame: Frame, value: object, kept: object = None) -> None:
@@ -100,5 +92,7 @@ def _calls_back(value: object) -> bool:
 
 
 def _parts(value: object) -> Iterable[object]:
+    if type(value) in LEAF_TYPES or isinstance(value, _NEVER):
+        return ()
     held = next((parts(value) for kind, parts in _HOLDERS if isinstance(value, kind)), ())
-    return itertools.chain(held, (instance_dict(value) or {}).values())
+    return itertools.islice(itertools.chain(held, (instance_dict(value) or {}).values()), _LIMIT)

@@ -18,8 +18,8 @@ from smelt.capture.base.frames import (
     VMIterator,
     VMSequence,
 )
+from smelt.capture.breaks.nearby import nearby
 
-_MOST = 500  # objects that are looked at
 _HOLDING: tuple[type, ...] = (
     list, tuple, dict, set, frozenset, deque, types.CellType, SEQUENCE_ITERATOR, enumerate, zip, map, filter, reversed,
     *map(type, map(iter, ((), [], {}, {}.values(), {}.items(), set()))),
@@ -30,17 +30,7 @@ _HOLDING: tuple[type, ...] = (
 
 def has_tensors(values: Iterable[object]) -> bool:
     """Whether a tensor or a module is near: among `values`, in what they contain, in closures and attributes."""
-    pending = deque(values)
-    seen: set[int] = set()
-    while pending and len(seen) < _MOST:
-        x = pending.popleft()
-        if id(x) in seen:
-            continue
-        seen.add(id(x))
-        if isinstance(x, (torch.Tensor, torch.nn.Module)):
-            return True
-        pending += _held(x)
-    return False
+    return any(isinstance(x, (torch.Tensor, torch.nn.Module)) for x in nearby(values, _held))
 
 
 def _held(x: object) -> Iterable[object]:

@@ -275,7 +275,7 @@ class FrameCompiler:
         graph = compiled_graph(self.backend, self.config, captured)
         frame = compiled_frame(fn, captured, graph, self.resumes, functional)
         with stage("guards", name):
-            spec = tree_layout.build(captured.guards, frame.collect)
+            spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
             tree = _native.GuardTree(spec.native)
             verify_accepts(tree, spec.guards, slots)
         function = verified(frame.function, spec.guards) if self.config.verify else frame.function

@@ -6,6 +6,7 @@ afterwards as they were before.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 import weakref
@@ -41,6 +42,7 @@ from smelt.errors import Unsupported
 from smelt.graph import torch_settings
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
+from smelt.guards.lifetimes import Lifetimes, lifetimes_of
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_EFFECT, Reason
 from smelt.runtime.collector import collections_postponed
@@ -68,6 +70,11 @@ class CapturedFrame:
     handles: bool  # the program has handlers for exceptions
     assumed: bool  # what a condition on a tensor is
     release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
+
+    @functools.cached_property
+    def lifetimes(self) -> Lifetimes:
+        """What each call keeps alive that the guards accept."""
+        return lifetimes_of(self.guards)
 
     @property
     def result(self) -> object:

@@ -18,7 +18,6 @@ from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.rebuilding.reach import reach
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
-from smelt.guards.lifetimes import brought
 from smelt.trace.traced import Traced
 
 
@@ -80,7 +79,7 @@ def compiled_frame(
             repeat_of(traced, functional),
             captured.handles,
             captured.draws,
-            brought(captured.guards),
+            captured.lifetimes.brought,
         )
 
 

@@ -27,7 +27,7 @@ from smelt.capture.outside import wrapping
 from smelt.capture.protocol.calls import CALLERS
 from smelt.capture.protocol.python_functions import interpret
 from smelt.errors import Unsupported
-from smelt.guards.lifetimes import brought
+from smelt.guards.lifetimes import lifetimes_of
 
 
 def _eagerly(detail: str) -> Unsupported:
@@ -121,7 +121,7 @@ def _is_held(vm: VM, x: object) -> bool:
     if any(value is x for value in _variables(vm)):
         return True
     outside = vm.outside
-    origin = brought(outside.facts.guards).get(id(x)) or outside.origins[id(x)]
+    origin = lifetimes_of(outside.facts.guards).brought.get(id(x)) or outside.origins[id(x)]
     if origin.base is None or outside.log.changes_cells:
         return origin.kind == "const"
     owner = outside.origins.found_at(origin.base)

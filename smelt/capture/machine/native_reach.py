@@ -15,16 +15,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.frames import (
-    Coroutine,
-    Generator,
-    VMCallable,
-    VMIterables,
-    VMIterator,
-    VMSequence,
-    VMSizedSequence,
-    VMTuples,
-)
+from smelt.capture.base.frames import WALKED, Coroutine, Generator, VMCallable
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.standins.texts import Text
@@ -84,7 +75,7 @@ _PLAIN = {
     Generator: False,
     Coroutine: False,
     VMCallable: False,
-    **dict.fromkeys((VMIterator, VMIterables, VMTuples, VMSequence, VMSizedSequence), True),
+    **dict.fromkeys(WALKED, True),
     **dict.fromkeys(NUMBERS, False),
 }
 # Iterators that only hand out what they walk over.

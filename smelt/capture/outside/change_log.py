@@ -24,6 +24,7 @@ from smelt.capture.base.values import (
     instance_dict,
     is_lookup_key,
     is_same_key,
+    is_special_name,
     items_of,
 )
 from smelt.capture.outside.draws import Draw
@@ -71,12 +72,8 @@ def slot_names(cls: type) -> Iterator[str]:
     """The names of `__slots__` of a class and its bases, those of C classes left out."""
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
-            if is_slot(found) and not _is_dunder(name):
+            if is_slot(found) and not is_special_name(name):
                 yield name
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")  # __dictoffset__ and the like of C classes
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:

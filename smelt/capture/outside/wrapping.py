@@ -27,6 +27,7 @@ from smelt.capture.base.values import (
     is_identity,
     is_plain_key,
     is_shared,
+    is_special_name,
 )
 from smelt.capture.outside.outside import Outside
 from smelt.capture.rebuilding.constants import is_bound
@@ -100,13 +101,9 @@ def reach_class(outside: Outside, cls: type) -> None:
         if not _native.made_by_python(base) or outside.origins.is_made_class(base):
             continue
         for name, value in base.__dict__.items():
-            if _is_special(name) and _native.made_by_python(type(value)) and _is_called(value):
+            if is_special_name(name) and _native.made_by_python(type(value)) and _is_called(value):
                 if not outside.log.touches(base, name):
                     wrap(outside, value, outside.origins.const(base).child("attr", name), decided=True)
-
-
-def _is_special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 def _is_called(value: object) -> bool:

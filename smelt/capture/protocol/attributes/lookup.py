@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from smelt.capture.base.frames import (
-    Coroutine,
-    Generator,
-    VMCallable,
-    VMIterables,
-    VMIterator,
-    VMSequence,
-    VMSizedSequence,
-    VMTuples,
-)
+from smelt.capture.base.frames import WALKED, Coroutine, Generator, VMCallable
 from smelt.capture.base.type_info import FUNCTION, type_find
 from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES, FunctionType
 from smelt.capture.machine.vm import VM
@@ -19,7 +10,7 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS
 
 _VM_TYPES = (
-    FakeTensor, Generator, Coroutine, VMCallable, VMIterator, VMIterables, VMTuples, VMSequence, VMSizedSequence, *NUMBERS
+    FakeTensor, Generator, Coroutine, VMCallable, *WALKED, *NUMBERS
 )  # fmt: skip
 SIMPLE_TYPES = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
 

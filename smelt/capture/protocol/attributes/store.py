@@ -11,7 +11,14 @@ from torch import nn
 from smelt._native import isinstance
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import FUNCTION, NATIVE_DATA, PROPERTY, PYTHON_DATA, type_find
-from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, MISSING, FunctionType, module_dict, module_name
+from smelt.capture.base.values import (
+    IMMUTABLE_TYPE_FLAG,
+    MISSING,
+    FunctionType,
+    is_special_name,
+    module_dict,
+    module_name,
+)
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes
 from smelt.capture.outside.change_log import slot_names
@@ -145,7 +152,7 @@ def _is_immutable(owner: object) -> bool:
 
 
 def _check_plain(owner: object, name: str) -> None:
-    if name.startswith("__") and name.endswith("__"):
+    if is_special_name(name):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
 
 
