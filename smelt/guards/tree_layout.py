@@ -174,7 +174,7 @@ def _key(origin: Origin) -> object:
     return origin.index if origin.kind == "arg" else origin.known if origin.kind == "const" else origin.key
 
 
-def build(guards: Iterable[Guard], collect: Sequence[Origin], kept: Iterable[object]) -> TreeSpec:
+def build(guards: Iterable[Guard], collect: Sequence[Origin], kept: Iterable[object] = ()) -> TreeSpec:
     """The tree that checks `guards`, and collects the objects at the origins `collect`, in that order. It keeps none of
     `kept` alive: each call that it accepts does."""
     facts = unique(guards)

@@ -361,7 +361,17 @@ def _unequal(g: Fact, w: Fact, rtol: float, atol: float) -> str | None:
         return None
     if w.kind in ("float", "complex") and _close(g.value, w.value, rtol, atol):
         return None
+    if w.path == "printed" and _same_text(g.value, w.value, rtol, atol):
+        return None
     return None if g.value == w.value else f"{_text(w)}; compiled {_text(g)}"
+
+
+def _same_text(got: str, want: str, rtol: float, atol: float) -> bool:
+    """Whether two texts differ at most in how numbers of tensors are rounded."""
+    parts = [re.split(r"(-?\d+\.\d*(?:e[-+]\d+)?)", text) for text in (got, want)]
+    if len(parts[0]) != len(parts[1]) or parts[0][::2] != parts[1][::2]:
+        return False
+    return all(_close(float(g), float(w), rtol, atol) for g, w in zip(parts[0][1::2], parts[1][1::2]))
 
 
 def _close(g: complex, w: complex, rtol: float, atol: float) -> bool:
