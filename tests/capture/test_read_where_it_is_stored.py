@@ -1,11 +1,15 @@
 """What an outside object leads to, where no attribute and no dictionary holds it, is guarded, or read at a graph break."""
 
+import ast
 import decimal
 import functools
 import inspect
+import json
+import logging
 import textwrap
 import typing
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,6 +93,105 @@ def annotations():
     return (lambda: (typing.get_type_hints(f), inspect.signature(f))), (lambda i: hints.update(a=kinds[i]))
 
 
-@pytest.mark.parametrize("make", (text_wrapper, annotations))
+def encoder():
+    encoder = json.JSONEncoder()
+    return (lambda: encoder.encode([1, 2])), (lambda i: setattr(encoder, "item_separator", str(i)))
+
+
+def syntax_tree():
+    tree = ast.parse("a + 1")
+    return (lambda: ast.unparse(tree)), (lambda i: tree.body.append(ast.Pass()))
+
+
+def log_record():
+    record, form = logging.makeLogRecord({"msg": "a"}), logging.Formatter("%(message)s")
+    return (lambda: (record.getMessage(), form.format(record))), (lambda i: setattr(record, "msg", str(i)))
+
+
+def log_format():
+    record, form = logging.makeLogRecord({"msg": "a"}), logging.Formatter("%(message)s")
+    return (lambda: form.format(record)), (lambda i: setattr(form._style, "_fmt", f"{i} %(message)s"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    (text_wrapper, annotations, encoder, syntax_tree, log_record, log_format),
+    ids=lambda f: f.__name__,
+)
 def test_what_the_library_reads(make):
     assert results(smelt.compile, *make())[0] == results(lambda fn: fn, *make())[0]
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+def masked():
+    return np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
+
+
+def first(array, i):
+    array[0] = i + 7
+
+
+# What is made, how it is changed between calls, what is read of it.
+ARRAYS = {
+    "masked": (masked, first, lambda a: (a.sum(), a.count(), a.mean(), a.mask, a[0], a.tolist())),
+    "masked, mask": (masked, lambda a, i: first(a, np.ma.masked), lambda a: (a.mask.tolist(), a.filled())),
+    "masked, fill": (masked, lambda a, i: setattr(a, "fill_value", i), lambda a: (a.fill_value, a.filled())),
+    "masked, held": (
+        lambda: {"a": masked()},
+        lambda table, i: first(table["a"], i),
+        lambda table: (np.ma.sum(table["a"]), np.sum(table["a"])),
+    ),
+    "subclass": (
+        lambda: np.ones(3).view(Subclass),
+        first,
+        lambda a: (
+            a[0],
+            float(a[0]),
+            a.sum(),
+            np.sum(a),
+            a + 1,
+            len(a),
+            a.tolist(),
+            7 in a,
+            sum(v for v in a),
+        ),
+    ),
+    "matrix": (
+        lambda: np.matrix([[1.0, 2.0]]),
+        lambda a, i: first(a, i),
+        lambda a: (a * a.T, a.sum(), a[0, 0]),
+    ),
+    "flat": (lambda: np.arange(4.0).flat, first, lambda a: (a[0], len(a), a.base)),
+    "records": (
+        lambda: np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")]).view(np.recarray),
+        lambda a, i: first(a.a, i),
+        lambda a: (a.a[0], a["a"], a[0]),
+    ),
+    "one record": (
+        lambda: np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")])[0],
+        lambda a, i: a.__setitem__("a", i),
+        lambda a: (a["a"], a.item(), a),
+    ),
+    "objects": (lambda: np.array([1, "x"], dtype=object), first, lambda a: (a[0], a.tolist())),
+    "texts": (lambda: np.array(["a", "b"]), lambda a, i: first(a, i), lambda a: (a[0], np.char.upper(a))),
+    "polynomial": (
+        lambda: np.polynomial.Polynomial([1, 2, 3]),
+        lambda p, i: setattr(p, "coef", np.array([i, 1.0])),
+        lambda p: (p(2.0), p.degree(), str(p)),
+    ),
+    "old polynomial": (lambda: np.poly1d([1, 2, 3]), first, lambda p: (p(2), p.order, p.deriv().c)),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_what_arrays_of_other_classes_hold(name):
+    make, change, read = ARRAYS[name]
+
+    def world():
+        held = make()
+        return (lambda: read(held)), (lambda i: change(held, i))
+
+    assert results(smelt.compile, *world())[0] == results(lambda fn: fn, *world())[0]

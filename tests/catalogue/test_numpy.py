@@ -467,3 +467,26 @@ def scalars_and_tables_as_indices_of_tensors():
         return x[a[0]] + 1, y[..., a.reshape(1, 2)[0, 1]]
 
     return fn, [(tensor(3, 2), np.array(a)) for a in ([0, 1], [1, 0], [0, 1])]
+
+
+def masked():
+    return np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
+
+
+@program(graphs=2, breaks=["unsupported-object"] * 4)
+def masked_arrays_from_closures():
+    array = masked()
+
+    def fn(x):
+        return x * float(array.sum()), array.count(), array.mask[1], array.fill_value, array, type(array)
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, breaks=["data-dependent-value"] + ["unsupported-object"] * 3)
+def masked_arrays_as_arguments():
+    def fn(x, array):
+        array[0] = np.ma.masked
+        return x + float(array.sum()), array, array.mask.tolist()
+
+    return fn, [(tensor(3), masked()) for _ in range(3)]

@@ -167,9 +167,9 @@ def _parts(constant: object) -> Iterator[object]:
 @cached_by_class
 def _is_known_reader(cls: type, special: str) -> bool:
     owner = getattr(type_find(cls, special), "__objclass__", None)
-    return owner is None or owner.__module__.partition(".")[0] in _KNOWN_READERS
+    if owner is None or owner is np.dtype or issubclass(owner, np.generic):
+        return True
+    return owner.__module__.partition(".")[0] in _KNOWN_READERS
 
 
-_KNOWN_READERS = frozenset(
-    ("builtins", "collections", "_collections", "itertools", "re", "torch", "numpy", "types")
-)
+_KNOWN_READERS = frozenset(("builtins", "collections", "_collections", "itertools", "re", "torch", "types"))

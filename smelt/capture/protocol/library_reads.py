@@ -11,11 +11,14 @@ import abc
 import dis
 import functools
 import gc
+import logging
 import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from smelt import _native
 from smelt._native import isinstance
@@ -39,9 +42,10 @@ from smelt.capture.outside.change_log import slot_names
 from smelt.capture.outside.effects import Count
 from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import attributes
+from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
-from smelt.reasons import UNSUPPORTED_CALL, Reason
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain
 
@@ -95,19 +99,34 @@ def use_native(outside: Outside, fn: FunctionType) -> None:
 
 
 def use_state(vm: VM, args: Sequence[object]) -> None:
-    """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively."""
-    for value in args:
-        kind: type = type(value)
-        if id(value) in vm.outside.origins and _native.made_by_python(kind) and _is_library_class(kind):
-            for name in (*(vm.outside.overlay.own(value) or ()), *slot_names(kind)):
-                plain(attributes.load_default(vm, value, name, MISSING))
+    """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively: guards what they
+    hold. Raises Unsupported for one that holds an array (a Polynomial): what an array holds is not guarded."""
+    pending = list(args)
+    seen: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen or id(value) not in vm.outside.origins or not _is_library_class(type(value)):
+            continue
+        seen.add(id(value))
+        own = vm.outside.overlay.own(value)
+        if own is not None:  # what is not among them comes from the class
+            vm.outside.facts.guard("keys", vm.outside.origins[id(value)].child("dict", None), tuple(own))
+        for name in (*(own or ()), *slot_names(type(value))):
+            read = plain(attributes.load_default(vm, value, name, MISSING))
+            if isinstance(read, (Array, np.ndarray)):
+                detail = f"native code reads an outside {type(value).__qualname__}"
+                raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
+            contents.view(vm.outside, read)
+            pending.append(read)
 
 
 @cached_by_class
 def _is_library_class(cls: type) -> bool:
-    """Whether a class of the standard library keeps what it knows in attributes."""
+    """Whether a class of a library, made by Python code, keeps what it knows in attributes."""
     name = cls.__module__ or ""
-    return is_native_module(name) and not name.startswith(("torch", "logging", "smelt", "numpy", "enum"))
+    if not _native.made_by_python(cls) or issubclass(cls, (np.ndarray, logging.Filterer, logging.Manager)):
+        return False
+    return is_native_module(name) and not name.startswith(("torch", "smelt", "enum"))
 
 
 def _use_chain(outside: Outside, fn: FunctionType, origin: Origin, value: object, rest: Chain) -> None:

@@ -102,5 +102,5 @@ def _holds_data(cls: type) -> bool:
     )
 
 
-_KNOWN_LIBRARIES = frozenset(("torch", "numpy", "pybind11_builtins"))
+_KNOWN_LIBRARIES = frozenset(("torch", "pybind11_builtins"))
 _TRANSPARENT = (*CONTAINER_BASES, tuple, frozenset, torch.Tensor, BaseException, *IMMUTABLE)
