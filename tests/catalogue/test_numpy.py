@@ -490,3 +490,21 @@ def masked_arrays_as_arguments():
         return x + float(array.sum()), array, array.mask.tolist()
 
     return fn, [(tensor(3), masked()) for _ in range(3)]
+
+
+@program(graphs=1)
+def arrays_of_other_dtypes_that_are_made_inside():
+    def fn(x):
+        return (
+            x * 2,
+            np.fft.fft(np.arange(4.0)),
+            np.fft.fft(np.arange(4.0))[1],
+            np.char.upper(np.array(["a", "bcd"])),
+            np.str_("ab"),
+            np.bytes_(b"a\0b"),
+            np.zeros((0, 3), dtype="U3"),
+            np.array(["2020-01-01"], dtype="M8[D]").astype("i8"),
+            np.array([1, 2], dtype=">i4"),
+        )
+
+    return fn, [(tensor(3),)] * 3

@@ -239,7 +239,11 @@ class _Walk:
     def of_array(self, o: numpy.ndarray, path: str) -> None:
         self.note(path, "array", f"{o.dtype} {o.shape} {o.strides}")
         if o.dtype != object:
-            self.note(path, "values", torch.from_numpy(o.copy()) if o.dtype.kind in "biuf" else repr(o))
+            self.note(
+                path,
+                "values",
+                torch.from_numpy(o.copy()) if o.dtype.kind in "biuf" and o.dtype.isnative else repr(o),
+            )
 
     def of_weakref(self, o: Any, path: str) -> None:
         self.visit(o(), f"{path}()")
