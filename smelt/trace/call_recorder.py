@@ -11,7 +11,7 @@ from torch.autograd.forward_ad import enter_dual_level
 
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
-from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor
@@ -113,6 +113,8 @@ class CallRecorder:
             return run()
         if call.has_subclasses:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(target)} beside tensors of a subclass")
+        if call.modes:
+            raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
         if self._numbers.symbols is not None:
             raise PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
         nodes = tuple(self._argument(t) for t in target.tensors)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line, Node
@@ -35,6 +36,7 @@ class CurrentCall:
         gathers: how many modes are open in which `x[i, j]` is a gather for tensors of one element too, also in transforms.
         pauses: how many blocks of `paused` are open; nothing is recorded inside of one.
         failure: why the trace cannot be finished.
+        modes: the program's modes with a `__torch_function__` that are open, innermost last; one whose handler runs is not.
         asks: native code carries out a call of the program's, about which handlers are asked; no code of smelt's runs.
         ask: hands a call to the program's handlers; NotImplemented where none is to be asked.
         backward_lines: while a backward is recorded, the user's line of each node of autograd's graph.
@@ -42,7 +44,7 @@ class CurrentCall:
 
     __slots__ = (
         "ask", "asks", "backward_lines", "failure", "gathers", "had_opaque", "has_subclasses", "is_opaque",
-        "node", "pauses", "where", "wrote",
+        "modes", "node", "pauses", "where", "wrote",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -54,6 +56,7 @@ class CurrentCall:
         self.has_subclasses = False
         self.gathers = 0
         self.pauses = 0
+        self.modes: list[TorchFunctionMode] = []
         self.failure: Reason | None = None
         self.asks = False
         self.ask: Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], Any] = ask_none

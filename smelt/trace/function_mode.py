@@ -51,7 +51,7 @@ class FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = self._call
-        if call.asks and is_handled(args, kwargs or {}):
+        if call.asks and is_handled(call, args, kwargs or {}):
             answer = self._asked(func, args, kwargs)
             if answer is not NotImplemented:
                 return answer

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from smelt.reasons import TENSOR_SUBCLASS
+from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_CALL
 from smelt.trace.arguments import LEAF_TYPES, Args
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, class_of_fake
@@ -32,8 +35,15 @@ def has_handler(value: object) -> bool:
     return cls is not None and handler_in(cls) is not DEFAULT_HANDLER
 
 
-def is_handled(args: Args, kwargs: Mapping[str, Any] = types.MappingProxyType({})) -> bool:
+def is_under_modes(call: CurrentCall) -> bool:
+    """Whether torch asks a mode of the user's about what is called next."""
+    return bool(call.modes) and not torch._C._is_torch_function_all_disabled()
+
+
+def is_handled(call: CurrentCall, args: Args, kwargs: Mapping[str, Any] = types.MappingProxyType({})) -> bool:
     """Whether torch may ask the user's code about a call with these arguments."""
+    if is_under_modes(call):
+        return True
     found = any(map(has_handler, _parts((*args, *kwargs.values()))))
     return found and torch._C._is_torch_function_enabled()
 
@@ -67,6 +77,13 @@ def _asked(cls: type, func: object, types: Any, args: Any = (), kwargs: Any = No
     raise _Asked(func, tuple(types))
 
 
+class _ProbeMode(TorchFunctionMode):
+    """Is asked before any class."""
+
+    def __torch_function__(self, func: object, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Asked(func, tuple(types))
+
+
 def asked_about(
     call: CurrentCall, func: Any, args: Args, kwargs: Mapping[str, Any]
 ) -> tuple[type, ...] | None:
@@ -76,22 +93,43 @@ def asked_about(
     found = {cls for cls in map(handling_class, _parts((*args, *kwargs.values()))) if cls is not None}
     if len(found) == 1 and type(func) in _OF_SELF and handling_class(args[0]) is not None:
         return tuple(found)
+    kinds = _kinds_asked(func, args, kwargs, found, contextlib.nullcontext())
+    if kinds is not None:
+        return in_order(kinds)
+    if func in _INDEXING and handling_class(args[0]) is None:
+        return None
+    name = getattr(func, "__name__", func)
+    raise call.unsupported(TENSOR_SUBCLASS, f"{name} of a {next(iter(found), torch.Tensor).__qualname__}")
+
+
+def kinds_for_mode(call: CurrentCall, func: Any, args: Args, kwargs: Mapping[str, Any]) -> tuple[type, ...]:
+    """The `types` that torch gives a mode with a call. Raises Unsupported where it asks the mode further inside only."""
+    found = {cls for cls in map(handling_class, _parts((*args, *kwargs.values()))) if cls is not None}
+    kinds = _kinds_asked(func, args, kwargs, found, _ProbeMode())
+    if kinds is None:
+        raise call.unsupported(UNSUPPORTED_CALL, f"{getattr(func, '__name__', func)} under a mode of torch")
+    return kinds
+
+
+def _kinds_asked(
+    func: Any, args: Args, kwargs: Mapping[str, Any], found: set[type], mode: AbstractContextManager[object]
+) -> tuple[type, ...] | None:
+    """The `types` that the first probe is given which torch asks about a call: of the classes `found`, or `mode`. None where
+    it asks none about this very function."""
     probes = {cls: _probe(cls) for cls in found}
     with torch._C._DisableTorchDispatch(), torch.overrides._pop_mode_temporarily():
         try:
             with torch._C.DisableTorchFunction():
                 given, named = _like(args, probes), _like(dict(kwargs), probes)
-            func(*given, **named)
+            with mode:
+                func(*given, **named)
         except _Asked as asked:
             if asked.func == func:
                 classes = {made: cls for cls, made in probes.items()}
-                return in_order(classes.get(kind, kind) for kind in asked.kinds)
+                return tuple(classes.get(kind, kind) for kind in asked.kinds)
         except Exception:  # of the probes, or of a list that contains itself
             pass
-    if func in _INDEXING and handling_class(args[0]) is None:
-        return None
-    name = getattr(func, "__name__", func)
-    raise call.unsupported(TENSOR_SUBCLASS, f"{name} of a {next(iter(found), torch.Tensor).__qualname__}")
+    return None
 
 
 _OF_SELF = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)

@@ -449,7 +449,7 @@ def nullcontext_or_no_grad():
     return fn, [(tensor(3), True), (tensor(3), False), (tensor(3), True)]
 
 
-@program(graphs=0, breaks=["unsupported-call"])
+@program(graphs=1)
 def a_torch_function_mode():
     class Doubling(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -35,6 +35,7 @@ from smelt.capture.library import (
     descriptors,
     evaluation,
     exceptions,
+    function_modes,
     function_transforms,
     function_wrappers,
     higher_order_operators,
@@ -92,7 +93,7 @@ from smelt.trace.trace import Trace
 FILLING = (
     assumed_values, attribute_functions, awaiting, backward_calls, checked_values, checkpoints, classes, compiler_queries,
     container_constructors, containers, context_variables, control_flow, copying, custom_functions, descriptors, evaluation,
-    exceptions, function_wrappers,
+    exceptions, function_modes, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
     optimizers, other_tracers, printing, process_settings, random_draws, special_methods, stack_frames, subscripts,
     suspended, tensor_methods, tensor_state, torch_function, warning_messages, weak_references,

@@ -7,7 +7,8 @@ Of Python: `classes.py` (`isinstance`, `class`), `attribute_functions.py` (`geta
 `output/` (`print`, `warnings`, `logging`). Of torch:
 `tensor_methods.py`, `tensor_numbers.py` (`Tensor.item`), `assumed_values.py` (`torch.equal`),
 `numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`, `torch_function.py` (`super().__torch_function__`),
-`function_transforms.py` (`torch.func`), `higher_order_operators.py` (flex attention), `control_flow.py` (`torch.cond`),
-`optimizers.py`, `other_tracers.py` (`make_fx`), `process_settings.py` (`sdpa_kernel`), `autograd/` (custom functions,
-hooks, gradients). Methods of containers, such as `list.append`, are in `protocol/containers.py`.
+`function_modes.py`, `function_transforms.py` (`torch.func`), `higher_order_operators.py` (flex attention),
+`control_flow.py` (`torch.cond`), `optimizers.py`, `other_tracers.py` (`make_fx`), `process_settings.py` (`sdpa_kernel`),
+`autograd/` (custom functions, hooks, gradients). Methods of containers, such as `list.append`, are in
+`protocol/containers.py`.
 """

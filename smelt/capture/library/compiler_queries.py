@@ -10,7 +10,7 @@ import torch
 from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
 from smelt.capture.machine.vm import VM
-from smelt.trace.handlers import handling_class
+from smelt.trace.handlers import handling_class, is_under_modes
 
 
 def _constantly(value: object) -> Handler:
@@ -43,7 +43,9 @@ BUILTINS[torch._C._is_tracing] = _constantly(False)
 # ---- torch functions: the mode of the trace, which the program is not to see
 
 
-def _some_overridden(values: Iterable[object]) -> bool:
+def _some_overridden(vm: VM, values: Iterable[object]) -> bool:
+    if is_under_modes(vm.trace.call):
+        return True
     of_the_trace = 1
     others = torch._C._len_torch_function_stack() > of_the_trace
     if others and not torch._C._is_torch_function_all_disabled():
@@ -55,9 +57,9 @@ def _some_overridden(values: Iterable[object]) -> bool:
 def _has_torch_function(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     """Whether an argument, or a mode, would be handed the call. Torch's own modules ask, and choose other kernels."""
     (values,) = args
-    return _some_overridden(cast("Iterable[object]", values))
+    return _some_overridden(vm, cast("Iterable[object]", values))
 
 
 @builtin(torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic)
 def _has_torch_function_of_each(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-    return _some_overridden(args)
+    return _some_overridden(vm, args)

@@ -30,6 +30,7 @@ from smelt.capture.outside import changes, wrapping
 from smelt.capture.protocol import attributes, sets
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.container_constructors import mapping
+from smelt.capture.protocol.overrides import check_unasked
 from smelt.capture.rebuilding.constants import CONSTANTS
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor, check_class
@@ -108,6 +109,7 @@ def _check_copied_deeply(vm: VM, tensor: FakeTensor) -> None:
 
 def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tensor:
     check_class(tensor, "a copy")
+    check_unasked(vm, "a copy")
     real = vm.trace.real(tensor)
     own = {} if real is None else real.__dict__
     if {*tensor.__dict__, *own} - {"_is_param"}:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from types import FunctionType
 from typing import cast
 
-from torch.overrides import TorchFunctionMode
-
-from smelt.capture.base.handlers import LATE_FUNCTIONS, SUBSTITUTES, Args, Kwargs, function, unsupported
+from smelt.capture.base.handlers import LATE_FUNCTIONS, SUBSTITUTES, Args, Kwargs, unsupported
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol import context_managers
 from smelt.capture.protocol import polyfills_of_torch as polyfills
-from smelt.capture.protocol.native_calls import call_native_python
 
 # `torch.cond` and the others check their arguments, then have their operator compiled and called by a function of `utils`.
 _OPERATORS = "torch._higher_order_ops."
@@ -43,22 +39,3 @@ def _is_supported(vm: VM, args: Args, kwargs: Kwargs) -> bool:
 
 LATE_FUNCTIONS["torch._dynamo.decorators", "mark_static"] = _mark_static
 LATE_FUNCTIONS["torch._dynamo.eval_frame", "is_dynamo_supported"] = _is_supported
-
-
-_enter, _exit = (cast(FunctionType, f) for f in (TorchFunctionMode.__enter__, TorchFunctionMode.__exit__))
-
-
-@function(_enter)
-def _enter_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    if not context_managers.gathers(args[0]):
-        return call_native_python(vm, _enter, args, kwargs)
-    vm.trace.call.gathers += 1
-    return context_managers.entering(vm, args[0], lambda: args[0])
-
-
-@function(_exit)
-def _exit_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    if not context_managers.gathers(args[0]):
-        return call_native_python(vm, _exit, args, kwargs)
-    vm.trace.call.gathers -= 1
-    return context_managers.leaving(vm, args[0], lambda: None)

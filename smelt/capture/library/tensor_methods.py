@@ -17,6 +17,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.native_calls import run_native
+from smelt.capture.protocol.overrides import check_modes
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.plain_classes import is_plain_subclass
@@ -92,6 +93,7 @@ def _tensor_iter(vm: VM, args: tuple[FakeTensor], kwargs: Kwargs) -> object:
 
 @builtin(nn.Parameter)
 def _parameter(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    check_modes(vm, nn.Parameter)
     data = kwargs.get("data", args[0] if args else None)
     requires_grad = cast(bool, kwargs.get("requires_grad", args[1] if len(args) > 1 else True))
     if type(data) is not FakeTensor:
@@ -108,6 +110,7 @@ class _BufferMarks(Protocol):
 
 @builtin(nn.parameter.Buffer)
 def _buffer(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    check_modes(vm, nn.parameter.Buffer)
     call = inspect.signature(_buffer_signature).bind(*args, **kwargs)
     call.apply_defaults()
     data, persistent = call.arguments["data"], call.arguments["persistent"]

@@ -15,10 +15,10 @@ from smelt.capture.base.native_functions import runs_natively
 from smelt.capture.base.values import FunctionType
 from smelt.capture.library.tensor_methods import as_subclass
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol.overrides import ask_classes
+from smelt.capture.protocol.overrides import ask_classes, ask_mode
 from smelt.reasons import TENSOR_SUBCLASS
 from smelt.trace.fake import FakeTensor, class_of_fake
-from smelt.trace.handlers import DEFAULT_HANDLER, in_order
+from smelt.trace.handlers import DEFAULT_HANDLER, in_order, is_under_modes
 from smelt.trace.plain_classes import handler_in
 
 
@@ -87,4 +87,6 @@ def _handle(vm: VM, args: Args, kwargs: Kwargs) -> object:
     kinds = in_order(
         cls for cls in map(vm.class_of, values) if hasattr(cls, "__torch_function__") and handler_in(cls)
     )
+    if is_under_modes(vm.trace.call):
+        return ask_mode(vm, func, kinds, tuple(args[2:]), kwargs)
     return ask_classes(vm, func, kinds, (tuple(args[2:]), kwargs), values)

@@ -26,7 +26,11 @@ _RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
 def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
     """What a condition is assumed to be, when the program goes on at one of two instructions; None where neither only
     raises or the exception is handled here, and where the graph could not check it. Records the check."""
-    if type(value) is not FakeTensor or is_handled((value,)) or not _may_assume(vm, frame, value):
+    if (
+        type(value) is not FakeTensor
+        or is_handled(vm.trace.call, (value,))
+        or not _may_assume(vm, frame, value)
+    ):
         return None
     raises = _only_raises(frame, if_true), _only_raises(frame, if_false)
     if raises[0] == raises[1]:

@@ -152,6 +152,8 @@ def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: ob
             return in_window(vm, fn, (obj, key, *rest))
         finally:
             changes.touched(vm.outside, container)
+    if vm.trace.call.modes and type(key) in (FakeTensor, slice) and not isinstance(container, (dict, set)):
+        return native(vm, fn, (obj, key, *rest))  # asks about `__index__`
     if isinstance(container, (dict, set)):
         outside = id(container) in vm.outside.origins
         callback = functools.partial(_compared_outside, vm) if outside else vm.called_back

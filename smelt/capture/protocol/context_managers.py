@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TypeVar, cast
+from typing import TypeGuard, TypeVar, cast
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from smelt._native import isinstance
@@ -64,7 +64,17 @@ def use_state(vm: VM, manager: object) -> None:
 
 def is_idle(manager: object) -> bool:
     """Whether capture neither enters nor leaves `manager`."""
-    return isinstance(manager, IDLE) or gathers(manager)
+    return isinstance(manager, IDLE) or gathers(manager) or is_users_mode(manager)
+
+
+def is_users_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
+    """Whether `manager` is a mode whose `__torch_function__` is the user's: the trace asks it itself."""
+    if not isinstance(manager, TorchFunctionMode) or gathers(manager):
+        return False
+    kinds = type(manager).__mro__
+    handler = next(vars(k)["__torch_function__"] for k in kinds if "__torch_function__" in vars(k))
+    handler = getattr(handler, "__func__", handler)
+    return type(handler) is not FunctionType or not runs_natively(handler)
 
 
 def gathers(manager: object) -> bool:
@@ -151,6 +161,7 @@ def leave_contexts(vm: VM) -> None:
     for variable, token in reversed(vm.contexts.tokens):
         variable.reset(token)
     vm.contexts.tokens.clear()
+    vm.trace.call.modes.clear()
     while vm.contexts.entered:
         entered = vm.contexts.entered.pop()
         if not is_idle(entered.manager):

@@ -21,6 +21,7 @@ from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Args, Handler,
 from smelt.capture.base.values import LEAF_TYPES, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
+from smelt.capture.protocol.overrides import check_unasked
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
 from smelt.trace.fake import FakeTensor, check_class
@@ -31,6 +32,7 @@ _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
 
 
 def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
+    check_unasked(vm, "the text of a tensor")
     if fake.is_meta or torch._C._functorch.maybe_current_level() is not None:
         raise unreadable("a tensor is formatted as text")
     return Shown(vm.trace, fake, bare)
@@ -139,6 +141,7 @@ def formatted(vm: VM, value: object, spec: object) -> str | Text:
 def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
     """As `Tensor.__format__`, which formats a tensor without dimensions as its number."""
     check_class(value, "the text")
+    check_unasked(vm, "the text of a tensor")
     if value.dim() != 0:
         if spec:
             kind = "Parameter" if getattr(value, "_is_param", False) else "Tensor"

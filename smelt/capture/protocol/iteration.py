@@ -56,7 +56,7 @@ def get_iter(vm: VM, obj: object) -> object:
 
 def _rows(vm: VM, tensor: FakeTensor) -> tuple[FakeTensor, ...]:
     """What iteration over a tensor gives. Raises what iteration over a real one would."""
-    if is_handled((tensor,)):
+    if is_handled(vm.trace.call, (tensor,)):
         return tuple(vm.native(torch.Tensor.__iter__, (tensor,)))  # type: ignore[arg-type]  # asks about `dim` and `unbind`
     if not tensor.spec.shape:
         raise TypeError("iteration over a 0-d tensor")

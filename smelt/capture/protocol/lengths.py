@@ -27,7 +27,7 @@ from smelt.trace.handlers import is_handled
 def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
     tail = vm.frames.take_tail()
-    if type(obj) is FakeTensor and is_handled((obj,)):
+    if type(obj) is FakeTensor and is_handled(vm.trace.call, (obj,)):
         return checked_len(vm.native(torch.Tensor.__len__, (obj,)))
     if type(obj) is FakeTensor:
         if not obj.spec.shape:
@@ -62,7 +62,7 @@ def container_len(vm: VM, obj: object) -> int:
 def ask_length(vm: VM, obj: object) -> None:
     """What `operator.length_hint(obj)` runs of the user's code."""
     if type(obj) is FakeTensor:
-        if is_handled((obj,)):
+        if is_handled(vm.trace.call, (obj,)):
             vm.native(torch.Tensor.__len__, (obj,))
         return
     if not may_define_operators(type(obj)):

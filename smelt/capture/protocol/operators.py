@@ -259,7 +259,7 @@ def truth(vm: VM, value: object) -> bool:
     tail = vm.frames.take_tail()
     kind = type(value)
     if kind is FakeTensor:
-        if is_handled((value,)):
+        if is_handled(vm.trace.call, (value,)):
             return bool(vm.native(bool, (value,)))
         number = _number_in(vm, cast(FakeTensor, value))
         return bool(value if number is None else number)

@@ -13,7 +13,7 @@ from smelt.capture.base.values import FunctionType, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.binding import bind
 from smelt.capture.protocol.native_calls import call_native_python, run_native
-from smelt.capture.protocol.overrides import is_asked
+from smelt.capture.protocol.overrides import check_modes, is_asked
 from smelt.errors import Unsupported
 from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STATE, SIDE_EFFECT_IO, Reason
 from smelt.trace.fake import FakeTensor
@@ -28,10 +28,13 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
     kwargs = kwargs if kwargs is not None else {}
     handler = handler_of(fn)
     if handler is not None and not is_asked(vm, fn, args, kwargs):
+        check_modes(vm, fn)
         vm.frames.tail = None
         return handler(vm, args, kwargs)
     written = where_written(fn)
-    fn = SUBSTITUTES.get(written, fn)
+    if written in SUBSTITUTES:
+        check_modes(vm, fn)
+        fn = SUBSTITUTES[written]
     inlined = _compiled_by_torch(fn) if written[0].startswith("torch._dynamo.") else None
     if inlined is not None:
         return vm.call(inlined, args, kwargs)

@@ -109,7 +109,7 @@ def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> o
     key = found_by(vm, obj, key)
     if id(obj) in outside.origins:
         if isinstance(key, slice):
-            return operator.getitem(cast("list[object]", contents.open(outside, obj)), key)
+            return vm.native(operator.getitem, (contents.open(outside, obj), key))
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key, tail)
     elif isinstance(obj, dict):

@@ -23,8 +23,8 @@ from smelt.trace.plain_classes import PLAIN_TYPES
 
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     """`tensor.name`. Raises AttributeError in the words of the class that the user sees."""
-    if tensor.subclass is not None:
-        asked = _asked_member(vm, tensor, tensor.subclass, name, "__get__")
+    if tensor.subclass is not None or vm.trace.call.modes:
+        asked = _asked_member(vm, tensor, name, "__get__")
         if asked is not None:
             return vm.trace.call.ask(asked, (tensor,), None)
     fast = TENSOR_FAST.get(name)
@@ -58,13 +58,11 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     raise AttributeError(text, name=name, obj=tensor)
 
 
-def _asked_member(
-    vm: VM, tensor: FakeTensor, subclass: type, name: str, method: str
-) -> Callable[..., object] | None:
+def _asked_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callable[..., object] | None:
     """The function, `__get__` or `__set__` of C's member `name`, about which torch asks handlers; else None."""
-    if not is_handled((tensor,)):
+    if not is_handled(vm.trace.call, (tensor,)):
         return None
-    if vm.type_info(subclass).find(name)[2] not in PLAIN_MROS:
+    if vm.type_info(tensor.subclass or torch.Tensor).find(name)[2] not in PLAIN_MROS:
         return None
     return overridable_member(name, method)
 
@@ -184,8 +182,8 @@ TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
 
 def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:
     """`tensor.name = value`. Raises Unsupported for an attribute of torch's on a tensor from outside."""
-    if tensor.subclass is not None:
-        asked = _asked_member(vm, tensor, tensor.subclass, name, "__set__")
+    if tensor.subclass is not None or vm.trace.call.modes:
+        asked = _asked_member(vm, tensor, name, "__set__")
         if asked is not None:
             vm.trace.call.ask(asked, (tensor, value), None)
             return None
