@@ -1,8 +1,11 @@
-"""Functions that a call makes and that are alive at a graph break: the next call makes others, and compiles nothing."""
+"""Functions that a call makes and that are alive at a graph break, or that it is given: the next call has others of the same
+code, and compiles nothing."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +88,28 @@ def one_of_two(x, n):
 
 
 @program
+def as_an_attribute(x, n):
+    held = types.SimpleNamespace(f=lambda y: y * 2)
+    smelt.graph_break()
+    return held.f(x)
+
+
+@program
+def in_a_partial_call(x, n):
+    f = functools.partial(lambda k, y: y * k, 3)
+    smelt.graph_break()
+    return f(x)
+
+
+@program
+def with_defaults(x, n):
+    held = types.SimpleNamespace(n=n)
+    f = lambda y, k=held, *, w=x: y * k.n + w  # noqa: E731
+    smelt.graph_break()
+    return f(x)
+
+
+@program
 def as_a_key(x, n):
     def f(y):
         return y + n
@@ -160,7 +185,7 @@ def test_results_are_eagers(name: str) -> None:
     "name",
     [
         "a_local_function", "a_lambda_on_the_stack", "a_closure", "a_variable_that_changes_afterwards", "calls_itself",
-        "shared_variables", "is_returned",
+        "shared_variables", "is_returned", "as_an_attribute", "in_a_partial_call", "with_defaults",
     ],
 )  # fmt: skip
 def test_another_function_of_the_same_code_does_not_compile_again(name: str) -> None:
@@ -170,6 +195,33 @@ def test_another_function_of_the_same_code_does_not_compile_again(name: str) -> 
         compiled(torch.ones(3), 2)
     assert all(len(record.entries) <= 1 for _, record in records(compiled))
     assert "recompile-limit" not in {reason.kind.id for reason in reasons(compiled)}
+
+
+GIVEN: dict[str, Callable[[int], Any]] = {
+    "lambda": lambda n: lambda y: y * 2,
+    "defaults": lambda n: (lambda held: lambda y, held=held: y * held.n)(types.SimpleNamespace(n=2)),
+    "keywords": lambda n: (lambda k: lambda y, *, k=k: y * k)(torch.full((3,), float(n))),
+    "partial": lambda n: functools.partial(lambda k, y: y * k, 2),
+    "attribute": lambda n: types.SimpleNamespace(f=lambda y: y * 2).f,
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_function_that_is_an_argument_may_be_another_of_the_same_code(name: str) -> None:
+    compiled = smelt.compile(lambda x, f: f(x), backend="eager")
+    for n in range(4):
+        f = GIVEN[name](n)
+        assert torch.equal(compiled(torch.ones(3), f), f(torch.ones(3)))
+    (record,) = records(compiled)
+    assert len(record[1].entries) == 1
+
+
+def test_a_default_that_changes_compiles_again_once() -> None:
+    compiled = smelt.compile(lambda x, f: f(x), backend="eager")
+    for n in range(6):
+        assert torch.equal(compiled(torch.ones(3), lambda y, k=n: y * k), torch.ones(3) * n)
+    (record,) = records(compiled)
+    assert len(record[1].entries) == 2
 
 
 def test_a_while_loop_has_one_resume_function_for_its_body_and_one_behind_it() -> None:

@@ -21,11 +21,9 @@ from smelt._native import isinstance
 from smelt.capture.base.frames import Frame, is_smelts
 from smelt.capture.base.values import MISSING, NULL, FunctionType
 from smelt.capture.breaks import graph_break
-from smelt.capture.breaks.chains import is_chain
 from smelt.capture.breaks.endings import Ending, Return
 from smelt.capture.breaks.graph_break import Break
 from smelt.capture.breaks.resume import Originals
-from smelt.capture.breaks.steps import is_step
 from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop
 from smelt.capture.driver.errors import UserException
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
@@ -165,7 +163,6 @@ def _capture(
     outside.origins.const(fn)
     outside.facts.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
-    outside.after_break = code.original is not None or is_chain(fn) or is_step(fn)
     hashed.clear()
     depth = torch_settings.autocast_depth()
     with trace:

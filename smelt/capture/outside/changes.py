@@ -116,8 +116,10 @@ def _guard_class_attributes(outside: Outside, cls: type, besides: set[str]) -> N
 
 
 def guard_distinct(outside: Outside) -> None:
-    """An object that the trace changed must not be another object that the trace used."""
-    changed = {type(obj) for obj in outside.seen.objects.values() if obj in outside.log}
+    """An object that the trace changed, or compared, must not be another object that the trace used."""
+    changed = outside.facts.compared | {
+        type(obj) for obj in outside.seen.objects.values() if obj in outside.log
+    }
     changed |= {CellType} if outside.log.changes_cells else set()
     for cls in changed:
         origins = tuple(outside.origins[k] for k, obj in outside.seen.objects.items() if type(obj) is cls)

@@ -13,7 +13,7 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import (
     IMMUTABLE_TYPE_FLAG,
+    LEAF_TYPES,
     FunctionType,
+    MethodType,
     is_constant,
     is_identity,
     is_nan,
@@ -77,6 +79,7 @@ class Facts:
         self.by_key: dict[tuple[object, ...], Guard] = {}
         self._functions: set[int] = set()  # guarded already, or made by the trace
         self._classes: set[type] = set()
+        self.compared: set[type] = set()  # those of objects of which the program sees which are one
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -115,6 +118,31 @@ class Facts:
             return
         self.guard("id", origin, self._real(value) if type(value) is FakeTensor else value)
 
+    def use_differences(self, *values: object) -> None:
+        """The trace depends on which of these, and of the objects in them, are one: sets and dictionaries look elements up,
+        sequences compare theirs."""
+        pending, seen = [*values], set()
+        while pending:
+            value = pending.pop()
+            kind = type(value)
+            if kind in LEAF_TYPES or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, dict):
+                pending += dict.values(value)
+            elif isinstance(value, (tuple, frozenset, list, collections.deque)):
+                pending += value
+            else:
+                self.compared.add(kind)
+                pending += (value.__self__,) if type(value) is MethodType else ()
+
+    def use_order(self, elements: Iterable[object]) -> None:
+        """The trace depends on the order of a set of these, and so on the addresses of those that are hashed by them."""
+        held = tuple(elements)
+        if len(held) > 1:
+            for value in held:
+                self.use_identity(value.__self__ if type(value) is MethodType else value)
+
     def use_constant(self, value: object) -> None:
         """The trace depends on which of several equal constants `value` is."""
         if not is_shared(value):
@@ -141,6 +169,10 @@ class Facts:
             self._functions.add(id(function))
             value = (function.__code__, function.__defaults__, function.__kwdefaults__)
             self.guard("function", self._origins.const(function), value)
+
+    def knows_function(self, function: FunctionType) -> None:
+        """The code and defaults of `function` are guarded part by part."""
+        self._functions.add(id(function))
 
     def made_function(self, function: FunctionType) -> None:
         """`function` was made by the trace: nothing about it needs a guard."""

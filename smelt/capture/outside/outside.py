@@ -91,7 +91,6 @@ class Changed:
 class Outside:
     """The outside objects of one capture."""
 
-    after_break = False  # the frame is the rest of one, behind a graph break
     looks_ahead = True  # iterators from outside are advanced in the graph
 
     def __init__(self, trace: Trace, where: Callable[[], Line | None]) -> None:

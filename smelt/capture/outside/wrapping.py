@@ -74,9 +74,11 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         return _wrap_array(outside, value, origin)
     if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and is_bound(value)):
         return _wrap_bound_builtin(outside, value, origin)
-    if type(value) is FunctionType and not decided and _is_made_anew(outside, value, origin):
+    if type(value) is FunctionType and not decided and _is_made_anew(value, origin):
         return _wrap_function(outside, value, origin)
     if is_identity(value):
+        if type(value) is FunctionType and _is_made_inside(value):
+            outside.seen.objects[id(value)] = value  # another one may be known by the same code
         if not decided:
             outside.facts.guard("id", origin, value)
         outside.origins.register(
@@ -90,7 +92,7 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
     if isinstance(value, frozenset):
         if id(value) not in outside.origins:
             guard_elements(outside, origin, list(frozenset.__iter__(value)))
-    return _wrap_object(outside, value, origin)
+    return _wrap_object(outside, value, origin, decided)
 
 
 def reach_class(outside: Outside, cls: type) -> None:
@@ -110,22 +112,18 @@ def _is_called(value: object) -> bool:
     return callable(value) or hasattr(type(value), "__get__")
 
 
-def _is_made_anew(outside: Outside, value: FunctionType, origin: Origin) -> bool:
-    """Whether `value` is a function inside of a function that crossed a graph break: each call makes another one."""
-    if not outside.after_break or "<locals>" not in value.__qualname__ or value.__dict__:
-        return False
-    root = origin
-    while root.base is not None and (root.kind in _TO_FUNCTIONS or root.key in _TO_CELLS):
-        root = root.base
-    return root.kind == "arg"
+def _is_made_anew(value: FunctionType, origin: Origin) -> bool:
+    """Whether `value` is a function inside of a function that the call brings: each call may make another one."""
+    return origin.root.kind == "arg" and _is_made_inside(value) and not value.__dict__
 
 
-_TO_FUNCTIONS = ("item", "cell", "ahead", "part")
-_TO_CELLS = ("__closure__", "cell_contents")
+def _is_made_inside(value: FunctionType) -> bool:
+    """Whether calls of another function make functions of this code."""
+    return "<locals>" in value.__qualname__
 
 
 def _wrap_function(outside: Outside, value: FunctionType, origin: Origin) -> FunctionType:
-    """A function that is known by its code, its globals and its closure."""
+    """A function that is known by its code, its defaults, its globals and its closure."""
     first = outside.origins.get(id(value))
     if first is not None:
         _alias(outside, origin, first)
@@ -133,12 +131,30 @@ def _wrap_function(outside: Outside, value: FunctionType, origin: Origin) -> Fun
     facts = outside.facts
     facts.guard("type", origin, FunctionType)
     outside.origins.by_code(value, origin)
-    facts.use_function(value)
+    outside.seen.objects[id(value)] = value
+    if value.__defaults__ is None and value.__kwdefaults__ is None:
+        facts.use_function(value)
+    else:
+        _guard_code_and_defaults(outside, value, origin)
     facts.guard("id", origin.child("member", "__globals__"), value.__globals__)
     facts.guard("len", origin.child("member", "__dict__"), 0)
     for at, cell in enumerate(value.__closure__ or ()):
         wrap(outside, cell, origin.child("member", "__closure__").child("item", at))
     return value
+
+
+def _guard_code_and_defaults(outside: Outside, value: FunctionType, origin: Origin) -> None:
+    """What `Facts.use_function` guards, for a function whose defaults are other objects at each call. Those of keywords are
+    guarded where they are read."""
+    outside.facts.knows_function(value)
+    outside.facts.guard("id", origin.child("member", "__code__"), value.__code__)
+    wrap(outside, value.__defaults__, origin.child("member", "__defaults__"))
+    named = origin.child("member", "__kwdefaults__")
+    if value.__kwdefaults__ is None:
+        outside.facts.guard("eq", named, None)
+    else:
+        outside.facts.guard("type", named, dict)
+        outside.facts.guard("keys", named, tuple(value.__kwdefaults__))
 
 
 def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object]) -> None:
@@ -149,6 +165,7 @@ def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object])
                 Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
             )
         if not is_constant(value):
+            outside.facts.use_identity(value)
             wrap(outside, value, outside.origins.const(value), decided=True)
     outside.facts.guard("keys", origin, tuple(elements))
 
@@ -287,7 +304,7 @@ def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[obje
     return made
 
 
-def _wrap_object(outside: Outside, value: object, origin: Origin) -> object:
+def _wrap_object(outside: Outside, value: object, origin: Origin, decided: bool) -> object:
     if type(value) in weakref.ProxyTypes:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
     first = outside.origins.get(id(value))
@@ -295,9 +312,11 @@ def _wrap_object(outside: Outside, value: object, origin: Origin) -> object:
         outside.facts.guard("type", origin, type(value))
         _guard_value(outside, value, origin)
         outside.origins.register(value, origin)
-        outside.seen.objects[id(value)] = value
     elif first is not origin and first.kind != "const":
         _alias(outside, origin, first)
+    elif first is not origin and not decided:
+        outside.facts.guard("id", origin, value)
+    outside.seen.objects[id(value)] = value
     return value
 
 

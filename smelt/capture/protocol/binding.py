@@ -97,9 +97,16 @@ def _default(
     vm: VM, fn: FunctionType, kind: Literal["default", "kwdefault"], key: object, value: object
 ) -> object:
     """A default as a value of the machine."""
-    decided = kind == "default"  # by the guard on the function; keyword defaults are a dictionary
-    if id(fn) not in vm.outside.origins or (decided and type(value) in LEAF_TYPES):
+    origins = vm.outside.origins
+    by_code = origins.is_by_code(fn)
+    decided = (
+        kind == "default" and not by_code
+    )  # by the guard on the function; those of keywords are a dictionary
+    if id(fn) not in origins or (decided and type(value) in LEAF_TYPES):
         return value
+    if by_code and kind == "default":
+        held = origins.known(fn).child("member", "__defaults__")
+        return wrapping.wrap(vm.outside, value, held.child("item", key))
     return wrapping.wrap(vm.outside, value, vm.outside.origins.const(fn).child(kind, key), decided=decided)
 
 

@@ -147,6 +147,7 @@ def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: ob
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
     vm.outside.facts.use_nan(key)
+    vm.outside.facts.use_differences(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
         try:
             return in_window(vm, fn, (obj, key, *rest))

@@ -72,6 +72,8 @@ def _defaultdict(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(dict.fromkeys)
 def _dict_fromkeys(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if isinstance(args[0], (set, frozenset)):
+        vm.outside.facts.use_order(vm.outside.overlay.now(args[0]))
     return vm.native(dict.fromkeys, (_keys(vm, args[0]), *args[1:]))
 
 

@@ -15,7 +15,14 @@ from typing import cast
 from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, METHODS, Args, Handler, Kwargs, builtin, method, unsupported
 from smelt.capture.base.native_functions import PURE_METHODS
-from smelt.capture.base.values import MISSING, Container, dict_base, is_lookup_key
+from smelt.capture.base.values import (
+    MISSING,
+    Container,
+    FunctionType,
+    MethodType,
+    dict_base,
+    is_lookup_key,
+)
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import polyfills, sets
@@ -91,8 +98,9 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     """`index`, `count` or `remove`: elements are compared, with all that they hold, so that is shown with fakes."""
     base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
     vm.outside.facts.use_nan(args[0] if args else None)
+    vm.outside.facts.use_differences(owner, args)
     seen = contents.view(vm.outside, owner)
-    args = [vm.native_argument(contents.view(vm.outside, a)) for a in args]
+    args = [_sought(vm, contents.view(vm.outside, a)) for a in args]
     if name != "remove":
         return vm.native(getattr(base, name), (seen, *args))
     count = len(seen)
@@ -110,6 +118,11 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     elif isinstance(owner, collections.deque):
         collections.deque.__delitem__(vm.outside.overlay.now(owner), at)
     return None
+
+
+def _sought(vm: VM, value: object) -> object:
+    """What is compared with elements. A function is not called, so it is itself."""
+    return value if type(value) in (FunctionType, MethodType) else vm.native_argument(value)
 
 
 def _place(values: Sequence[object], value: object) -> int | None:

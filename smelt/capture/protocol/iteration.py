@@ -89,6 +89,8 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return cast("Iterable[object]", obj)
+    if isinstance(obj, (set, frozenset)):
+        vm.outside.facts.use_order(vm.outside.overlay.now(obj))
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
         if id(obj) not in vm.outside.origins:
             return obj

@@ -74,12 +74,15 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         if a is tuple and b is tuple and fn in _EQUALITY:
             return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
         if a is not tuple and b is not tuple:
+            if fn in _EQUALITY:
+                vm.outside.facts.use_differences(left, right)
             try:
                 return operate(vm, fn, left, right) if FakeTensor in (a, b) else fn(left, right)
             except TypeError as error:
                 check_class_named(fn, error, (left, right))
                 raise
         if fn in _COMPARISONS:
+            vm.outside.facts.use_differences(left, right)
             contents.open_compared(vm.outside, (left, right))
         return vm.native(fn, (left, right))
     if a is list and b is list and fn in _EQUALITY:
@@ -96,6 +99,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     outside.facts.check_readable(left)
     outside.facts.check_readable(right)
     deep = fn in _COMPARISONS
+    if deep:
+        outside.facts.use_differences(left, right)
     if not deep:
         check_decimals(left, right)
     return wrapping.fake(
@@ -170,7 +175,10 @@ def _python_operator(
         asked = asked or found is not None
         if result is not NotImplemented:
             return result
-    return _refused_by_both(written, left, right) if asked else NotImplemented
+    if not asked:
+        return NotImplemented
+    vm.outside.facts.use_differences(left, right)
+    return _refused_by_both(written, left, right)
 
 
 def _is_told_by_classes(value: object) -> bool:
@@ -316,7 +324,7 @@ def same(vm: VM, left: object, right: object) -> bool:
         return both and plain(left) is plain(right)
     a, b = vm.outside.origins.get(id(left)), vm.outside.origins.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
-        known = is_identity(left) and not vm.outside.origins.is_by_code(left)
+        known = all(is_identity(v) and not vm.outside.origins.is_by_code(v) for v in (left, right))
         if type(left) is type(right) and not known and not is_constant(left):
             vm.outside.facts.guard("distinct", a, (a, b), key=b)
     return False
@@ -351,8 +359,8 @@ def contains(vm: VM, value: object, container: object) -> bool:
     if id(container) in vm.outside.origins and hasattr(kind, "__next__"):
         raise unsupported(f"`in` of an outside {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT)
     vm.outside.facts.check_readable(container, "__contains__")
-    if isinstance(container, (set, frozenset)) and not is_constant(value):
-        vm.outside.facts.use_identity(value)
+    if isinstance(container, (set, frozenset)):
+        vm.outside.facts.use_differences(value)
     if isinstance(container, set) and id(container) in vm.outside.origins:
         container = contents.found_in(vm.outside, container)
     elif isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.origins:

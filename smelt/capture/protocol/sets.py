@@ -27,15 +27,21 @@ def operand(vm: VM, value: object) -> object:
         return contents.open(vm.outside, value) if id(value) in vm.outside.origins else value
     if type(value) is dict:
         return contents.view(vm.outside, value, deep=False)
-    return value if isinstance(value, frozenset) else vm.iterable(value)
+    if isinstance(value, frozenset):
+        return value
+    vm.outside.facts.use_differences(value)
+    return vm.iterable(value)
 
 
 def change(vm: VM, target: set[object], method: str, args: Args) -> object:
     """`target.method(*args)` of a method of `set` that changes the set, which is noted for one from outside."""
     if method in _OF_ELEMENTS:
         args = [plain_parts(a) for a in args]
+        vm.outside.facts.use_differences(args)
     elif args:
         args = [operand(vm, a) for a in args]
+    if method == "pop":
+        vm.outside.facts.use_order(vm.outside.overlay.now(target))
     if id(target) not in vm.outside.origins:
         return vm.native(getattr(set, method).__get__(target), args)
     outside = vm.outside

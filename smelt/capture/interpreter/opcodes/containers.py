@@ -39,6 +39,7 @@ def _build_list(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("BUILD_SET")
 def _build_set(vm: VM, frame: Frame, arg: int) -> None:
     items = frame.stack[len(frame.stack) - arg :]
+    vm.outside.facts.use_differences(items)
     made = vm.native(set, (items,))
     frame.stack[len(frame.stack) - arg :] = (made,)
 
@@ -48,6 +49,7 @@ def _build_map(vm: VM, frame: Frame, arg: int) -> None:
     at = len(frame.stack) - 2 * arg
     flat = frame.stack[at:]
     keys = flat[::2] if vm.trace.numbers.symbols is None else [plain_parts(k) for k in flat[::2]]
+    vm.outside.facts.use_differences(keys)
     pairs = list(zip(keys, flat[1::2]))
     frame.stack[at:] = (
         vm.native(dict, (pairs,)) if calls_back(vm.classes.native_reach, keys) else dict(pairs),
