@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import enum
 import functools
+import types
 import typing
 import weakref
 
@@ -1148,6 +1149,86 @@ def iterator_protocol():
             dict(zip(Count(2), Gen())),
             next(iter(Gen())),
             max(Count(5)),
+        )
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, later=1)
+def metaclasses_that_have_type_make_what_is_made_in_c():
+    made = []
+
+    class Meta(type):
+        def __call__(cls, *args, **kwargs):
+            made.append(cls.__name__)
+            instance = super().__call__(*args, **kwargs)
+            return instance
+
+    class Items(list, metaclass=Meta):
+        pass
+
+    class Table(dict, metaclass=Meta):
+        pass
+
+    class Pair(tuple, metaclass=Meta):
+        pass
+
+    class Text(str, metaclass=Meta):
+        pass
+
+    class Plain(metaclass=Meta):
+        pass
+
+    def fn(x):
+        made.clear()
+        kept = (
+            Items([x, x * 2])[1],
+            Table(a=x)["a"] + 1,
+            Pair((x, 3))[1],
+            Text("a") + "b",
+            type(Plain()).__name__,
+        )
+        return kept, list(made)
+
+    return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1, later=1)
+def what_aliases_of_classes_make():
+    T = typing.TypeVar("T")
+    made = []
+
+    class Meta(type):
+        def __call__(cls, *args):
+            made.append(cls.__name__)
+            return super().__call__(*args)
+
+    class Box(typing.Generic[T], metaclass=Meta):
+        def __init__(self, v):
+            made.append(v.shape)
+            self.v = v
+
+    class Own:
+        __class_getitem__ = classmethod(types.GenericAlias)
+
+        def __init__(self, v):
+            made.append("own")
+            self.v = v
+
+    class Slots(Own):
+        __slots__ = ()
+
+    def fn(x):
+        made.clear()
+        box, own = Box[int](x), Own[str](x)
+        aliases = box.__orig_class__ is Box[int], own.__orig_class__ == Own[str]
+        return (
+            box.v + own.v,
+            Slots[int](x).v,
+            aliases,
+            list(made),
+            collections.deque[int]([1]),
+            dict[str, int](a=1),
         )
 
     return fn, [(tensor(3),)] * 3

@@ -7,6 +7,7 @@ objects with `__call__`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import re
@@ -93,6 +94,15 @@ def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwa
     return call(vm, attributes.load_attr(vm, obj, bound[0]), bound[1:], {})
 
 
+def call_alias(vm: VM, fn: types.GenericAlias, args: Args, kwargs: Kwargs) -> object:
+    """`C[int](...)`: an instance of the class, which is told what made it where it can hold that."""
+    vm.frames.tail = None
+    made = call(vm, attributes.load_attr(vm, fn, "__origin__"), args, kwargs)
+    with contextlib.suppress(AttributeError, TypeError):
+        attributes.store_attr(vm, made, "__orig_class__", fn)
+    return made
+
+
 def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     """The call of an instance: of the `__call__` of its class. Raises TypeError where it has none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
@@ -138,6 +148,7 @@ CALLERS: dict[type, Callable[..., object]] = {
     functools.partial: call_partial,
     functools._lru_cache_wrapper: call_lru_cached,
     type: construct,
+    types.GenericAlias: call_alias,
     torch._ops.OpOverloadPacket: run_native,
     torch._ops.OpOverload: run_native,
     torch._C.ScriptFunction: call_script,

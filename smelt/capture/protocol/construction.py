@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import sys
 from collections.abc import Callable
 
@@ -64,14 +65,14 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     python_init = init_how is FUNCTION and init is not None
     if type(new) is FunctionType:
         if runs_natively(new):
-            return run_native(vm, cls, args, kwargs)
+            return run_native(vm, _made_by(vm, cls), args, kwargs)
         vm.frames.tail = through(tail, polyfills_of_results.created, cls, tuple(args), kwargs)
         obj = call_function(vm, new, (cls, *args), kwargs)
         if not isinstance(obj, cls):
             return obj
     elif python_init:
         if runs_natively(init) and not _is_given_functions(args, kwargs):
-            return run_native(vm, cls, args, kwargs)
+            return run_native(vm, _made_by(vm, cls), args, kwargs)
         obj = _new_object(vm, cls, new, args, kwargs)
     else:
         return _construct_native(vm, cls, args, kwargs)
@@ -83,6 +84,13 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     elif init is not object.__init__:
         vm.native(init, (obj, *args), kwargs)
     return obj
+
+
+def _made_by(vm: VM, cls: type) -> Callable[..., object]:
+    """What makes an instance of `cls` natively. The `__call__` of its metaclass has been called."""
+    if type(cls) is not type and vm.type_info(type(cls)).find("__call__")[0] is FUNCTION:
+        return functools.partial(type.__call__, cls)
+    return cls
 
 
 def _is_users(cls: type) -> bool:
@@ -119,10 +127,10 @@ def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     if issubclass(cls, CONTAINER_BASES) and args:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
-        return vm.native(cls, args, kwargs)
+        return vm.native(_made_by(vm, cls), args, kwargs)
     if issubclass(cls, torch.Tensor) and cls is not torch.Tensor:
         raise Unsupported(Reason(TENSOR_SUBCLASS, cls.__qualname__))
     refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
     if refused is not None:
         raise Unsupported(Reason(*refused))
-    return run_native(vm, cls, args, kwargs)
+    return run_native(vm, _made_by(vm, cls), args, kwargs)
