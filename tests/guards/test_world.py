@@ -1796,6 +1796,86 @@ def recursion_limit_is_no_part_of_it():
 # ------------------------------------------------------------------------------------------- library Python
 
 
+def _attribute(owner: Any, name: str, value: Any) -> Change:
+    return lambda undo: undo.enter_context(pytest.MonkeyPatch.context()).setattr(owner, name, value)
+
+
+class Documented:
+    @property
+    def size(self) -> int:
+        """Of old."""
+        return 1
+
+    @functools.cached_property
+    def cached(self) -> int:
+        """Of old."""
+        return 1
+
+    @functools.lru_cache  # noqa: B019
+    def remembered(self) -> int:
+        """Of old."""
+        return 1
+
+    def method(self) -> int:
+        """Of old."""
+        return 1
+
+    @classmethod
+    def of_class(cls) -> int:
+        """Of old."""
+        return 1
+
+    method.weight = 2  # type: ignore[attr-defined]
+
+
+@row("__doc__")
+def text_of_a_property():
+    return lambda x: (x + 1, Documented.size.__doc__), (X,), _attribute(Documented.size, "__doc__", "new")
+
+
+@row("__doc__")
+def text_of_a_cached_property():
+    return lambda x: (x + 1, Documented.cached.__doc__), (X,), _attribute(Documented.cached, "__doc__", "new")
+
+
+@row("__doc__")
+def text_of_a_cached_method():
+    cached = Documented.remembered
+    return lambda x: (x + 1, Documented.remembered.__doc__), (X,), _attribute(cached, "__doc__", "new")
+
+
+@row("__doc__")
+def text_of_a_method():
+    return lambda x: (x + 1, Documented.method.__doc__), (X,), _attribute(Documented.method, "__doc__", "new")
+
+
+@row("__doc__")
+def text_of_a_bound_method():
+    bound = Documented()
+    return lambda x: (x + 1, bound.method.__doc__), (X,), _attribute(Documented.method, "__doc__", "new")
+
+
+@row("__name__")
+def name_of_a_class_method():
+    function = vars(Documented)["of_class"].__func__
+    return lambda x: (x + 1, Documented.of_class.__name__), (X,), _attribute(function, "__name__", "new")
+
+
+@row("weight")
+def attribute_of_a_method():
+    bound = Documented()
+    return lambda x: x * bound.method.weight, (X,), _attribute(Documented.method, "weight", 3)
+
+
+@row("__doc__")
+def documentation_that_inspect_finds():
+    return (
+        lambda x: (x + 1, inspect.getdoc(Documented.method)),
+        (X,),
+        _attribute(Documented.method, "__doc__", "new"),
+    )
+
+
 @row("gelu: expected function gelu, found function relu")
 def function_of_torch():
     return (lambda x: F.gelu(x)), (X,), putting(F, "gelu", torch.relu)

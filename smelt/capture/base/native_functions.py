@@ -166,10 +166,10 @@ def _interpreted_codes() -> frozenset[types.CodeType]:
 INTERPRETED: set[Any] = {
     f for f in (
         functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
-        functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
+        inspect.getdoc, functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
         getattr(warnings, "_deprecated", None), abc.abstractmethod,
-        typing._BaseGenericAlias.__call__, typing.final, typing.overload, typing.no_type_check,
+        vars(typing)["_BaseGenericAlias"].__call__, typing.final, typing.overload, typing.no_type_check,
         getattr(torch._utils, "_chunk_or_narrow_cat", None),
         torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like,
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,

@@ -104,8 +104,10 @@ def _class_dict(vm: VM, cls: type) -> object:
 
 def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
     how, found, owner = own
-    if how in (FUNCTION, PROPERTY, CACHED_PROPERTY):
+    if how is FUNCTION:
         return found
+    if how in (PROPERTY, CACHED_PROPERTY):
+        return from_class(vm, found, owner, name)
     if how is CLASS_METHOD:
         return bind_class_method(vm, found, cls, owner, name)
     if how is STATIC_METHOD:
@@ -119,7 +121,8 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
         and not issubclass(cls, enum.Enum)
     ):
         return vm.call_function(get, (from_class(vm, found, owner, name), None, cls))
-    return getattr(cls, name)
+    value = getattr(cls, name)
+    return from_class(vm, found, owner, name) if value is found else value
 
 
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:

@@ -126,7 +126,7 @@ def load_bound_attr(vm: VM, method: MethodType, name: str) -> object:
     if name in ("__func__", "__self__"):
         return bound_part(vm, method, name)
     function = bound_part(vm, method, "__func__")
-    if name in ("__doc__", "__class__") or name in type(method).__dict__:
+    if name == "__class__" or (name != "__doc__" and name in type(method).__dict__):
         return getattr(method, name)
     return load_attr(vm, function, name)
 

@@ -105,8 +105,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     outside = vm.outside
     if name == "__globals__":
         return scopes.expose(vm, function.__globals__)
-    origin = outside.origins.get(id(function))
-    if origin is None:
+    if outside.origins.of(function) is None:
         return getattr(function, name)
     own = outside.overlay.own(function) or {}
     if name in own and not outside.log.is_original_attribute(function, name, own[name]):
