@@ -13,20 +13,24 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import datetime
 import enum
 import functools
 import gc
 import inspect
+import logging
 import math
 import os
 import pickle
 import sys
+import time
 import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -1932,6 +1936,63 @@ def environment_through_getenv():
         (X,),
         lambda undo: undo.enter_context(pytest.MonkeyPatch.context()).setenv("SMELT_TEST_WORLD", "5"),
     )
+
+
+def _by(setter: Callable[..., Any], now: tuple[Any, ...], then: tuple[Any, ...]) -> Change:
+    def change(undo: Undo) -> None:
+        undo.callback(setter, *then)
+        setter(*now)
+
+    return change
+
+
+def _set_zone(name: str) -> None:
+    os.environ["TZ"] = name
+    time.tzset()
+
+
+LONG = 10**5000
+NOON = datetime.datetime(2020, 1, 1, 12)
+
+# What functions of C make of a setting of the process: the graph breaks there.
+_SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
+    "text of an array": (
+        lambda x: (x + 1, str(numpy.ones(2) / 3), f"{[numpy.ones(2) / 3]}", "%s" % (numpy.ones(2) / 3)),
+        _by(lambda n: numpy.set_printoptions(precision=n), (2,), (8,)),
+    ),
+    "errors of NumPy": (
+        lambda x: (x + 1, numpy.geterr()["divide"]),
+        _by(lambda how: numpy.seterr(divide=how), ("ignore",), ("warn",)),
+    ),
+    "digits of an integer": (
+        lambda x: (x + 1, len(str(LONG)), len(f"{LONG}"), int("1" * 4400) % 7),
+        _by(sys.set_int_max_str_digits, (0,), (4300,)),
+    ),
+    "local time zone": (
+        lambda x: (x + NOON.timestamp() % 86400, str(NOON.astimezone()), NOON.fromtimestamp(0).hour),
+        _by(_set_zone, ("America/New_York",), ("UTC",)),
+    ),
+    "home and working directory": (
+        lambda x: (x + 1, os.path.expanduser("~"), os.path.expandvars("$HOME"), os.path.abspath("a")),
+        lambda undo: undo.enter_context(pytest.MonkeyPatch.context()).setenv("HOME", "/elsewhere"),
+    ),
+    "name of a level": (
+        lambda x: (x + 1, logging.getLevelName(35)),
+        _by(logging.addLevelName, (35, "HIGH"), (35, "Level 35")),
+    ),
+}
+for _name, (_program, _change) in _SETTINGS.items():
+    ROWS[f"setting: {_name}"] = Row(lambda made=(_program, (X,), _change): made, "", False)  # type: ignore[misc]
+
+
+def test_what_does_not_depend_on_the_time_zone_is_captured() -> None:
+    aware = NOON.replace(tzinfo=datetime.UTC)
+
+    def program(x: torch.Tensor) -> Any:
+        return x + aware.timestamp() % 86400, aware.astimezone(datetime.UTC).hour, str(NOON)
+
+    compiled = smelt.compile(program, fullgraph=True)
+    assert outcome(compiled, (X,)) == outcome(program, (X,))
 
 
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)

@@ -20,6 +20,7 @@ import inspect
 import itertools
 import logging
 import operator
+import os
 import re
 import sys
 import types
@@ -29,6 +30,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch.utils import _python_dispatch
 
@@ -89,6 +91,31 @@ EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
 _PREFIXES = tuple(
     m + "." for m in NATIVE_MODULES if not m.startswith(("typing", "re", "os", "abc", "types", "enum"))
 )
+
+
+_LEAST_LIMIT = 10**sys.int_info.str_digits_check_threshold  # which `sys.set_int_max_str_digits` may set
+
+
+def check_text(value: object, spec: str = "") -> None:
+    """Raises Unsupported for a text that settings of the process decide: that of a NumPy array, of a time in the locale's
+    words, of a number in its digits, and of an integer that may have too many."""
+    if isinstance(value, int) and not -_LEAST_LIMIT < value < _LEAST_LIMIT:
+        what = "an integer of many digits"
+    elif isinstance(value, numpy.ndarray):
+        what = "a NumPy array"
+    elif isinstance(value, (datetime.date, datetime.time)) and spec:
+        what = "a time"
+    elif spec.endswith("n"):
+        what = "a number of the locale"
+    else:
+        return
+    raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"the text of {what}, which settings of the process decide"))
+
+
+def check_digits(text: object = "") -> None:
+    """Raises Unsupported for a text of so many digits that a setting of the process decides whether it is an integer's."""
+    if isinstance(text, (str, bytes)) and len(text) > sys.int_info.str_digits_check_threshold:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an integer is made of many digits"))
 
 
 def check_decimals(*operands: object) -> None:
@@ -166,7 +193,7 @@ def _interpreted_codes() -> frozenset[types.CodeType]:
 INTERPRETED: set[Any] = {
     f for f in (
         functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
-        inspect.getdoc, functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
+        inspect.getdoc, logging.getLevelName, functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
         getattr(warnings, "_deprecated", None), abc.abstractmethod,
         vars(typing)["_BaseGenericAlias"].__call__, typing.final, typing.overload, typing.no_type_check,
@@ -314,6 +341,14 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     datetime.datetime.utcnow: (SIDE_EFFECT_IO, "datetime.utcnow"),
     datetime.datetime.today: (SIDE_EFFECT_IO, "datetime.today"),
     datetime.date.today: (SIDE_EFFECT_IO, "date.today"),
+    # the local time zone, which `time.tzset` changes
+    datetime.datetime.fromtimestamp: (SIDE_EFFECT_IO, "datetime.fromtimestamp"),
+    datetime.date.fromtimestamp: (SIDE_EFFECT_IO, "date.fromtimestamp"),
+    # the environment and the working directory
+    **{
+        getattr(os.path, name): (SIDE_EFFECT_IO, f"os.path.{name}")
+        for name in ("abspath", "expanduser", "expandvars", "realpath", "relpath")
+    },
 }
 
 # Methods of builtin containers that do not change them.
@@ -389,7 +424,7 @@ PURE_TYPES: frozenset[type] = frozenset(
 _SETTING = re.compile(
     r"_*(jit_)?set(_|$)|_*(manual_)?seed(_|$)|_*(initial_seed|fork_rng|get_rng_state|get_state)"
     r"|_*(enable|disable|reset|clear|register|unregister)(_|$)|seterr|setbufsize"
-    r"|get_printoptions$|is_anomaly_|is_warn_always_enabled$"
+    r"|get_printoptions$|array2string$|array_(str|repr)$|geterr(call)?$|getbufsize$|is_anomaly_|is_warn_always_enabled$"
     r"|(load|save|dump|savez|memmap|fromfile|tofile|loadtxt|savetxt|genfromtxt|savez_compressed)$"
 )
 # Names of that form that change nothing, or change what capture records (`graph.torch_settings`) or compares at its end
@@ -424,6 +459,8 @@ def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
     if module in ("inspect", "traceback") and _STACK_READERS.match(last):
         return UNSUPPORTED_CALL, f"{text} reads the interpreter's stack"
     if module == "json" and last in ("dump", "load"):
+        return SIDE_EFFECT_IO, text
+    if module == "locale":
         return SIDE_EFFECT_IO, text
     if not module.startswith(_NAMES_DECIDE):
         return None

@@ -40,6 +40,7 @@ from smelt.capture.library import (
     function_wrappers,
     higher_order_operators,
     iterators,
+    local_settings,
     numpy_conversions,
     optimizers,
     other_tracers,
@@ -94,9 +95,9 @@ FILLING = (
     assumed_values, attribute_functions, awaiting, backward_calls, checked_values, checkpoints, classes, compiler_queries,
     container_constructors, containers, context_variables, control_flow, copying, custom_functions, descriptors, evaluation,
     exceptions, function_modes, function_wrappers,
-    generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, log_records, numpy_conversions,
-    optimizers, other_tracers, printing, process_settings, random_draws, special_methods, stack_frames, subscripts,
-    suspended, tensor_methods, tensor_state, torch_function, warning_messages, weak_references,
+    generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, local_settings, log_records,
+    numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, special_methods, stack_frames,
+    subscripts, suspended, tensor_methods, tensor_state, torch_function, warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

@@ -18,6 +18,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, method
+from smelt.capture.base.native_functions import check_text
 from smelt.capture.base.values import LEAF_TYPES, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
@@ -106,6 +107,7 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
     kind = type(value)
     if type(value) is FakeTensor:
         return Text(fn, _show(vm, value))
+    check_text(value)
     if kind in NUMBERS:
         return Text(fn, _number(vm, value))
     if type(value) is Text:
@@ -133,6 +135,7 @@ def formatted(vm: VM, value: object, spec: object) -> str | Text:
     if type(value) is Text:
         format("", spec)  # raises where the real text would
         return Text(format, value, spec) if spec else value
+    check_text(value, spec)
     if not spec and vm.type_info(type(value)).find("__format__")[1] is object.__format__:
         return convert(vm, str, value)
     return cast(str, _NATIVE[format](vm, (value, spec), {}))
@@ -164,6 +167,8 @@ _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.
 def percent(vm: VM, pattern: str, values: object) -> object:
     """`pattern % values`."""
     several = values if type(values) is tuple else (values,)
+    for value in several:
+        check_text(value)
     if all(type(v) in LEAF_TYPES for v in several):
         return pattern % values
     conversions = [c["kind"] for c in _CONVERSION.finditer(pattern) if c["kind"] != "%"]
@@ -215,6 +220,8 @@ def _join(vm: VM, separator: object, values: object) -> object:
 @method(str, "format")
 def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
     if not _holds_text((*args, *kwargs.values())):
+        for value in (*args, *kwargs.values()):
+            check_text(value, "%" if "%" in pattern else "")
         view = functools.partial(contents.view, vm.outside)
         args = tuple(vm.native_argument(view(a)) for a in args)
         return vm.native(pattern.format, args, {k: vm.native_argument(view(v)) for k, v in kwargs.items()})

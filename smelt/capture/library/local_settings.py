@@ -1,0 +1,27 @@
+"""Methods of C that read a setting of the process: the local time zone, the locale."""
+
+from __future__ import annotations
+
+import datetime
+
+from smelt.capture.base.handlers import METHODS, Handler, unsupported
+from smelt.capture.machine.vm import VM
+from smelt.reasons import SIDE_EFFECT_IO
+
+
+def _reading(name: str, always: bool) -> Handler:
+    """The method `name` of times, which reads the local time zone where it is told of no other, or the locale `always`."""
+
+    def handle(vm: VM, owner: datetime.datetime, *args: object, **kwargs: object) -> object:
+        told = owner.tzinfo is not None and (name != "astimezone" or {*args, *kwargs.values()} - {None})
+        if always or not told:
+            raise unsupported(f"{name} of a {type(owner).__qualname__}", SIDE_EFFECT_IO)
+        return vm.native(getattr(owner, name), args, kwargs)
+
+    return handle
+
+
+for _name in ("timestamp", "astimezone"):
+    METHODS[datetime.datetime, _name] = _reading(_name, always=False)
+for _kind in (datetime.date, datetime.datetime, datetime.time):
+    METHODS[_kind, "strftime"] = _reading("strftime", always=True)
