@@ -233,7 +233,6 @@ _DoubleBackward = Callable[
         tuple[torch.Tensor, ...],
         _Tangents,
         _Tangents,
-        tuple[Callable[[], bool] | None, ...],
         torch.Tensor | None,
     ],
     Sequence[torch.Tensor | None],

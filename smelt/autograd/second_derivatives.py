@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,8 +112,9 @@ def _arguments(node: Node) -> Iterator[Node]:
 @dataclass(frozen=True)
 class DoubleBackward:
     """From the graph's inputs, its outputs that others are computed from (None where gone), the tangents (None where
-    undefined), what says whether anybody sees what flows into the output of each (None with them), and the state of torch's
-    generator (None unless it `draws`) to the gradients, with a history.
+    undefined), and the state of torch's generator (None unless it `draws`) to the gradients, with a history, and then the
+    results of this run. Where a formula reads a result (that of `exp`), the node has the history go on through the output
+    that the program holds.
 
     `rewritten`: inputs that the graph writes; of those in `copied` it is given copies from before, of the others the values
     do not matter.
@@ -134,7 +135,6 @@ class DoubleBackward:
         primals: Tensors,
         cuts: Defined,
         tangents: Defined,
-        watched: tuple[Callable[[], bool] | None, ...],
         state: torch.Tensor | None,
     ) -> Gradients:
         gates = _Gates(cuts)
@@ -151,11 +151,7 @@ class DoubleBackward:
                     asked[i] = primals[i].detach().requires_grad_(i in self.sources)
                 seen[i] = asked[i].clone()
             with _drawing_from(state), self._as_captured():
-                results = self._forward(gates, *seen)  # type: ignore[arg-type]
-            for result, is_watched in zip(results, watched):
-                # torch crashes at a hook on a view of what was written, unless the view has taken its history anew
-                if is_watched is not None and result.grad_fn is not None:
-                    result.register_hook(functools.partial(gates.refuse_second, is_watched))
+                results = list(self._forward(gates, *seen))  # type: ignore[arg-type]
             defined = [(result, t) for result, t in zip(results, tangents) if t is not None]
             gradients = torch.autograd.grad(
                 [result for result, _ in defined],
@@ -165,7 +161,7 @@ class DoubleBackward:
                 allow_unused=True,
             )
             gates.are_open = True
-            return gradients
+            return (*gradients, *results)
 
     @functools.cached_property
     def _forward(self) -> GraphFunction:
@@ -193,14 +189,6 @@ class _Gates:
         self.cuts = cuts
         self.opened: dict[int, torch.Tensor] = {}
         self.are_open = False
-
-    def refuse_second(self, is_watched: Callable[[], bool], gradient: torch.Tensor) -> None:
-        """A hook on a result of the run. Raises where a second derivative flows into it that somebody would see."""
-        if self.are_open and is_watched():
-            raise RuntimeError(
-                "smelt: a second derivative flows into a result of a compiled function that has hooks or whose gradient is"
-                " asked for; use smelt.disable on it, or backend='eager'"
-            )
 
 
 class _Gate(torch.autograd.Function):

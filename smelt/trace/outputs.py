@@ -23,6 +23,7 @@ from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.history import computed_after, read_by
 from smelt.trace.inputs import Inputs
 from smelt.trace.not_differentiable import refuse
+from smelt.trace.shared_saves import saves_its_result
 from smelt.trace.tape import Tape, TapeEntry
 
 
@@ -164,6 +165,7 @@ def _check_history(view: FakeTensor, start: FakeTensor) -> None:
 
 def passed_by(
     autograd: AutogradCalls,
+    tape: Tape,
     inputs: Inputs,
     outputs: Sequence[FakeTensor],
     values: Sequence[FakeTensor],
@@ -171,18 +173,28 @@ def passed_by(
 ) -> list[FakeTensor]:
     """The tensors that others can see, that are taken or written outside of the graph's nodes, and that other results are
     computed from: what flows from those goes through them, where a hook or `torch.autograd.grad` may see it. With them the
-    other views that the same operator gave. In the order of their computation."""
+    other views that the same operator gave, and what eager saves of them: second derivatives flow into that. In the order
+    of their computation."""
     own = {id(v) for v in values}
     seen = [*(f for f in (*autograd.hooked, *outputs) if not inputs.holds(f) and id(f) not in own), *written]
     places = {(f.grad_fn, f.output_nr): f for f in seen if f.grad_fn is not None}
     if not places:
         return []
     ends = [f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None]
+    saved = written_and_saved(tape)
     nodes = {node for node, _ in places.keys() & read_by(ends)}
+    nodes |= {node for (node, _), f in places.items() if id(f) in saved}
     order = computed_after(ends, inputs.first_history.values())
     return sorted(
         (f for f in places.values() if f.grad_fn in nodes), key=lambda f: (order[f.grad_fn], f.output_nr)
     )
+
+
+def written_and_saved(tape: Tape) -> set[int]:
+    """Ids of the fakes that were written by an operator whose derivative reads what it has written (`tanh_`)."""
+    return {
+        id(f) for entry in tape.entries if saves_its_result(entry.node.target) for f in fakes_in(entry.out)
+    }
 
 
 class _Origins:

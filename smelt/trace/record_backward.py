@@ -98,7 +98,7 @@ def _placed(
     taken; all that has a tangent: the values, and then what is taken. Raises NotDifferentiable."""
     inputs, tape = parts.inputs, parts.tape
     values, found, _ = output_sources(tape, inputs, outputs)
-    passed = passed_by(parts.autograd, inputs, outputs, values, written)
+    passed = passed_by(parts.autograd, tape, inputs, outputs, values, written)
     views: tuple[OutputSource, ...] = ()
     if passed:
         values, found, views = output_sources(tape, inputs, outputs, passed)

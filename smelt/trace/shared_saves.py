@@ -1,4 +1,4 @@
-"""Which results of a trace share a saved value in eager's graph.
+"""What eager's graph saves: which results of a trace share a saved value, and which operators save what they write.
 
 Eager's nodes free what they saved when they have run, so that of two results that are computed from the same node only one
 can be differentiated, unless the graph is kept. Results that share no such node can be differentiated one after the other.
@@ -10,7 +10,13 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+from torch._ops import OpOverload
+
 from smelt.trace.history import in_order
+
+_functions: Any = torch._C._functions  # type: ignore[attr-defined]
+_MOST_OVERLOADS = 10
 
 
 def shared_saves(results: Sequence[Any], outside: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
@@ -50,3 +56,14 @@ def _saves(node: Any) -> bool:
 @functools.cache
 def _kind_saves(kind: Any) -> bool:
     return any(name.startswith("_raw_saved_") for name in dir(kind))
+
+
+@functools.cache
+def saves_its_result(target: Any) -> bool:
+    """Whether an operator writes a tensor that its node of autograd then saves, as `tanh_` does. The node of a view is
+    hidden in another (`CopySlices`), so the name tells the kind; the kinds of its overloads count as one."""
+    if type(target) is not OpOverload or not target._schema.is_mutable:
+        return False
+    stem = "".join(word.capitalize() for word in target._schema.name.split("::")[-1].split("_"))
+    kinds = (getattr(_functions, f"{stem}Backward{i}", None) for i in range(_MOST_OVERLOADS))
+    return any(name.startswith("_raw_saved_result") for kind in kinds for name in dir(kind))

@@ -8,8 +8,11 @@ from torch import nn
 from torch.autograd import grad
 from torch.utils.checkpoint import checkpoint
 
-import smelt
 from tests.harness.training import both, gradients, leaf, raised
+
+
+def double(*shape):
+    return leaf(*shape, dtype=torch.float64)
 
 
 def cube(x):
@@ -342,25 +345,97 @@ def test_hooks_on_a_result_that_others_are_computed_from(compile):
     return first, gradients(x, w, k), [g for _, g in watch.seen]
 
 
-def test_a_second_derivative_into_a_result_with_hooks():
-    """Eager runs the hook again for what flows into the saved result; the compiled function could not, and says so."""
-    f, x = smelt.compile(torch.tanh), leaf(3)
-    y = f(x)
-    y.register_hook(lambda g: g * 2)
-    (a,) = grad(y.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="flows into a result of a compiled function"):
-        a.sum().backward()
+# ------------------------------------------------------------------------------- results that eager's formulas read
 
 
-def test_a_second_derivative_by_a_result_that_eager_saves():
-    """Eager's formula reads the saved result, which is given a gradient of its own; compiled, all of it is the input's."""
-    f, x = smelt.compile(torch.sigmoid), leaf(3)
+@both()
+def test_a_second_derivative_into_a_result_with_hooks(compile):
+    f, x, watch = compile(torch.tanh), leaf(3), Watch()
+    y = f(x)
+    y.register_hook(watch.scaling("y"))
+    y.retain_grad()
+    (a,) = grad(y.sum(), x, create_graph=True)
+    a.sum().backward()
+    return a, y.grad, x.grad, watch.seen
+
+
+@both()
+def test_a_second_derivative_by_a_result_that_eager_saves(compile):
+    f, x = compile(torch.sigmoid), leaf(3)
     y = f(x)
     (a,) = grad(y.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="flows into a result of a compiled function"):
-        grad(a.sum(), [x, y], retain_graph=True, allow_unused=True)
-    (b,) = grad(a.sum(), x)
-    torch.testing.assert_close(b, (y * (1 - y) * (1 - 2 * y)).detach())
+    by_both = grad(a.sum(), [x, y], retain_graph=True)
+    return a, by_both, grad(a.sum(), y, retain_graph=True), grad((a * y).sum(), x)
+
+
+@both()
+def test_higher_derivatives_by_a_result_that_eager_saves(compile):
+    f, x = compile(torch.tanh), leaf(3)
+    y = f(x)
+    found = [y.square().sum()]
+    for by in (x, y, x, y):
+        found += grad(found[-1].sum(), by, create_graph=True)
+    return found, grad(found[-1].sum(), x)
+
+
+def of_one_node(x, w):
+    values, vectors = torch.linalg.eigh(x @ x.t())
+    return values, vectors.abs()
+
+
+def of_several(x, w):
+    y = (x * w).sigmoid()
+    return y, (y * y).exp(), y[0].sqrt()
+
+
+def a_written_view(x, w):
+    y = x * w
+    v = y[0]
+    v.tanh_()
+    return y, v
+
+
+def a_written_view_that_is_read(x, w):
+    y = x * w
+    v = y[0]
+    v.exp_()
+    return y, v, v * y
+
+
+def a_written_input(x, w):
+    x.sigmoid_()
+
+
+def a_view_of_a_written_input(x, w):
+    v = x[0]
+    v.tanh_()
+    return v, (x * w).exp()
+
+
+@both()
+@pytest.mark.parametrize(
+    "program",
+    [
+        of_one_node,
+        of_several,
+        a_written_view,
+        a_written_view_that_is_read,
+        a_written_input,
+        a_view_of_a_written_input,
+    ],
+)
+def test_second_derivatives_by_each_result(compile, program):
+    f, found = compile(program), []
+    x, w = double(3, 3), double(3, 3)
+    for i in range(4):
+        given = x * 1.5
+        seen = [given, *(f(given, w) or ())]
+        if i >= len(seen):
+            break
+        first = grad(seen[i].square().sum(), [x, w], create_graph=True, allow_unused=True)
+        loss = sum(g.square().sum() for g in first if g is not None)
+        found += [grad(loss, t, retain_graph=True, allow_unused=True) for t in (x, w, *seen)]
+    return found
 
 
 @both()
@@ -597,10 +672,6 @@ def test_a_step_inside_of_a_loss(compile):
 
 
 # ------------------------------------------------------------------------------------------------- what is written
-
-
-def double(*shape):
-    return leaf(*shape, dtype=torch.float64)
 
 
 def a_value(x, w):

@@ -282,16 +282,17 @@ Rerun what_a_rerun_takes(const Spec& spec, PyObject* inputs, const Given& given,
     return rerun;
 }
 
-void record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& made_for, PyObject* inputs,
-            const Given& given, const edge_list& input_edges, const Versions& versions,
-            const Before& before) {
-    const auto group = c10::make_intrusive<Group>(spec, made_for);
+c10::intrusive_ptr<Group> record(const c10::intrusive_ptr<Spec>& spec, const NodeSpec& made_for,
+                                 PyObject* inputs, const Given& given, const edge_list& input_edges,
+                                 const Versions& versions, const Before& before) {
+    auto group = c10::make_intrusive<Group>(spec, made_for);
     const Results& results = given.results;
     Attach attach(group, input_edges, given, versions);
     for (size_t k : made_for.tangents) attach(k, results[spec->tangents[k].output]);
     if (spec->double_backward) group->remember(what_a_rerun_takes(*spec, inputs, given, before));
     for (const Bucket& bucket : made_for.buckets)
         for (size_t i : bucket.saved) save(*group, spec->saved[i], inputs, results, attach);
+    return group;
 }
 
 // The first `n_outputs` results, and what is taken.
@@ -352,12 +353,14 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         r.tensor = r.tensor.detach();
         r.object = nullptr;
     }
-    size_t node = 0;
+    c10::SmallVector<c10::intrusive_ptr<Group>, 2> groups;
     for (const NodeSpec& group : spec->groups) {
-        take(*spec, inputs, node++, given);
-        record(spec, group, inputs, given, edges, versions, before);
+        take(*spec, inputs, groups.size(), given);
+        groups.push_back(record(spec, group, inputs, given, edges, versions, before));
     }
-    take(*spec, inputs, node, given);
+    take(*spec, inputs, groups.size(), given);
+    if (spec->double_backward && !given.taken.empty())
+        for (const auto& group : groups) group->remember_taken(given.taken);
     return as_tuple(*spec, given);
 }
 

@@ -16,6 +16,7 @@
 
 #include "autograd/errors.h"
 #include "autograd/node.h"
+#include "autograd/rerouting.h"
 #include "plan/plan.h"
 
 namespace smelt::autograd {
@@ -383,7 +384,8 @@ void Group::free_read(const Mask& mask, const Mask& awaited) {
 }
 
 const Node* Group::history_of(size_t tangent) const {
-    return group_.is_single() ? ends_[0] : outputs_[tangent];
+    if (group_.is_single()) return tangent == group_.tangents[0] ? ends_[0] : nullptr;
+    return outputs_[tangent];
 }
 
 bool Group::is_unobserved() const {
@@ -436,25 +438,52 @@ variable_list Group::run_double_backward(const variable_list& primals, const var
         return rerun_.primals[i].is_number ? number_object(primals[i]) : THPVariable_Wrap(primals[i]);
     });
     const THPObjectPtr outputs = tensors(through), given = tensors(tangents);
-    // What the gradients' own derivatives send to an output arrives at that of the run: who would see it is asked then.
-    const c10::weak_intrusive_ptr<Group> self(
-        c10::intrusive_ptr<Group>::reclaim_copy(const_cast<Group*>(this)));
-    const THPObjectPtr watched = pack(tangents, [&](size_t k) {
-        const Node* output = history_of(k);
-        const bool had_hooks = output && has_hooks(*output);
-        const pybind11::cpp_function is_watched([self, had_hooks, k] {
-            const auto group = self.lock();
-            const Node* now = group ? group->history_of(k) : nullptr;
-            return had_hooks || (now && is_seen(*now));
-        });
-        return tangents[k].defined() ? is_watched.inc_ref().ptr() : Py_NewRef(Py_None);
-    });
     const at::Tensor random_state = rerun_.random_state ? rerun_.random_state->tensor() : at::Tensor();
     const THPObjectPtr state(checked(THPVariable_Wrap(random_state)));
-    THPObjectPtr result(
-        checked(PyObject_CallFunctionObjArgs(spec_->double_backward, inputs.get(), outputs.get(), given.get(),
-                                             watched.get(), state.get(), nullptr)));
-    return gradients_in(result, n_gradients());
+    THPObjectPtr result(checked(PyObject_CallFunctionObjArgs(
+        spec_->double_backward, inputs.get(), outputs.get(), given.get(), state.get(), nullptr)));
+    variable_list gradients = gradients_in(result, n_gradients() + spec_->tangents.size());
+    const variable_list results(gradients.begin() + static_cast<std::ptrdiff_t>(n_gradients()),
+                                gradients.end());
+    gradients.resize(n_gradients());
+    reroute_to_outputs(gradients, results, primals, through, tangents);
+    return gradients;
+}
+
+void Group::reroute_to_outputs(variable_list& gradients, const variable_list& results,
+                               const variable_list& primals, const variable_list& through,
+                               const variable_list& tangents) const {
+    using torch::autograd::impl::gradient_edge;
+    Routes routes;
+    for (size_t k = 0; k < results.size(); ++k) {
+        if (!results[k].defined() || !results[k].grad_fn()) continue;
+        const size_t output = spec_->tangents[k].output;
+        const auto cut = std::find(spec_->through.begin(), spec_->through.end(), output);
+        Edge to;
+        if (const Node* own = history_of(k)) {
+            to = Edge(const_cast<Node*>(own)->getptr(), 0);
+        } else if (cut != spec_->through.end()) {
+            at::Tensor t = through[static_cast<size_t>(cut - spec_->through.begin())];
+            if (!t.defined() && spec_->is_taken(output)) {  // later than this group was made
+                const Remembered& taken = rerun_.taken[output - spec_->n_outputs];
+                if (!taken.was_written()) t = at::Tensor(taken.impl.lock());
+            }
+            if (t.defined() && t.requires_grad()) to = gradient_edge(t);
+        }
+        if (!to.is_valid()) continue;
+        // What is copied into an input comes before that input, which the program holds; in the run they are one tensor.
+        const Edge from = gradient_edge(results[k]);
+        routes.erase(std::remove_if(routes.begin(), routes.end(),
+                                    [&](const auto& route) { return route.first == from; }),
+                     routes.end());
+        routes.emplace_back(from, std::move(to));
+    }
+    std::unordered_set<const Node*> ends;
+    for (const auto& [_, to] : routes) ends.insert(to.function.get());
+    for (const variable_list* list : {&primals, &through, &tangents})
+        for (const at::Tensor& t : *list)
+            if (t.defined() && t.requires_grad()) ends.insert(gradient_edge(t).function.get());
+    reroute(gradients, routes, ends);
 }
 
 void Group::conform_tangents(const Mask& mask, variable_list& arguments) const {

@@ -79,7 +79,8 @@ struct RandomState {
 // What running the forward again takes.
 struct Rerun {
     std::vector<Remembered> primals;
-    std::vector<Remembered> through;                  // the outputs of `Spec::through`
+    std::vector<Remembered> through;                  // the outputs of `Spec::through` that are there by then
+    std::vector<Remembered> taken;                    // all that is, also later
     std::shared_ptr<const RandomState> random_state;  // before the forward, where that draws
 };
 
@@ -99,6 +100,9 @@ class Group : public c10::intrusive_ptr_target {
     void save(const at::Tensor& t, bool is_output, bool rebased_view);
     void save(at::Tensor number);
     void remember(Rerun rerun) { rerun_ = std::move(rerun); }
+    void remember_taken(const std::vector<at::Tensor>& taken) {
+        for (const at::Tensor& t : taken) rerun_.taken.emplace_back(t, false);
+    }
 
     // The nodes, which say so when they are gone.
     void set_output(size_t tangent, const Node* node) { outputs_[tangent] = node; }
@@ -162,6 +166,12 @@ class Group : public c10::intrusive_ptr_target {
     // create_graph=True: the gradients of the forward run again, operator by operator, so that they have a history.
     variable_list run_double_backward(const variable_list& primals, const variable_list& through,
                                       const variable_list& tangents) const;
+
+    // Where those gradients were computed from `results` of that run, their history goes on through the outputs that the
+    // program holds, as eager's does where a formula saves its result.
+    void reroute_to_outputs(variable_list& gradients, const variable_list& results,
+                            const variable_list& primals, const variable_list& through,
+                            const variable_list& tangents) const;
 
     void conform_tangents(const Mask& mask, variable_list& arguments) const;
 

@@ -1,0 +1,99 @@
+#include "autograd/rerouting.h"
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <memory>
+
+namespace smelt::autograd {
+
+namespace {
+
+// While a node runs: the number from which on nodes of autograd are its own.
+struct Started {
+    uint64_t number = 0;
+};
+
+struct NoteStart : torch::autograd::FunctionPreHook {
+    explicit NoteStart(std::shared_ptr<Started> started) : started_(std::move(started)) {}
+
+    variable_list operator()(const variable_list& gradients) override {
+        started_->number = at::sequence_number::peek();
+        return gradients;
+    }
+
+    std::shared_ptr<Started> started_;
+};
+
+template <class Enters>
+void walk(variable_list& gradients, const Routes& routes, Enters enters);
+
+// On a node that was led elsewhere: what it gives with create_graph=True is led there, too.
+struct Reroute : torch::autograd::FunctionPostHook {
+    Reroute(std::shared_ptr<Started> started, Routes routes)
+        : started_(std::move(started)), routes_(std::move(routes)) {}
+
+    variable_list operator()(const variable_list& given, const variable_list&) override {
+        variable_list led = given;
+        if (c10::GradMode::is_enabled())
+            walk(led, routes_, [start = started_->number](const Node& node) {
+                return node.sequence_nr() >= start;  // leaves have the highest number, and no edges
+            });
+        return led;
+    }
+
+    std::shared_ptr<Started> started_;
+    Routes routes_;
+};
+
+const Edge* find(const Routes& routes, const Edge& edge) {
+    for (const auto& [from, to] : routes)
+        if (from == edge) return &to;
+    return nullptr;
+}
+
+template <class Enters>
+void walk(variable_list& gradients, const Routes& routes, Enters enters) {
+    std::vector<NodePtr> pending;
+    std::unordered_set<const Node*> seen;
+    auto visit = [&](const NodePtr& node) {
+        if (node && enters(*node) && seen.insert(node.get()).second) pending.push_back(node);
+    };
+    for (at::Tensor& g : gradients) {
+        if (!g.defined() || !g.grad_fn()) continue;
+        if (const Edge* to = find(routes, torch::autograd::impl::gradient_edge(g))) {
+            g = g.detach();  // it is the result itself
+            torch::autograd::impl::set_gradient_edge(g, *to);
+        } else {
+            visit(g.grad_fn());
+        }
+    }
+    while (!pending.empty()) {
+        const NodePtr node = std::move(pending.back());
+        pending.pop_back();
+        Routes taken;
+        for (Edge& edge : node->next_edges()) {
+            if (const Edge* to = find(routes, edge)) {
+                taken.emplace_back(edge, *to);
+                edge = *to;
+            } else {
+                visit(edge.function);
+            }
+        }
+        if (taken.empty()) continue;
+        const auto started = std::make_shared<Started>();
+        node->add_pre_hook(std::make_unique<NoteStart>(started));
+        node->add_post_hook(std::make_unique<Reroute>(started, std::move(taken)));
+    }
+}
+
+}  // namespace
+
+void reroute(variable_list& gradients, const Routes& routes, const std::unordered_set<const Node*>& ends) {
+    if (routes.empty()) return;
+    walk(gradients, routes, [&](const Node& node) { return !ends.count(&node); });
+}
+
+}  // namespace smelt::autograd
