@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 GRADIENT_FLOOR = 1e-3  # of the largest of all gradients: below it, gradients are zero but for rounding
 
@@ -62,8 +64,34 @@ def in_double(value: Any) -> Any:
 
 
 def double_of(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are float64. What a model itself computes in float32 stays so."""
+    """A copy that computes in float64: parameters, buffers, and what the model itself converts to float32."""
     copied: Any = copy.deepcopy(model).double()
     if hasattr(config := getattr(copied, "config", None), "_experts_implementation"):
         config._experts_implementation = "eager"  # grouped products have no float64
+    forward = copied.forward
+
+    @functools.wraps(forward)
+    def forward_in_double(*args: Any, **kwargs: Any) -> Any:
+        with _Double():
+            return forward(*args, **kwargs)
+
+    copied.forward = forward_in_double
     return copied
+
+
+class _Double(TorchFunctionMode):
+    """Conversions to float32 are to float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(part in getattr(func, "__name__", "") for part in ("rand", "normal", "uniform")):
+            return func(*args, **kwargs)  # other numbers are drawn for float64
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        return func(*map(_wide, args), **{k: _wide(v) for k, v in kwargs.items()})
+
+
+def _wide(value: object) -> object:
+    return torch.float64 if value is torch.float32 else value

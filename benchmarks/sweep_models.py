@@ -175,7 +175,7 @@ def _narrow(config: Any) -> None:
                 _set(part, name, max(1, _get(part, name) // 4))
 
 
-AS_THEY_ARE = ((_cut, LARGE), (_narrow, LARGE), (_shrink, LARGEST))
+AS_THEY_ARE = ((_cut, LARGE), (_narrow, LARGE), (_narrow, LARGEST), (_shrink, LARGEST))
 
 
 def _parts(config: Any) -> list[Any]:
@@ -217,7 +217,7 @@ def architecture(name: str, tiny: bool = False) -> tuple[nn.Module, dict[str, An
                 Exception
             ) as error:  # too large, made of parts that no longer fit, or not for this configuration
                 problems.append(error)
-    raise problems[3 if tiny else 2]  # of the largest that was tried of its first kind
+    raise problems[4 if tiny else 3]  # of the largest that was tried of its first kind
 
 
 def _built(auto: Any, config: Any, limit: int) -> tuple[nn.Module, dict[str, Any]]:
