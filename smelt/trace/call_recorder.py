@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -115,14 +116,17 @@ class CallRecorder:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(target)} beside tensors of a subclass")
         if call.modes:
             raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
-        if self._numbers.symbols is not None:
-            raise PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
+        symbols = self._numbers.symbols
+        refusal = PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
+        if symbols is not None and target.is_checkpoint:
+            raise refusal
         nodes = tuple(self._argument(t) for t in target.tensors)
         target.tensors = []  # the graph outlives the trace
         node = Node("call_function", target, nodes, {}, "")
         call.node, call.wrote, call.is_opaque = node, False, True
         try:
-            out = run()
+            with nullcontext() if symbols is None else symbols.refused(refusal):
+                out = run()
         except Exception as error:  # what it did before it raised is not recorded
             call.fail(name_of(target), error)
             raise

@@ -57,6 +57,7 @@ class NumberInputs:
         symbol: Symbol = value.node
         if symbol.symbols.is_pinned(symbol.expression):
             return symbol.value
+        symbol.symbols.check()
         found = self.by_expression.get(symbol.expression)
         if found is None:
             found = self.by_expression[symbol.expression] = NumberInput(symbol)

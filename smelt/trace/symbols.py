@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +44,21 @@ class Symbols:
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
+        self._refused: PlainNumbersOnly | None = None
+
+    @contextmanager
+    def refused(self, error: PlainNumbersOnly) -> Iterator[None]:
+        """Raises `error` where a symbolic number is used inside, of which the trace does not come to depend that way."""
+        before, self._refused = self._refused, error
+        try:
+            yield
+        finally:
+            self._refused = before
+
+    def check(self) -> None:
+        """A symbolic number is used: raises where none may be."""
+        if self._refused is not None:
+            raise self._refused
 
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
@@ -50,6 +66,7 @@ class Symbols:
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
+        self.check()
         self._values[key] = value
         return _wrapped(Symbol(self, self._table.leaf(key), value))
 
@@ -68,12 +85,14 @@ class Symbols:
         """The trace depends on the value that the expression has now: its leaves must be the same at later calls."""
         for key in leaves(expression):
             if key not in self._pinned:
+                self.check()
                 self._pinned.add(key)
                 self._pin(key, self._values[key])
 
     def call(self, op: str, *operands: Symbol) -> Any:
         """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
         the operation raises."""
+        self.check()
         expression = self._table.call(op, *(o.expression for o in operands))
         try:
             value = OPERATIONS[op].function(*(o.value for o in operands))

@@ -20,6 +20,18 @@ T = TypeVar("T", bound=torch.Tensor)
 _OF_LEAF, _RESTRICTED = 2, 3  # of `_native.how_written`
 
 
+def _counts_for(written: FakeTensor, seen: FakeTensor) -> bool:
+    """Whether autograd notices at `seen` that `written`, which lies in its memory, is written: what `.data` gives counts for
+    itself."""
+    if written.is_inference() or seen.is_inference():
+        return True
+    before, own = seen._version, written._version
+    torch.autograd.graph.increment_version([written])
+    counted = seen._version != before
+    torch._C._autograd._unsafe_set_version_counter((written,), (own,))
+    return counted
+
+
 @dataclass(frozen=True)
 class WriteCall:
     """A torch-level call that wrote the memory of `base`, which is no view and had `history` afterwards."""
@@ -60,7 +72,7 @@ class Writes:
         autograd says to that is guarded; other fakes say it themselves. Raises Unsupported where eager raises an
         error about views that no fake knows: at the write, or where the view is used next."""
         for root in self._inputs.on(fake.storage_key):
-            if differentiated or root.requires_grad:
+            if differentiated or (root.requires_grad and _counts_for(fake, root)):
                 _, how = self.of_history.setdefault(
                     id(root), (root, _native.how_written(self._inputs.real(root)))
                 )

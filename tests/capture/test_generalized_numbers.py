@@ -435,3 +435,91 @@ def test_a_bool_among_numbers_that_change() -> None:
     compiled = smelt.compile(fn)
     for n in (1, 2, 3, True, 4, False, 5):
         torch.testing.assert_close(compiled(torch.ones(2), n), fn(torch.ones(2), n))
+
+
+class Held:
+    v = 0.5
+
+
+class Keeps(torch.autograd.Function):
+    """Its backward uses a number that its forward only keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.v = Held.v
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * ctx.v
+
+
+class Multiplies(Keeps):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.v = Held.v
+        return x * Held.v
+
+
+class Decides(Keeps):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.v = 3.0
+        return x * 2 if Held.v > 1 else x * 5
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+@pytest.mark.parametrize("function", [Keeps, Multiplies, Decides])
+@pytest.mark.parametrize("backend", ["eager", "smelt"])
+def test_custom_functions_read_numbers_that_change(
+    backend: str, function: type[torch.autograd.Function], read_before: bool
+) -> None:
+    def fn(x: torch.Tensor, held: Held, n: int) -> torch.Tensor:
+        y = x * held.v if read_before else x
+        return (function.apply(y) * n).sum()  # type: ignore[no-untyped-call, no-any-return]
+
+    def called(f: Callable[..., Any], n: int) -> tuple[Any, Any]:
+        x = torch.ones(3, requires_grad=True)
+        result = f(x, Held, n)
+        return result.detach(), torch.autograd.grad(result, x)[0]
+
+    compiled = smelt.compile(fn, backend=backend)
+    try:
+        for n, Held.v in ((1, 0.5), (2, 2.0), (3, 0.75), (4, 0.75), (5, 4.0), (6, 4.0)):
+            torch.testing.assert_close(called(compiled, n), called(fn, n))
+    finally:
+        Held.v = 0.5
+
+
+def test_steps_with_a_custom_function_and_conditions_on_a_table_are_one_graph() -> None:
+    """As Runge-Kutta methods of torchdiffeq take them."""
+
+    class Put(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, k: torch.Tensor, value: torch.Tensor, at: Any) -> torch.Tensor:
+            ctx.at = at
+            k.data[at] = value
+            return k
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient, gradient[ctx.at], None
+
+    table = torch.tensor([0.2, 0.5, 1.0])
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        k = torch.zeros(3, 4)
+        for i, part in enumerate(table):
+            x = x * 2 if part == 1.0 else x + part
+            k = Put.apply(k, x + k[..., : i + 1].sum(-1), (..., i + 1))  # type: ignore[no-untyped-call]
+        smelt.graph_break()
+        return Put.apply(k, x, (..., 0)) * 3  # type: ignore[no-untyped-call, no-any-return]
+
+    compiled = smelt.compile(fn)
+    for _ in range(3):
+        results = []
+        for f in (compiled, fn):
+            x = torch.ones(3, requires_grad=True)
+            results.append((f(x).detach(), torch.autograd.grad(f(x).pow(2).sum(), x)[0]))
+        torch.testing.assert_close(*results)
+    assert inspect.graph_count(compiled) == 2

@@ -1000,6 +1000,22 @@ def an_autograd_function():
 
 
 @program(graphs=1, later=1)
+def a_number_beside_an_autograd_function():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 3
+
+    return (lambda x, v: (Double.apply(x) * v).sum()), [
+        (tensor(3, requires_grad=True), v) for v in (0.5, 0.25, 2.0, 3.0)
+    ]
+
+
+@program(graphs=1, later=1)
 def a_custom_module_with_a_temperature():
     class Attention(nn.Module):
         def __init__(self):

@@ -104,6 +104,15 @@ def add_in_no_grad(x, w):
         x.add_(1)
 
 
+def add_to_data(x, w):
+    x.data.add_(1)
+
+
+def store_in_a_row_of_data(x, w):
+    with torch.no_grad():
+        x.data[0] = w[1]
+
+
 WRITES = (
     add,
     add_without_gradient,
@@ -113,6 +122,8 @@ WRITES = (
     add_to_each,
     add_to_detached,
     add_in_no_grad,
+    add_to_data,
+    store_in_a_row_of_data,
 )
 
 
