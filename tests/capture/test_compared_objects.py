@@ -170,3 +170,19 @@ def test_modules_made_before_a_break_are_walked_in_one_graph():
     for _ in range(12):
         compiled(torch.ones(2, 3))
     assert len(entries(compiled)) == 1
+
+
+def test_a_walk_over_many_modules_with_breaks_does_not_warn_of_the_walk(caplog):
+    layers = nn.Sequential(*[nn.Linear(3, 3) for _ in range(12)])
+
+    def fn(x):
+        for child in layers.children():
+            x = child(x)
+            smelt.graph_break()
+        return x
+
+    logging.getLogger("smelt").setLevel(logging.WARNING)
+    compiled, x = smelt.compile(fn, backend="eager"), torch.ones(2, 3)
+    for _ in range(2):
+        assert torch.equal(compiled(x), fn(x))
+    assert not [r for r in caplog.records if "step_of" in r.getMessage()]

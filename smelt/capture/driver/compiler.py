@@ -25,6 +25,7 @@ from smelt import _native, events
 from smelt._native import isinstance
 from smelt.capture.breaks.beginnings import beginning
 from smelt.capture.breaks.resume import Resumes
+from smelt.capture.breaks.steps import is_step
 from smelt.capture.driver.attempts import (
     Attempt,
     FailedAttempt,
@@ -371,7 +372,13 @@ class FrameCompiler:
         if reason.kind is ANOTHER_TRACER:
             let_go(error)
             return False
-        new = self._remember(fn.__qualname__, reason)
+        is_walk = is_step(fn) and not any(entry.computes for entry in self.record.entries)
+        lost_nothing = (
+            reason.kind is RECOMPILE_LIMIT and is_walk
+        )  # of a generator that only walks over objects
+        new = self._remember(
+            fn.__qualname__, reason, level=logging.DEBUG if lost_nothing else logging.WARNING
+        )
         if not new or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
             _native.close(self._table(fn))
         let_go(error)
