@@ -114,7 +114,7 @@ UNSUPPORTED_OPCODE = _kind(
     "unsupported-opcode",
     "a bytecode instruction, or a graph break at it, is not captured yet",
     "Rewrite the line without the construct.",
-    "async with resource: ...",
+    "async def numbers(): yield 1  # an asynchronous generator",
 )
 UNSUPPORTED_CALL = _kind(
     "unsupported-call",

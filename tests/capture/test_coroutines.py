@@ -114,7 +114,143 @@ async def counted() -> AsyncIterator[int]:
         yield i
 
 
-@program(graphs=0)
+class Resource:
+    """Waits when it is entered and left, unless `at_once`; ends exceptions of the classes `ends`."""
+
+    def __init__(self, name: str, ends: tuple[type, ...] = (), at_once: bool = False) -> None:
+        self.name, self.ends, self.at_once = name, ends, at_once
+
+    async def __aenter__(self) -> int:
+        log.append(("entered", self.name))
+        if not self.at_once:
+            await asyncio.sleep(0)
+        return 2
+
+    async def __aexit__(self, kind: type | None, *rest: object) -> bool:
+        log.append(("left", self.name, kind))
+        if not self.at_once:
+            await asyncio.sleep(0)
+        return kind in self.ends
+
+
+class Numbers:
+    """1, 2, ... up to `last`, then `error`."""
+
+    def __init__(self, last: int, at_once: bool = False, error: type[Exception] = StopAsyncIteration) -> None:
+        self.last, self.at_once, self.error = last, at_once, error
+
+    def __aiter__(self) -> Numbers:
+        self.number = 0
+        return self
+
+    async def __anext__(self) -> int:
+        self.number += 1
+        log.append(self.number)
+        if self.number > self.last:
+            raise self.error
+        if not self.at_once:
+            await asyncio.sleep(0)
+        return self.number
+
+
+@program(graphs=1)
+async def with_and_for_that_never_wait(x: torch.Tensor) -> torch.Tensor:
+    async with Resource("a", at_once=True) as factor, Resource("b", at_once=True):
+        y = x * factor
+        async for i in Numbers(3, at_once=True):
+            async for k in Numbers(2, at_once=True):
+                y = y * i + k
+        else:
+            y = y.sin()
+    return y + 1
+
+
+@program(graphs=4)
+async def with_that_waits(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    async with Resource("a") as factor:
+        y = y * factor
+        await asyncio.sleep(0)
+        y = y + 1
+    return y.cos()
+
+
+@program(graphs=3)
+async def for_that_waits(x: torch.Tensor) -> torch.Tensor:
+    async for i in Numbers(5):
+        if i == 3:
+            break
+        x = x * i
+    else:
+        x = x + 100
+    return x.cos()
+
+
+@program(graphs=2)
+async def with_that_ends_an_exception(x: torch.Tensor) -> torch.Tensor:
+    async with Resource("a"), Resource("b", (ValueError,)):
+        y = x * 2
+        raise ValueError("ended")
+    return y + 1
+
+
+@program(graphs=1)
+async def with_that_lets_an_exception_through(x: torch.Tensor) -> torch.Tensor:
+    try:
+        async with Resource("a", (KeyError,)):
+            raise ValueError("through")
+    except ValueError as error:
+        log.append(str(error))
+    return x * 2
+
+
+@program(graphs=3)
+async def with_around_a_break(x: torch.Tensor) -> torch.Tensor:
+    async with Resource("a", at_once=True):
+        y = x * x.sum().item()
+        async for i in Numbers(2, at_once=True):
+            y = y * i
+    return y * y.sum().item()
+
+
+@program(graphs=1)
+async def for_whose_iterator_raises(x: torch.Tensor) -> torch.Tensor:
+    async for i in Numbers(2, error=ValueError):
+        x = x + i
+    return x
+
+
+@pytest.mark.parametrize("kind", ["manager", "exit", "iterable", "iterator", "item"])
+def test_what_asynchronous_statements_do_not_take(kind: str) -> None:
+    class Half:
+        async def __aenter__(self) -> None: ...
+
+        def __aiter__(self) -> Any:
+            return self if kind == "item" else 3
+
+        if kind == "item":
+
+            def __anext__(self) -> int:
+                return 3
+
+    async def managed(x: torch.Tensor) -> torch.Tensor:
+        async with 3 if kind == "manager" else Half():  # type: ignore[attr-defined]
+            return x + 1
+
+    async def iterated(x: torch.Tensor) -> torch.Tensor:
+        async for _ in 3 if kind == "iterable" else Half():  # type: ignore[attr-defined]
+            x = x + 1
+        return x
+
+    fn = managed if kind in ("manager", "exit") else iterated
+    with pytest.raises(TypeError) as want:
+        asyncio.run(fn(torch.ones(2)))
+    with pytest.raises(TypeError) as found:
+        asyncio.run(smelt.compile(fn)(torch.ones(2)))
+    assert str(found.value) == str(want.value)
+
+
+@program(graphs=3)
 async def asynchronous_statements(x: torch.Tensor) -> torch.Tensor:
     async with asyncio.Lock():
         y = x * 2

@@ -866,7 +866,7 @@ def async_function_compiled():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=0, breaks=["unsupported-call", "unsupported-opcode"])
+@program(graphs=0, breaks=["unsupported-call", "unsupported-call", "unsupported-call"])
 def async_generator_is_made():
     async def gen(x):
         yield x

@@ -6,6 +6,7 @@ those of 3.11 and 3.12 stand side by side.
 """
 
 from smelt.capture.interpreter.opcodes import (
+    awaiting,
     containers,
     exceptions,
     functions,
@@ -20,6 +21,7 @@ from smelt.capture.interpreter.opcodes.table import HANDLERS, unknown
 
 __all__ = [
     "HANDLERS",
+    "awaiting",
     "containers",
     "exceptions",
     "functions",

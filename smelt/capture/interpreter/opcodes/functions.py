@@ -7,7 +7,7 @@ import sys
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
-from smelt.capture.base.frames import SUSPENDED, Coroutine, Frame, Generator
+from smelt.capture.base.frames import Coroutine, Frame, Generator
 from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.breaks.finalization import check_dropped
 from smelt.capture.interpreter.opcodes.containers import NO_MAPPING, class_name, is_iterable, mapping_of
@@ -16,9 +16,9 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, cells
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.calls import call
-from smelt.capture.protocol.python_functions import ASYNC_GENERATOR, COROUTINE, ITERABLE_COROUTINE
+from smelt.capture.protocol.python_functions import ASYNC_GENERATOR, COROUTINE
 from smelt.errors import Unsupported
-from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
+from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
 
 @opcode("MAKE_FUNCTION")
@@ -141,22 +141,6 @@ def _send(vm: VM, frame: Frame, arg: int) -> None:
         else:
             stack[-2:] = (stop.value,)
         frame.pc = arg
-
-
-@opcode("GET_AWAITABLE")
-def _get_awaitable(vm: VM, frame: Frame, arg: int) -> None:
-    obj = frame.stack[-1]
-    if isinstance(obj, Generator):
-        if type(obj) is Coroutine and obj.state is SUSPENDED and obj.yieldfrom is not None:
-            raise RuntimeError("coroutine is being awaited already")
-        if type(obj) is Coroutine or obj.frame.code.flags & ITERABLE_COROUTINE:
-            return
-        raise TypeError("object generator can't be used in 'await' expression")
-    found = attributes.python_method(vm, obj, "__await__")
-    made = None if found is None else vm.call_function(found, (obj,))
-    if type(made) is not Generator:
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"a {vm.class_of(obj).__qualname__} is awaited"))
-    frame.stack[-1] = made
 
 
 @opcode("END_SEND")
