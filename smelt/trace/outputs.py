@@ -173,28 +173,31 @@ def passed_by(
 ) -> list[FakeTensor]:
     """The tensors that others can see, that are taken or written outside of the graph's nodes, and that other results are
     computed from: what flows from those goes through them, where a hook or `torch.autograd.grad` may see it. With them the
-    other views that the same operator gave, and what eager saves of them: second derivatives flow into that. In the order
-    of their computation."""
+    other views that the same operator gave, and what eager saves of them and of results' memory: second derivatives flow
+    into that, as long as others hold it or are computed from it. In the order of their computation."""
     own = {id(v) for v in values}
-    seen = [*(f for f in (*autograd.hooked, *outputs) if not inputs.holds(f) and id(f) not in own), *written]
+    saved = written_and_saved(tape)
+    memory = {f.storage_key for f in (*outputs, *written)}
+    hidden = [f for f in saved.values() if f._is_view() and f.storage_key in memory]
+    candidates = (*autograd.hooked, *outputs, *hidden)
+    seen = [*(f for f in candidates if not inputs.holds(f) and id(f) not in own), *written]
     places = {(f.grad_fn, f.output_nr): f for f in seen if f.grad_fn is not None}
     if not places:
         return []
     ends = [f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None]
-    saved = written_and_saved(tape)
     nodes = {node for node, _ in places.keys() & read_by(ends)}
-    nodes |= {node for (node, _), f in places.items() if id(f) in saved}
+    held = {id(f) for f in (*outputs, *written)} & saved.keys()
+    nodes |= {node for (node, _), f in places.items() if id(f) in held}
     order = computed_after(ends, inputs.first_history.values())
     return sorted(
         (f for f in places.values() if f.grad_fn in nodes), key=lambda f: (order[f.grad_fn], f.output_nr)
     )
 
 
-def written_and_saved(tape: Tape) -> set[int]:
-    """Ids of the fakes that were written by an operator whose derivative reads what it has written (`tanh_`)."""
-    return {
-        id(f) for entry in tape.entries if saves_its_result(entry.node.target) for f in fakes_in(entry.out)
-    }
+def written_and_saved(tape: Tape) -> dict[int, FakeTensor]:
+    """The fakes, by id, that were written by an operator whose derivative reads what it has written (`tanh_`)."""
+    entries = (entry for entry in tape.entries if saves_its_result(entry.node.target))
+    return {id(f): f for entry in entries for f in fakes_in(entry.out)}
 
 
 class _Origins:

@@ -11,7 +11,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
-from tests.harness.catalogue import program, tensor
+from tests.harness.catalogue import leaf, program, tensor
 
 
 def three(*shape: int, **kwargs) -> list:
@@ -192,6 +192,30 @@ def saved_tensors_hooks_without_gradients():
             return x * 2
 
     return fn, three(3)
+
+
+@program(graphs=3, breaks=["unsupported-call", "unsupported-call"])
+def saved_tensors_hooks_between_other_operations():
+    """What comes before the block, what is in it and what comes after it are graphs; the block's is called under its hooks."""
+
+    def fn(x, w):
+        a = (x * w).tanh().exp()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda packed: packed):
+            b = (a * a).sin()
+        return (b * b).cos()
+
+    return fn, [(leaf(3), leaf(3)) for _ in range(3)]
+
+
+@program(graphs=3, breaks=["unsupported-call", "unsupported-call"])
+def values_saved_elsewhere():
+    def fn(x, w):
+        a = (x * w).tanh()
+        with torch.autograd.graph.save_on_cpu():
+            b = a.exp() * a
+        return b.cos()
+
+    return fn, [(leaf(3), leaf(3)) for _ in range(3)]
 
 
 # ---------------------------------------------------------------------------------------------------- autocast

@@ -402,6 +402,13 @@ def a_written_view_that_is_read(x, w):
     return y, v, v * y
 
 
+def a_written_view_that_others_are_computed_from(x, w):
+    y = x * w
+    v = y[0]
+    v.sqrt_()
+    return v.exp(), y
+
+
 def a_written_input(x, w):
     x.sigmoid_()
 
