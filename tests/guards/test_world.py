@@ -1951,6 +1951,10 @@ def _set_zone(name: str) -> None:
     time.tzset()
 
 
+class Named(typing.NamedTuple):
+    value: Any
+
+
 LONG = 10**5000
 NOON = datetime.datetime(2020, 1, 1, 12)
 
@@ -1958,6 +1962,14 @@ NOON = datetime.datetime(2020, 1, 1, 12)
 _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
     "text of an array": (
         lambda x: (x + 1, str(numpy.ones(2) / 3), f"{[numpy.ones(2) / 3]}", "%s" % (numpy.ones(2) / 3)),
+        _by(lambda n: numpy.set_printoptions(precision=n), (2,), (8,)),
+    ),
+    "text of an array by its method": (
+        lambda x: (x + 1, (numpy.ones(2) / 3).__str__(), numpy.ndarray.__repr__(numpy.ones(2) / 3)),
+        _by(lambda n: numpy.set_printoptions(precision=n), (2,), (8,)),
+    ),
+    "text of an array in an exception": (
+        lambda x: (x + 1, str(ValueError(numpy.ones(2) / 3)), str(Named(numpy.ones(2) / 3))),
         _by(lambda n: numpy.set_printoptions(precision=n), (2,), (8,)),
     ),
     "errors of NumPy": (

@@ -108,8 +108,20 @@ def check_text(value: object, spec: str = "") -> None:
     elif spec.endswith("n"):
         what = "a number of the locale"
     else:
+        for part in _shown_parts(value):
+            if not isinstance(part, (tuple, list, BaseException)):
+                check_text(part)
         return
     raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"the text of {what}, which settings of the process decide"))
+
+
+def _shown_parts(value: object) -> Iterator[object]:
+    """What is part of the text of a tuple, a list or an exception."""
+    if isinstance(value, BaseException):
+        return iter(value.args)
+    if isinstance(value, tuple):
+        return tuple.__iter__(value)
+    return list.__iter__(value) if isinstance(value, list) else iter(())
 
 
 def check_digits(text: object = "") -> None:

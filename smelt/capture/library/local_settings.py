@@ -1,12 +1,15 @@
-"""Methods of C that read a setting of the process: the local time zone, the locale."""
+"""Methods of C that read a setting of the process: the local time zone, the locale, NumPy's print options."""
 
 from __future__ import annotations
 
 import datetime
+from typing import NoReturn
+
+import numpy
 
 from smelt.capture.base.handlers import METHODS, Handler, unsupported
 from smelt.capture.machine.vm import VM
-from smelt.reasons import SIDE_EFFECT_IO
+from smelt.reasons import SIDE_EFFECT_IO, UNSUPPORTED_EFFECT
 
 
 def _reading(name: str, always: bool) -> Handler:
@@ -21,6 +24,12 @@ def _reading(name: str, always: bool) -> Handler:
     return handle
 
 
+def _text(vm: VM, array: object, *args: object, **kwargs: object) -> NoReturn:
+    raise unsupported("the text of a NumPy array, which print options decide", UNSUPPORTED_EFFECT)
+
+
+for _name in ("__str__", "__repr__", "__format__"):
+    METHODS[numpy.ndarray, _name] = _text
 for _name in ("timestamp", "astimezone"):
     METHODS[datetime.datetime, _name] = _reading(_name, always=False)
 for _kind in (datetime.date, datetime.datetime, datetime.time):
