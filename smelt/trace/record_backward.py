@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, _engine_run_backward
-from torch.utils.hooks import RemovableHandle
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
@@ -151,17 +152,26 @@ def _run_engine(
     return [*gradients, *through.values()]
 
 
+_OWN_HOOKS = itertools.count(-1, -1)  # numbers that no handle has
+
+
 @contextmanager
 def _hooked(hooks: Iterable[tuple[FakeTensor, Callable[[Any], FakeTensor | None]]]) -> Iterator[None]:
-    """Inside, these hooks are on these tensors."""
-    number = RemovableHandle.next_id  # programs can see the numbers of their own hooks
-    handles = [fake.register_hook(hook) for fake, hook in hooks]
+    """Inside, these hooks are on these tensors. `register_hook` counts its handles in their class, which programs see."""
+    added: list[tuple[dict[int, Any], int]] = []
+    for fake, hook in hooks:
+        if fake._backward_hooks is None:
+            fake._backward_hooks = OrderedDict()
+            if fake.grad_fn is not None:
+                fake.grad_fn._register_hook_dict(fake)
+        key = next(_OWN_HOOKS)
+        fake._backward_hooks[key] = hook
+        added.append((fake._backward_hooks, key))
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
-        RemovableHandle.next_id = number
+        for table, key in added:
+            del table[key]
 
 
 def _noting(sources: Sequence[FakeTensor], arrived: list[int]) -> AbstractContextManager[None]:

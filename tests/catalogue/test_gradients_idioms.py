@@ -672,3 +672,10 @@ def test_inference_tensors_are_not_written_outside():
         return y
 
     return fn, [(tensor(3),), (leaf(3),), (tensor(3),)]
+
+
+@program(graphs=1, later=1, breaks=["tensor-subclass"] * 4)
+def lazy_modules_in_training():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LazyLinear(5), nn.ReLU())
+    return model, [(tensor(4, 3, requires_grad=True),) for _ in range(3)]
