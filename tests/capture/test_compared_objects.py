@@ -186,3 +186,41 @@ def test_a_walk_over_many_modules_with_breaks_does_not_warn_of_the_walk(caplog):
     for _ in range(2):
         assert torch.equal(compiled(x), fn(x))
     assert not [r for r in caplog.records if "step_of" in r.getMessage()]
+
+
+def test_sequences_with_methods_of_their_own_are_compared():
+    def refused(self, *args):
+        raise NotImplementedError
+
+    own = {"__len__": refused, "__iter__": refused, "index": refused, "count": refused}
+    kinds = [type("Own", (base,), own) for base in (tuple, list, frozenset)]
+
+    def fn(x, a, b):
+        return [(a == kind((b,))) + (kind([a]) in [kind([b]), 3]) for kind in kinds], x + 1
+
+    compiled, x = smelt.compile(fn), torch.ones(2)
+    one, other = Thing(), Thing()
+    for a, b in ((one, other), (one, one), (other, one)):
+        assert compiled(x, a, b)[0] == fn(x, a, b)[0]
+    assert entries(compiled)
+
+
+def test_sets_with_an_iterator_of_their_own_are_walked():
+    class Own(set):
+        asked = 0
+
+        def __iter__(self):
+            Own.asked += 1
+            return super().__iter__()
+
+    def fn(x, a, b):
+        held = Own([a, b])
+        return [v.size for v in held], len({*held}), x + 1
+
+    def times_asked(run):
+        Own.asked = 0
+        for _ in range(3):
+            run(torch.ones(2), Thing(1), Thing(1))
+        return Own.asked
+
+    assert times_asked(smelt.compile(fn)) == times_asked(fn)

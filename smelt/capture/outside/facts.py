@@ -13,7 +13,8 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,17 +129,19 @@ class Facts:
             if kind in LEAF_TYPES or id(value) in seen:
                 continue
             seen.add(id(value))
+            base = next((b for b in _COMPARED if isinstance(value, b)), None)
             if isinstance(value, dict):
                 pending += dict.values(value)
-            elif isinstance(value, (tuple, frozenset, list, collections.deque)):
-                pending += value
+            elif base is not None:
+                pending += base.__iter__(value)
             else:
                 self.compared.add(kind)
                 pending += (value.__self__,) if type(value) is MethodType else ()
 
-    def use_order(self, elements: Iterable[object]) -> None:
-        """The trace depends on the order of a set of these, and so on the addresses of those that are hashed by them."""
-        held = tuple(elements)
+    def use_order(self, elements: set[object] | frozenset[object]) -> None:
+        """The trace depends on the order of these, and so on the addresses of those that are hashed by them."""
+        base: Any = set if isinstance(elements, set) else frozenset
+        held = tuple(base.__iter__(elements))
         if len(held) > 1:
             for value in held:
                 self.use_identity(value.__self__ if type(value) is MethodType else value)
@@ -187,6 +190,10 @@ class Facts:
         kind: object = type(value)
         if kind in UNGUARDABLE or (special is not None and not _is_known_reader(kind, special)):
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(value).__qualname__} is read"))
+
+
+# What is compared element by element. A subclass may have an `__iter__` and a `__len__` of its own.
+_COMPARED: tuple[Any, ...] = (tuple, frozenset, list, collections.deque)
 
 
 def _parts(constant: object) -> Iterator[object]:
