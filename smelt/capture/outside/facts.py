@@ -140,8 +140,7 @@ class Facts:
 
     def use_order(self, elements: set[object] | frozenset[object]) -> None:
         """The trace depends on the order of these, and so on the addresses of those that are hashed by them."""
-        base: Any = set if isinstance(elements, set) else frozenset
-        held = tuple(base.__iter__(elements))
+        held = tuple(set.__iter__(elements) if isinstance(elements, set) else frozenset.__iter__(elements))
         if len(held) > 1:
             for value in held:
                 self.use_identity(value.__self__ if type(value) is MethodType else value)
