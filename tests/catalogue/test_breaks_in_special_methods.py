@@ -367,7 +367,7 @@ def truth():
 
 
 @program(
-    graphs=1, later=3, breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested"]
+    graphs=1, later=2, breaks=["graph-break-requested", "graph-break-requested", "graph-break-requested"]
 )
 def missing_items():
     class D(dict):

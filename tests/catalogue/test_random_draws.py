@@ -58,6 +58,21 @@ def bounds_that_change_between_calls():
     return fn, [(tensor(3),)] * 4, schedule
 
 
+@program(graphs=0, breaks=["random-state"] * 4)
+def bounds_that_stand_ahead_in_an_iterator():
+    def fn():
+        rng = random.Random(0)
+        seen = []
+        for scale in 0.0, 2.5:
+            for _ in range(2):
+                drawn = rng.vonmisesvariate(0.0, scale)
+                assert drawn < 10  # the graph breaks here, with both loops on the stack
+                seen.append(drawn)
+        return seen
+
+    return fn, [()] * 3
+
+
 @program(graphs=1, later=2)
 def numbers_that_are_stored_and_printed():
     seen = []

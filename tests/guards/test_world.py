@@ -18,6 +18,7 @@ import enum
 import functools
 import gc
 import inspect
+import locale
 import logging
 import math
 import os
@@ -40,6 +41,7 @@ from torch.nn.utils import parametrize
 import smelt
 from smelt import events
 from smelt.report.inspect import entries, reasons
+from tests.harness.agreement import failure_of
 
 Undo = contextlib.ExitStack
 Change = Callable[[Undo], Any]
@@ -1984,6 +1986,16 @@ _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
         lambda x: (x + NOON.timestamp() % 86400, str(NOON.astimezone()), NOON.fromtimestamp(0).hour),
         _by(_set_zone, ("America/New_York",), ("UTC",)),
     ),
+    "locale": (
+        lambda x: (
+            x + 1,
+            f"{NOON.date():%B}",
+            NOON.date().strftime("%A"),
+            NOON.strftime("%p"),
+            NOON.time().strftime("%H"),
+        ),
+        _by(lambda name: locale.setlocale(locale.LC_TIME, name), ("C.UTF-8",), ("C",)),
+    ),
     "home and working directory": (
         lambda x: (x + 1, os.path.expanduser("~"), os.path.expandvars("$HOME"), os.path.abspath("a")),
         lambda undo: undo.enter_context(pytest.MonkeyPatch.context()).setenv("HOME", "/elsewhere"),
@@ -2220,6 +2232,7 @@ def test_a_change_of_the_world(name: str) -> None:
             assert got == outcome(fn, args)
             assert outcome(compiled, args) == outcome(fn, args)
         assert outcome(compiled, args) == outcome(fn, args)
+    assert failure_of(compiled) is None, failure_of(compiled)
     if row.says is None:
         assert len(entries(compiled)) == before and not failures, failures
     elif row.captured:
