@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -834,3 +836,43 @@ def test_a_view_from_before_the_write_is_read_beside_the_input(compile):
     y, z = g(x)
     first = grad((y.square() + z).sum(), [w, x], create_graph=True)
     return first, grad(first[0].square().sum(), w)
+
+
+def a_view(w):
+    q = w * 1
+    v = q[0]
+    v.exp_()
+    return q**3, v
+
+
+def a_view_of_a_view(w):
+    v = (w * 1).view(1, 3)
+    u = v.t()[:2]
+    u.sigmoid_()
+    return (v * v * v).sin(), u
+
+
+def written_beside_other_views(w):
+    q = w * 1
+    v = q[:1]
+    v.exp_()
+    a, b, _ = q.unbind()
+    return q**3 * a * b, v, a
+
+
+HIDDEN = {f.__name__: f for f in (a_view, a_view_of_a_view, written_beside_other_views)}
+
+
+@pytest.mark.parametrize("program", HIDDEN)
+@both()
+def test_higher_derivatives_by_a_written_view_of_what_is_hidden(compile, program):
+    f, found = compile(HIDDEN[program]), []
+    for order in itertools.product(range(2), repeat=4):
+        w = double(3)
+        y, v, *_ = f(w)
+        g = y.sum()
+        for by in order:
+            if g is not None:
+                (g,) = grad(g.sum(), (w, v)[by], create_graph=True, allow_unused=True)
+            found.append(g)
+    return found

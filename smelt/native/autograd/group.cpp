@@ -478,12 +478,17 @@ void Group::reroute_to_outputs(variable_list& gradients, const variable_list& re
                      routes.end());
         routes.emplace_back(from, std::move(to));
     }
+    Routes of_views;
+    for (const at::Tensor& t : results)
+        if (t.defined() && t.is_view() && t.grad_fn() && t.grad_fn()->num_inputs() == 1)
+            for (const auto& route : routes)
+                if (route.first == gradient_edge(t)) of_views.push_back(route);
     std::unordered_set<const Node*> ends;
     for (const auto& [_, to] : routes) ends.insert(to.function.get());
     for (const variable_list* list : {&primals, &through, &tangents})
         for (const at::Tensor& t : *list)
             if (t.defined() && t.requires_grad()) ends.insert(gradient_edge(t).function.get());
-    reroute(gradients, routes, ends);
+    reroute(gradients, routes, of_views, ends);
 }
 
 void Group::conform_tangents(const Mask& mask, variable_list& arguments) const {

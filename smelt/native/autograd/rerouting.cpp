@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <memory>
@@ -28,7 +29,7 @@ struct NoteStart : torch::autograd::FunctionPreHook {
 };
 
 template <class Enters>
-void walk(variable_list& gradients, const Routes& routes, Enters enters);
+void walk(variable_list& gradients, const Routes& routes, const Routes& of_views, Enters enters);
 
 // On a node that was led elsewhere: what it gives with create_graph=True is led there, too.
 struct Reroute : torch::autograd::FunctionPostHook {
@@ -38,7 +39,7 @@ struct Reroute : torch::autograd::FunctionPostHook {
     variable_list operator()(const variable_list& given, const variable_list&) override {
         variable_list led = given;
         if (c10::GradMode::is_enabled())
-            walk(led, routes_, [start = started_->number](const Node& node) {
+            walk(led, routes_, {}, [start = started_->number](const Node& node) {
                 return node.sequence_nr() >= start;  // leaves have the highest number, and no edges
             });
         return led;
@@ -54,8 +55,10 @@ const Edge* find(const Routes& routes, const Edge& edge) {
     return nullptr;
 }
 
+// A node that writes a view has an operator's in it, which may save what it wrote: it makes edges of `of_views` without
+// having had one.
 template <class Enters>
-void walk(variable_list& gradients, const Routes& routes, Enters enters) {
+void walk(variable_list& gradients, const Routes& routes, const Routes& of_views, Enters enters) {
     std::vector<NodePtr> pending;
     std::unordered_set<const Node*> seen;
     auto visit = [&](const NodePtr& node) {
@@ -82,6 +85,8 @@ void walk(variable_list& gradients, const Routes& routes, Enters enters) {
                 visit(edge.function);
             }
         }
+        if (dynamic_cast<torch::autograd::CopySlices*>(node.get()))
+            taken.insert(taken.end(), of_views.begin(), of_views.end());
         if (taken.empty()) continue;
         const auto started = std::make_shared<Started>();
         node->add_pre_hook(std::make_unique<NoteStart>(started));
@@ -91,9 +96,13 @@ void walk(variable_list& gradients, const Routes& routes, Enters enters) {
 
 }  // namespace
 
-void reroute(variable_list& gradients, const Routes& routes, const std::unordered_set<const Node*>& ends) {
+void reroute(variable_list& gradients, const Routes& routes, const Routes& of_views,
+             const std::unordered_set<const Node*>& ends) {
     if (routes.empty()) return;
-    walk(gradients, routes, [&](const Node& node) { return !ends.count(&node); });
+    walk(gradients, routes, of_views, [&](const Node& node) { return !ends.count(&node); });
+    // What saved the view knows its history weakly: the hook on it, which keeps that, would keep itself.
+    for (const auto& [from, _] : of_views)
+        for (Edge& edge : from.function->next_edges()) edge = Edge();
 }
 
 }  // namespace smelt::autograd

@@ -12,7 +12,9 @@ namespace smelt::autograd {
 using Routes = std::vector<std::pair<Edge, Edge>>;
 
 // Leads `gradients`, and what they were computed from up to `ends`, along `routes`. A node that saves such a result makes
-// more edges to it when it is differentiated in its turn; these are led there then.
-void reroute(variable_list& gradients, const Routes& routes, const std::unordered_set<const Node*>& ends);
+// more edges to it when it is differentiated in its turn; these are led there then. `of_views`: those of `routes` that
+// start at a view of the run, the only one that its node gives; nothing else needs that node afterwards.
+void reroute(variable_list& gradients, const Routes& routes, const Routes& of_views,
+             const std::unordered_set<const Node*>& ends);
 
 }  // namespace smelt::autograd
