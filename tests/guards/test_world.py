@@ -14,7 +14,9 @@ import contextvars
 import copy
 import dataclasses
 import datetime
+import decimal
 import enum
+import fractions
 import functools
 import gc
 import inspect
@@ -1957,8 +1959,13 @@ class Named(typing.NamedTuple):
     value: Any
 
 
+class Date(datetime.datetime):
+    """Inherits what datetimes read of the process."""
+
+
 LONG = 10**5000
 NOON = datetime.datetime(2020, 1, 1, 12)
+DATE = Date(2020, 1, 1, 12)
 
 # What functions of C make of a setting of the process: the graph breaks there.
 _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
@@ -1986,6 +1993,10 @@ _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
         lambda x: (x + NOON.timestamp() % 86400, str(NOON.astimezone()), NOON.fromtimestamp(0).hour),
         _by(_set_zone, ("America/New_York",), ("UTC",)),
     ),
+    "local time zone, of a subclass": (
+        lambda x: (x + DATE.timestamp() % 86400, str(DATE.astimezone()), Date.fromtimestamp(0).hour),
+        _by(_set_zone, ("America/New_York",), ("UTC",)),
+    ),
     "locale": (
         lambda x: (
             x + 1,
@@ -1993,6 +2004,7 @@ _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
             NOON.date().strftime("%A"),
             NOON.strftime("%p"),
             NOON.time().strftime("%H"),
+            DATE.strftime("%A"),
         ),
         _by(lambda name: locale.setlocale(locale.LC_TIME, name), ("C.UTF-8",), ("C",)),
     ),
@@ -2017,6 +2029,36 @@ def test_what_does_not_depend_on_the_time_zone_is_captured() -> None:
 
     compiled = smelt.compile(program, fullgraph=True)
     assert outcome(compiled, (X,)) == outcome(program, (X,))
+
+
+class Span(datetime.timedelta):
+    """A value of a subclass."""
+
+
+class Amount(decimal.Decimal):
+    """A value of a subclass."""
+
+
+class Ratio(fractions.Fraction):
+    """A value of a subclass."""
+
+
+def _of_a_subclass(make: Callable[..., Any], *values: Any) -> Any:
+    box = Box(value=make(*values[0]), other=make(*values[0]))
+
+    def fn(x: Any) -> Any:
+        return x + 1, str(box.value), hash(box.value), box.value == box.other
+
+    return lambda: (fn, (X,), putting(box, "value", make(*values[1])))
+
+
+for _made in (
+    (Date, (2020, 1, 1), (2021, 1, 1)),
+    (Span, (1,), (2,)),
+    (Amount, ("1.0",), ("1.00",)),
+    (Ratio, (1, 2), (1, 3)),
+):
+    ROWS[f"another {_made[0].__name__}"] = Row(_of_a_subclass(*_made), "", True)
 
 
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)

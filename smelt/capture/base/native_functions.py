@@ -517,7 +517,12 @@ def refusal(function: object) -> tuple[ReasonKind, str] | None:
     owner = getattr(function, "__self__", None)
     module = owner.__name__ if isinstance(owner, types.ModuleType) else getattr(function, "__module__", None)
     if isinstance(owner, type):
-        module = _defining_class(owner, getattr(function, "__name__", "")).__module__
+        method = getattr(function, "__name__", "")
+        defining = _defining_class(owner, method)
+        refused = REFUSED.get(getattr(defining, method, None))  # of a subclass: `class Date(datetime): ...`
+        if refused is not None:
+            return refused
+        module = defining.__module__
     if module is None:
         owner_class = getattr(function, "__objclass__", None) or type(owner)
         module = owner_class.__module__

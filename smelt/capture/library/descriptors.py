@@ -54,7 +54,7 @@ def _staticmethod_get(vm: VM, args: tuple[staticmethod, object], kwargs: Kwargs)
 
 
 def _with_accessor(name: str) -> Handler:
-    return lambda vm, found, accessor: getattr(found, name)(accessor)
+    return lambda vm, found, accessor: vm.native(getattr(property, name), (found, accessor))
 
 
 for _name in ("getter", "setter", "deleter"):

@@ -25,7 +25,7 @@ def _group_method(name: str) -> Handler:
     def handler(vm: VM, group: object, condition: object) -> object:
         called = vm.native_callable(condition)
         condition = condition if called is condition else lambda error: called(error)
-        return vm.native(getattr(group, name), (condition,))
+        return vm.native(getattr(BaseExceptionGroup, name), (group, condition))
 
     return handler
 

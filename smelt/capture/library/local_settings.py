@@ -19,7 +19,7 @@ def _reading_the_zone(name: str) -> Handler:
         told = owner.tzinfo is not None and (name != "astimezone" or {*args, *kwargs.values()} - {None})
         if not told:
             raise unsupported(f"{name} of a {type(owner).__qualname__}", SIDE_EFFECT_IO)
-        return vm.native(getattr(owner, name), args, kwargs)
+        return vm.native(getattr(datetime.datetime, name), (owner, *args), kwargs)
 
     return handle
 

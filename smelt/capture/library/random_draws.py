@@ -203,6 +203,8 @@ def _of_python(name: str) -> None:
         return draw(vm, args[0], name, args[1:], kwargs)
 
     def of_method(vm: VM, generator: object, *args: object, **kwargs: object) -> object:
+        if type(generator) is not random.Random:
+            raise _refused(name, "of another class")
         return draw(vm, generator, name, args, kwargs)
 
     if hasattr(vars(random.Random).get(name), "__code__"):

@@ -42,11 +42,8 @@ from smelt.trace.symbols import NUMBERS
 T = TypeVar("T")
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _VALUE_BASES = (int, float, complex, str, bytes, np.generic)
-_VALUES = frozenset(
-    (
-        decimal.Decimal, datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone,
-        zoneinfo.ZoneInfo,
-    )
+_VALUES = (
+    decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, datetime.timezone, zoneinfo.ZoneInfo
 )  # fmt: skip
 
 
@@ -331,7 +328,7 @@ def _guard_value(outside: Outside, value: object, origin: Origin) -> None:
             )
         else:
             outside.facts.guard("id", origin, value)
-    elif type(value) in _VALUES:
+    elif isinstance(value, _VALUES):
         outside.facts.guard("id", origin, value)
         zone = getattr(value, "tzinfo", None)
         if zone is not None:  # others in the same zone are made of it

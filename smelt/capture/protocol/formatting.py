@@ -224,7 +224,8 @@ def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
             check_text(value, "%" if "%" in pattern else "")
         view = functools.partial(contents.view, vm.outside)
         args = tuple(vm.native_argument(view(a)) for a in args)
-        return vm.native(pattern.format, args, {k: vm.native_argument(view(v)) for k, v in kwargs.items()})
+        named = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
+        return vm.native(str.format, (pattern, *args), named)
     parts: list[str | Text] = []
     automatic = itertools.count()
     for text, field, spec, conversion in string.Formatter().parse(pattern):

@@ -122,11 +122,20 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
 
 @cached_by_class
 def _is_library_class(cls: type) -> bool:
-    """Whether a class of a library, made by Python code, keeps what it knows in attributes."""
-    name = cls.__module__ or ""
+    """Whether a class of a library, made by Python code, keeps what it knows in attributes, or a class inherits from it."""
     if not _native.made_by_python(cls) or issubclass(cls, (np.ndarray, logging.Filterer, logging.Manager)):
         return False
+    return _is_of_library(cls) or any(_is_of_library(b) and _makes_instances(b) for b in cls.__mro__[1:])
+
+
+def _is_of_library(cls: type) -> bool:
+    name = cls.__module__ or ""
     return is_native_module(name) and not name.startswith(("torch", "smelt", "enum"))
+
+
+def _makes_instances(cls: type) -> bool:
+    """Whether a class says how its instances begin: `abc.ABC` and what `typing` has to inherit from do not."""
+    return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
 
 
 def _use_chain(outside: Outside, fn: FunctionType, origin: Origin, value: object, rest: Chain) -> None:

@@ -261,9 +261,10 @@ def call_bound(
     kind = type(owner)
     if args and name in symbolic_numbers.LOOKUPS:
         args = (_lookup_key(vm, owner, args[0]), *args[1:])
-    handler = METHODS.get((_base_type(kind), name))
+    base = _base_type(kind, name)
+    handler = METHODS.get((base, name))
     if handler is not None:
-        if not accepts(getattr(_base_type(kind), name, None), (owner, *args), kwargs):
+        if not accepts(getattr(base, name, None), (owner, *args), kwargs):
             return misused(fn, args, kwargs)
         return handler(vm, owner, *args, **kwargs)
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
@@ -348,9 +349,10 @@ def _is_known(owner: object) -> bool:
     return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
 
 
-def _base_type(kind: type) -> type:
-    """The class under which `METHODS` has the methods of `kind`."""
-    return next((b for b in CONTAINER_BASES if issubclass(kind, b)), kind)
+def _base_type(kind: type, name: str) -> type:
+    """The class under which `METHODS` has the method `name` of C of `kind`: what Python code overrides is no such method."""
+    bases = [b for b in CONTAINER_BASES if issubclass(kind, b)] or kind.__mro__
+    return next((b for b in bases if (b, name) in METHODS), kind)
 
 
 # Numbers, texts and dates of C, whose value is guarded.
