@@ -38,13 +38,15 @@ class CurrentCall:
         failure: why the trace cannot be finished.
         modes: the program's modes with a `__torch_function__` that are open, innermost last; one whose handler runs is not.
         asks: native code carries out a call of the program's, about which handlers are asked; no code of smelt's runs.
+        has_no_keywords: native code is called next with a dictionary of keywords that is empty (`f(x, **{})`), of which its
+            handlers are told.
         ask: hands a call to the program's handlers; NotImplemented where none is to be asked.
         backward_lines: while a backward is recorded, the user's line of each node of autograd's graph.
     """
 
     __slots__ = (
-        "ask", "asks", "backward_lines", "failure", "gathers", "had_opaque", "has_subclasses", "is_opaque",
-        "modes", "node", "pauses", "where", "wrote",
+        "ask", "asks", "backward_lines", "failure", "gathers", "had_opaque", "has_no_keywords",
+        "has_subclasses", "is_opaque", "modes", "node", "pauses", "where", "wrote",
     )  # fmt: skip
 
     def __init__(self, where: Callable[[], Line | None]) -> None:
@@ -59,6 +61,7 @@ class CurrentCall:
         self.modes: list[TorchFunctionMode] = []
         self.failure: Reason | None = None
         self.asks = False
+        self.has_no_keywords = False
         self.ask: Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], Any] = ask_none
         self.backward_lines: Mapping[Any, Line | None] | None = None
 
@@ -72,6 +75,11 @@ class CurrentCall:
         if node.line is None:
             node.line = self.where()
         return node.line
+
+    def take_no_keywords(self) -> dict[str, object] | None:
+        """The keywords of the native code that is called now, where the call has none."""
+        found, self.has_no_keywords = self.has_no_keywords, False
+        return {} if found else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:

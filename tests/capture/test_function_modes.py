@@ -388,3 +388,27 @@ def check(program, breaks=False):
     same(results[2:], results[:2])
     reasons = [reason.kind.id for reason in inspect.reasons(compiled)]
     assert bool(reasons) == breaks and "internal-error" not in reasons
+
+
+class Keyworded(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.log.append((func.__name__, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_empty_dictionary_of_keywords_is_handed_on():
+    """By functions of C that take keywords, where they are called with one."""
+
+    def f(x):
+        none = {}
+        with Keyworded() as mode:
+            y = torch.cos(x) + torch.cos(x, **{}) + x.add(x, **none) + x.cos(**none)
+            z = torch.Tensor.add(x, x, **none) + F.relu(x, **none) + torch.sum(x, dim=0, **none)
+            return y, z, (lambda g, *a, **k: g(*a, **k))(torch.exp, x), mode.log
+
+    x = torch.randn(4)
+    assert smelt.compile(f)(x)[3] == f(x)[3]

@@ -510,3 +510,17 @@ def test_a_class_with_a_handler(fn, kind):
 def test_gradients(fn, kind):
     check(fn, lambda: make(kind, grad=True), X.clone)
     check(fn, lambda: make(kind), lambda: X.clone().requires_grad_())
+
+
+def test_an_empty_dictionary_of_keywords_is_handed_on():
+    def f(x):
+        return torch.cos(x, **{}), torch.cos(x), x.add(x, **{}), x.size(**{}), x.size()
+
+    x = torch.randn(3).as_subclass(Logged)
+    found = []
+    for g in (f, smelt.compile(f)):
+        LOG.clear()
+        g(x)
+        found.append(list(LOG))
+    assert found[0] == found[1]
+    assert {entry[-1] for entry in found[0]} == {True, False}

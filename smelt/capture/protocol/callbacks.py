@@ -68,8 +68,9 @@ def native(
         return in_window(vm, fn, args, kwargs)
     call = vm.trace.call
     asked, call.asks = call.asks, True
+    named = kwargs or call.take_no_keywords()
     try:
-        result = fn(*args, **kwargs) if kwargs else fn(*args)
+        result = fn(*args) if named is None else fn(*args, **named)
     except Exception as e:
         refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
         if vm.trace.writes.frozen and "read-only" in str(e):
@@ -119,8 +120,9 @@ def _diverted(
     """`fn(*args, **kwargs)` in a window in which `callback` gets every Python function that native code starts."""
     call = vm.trace.call
     asked, call.asks = call.asks, True
+    named = kwargs or call.take_no_keywords()
     try:
-        result = _native.call_window(fn, tuple(args), dict(kwargs) if kwargs else None, callback)
+        result = _native.call_window(fn, tuple(args), None if named is None else dict(named), callback)
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e

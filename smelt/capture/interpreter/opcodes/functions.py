@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+from types import BuiltinFunctionType
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
@@ -19,6 +20,7 @@ from smelt.capture.protocol.calls import call
 from smelt.capture.protocol.python_functions import ASYNC_GENERATOR, COROUTINE
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
+from smelt.trace.handlers import is_handled
 
 
 @opcode("MAKE_FUNCTION")
@@ -81,7 +83,13 @@ def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
     kwargs = dict(mapping_of(vm, stack[-1], NO_MAPPING, fn)) if arg & 1 else {}
     args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=True))
     vm.frames.wait_in(frame)
-    stack[at:] = (call(vm, fn, args, kwargs),)
+    trace_call = vm.trace.call
+    if arg & 1 and not kwargs and type(fn) is BuiltinFunctionType:  # other kinds drop an empty dictionary
+        trace_call.has_no_keywords = is_handled(trace_call, (fn.__self__, *args))
+    try:
+        stack[at:] = (call(vm, fn, args, kwargs),)
+    finally:
+        trace_call.has_no_keywords = False
 
 
 @opcode("RETURN_VALUE")
