@@ -209,10 +209,20 @@ void Group::free(size_t bucket) {
     for (size_t i = b.first; i < end; ++i) saved_[i].variable.reset_data();
 }
 
-void Group::check(size_t tangent) const {
+bool Group::is_freed_for(size_t tangent) const {
     for (size_t k = 0; k < released_.size(); ++k)
-        TORCH_CHECK(released_[k] == kNever || released_[k] == current_task() || !spec_->conflicts[tangent][k],
-                    torch::autograd::ERR_BACKWARD_TWICE);
+        if (released_[k] != kNever && released_[k] != current_task() && spec_->conflicts[tangent][k])
+            return true;
+    return false;
+}
+
+void Group::check(size_t tangent) const {
+    TORCH_CHECK(!is_freed_for(tangent), torch::autograd::ERR_BACKWARD_TWICE);
+}
+
+bool Group::is_spent() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return group_.is_single() && is_freed_for(group_.tangents[0]);
 }
 
 Group::Task* Group::find(int id) {
@@ -399,8 +409,9 @@ bool Group::is_observed(size_t through) const {
     for (size_t e = 0; e < ends_.size(); ++e) {
         for (size_t i = 0; ends_[e] && i < group_.ends[e].edges.size(); ++i) {
             const auto cut = ends_[e]->next_edge(i).function;
-            if (group_.ends[e].edges[i] == spec_->gradients.size() + through && cut && is_seen(*cut))
-                return true;
+            if (group_.ends[e].edges[i] != spec_->gradients.size() + through || !cut) continue;
+            const auto* own = dynamic_cast<const CompiledBackward*>(cut.get());
+            if (is_seen(*cut) || (own && own->is_spent())) return true;
         }
     }
     return false;

@@ -119,6 +119,9 @@ class Group : public c10::intrusive_ptr_target {
     // Those of a group with one tangent.
     variable_list take_alone(at::Tensor gradient, const NodePtr& node);
 
+    // Whether the gradient of a group with one tangent cannot be asked for again.
+    bool is_spent();
+
     // The engine has run the output's node and does not keep the graph.
     void release(size_t tangent);
 
@@ -137,6 +140,7 @@ class Group : public c10::intrusive_ptr_target {
     Task* find(int id);
     Task& start(int id);
     void finish(int id);
+    bool is_freed_for(size_t tangent) const;  // so that asking for its gradient raises
     void check(size_t tangent) const;
 
     // The tangents of a task that no gradient was computed from; empty if `end` needs none of them.
@@ -154,7 +158,8 @@ class Group : public c10::intrusive_ptr_target {
     // Whether no hook sees, and no call of autograd.grad asks for, what flows into the outputs in `through`. Then this
     // group does the work of all groups; what flows into those outputs from elsewhere is added by their own nodes.
     bool is_unobserved() const;
-    bool is_observed(size_t through) const;  // whether anybody does so for one of them
+    // Whether anybody does so for one of them, or its node is to raise, as what it reads was freed.
+    bool is_observed(size_t through) const;
 
     // The node that is the history of an output of this group; null where it is gone.
     const Node* history_of(size_t tangent) const;

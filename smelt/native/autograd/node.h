@@ -34,6 +34,8 @@ class CompiledBackward : public Node {
 
     std::string name() const override { return group_->spec().name; }
 
+    bool is_spent() const { return group_->is_spent(); }
+
     variable_list apply(variable_list&& gradients) override {
         if (!group_->group().is_single()) return group_->take(end_, getptr());
         return group_->take_alone(gradients.empty() ? at::Tensor() : std::move(gradients[0]), getptr());
