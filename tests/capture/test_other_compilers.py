@@ -3,6 +3,7 @@ checkpoints with a policy."""
 
 import copy
 import functools
+import sys
 
 import pytest
 import torch
@@ -150,3 +151,16 @@ def test_counting_operators_inside():
     for _ in range(2):
         torch.testing.assert_close(compiled(X), fn(X))
     assert not any(r.kind.id == "internal-error" for r in reasons(compiled))
+
+
+def test_modules_that_the_function_makes_and_drops_are_forgotten_quietly(monkeypatch):
+    """Once torch.compile was used, it has a weak reference to each new module, which calls a function of its own."""
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    compiled_by_torch(X)
+
+    def fn(x):
+        return x * nn.Linear(2, 3).weight.shape[0]
+
+    torch.testing.assert_close(smelt.compile(fn)(X), X * 3)
+    assert not unraisable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 
@@ -67,6 +68,21 @@ def attribute_appears_between_calls():
         3: lambda: delattr(t, "extra"),
     }
     return fn, Changing([(tensor(3),)] * 5, changes)
+
+
+CALLABLES = [Thing.method, functools.partial(max, 1), Thing(3).method, [].append]
+HASHES = [hash(c) for c in CALLABLES]
+
+
+@program(graphs=1)
+def hashes_and_places_of_callables():
+    def fn(x):
+        function, partial, method, append = CALLABLES
+        found = [hash(function), hash(partial), hash(method), hash(append)]
+        places = [partial].index(partial), [1, method].count(method)
+        return x + 1, found == HASHES, list(map(hash, CALLABLES)) == HASHES, places
+
+    return fn, [(tensor(3),)] * 3
 
 
 @program(graphs=1)

@@ -92,6 +92,7 @@ def put_item(undo: Undo, owner: Any, key: Any, value: Any) -> None:
 
 
 _SPECIAL = (
+    "__qualname__",
     "__class__",
     "__dict__",
     "__code__",
@@ -2059,6 +2060,75 @@ for _made in (
     (Ratio, (1, 2), (1, 3)),
 ):
     ROWS[f"another {_made[0].__name__}"] = Row(_of_a_subclass(*_made), "", True)
+
+
+def _renamed() -> dict[str, tuple[Callable[..., Any], Change]]:
+    """Texts that show a name, and what gives that name to something else."""
+
+    def shown(x: Any) -> Any:
+        return x
+
+    class Shown:
+        def method(self) -> None: ...
+
+    module, partial, held = types.ModuleType("module"), functools.partial(shown, 1), Box(value=shown)
+    return {
+        "function": (
+            lambda x: (
+                x + 1,
+                repr(shown),
+                f"{shown}",
+                str([shown]),
+                shown.__repr__(),
+                repr(partial),
+            ),
+            putting(shown, "__qualname__", "other"),
+        ),
+        "function in a set": (
+            lambda x: (x + 1, repr({held.value}), str(KeyError(shown))),
+            putting(shown, "__qualname__", "other"),
+        ),
+        "method": (lambda x: (x + 1, repr(Shown.method)), putting(Shown.method, "__qualname__", "other")),
+        "class": (
+            lambda x: (x + 1, repr(Shown), str(list[Shown]), str(Shown | None)),
+            putting(Shown, "__qualname__", "other"),
+        ),
+        "module of a class": (lambda x: (x + 1, repr(Shown)), putting(Shown, "__module__", "elsewhere")),
+        "module": (lambda x: (x + 1, repr(module)), putting(module, "__name__", "other")),
+        "file of a module": (lambda x: (x + 1, f"{module}"), putting(module, "__file__", "elsewhere")),
+        "function, by an error": (
+            lambda x: (x + 1, _error_of(lambda: shown())),  # type: ignore[call-arg]
+            putting(shown, "__qualname__", "other"),
+        ),
+        "module, by an error": (
+            lambda x: (x + 1, _error_of(lambda: module.absent)),
+            putting(module, "__name__", "other"),
+        ),
+    }
+
+
+def _error_of(fn: Callable[[], Any]) -> str:
+    try:
+        fn()
+    except (AttributeError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+for _name, (_program, _change) in _renamed().items():
+    ROWS[f"name of a {_name}"] = Row(lambda made=(_program, (X,), _change): made, "", True)  # type: ignore[misc]
+
+
+@row("")
+def what_a_partial_shows():
+    box = Box(f=functools.partial(helper, 1.0))
+    return (lambda x: (x + 1, repr(box.f))), (X,), putting(box, "f", functools.partial(helper, 2.0))
+
+
+@row("")
+def member_of_an_enumeration_of_torch():
+    box = Box(tag=torch.Tag.core)
+    return (lambda x: (x + 1, str(box.tag))), (X,), putting(box, "tag", torch.Tag.inplace_view)
 
 
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)

@@ -406,6 +406,12 @@ class VMCallable:
     def __repr__(self) -> str:
         return repr(self.function)
 
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __eq__(self, other: object) -> bool:
+        return self.function == (other.function if type(other) is VMCallable else other)
+
 
 class VMIterator:
     """An iterator of the user's, handed to native code: asking it for an element comes back to the VM. It may be asked while

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin, hands_on
 from smelt.capture.base.native_functions import check_decimals, check_digits
 from smelt.capture.base.type_info import ABSENT
-from smelt.capture.base.values import has_identity_hash
+from smelt.capture.base.values import MethodType, has_identity_hash
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import formatting
 from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.shown_names import use_names
+
+_TEXTS = (repr, str, format)
 
 
 def _tells_identity(fn: Callable[..., object], value: object) -> bool:
@@ -38,8 +41,12 @@ def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, 
             check_decimals(*args)
         if fn is int:
             check_digits(*args[:1])
+        if args and fn in _TEXTS:
+            use_names(vm, args[0])
         if args and _tells_identity(fn, args[0]):
             vm.outside.facts.use_identity(args[0])
+        if fn is hash and args and type(args[0]) is MethodType:
+            vm.outside.facts.use_identity(args[0].__self__)
         return vm.native(fn, [vm.native_argument(contents.view(vm.outside, a)) for a in args], kwargs)
 
     BUILTINS[fn] = handler

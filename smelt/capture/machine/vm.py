@@ -79,9 +79,13 @@ class VM(ABC):
         for generator in filter(None, (reference() for reference in self.frames.generators)):
             if generator.frame is not None:
                 generator.frame.parent = None  # whose stack may lead back to the generator
+        self.released = (
+            True  # what the rest drops may have weak references that call functions of the program
+        )
         vars(self.outside).clear()
-        vars(self).clear()
-        self.released = True
+        held = vars(self)
+        for name in [n for n in held if n != "released"]:
+            del held[name]
 
     @property
     def calling(self) -> Frame:

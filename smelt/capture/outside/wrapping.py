@@ -47,6 +47,7 @@ _VALUES = (
 )  # fmt: skip
 
 
+_TAGS = type(torch.Tag)  # the metaclass of pybind11
 _MADE_EVERYWHERE = (int, float, slice, torch.Size)  # equal ones, and `is` tells them apart
 
 
@@ -333,6 +334,8 @@ def _guard_value(outside: Outside, value: object, origin: Origin) -> None:
         zone = getattr(value, "tzinfo", None)
         if zone is not None:  # others in the same zone are made of it
             outside.origins.const(zone)
+    elif type(type(value)) is _TAGS and hasattr(type(value), "__members__"):  # an enumeration of torch's C++
+        outside.facts.guard("id", origin, value)
 
 
 def fake(outside: Outside, value: T) -> T:

@@ -23,6 +23,7 @@ from smelt.capture.base.values import LEAF_TYPES, is_constant
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol.overrides import check_unasked
+from smelt.capture.protocol.shown_names import use_names
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
 from smelt.trace.fake import FakeTensor, check_class
@@ -175,6 +176,7 @@ def percent(vm: VM, pattern: str, values: object) -> object:
     if "%(" in pattern or "*" in pattern or len(conversions) != len(several):
         if _holds_text(several):
             raise unreadable("a tensor is formatted by %")
+        use_names(vm, values)
         return vm.native(operator.mod, (pattern, contents.view(vm.outside, values)))
     made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
     if not _holds_text(made):
@@ -222,6 +224,7 @@ def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
     if not _holds_text((*args, *kwargs.values())):
         for value in (*args, *kwargs.values()):
             check_text(value, "%" if "%" in pattern else "")
+            use_names(vm, value)
         view = functools.partial(contents.view, vm.outside)
         args = tuple(vm.native_argument(view(a)) for a in args)
         named = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}

@@ -55,6 +55,7 @@ from smelt.capture.protocol import attributes, callbacks, context_managers, libr
 from smelt.capture.protocol.arity import accepts, misused
 from smelt.capture.protocol.containers import SEARCHES, call_container_method, search
 from smelt.capture.protocol.overrides import is_asked
+from smelt.capture.protocol.shown_names import use_names
 from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.rebuilding.constants import noted_variable
 from smelt.errors import Unsupported
@@ -270,6 +271,8 @@ def call_bound(
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported(f"{name} of a node of autograd")
     vm.outside.facts.check_readable(owner)
+    if name in _TEXTS:
+        use_names(vm, owner)
     if name not in _EXACT_OF_DECIMALS:
         check_decimals(owner)
     if name in _MANAGED:
@@ -278,6 +281,7 @@ def call_bound(
     return _call_owned(vm, name, fn, owner, args, kwargs)
 
 
+_TEXTS = ("__repr__", "__str__", "__format__")
 # Methods of a Decimal that neither round nor tell the context anything.
 _EXACT_OF_DECIMALS = frozenset(
     (

@@ -14,6 +14,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.binding import bind
 from smelt.capture.protocol.native_calls import call_native_python, run_native
 from smelt.capture.protocol.overrides import check_modes, is_asked
+from smelt.capture.protocol.shown_names import use_names
 from smelt.errors import Unsupported
 from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STATE, SIDE_EFFECT_IO, Reason
 from smelt.trace.fake import FakeTensor
@@ -130,4 +131,9 @@ def interpret(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     code = vm.decode(fn.__code__)
     if code.flags & ASYNC_GENERATOR:
         raise unsupported(f"{fn.__qualname__} is asynchronous")
-    return vm.run(vm.direct(Frame(code, fn, bind(vm, fn, code, args, kwargs))))
+    try:
+        slots = bind(vm, fn, code, args, kwargs)
+    except TypeError:  # which names the function
+        use_names(vm, fn)
+        raise
+    return vm.run(vm.direct(Frame(code, fn, slots)))

@@ -90,6 +90,10 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
         if type(own_getattr) is FunctionType and not is_native_module(module_name(module)):
             return vm.call(load_from_module(vm, module, "__getattr__"), (name,), {})
         return getattr(module, name)
+    except AttributeError:
+        if name != "__name__" and "__name__" in own:
+            load_from_module(vm, module, "__name__")  # the error names the module
+        raise
     finally:
         if name not in own:
             outside.facts.guard("not_in_dict", outside.origins.known(module), name, key=name)
