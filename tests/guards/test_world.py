@@ -20,11 +20,13 @@ import fractions
 import functools
 import gc
 import inspect
+import json
 import locale
 import logging
 import math
 import os
 import pickle
+import reprlib
 import sys
 import time
 import types
@@ -1986,10 +1988,6 @@ _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
         lambda x: (x + 1, numpy.geterr()["divide"]),
         _by(lambda how: numpy.seterr(divide=how), ("ignore",), ("warn",)),
     ),
-    "digits of an integer": (
-        lambda x: (x + 1, len(str(LONG)), len(f"{LONG}"), int("1" * 4400) % 7),
-        _by(sys.set_int_max_str_digits, (0,), (4300,)),
-    ),
     "local time zone": (
         lambda x: (x + NOON.timestamp() % 86400, str(NOON.astimezone()), NOON.fromtimestamp(0).hour),
         _by(_set_zone, ("America/New_York",), ("UTC",)),
@@ -2020,6 +2018,44 @@ _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
 }
 for _name, (_program, _change) in _SETTINGS.items():
     ROWS[f"setting: {_name}"] = Row(lambda made=(_program, (X,), _change): made, "", False)  # type: ignore[misc]
+
+
+def _tried(fn: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return fn(*args)
+    except ValueError as error:
+        return str(error)
+
+
+DIGITS = "1" * 5000
+# What makes texts of integers, or integers of texts: how many digits may be is a setting of the process.
+_DIGITS: dict[str, Callable[..., Any]] = {
+    "str": lambda x: (x + 1, _tried(str, LONG)),
+    "text of a list": lambda x: (x + 1, _tried(str, [LONG])),
+    "text of a dictionary": lambda x: (x + 1, _tried(str, {1: LONG})),
+    "text of a range": lambda x: (x + 1, _tried(str, range(LONG))),
+    "format": lambda x: (x + 1, _tried(lambda: f"{LONG}")),
+    "percent": lambda x: (x + 1, _tried(lambda: "%s" % LONG)),  # noqa: UP031
+    "percent of bytes": lambda x: (x + 1, _tried(lambda: b"%d" % LONG)),
+    "json.dumps": lambda x: (x + 1, _tried(json.dumps, [LONG])),
+    "reprlib.repr": lambda x: (x + 1, _tried(reprlib.repr, LONG)),
+    "text of a Fraction": lambda x: (x + 1, _tried(str, fractions.Fraction(LONG, 7))),
+    "int": lambda x: (x + 1, _tried(int, DIGITS)),
+    "int of a bytearray": lambda x: (x + 1, _tried(int, bytearray(DIGITS.encode()))),
+    "json.loads": lambda x: (x + 1, _tried(json.loads, DIGITS)),
+    "eval": lambda x: (x + 1, _tried(eval, DIGITS)),
+}
+for _name, _program in _DIGITS.items():
+    _change = _by(sys.set_int_max_str_digits, (4300,), (0,))
+    ROWS[f"digits: {_name}"] = Row(lambda made=(_program, (X,), _change): made, "", True)  # type: ignore[misc]
+
+
+@pytest.fixture(autouse=True)
+def _any_number_of_digits() -> Iterator[None]:
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    yield
+    sys.set_int_max_str_digits(limit)
 
 
 def test_what_does_not_depend_on_the_time_zone_is_captured() -> None:

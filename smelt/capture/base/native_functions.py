@@ -93,15 +93,10 @@ _PREFIXES = tuple(
 )
 
 
-_LEAST_LIMIT = 10**sys.int_info.str_digits_check_threshold  # which `sys.set_int_max_str_digits` may set
-
-
 def check_text(value: object, spec: str = "") -> None:
     """Raises Unsupported for a text that settings of the process decide: that of a NumPy array, of a time in the locale's
-    words, of a number in its digits, and of an integer that may have too many."""
-    if isinstance(value, int) and not -_LEAST_LIMIT < value < _LEAST_LIMIT:
-        what = "an integer of many digits"
-    elif isinstance(value, numpy.ndarray):
+    words, and of a number in its digits."""
+    if isinstance(value, numpy.ndarray):
         what = "a NumPy array"
     elif isinstance(value, (datetime.date, datetime.time)) and spec:
         what = "a time"
@@ -122,12 +117,6 @@ def _shown_parts(value: object) -> Iterator[object]:
     if isinstance(value, tuple):
         return tuple.__iter__(value)
     return list.__iter__(value) if isinstance(value, list) else iter(())
-
-
-def check_digits(text: object = "") -> None:
-    """Raises Unsupported for a text of so many digits that a setting of the process decides whether it is an integer's."""
-    if isinstance(text, (str, bytes)) and len(text) > sys.int_info.str_digits_check_threshold:
-        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an integer is made of many digits"))
 
 
 def check_decimals(*operands: object) -> None:

@@ -40,6 +40,7 @@ _Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of
 
 def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
     """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
+    vm.outside.facts.use_digits(source)
     flags |= vm.calling.code.flags & FUTURE
     if not _compiles("error", source, mode, flags) and _compiles("ignore", source, mode, flags):
         raise unsupported("compile() of source that Python warns of", OUTPUT)

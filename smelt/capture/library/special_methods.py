@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin, hands_on
-from smelt.capture.base.native_functions import check_decimals, check_digits
+from smelt.capture.base.native_functions import check_decimals
 from smelt.capture.base.type_info import ABSENT
 from smelt.capture.base.values import MethodType, has_identity_hash
 from smelt.capture.machine.vm import VM
@@ -39,8 +39,6 @@ def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, 
                 break
         if fn is abs or fn is round:
             check_decimals(*args)
-        if fn is int:
-            check_digits(*args[:1])
         if args and fn in _TEXTS:
             use_names(vm, args[0])
         if args and _tells_identity(fn, args[0]):

@@ -12,9 +12,10 @@ import copyreg
 import functools
 import operator
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -165,6 +166,13 @@ class Facts:
         if type(value) in IMMUTABLE_HOLDERS:
             self.use_identity(value)
 
+    def use_digits(self, *values: object) -> None:
+        """The trace depends on how many digits the text of an integer may have, if one of `values` may have too many, or is
+        the error of too many: native code makes integers of such texts, and texts of such integers."""
+        if any(map(_has_many_digits, values)) or any(map(_is_of_too_many_digits, values)):
+            origin = self._origins.const(sys.get_int_max_str_digits).child("call", None)
+            self.guard("eq", origin, sys.get_int_max_str_digits())
+
     def use_function(self, function: FunctionType) -> None:
         """The trace depends on the function's code and defaults."""
         if id(function) not in self._functions:
@@ -189,6 +197,23 @@ class Facts:
         kind: object = type(value)
         if kind in UNGUARDABLE or (special is not None and not _is_known_reader(kind, special)):
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(value).__qualname__} is read"))
+
+
+_LEAST_LIMIT = sys.int_info.str_digits_check_threshold  # that `sys.set_int_max_str_digits` may set
+_LEAST_LONG = 10**_LEAST_LIMIT
+
+
+def _has_many_digits(value: object) -> bool:
+    kind = type(value)
+    if kind is int:
+        return not -_LEAST_LONG < cast(int, value) < _LEAST_LONG
+    return kind in (str, bytes, bytearray) and len(cast(str, value)) > _LEAST_LIMIT
+
+
+def _is_of_too_many_digits(error: object) -> bool:
+    """Whether native code raised it for an integer, or a text, of too many digits."""
+    said = error.args[0] if type(error) is ValueError and error.args else None
+    return type(said) is str and sys.set_int_max_str_digits.__name__ in said
 
 
 # What is compared element by element. A subclass may have an `__iter__` and a `__len__` of its own.

@@ -58,6 +58,7 @@ def native(
         args, kwargs = symbolic_numbers.native_arguments(fn, args, kwargs)
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
+    vm.outside.facts.use_digits(*args)
     kinds = vm.classes.native_reach
     for value in args:
         if kinds.get(type(value)) is not False and calls_back(kinds, value):
@@ -72,6 +73,7 @@ def native(
     try:
         result = fn(*args) if named is None else fn(*args, **named)
     except Exception as e:
+        vm.outside.facts.use_digits(e)
         refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
         if vm.trace.writes.frozen and "read-only" in str(e):
             refused = Unsupported(
@@ -87,6 +89,7 @@ def native(
         call.asks = asked
     if vm.failure is not None:
         raise vm.failure
+    vm.outside.facts.use_digits(result)
     return own(result)
 
 
@@ -126,12 +129,14 @@ def _diverted(
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e
+        vm.outside.facts.use_digits(e)
         check_class_named(fn, e, (args, kwargs))
         raise
     finally:
         call.asks = asked
     if vm.failure is not None:
         raise vm.failure
+    vm.outside.facts.use_digits(result)
     return result
 
 

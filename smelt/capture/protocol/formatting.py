@@ -116,7 +116,9 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
     if kind in _COPIERS or (kind is tuple and not is_constant(value)):
         structure = _Structure(vm)
         made = structure.copy(value)
-        return Text(fn, made) if structure.unknown else fn(made)
+        if structure.unknown:
+            return Text(fn, made)
+        return cast(str, vm.native(fn, (made,)))
     return cast(str, _NATIVE[fn](vm, (value,), {}))
 
 
@@ -171,6 +173,7 @@ def percent(vm: VM, pattern: str, values: object) -> object:
     for value in several:
         check_text(value)
     if all(type(v) in LEAF_TYPES for v in several):
+        vm.outside.facts.use_digits(*several)
         return pattern % values
     conversions = [c["kind"] for c in _CONVERSION.finditer(pattern) if c["kind"] != "%"]
     if "%(" in pattern or "*" in pattern or len(conversions) != len(several):

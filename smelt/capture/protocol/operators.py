@@ -76,6 +76,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         if a is not tuple and b is not tuple:
             if fn in _EQUALITY:
                 vm.outside.facts.use_differences(left, right)
+            elif a is bytes:  # b"%d" % number
+                vm.outside.facts.use_digits(right)
             try:
                 return operate(vm, fn, left, right) if FakeTensor in (a, b) else fn(left, right)
             except TypeError as error:
