@@ -81,6 +81,23 @@ def test_hooks_that_are_removed(compile):
     return gradients(x)
 
 
+@both(ahead=False)
+def test_all_hooks_are_removed(compile):
+    """What had one need not be known to autograd."""
+
+    @compile
+    def f(x):
+        y = x.sin()
+        handle = y.register_hook(lambda g: g * 10)
+        handle.remove()
+        handle.remove()
+        return y * 2
+
+    x = leaf(3)
+    f(x).sum().backward()
+    return gradients(x)
+
+
 @both()
 def test_several_hooks_run_in_order(compile):
     seen = []

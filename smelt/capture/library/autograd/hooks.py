@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -20,19 +20,22 @@ from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.history import read_by
 
+T = TypeVar("T")
+
 
 class HookHandle:
     """What registering a hook gives during capture: `remove` forgets the effect."""
 
-    __slots__ = ("_calls", "_registered")
+    __slots__ = ("_forget",)
 
-    def __init__(self, calls: list[Call], registered: Call) -> None:
-        self._calls = calls
-        self._registered = registered
+    def __init__(self, forget: Callable[[], None]) -> None:
+        self._forget: Callable[[], None] | None = forget
 
     def remove(self) -> None:
         """The hook is not registered when the effects are replayed."""
-        self._calls[:] = [c for c in self._calls if c is not self._registered]
+        if self._forget is not None:
+            self._forget()
+        self._forget = None
 
     def __getattr__(self, name: str) -> NoReturn:
         raise unsupported(f"{name} of the handle of a hook")
@@ -42,6 +45,12 @@ class HookHandle:
 
     def __exit__(self, *error: object) -> None:
         self.remove()
+
+
+def _drop(entries: list[T], dropped: T) -> None:
+    at = next((i for i, entry in enumerate(entries) if entry is dropped), None)
+    if at is not None:
+        del entries[at]
 
 
 def _cannot_leave(x: object, *expressions: object) -> NoReturn:
@@ -67,9 +76,17 @@ def _register(name: str) -> Handler:
             raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
         registered = Call(method, (tensor, hook))
         vm.outside.log.call(registered)
-        vm.held.hooked.append((tensor, tensor.grad_fn))
+        held = (tensor, tensor.grad_fn)
+        vm.held.hooked.append(held)
         vm.trace.autograd.hooked.append(tensor)
-        return HookHandle(vm.outside.log.calls, registered)
+        calls, hooked = vm.outside.log.calls, vm.trace.autograd.hooked
+
+        def forget() -> None:
+            _drop(calls, registered)
+            _drop(vm.held.hooked, held)
+            _drop(hooked, tensor)
+
+        return HookHandle(forget)
 
     return handler
 
