@@ -36,6 +36,8 @@ class CustomFunctions:
     window: Callable[[Callable[[], Any]], Any]
     called: list[UserBackward] = field(default_factory=list)
     takes_none: set[int] = field(default_factory=set)  # ids of contexts whose backward is given None for zero
+    # contexts whose saved tensors were read; a backward that reads none can run again, whatever was freed
+    reads_saved: set[object] = field(default_factory=set)
 
 
 @dataclass

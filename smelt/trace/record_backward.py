@@ -61,7 +61,6 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(tape.entries), len(tape.aten.graph.nodes)
     cuts, ends = _cuts(inputs, places, len(values), with_tangent)
-    conflicts = shared_saves([places[i].grad_fn for i in with_tangent], inputs.first_history.values())
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
         arrived: list[int] = []
@@ -73,6 +72,9 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
     calls = () if autograd.custom is None else tuple(autograd.custom.called)
+    reads_saved = () if autograd.custom is None else autograd.custom.reads_saved
+    nodes = [places[i].grad_fn for i in with_tangent]
+    conflicts = shared_saves(nodes, inputs.first_history.values(), reads_saved)
     return RecordedBackward(
         values,
         found,

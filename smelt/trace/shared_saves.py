@@ -7,7 +7,7 @@ can be differentiated, unless the graph is kept. Results that share no such node
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,12 @@ _functions: Any = torch._C._functions  # type: ignore[attr-defined]
 _MOST_OVERLOADS = 10
 
 
-def shared_saves(results: Sequence[Any], outside: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+def shared_saves(
+    results: Sequence[Any], outside: Iterable[Any], reads_saved: Collection[Any]
+) -> tuple[tuple[int, ...], ...]:
     """For each of `results` (nodes of autograd): those whose gradients pass the same node that saves something, in ascending
-    order; itself, if it passes any. What lies behind `outside` does not count."""
+    order; itself, if it passes any. What lies behind `outside` does not count. Nodes of the user's functions are in
+    `reads_saved` where their backward reads what they saved: others do not mind that it is freed."""
     order = in_order(results, frozenset(outside))
     behind = dict.fromkeys(order, 0)  # the results that each node is behind, as bits
     for k, node in enumerate(results):
@@ -33,7 +36,8 @@ def shared_saves(results: Sequence[Any], outside: Iterable[Any]) -> tuple[tuple[
         for following, _ in node.next_functions:
             if following in behind:
                 behind[following] |= behind[node]
-        if _saves(node):
+        kind: Any = type(node)
+        if node in reads_saved if hasattr(kind, "_forward_cls") else _kind_saves(kind):
             groups.add(behind[node])
     for group in groups:
         for k in _bits(group):
@@ -45,16 +49,9 @@ def _bits(group: int) -> list[int]:
     return [k for k in range(group.bit_length()) if group >> k & 1]
 
 
-def _saves(node: Any) -> bool:
-    """Whether a node saves tensors. Nodes of the user's functions say which; of others the kind decides."""
-    if hasattr(type(node), "_forward_cls"):
-        return bool(node._raw_saved_tensors)
-    kind: Any = type(node)
-    return _kind_saves(kind)
-
-
 @functools.cache
 def _kind_saves(kind: Any) -> bool:
+    """Whether nodes of this kind save tensors."""
     return any(name.startswith("_raw_saved_") for name in dir(kind))
 
 

@@ -1,4 +1,5 @@
-"""What `backward` frees of a result that others are computed from, whoever is differentiated first and afterwards."""
+"""What `backward` frees, whoever is differentiated first and afterwards: of results that others are computed from, and of
+custom functions."""
 
 from __future__ import annotations
 
@@ -57,3 +58,71 @@ def test_one_result_after_the_other(compile, program):
             x = leaf(2)
             found.append(list(differentiate(f(x), x, order, kept)))
     return found
+
+
+# --------------------------------------------------------------------------------------------- custom functions
+
+
+class Twice(torch.autograd.Function):
+    """Saves what its backward does not read."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.ones_like(g)
+
+
+class ByAttribute(Twice):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.x
+
+
+class Asking(Twice):
+    """Asks for what it has saved, which is nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        assert ctx.saved_tensors == ()
+        return g * 2
+
+
+class Reading(Twice):
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x
+
+
+@pytest.mark.parametrize("function", [Twice, ByAttribute, Asking, Reading])
+@pytest.mark.parametrize("behind", ["input", "result"])
+@both()
+def test_a_custom_function_again(compile, function, behind):
+    """Eager frees what a function saved, and minds that if its backward reads it."""
+
+    @compile
+    def f(x):
+        y = function.apply(x if behind == "input" else x * 3)
+        return y, y
+
+    x = leaf(2)
+    return list(differentiate(f(x), x, (0, 1, 0), ()))
+
+
+@both()
+def test_a_custom_function_beside_other_results(compile):
+    f, x = compile(lambda x: (Reading.apply(x), ByAttribute.apply(x), x.cos())), leaf(2)
+    return list(differentiate(f(x), x, (1, 0, 1, 2, 1, 0, 2), ()))

@@ -198,7 +198,8 @@ void Group::release(size_t tangent) {
     // Before torch 2.13 a node that dies is told to release its variables, too.
     if (!group_.is_single() && arrived_[tangent] != current_task()) return;
     released_[tangent] = current_task();
-    if (!group_.is_single()) return;
+    // Eager keeps what the attributes of a custom function's context hold.
+    if (!group_.is_single() || !spec_->conflicts[tangent][tangent]) return;
     for (size_t b = 0; b < group_.buckets.size(); ++b) free(b);
 }
 
@@ -379,7 +380,7 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
 void Group::free_read(const Mask& mask, const Mask& awaited) {
     Mask over(mask.size());  // their gradients are not computed again
     for (size_t k : group_.tangents) {
-        bool is_over = mask[k] || !outputs_[k];
+        bool is_over = (mask[k] && spec_->conflicts[k][k]) || !history_of(k);
         for (size_t r : group_.tangents)
             is_over |= (mask[r] || released_[r] != kNever) && spec_->conflicts[k][r];
         over[k] = is_over && !awaited[k];

@@ -24,6 +24,7 @@ from smelt.capture.library.autograd.opaque_calls import run_opaque
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, wrapping
 from smelt.capture.protocol import attributes, callbacks
+from smelt.capture.protocol.attributes import instances
 from smelt.capture.rebuilding.reach import collect_fakes, contents_of_made
 from smelt.graph import torch_settings
 from smelt.reasons import UNSUPPORTED_EFFECT
@@ -80,6 +81,15 @@ def _materialize(vm: VM, args: Args, kwargs: Kwargs) -> None:
     if vm.trace.autograd.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
         vm.trace.autograd.custom.takes_none.add(id(args[0]))
     _set_materialize(*args, **kwargs)
+
+
+def _note_saved(vm: VM, ctx: object) -> None:
+    if vm.trace.autograd.custom is not None:
+        vm.trace.autograd.custom.reads_saved.add(ctx)
+
+
+for _saved in ("saved_tensors", "saved_variables", "_raw_saved_tensors"):
+    instances.NOTED_READS[getattr(BackwardCFunction, _saved)] = _note_saved
 
 
 # ---- backwards of custom functions, while the joint graph is recorded

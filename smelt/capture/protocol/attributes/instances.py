@@ -253,6 +253,8 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         if value is MISSING:
             raise ValueError("Cell is empty")
         return value
+    if found in NOTED_READS:
+        NOTED_READS[found](vm, obj)
     value = outside.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
         _guard_empty(vm, obj, name)
@@ -261,6 +263,10 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
         return wrapping.wrap(outside, value, origin.child("member", name))
     return value
+
+
+# What reading an attribute that C code computes does besides, by its descriptor.
+NOTED_READS: dict[object, Callable[[VM, object], None]] = {}
 
 
 def _check_known(found: object, obj: object, name: str) -> None:
