@@ -31,6 +31,7 @@ import sys
 import time
 import types
 import typing
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -2165,6 +2166,64 @@ def what_a_partial_shows():
 def member_of_an_enumeration_of_torch():
     box = Box(tag=torch.Tag.core)
     return (lambda x: (x + 1, str(box.tag))), (X,), putting(box, "tag", torch.Tag.inplace_view)
+
+
+ZERO = numpy.float64(0)
+# Errors of NumPy's, which are told of as the state of each call says; that they are ignored is guarded.
+_ERRORS: dict[str, Callable[..., Any]] = {
+    "of scalars": lambda x: (x + 1, _told(lambda: 1 / ZERO)),
+    "of a function": lambda x: (x + 1, _told(numpy.log, 0.0)),
+    "of arrays": lambda x: (x + 1, _told(lambda: numpy.ones(2) / numpy.zeros(2))),
+    "of a cast": lambda x: (x + 1, _told(numpy.float32, 1e300)),
+    "of integers": lambda x: (x + 1, _told(lambda: numpy.int32(2**31 - 1) + numpy.int32(1))),
+    "of linear algebra": lambda x: (x + 1, _told(numpy.linalg.norm, [1e300, 1e300])),
+}
+
+
+def _told(fn: Callable[..., Any], *args: Any) -> Any:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            return fn(*args), [str(w.message) for w in told]
+        except FloatingPointError as error:
+            return str(error)
+
+
+for _name, _program in _ERRORS.items():
+    for _then, _now in ("ignore", "raise"), ("warn", "raise"), ("raise", "warn"):
+        ROWS[f"errors {_name}: {_then}, {_now}"] = Row(
+            lambda made=(_program, _then, _now): _with_errors(*made),
+            "",
+            False,  # type: ignore[misc]
+        )
+
+
+def _with_errors(program: Callable[..., Any], then: str, now: str) -> Any:
+    numpy.seterr(all=then)  # type: ignore[call-overload]
+    return program, (X,), _by(lambda how: numpy.seterr(all=how), (now,), (then,))
+
+
+@pytest.fixture(autouse=True)
+def _errors_as_before() -> Iterator[None]:
+    with numpy.errstate():
+        yield
+
+
+@row("")
+def errors_of_numpy_that_are_ignored():
+    def fn(x: Any) -> Any:
+        return x + 1, 1 / ZERO
+
+    return _with_errors(fn, "ignore", "raise")
+
+
+@row(None)
+def errors_of_numpy_that_the_function_ignores():
+    def fn(x: Any) -> Any:
+        with numpy.errstate(divide="ignore"):
+            return x + 1, 1 / ZERO
+
+    return _with_errors(fn, "warn", "raise")
 
 
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)

@@ -22,7 +22,7 @@ from smelt.capture.base.values import MISSING, FunctionType
 from smelt.capture.machine.native_reach import calls_back
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
-from smelt.capture.protocol import symbolic_numbers
+from smelt.capture.protocol import numpy_errors, symbolic_numbers
 from smelt.capture.protocol.binding import VARARGS, VARKEYWORDS
 from smelt.capture.standins.arrays import has_scalar, hidden_refusal
 from smelt.capture.standins.texts import Text, Unreadable
@@ -59,6 +59,15 @@ def native(
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     vm.outside.facts.use_digits(*args)
+    if numpy_errors.computes(fn, args):
+        with numpy_errors.noted(vm, fn):
+            return _called(vm, fn, args, kwargs)
+    return _called(vm, fn, args, kwargs)
+
+
+def _called(
+    vm: VM, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object] | None
+) -> object:
     kinds = vm.classes.native_reach
     for value in args:
         if kinds.get(type(value)) is not False and calls_back(kinds, value):
