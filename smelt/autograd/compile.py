@@ -100,7 +100,7 @@ def _groups(joint: Joint) -> list[tuple[list[int], bool]]:
     (True): where nobody looks at what flows into the cuts, the backward is one graph. What is taken has nodes of autograd's.
     """
     cuts = _cut_tangents(joint)
-    rest = [k for k in range(len(joint.tangents)) if k not in cuts]
+    rest = [k for k in joint.computed if k not in cuts]
     own = [k for k in cuts if joint.tangents[k] < joint.n_outputs]
     return [*(([k], False) for k in own), *([(rest, bool(cuts))] if rest else [])]
 

@@ -47,6 +47,7 @@ class Joint:
     torch_places: tuple[TorchPlace | None, ...] = ()  # of the forward's outputs, then of what is taken
     spent: tuple[Spent, ...] = ()  # outputs that require a gradient, which can no longer be had
     taken: tuple[Taken, ...] = ()  # in the order in which it is
+    computed: tuple[int, ...] = ()  # the tangents, in the order in which their outputs were computed
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class RecordedBackward:
     spent: tuple[Spent, ...] = ()  # counts the inputs of the trace
     taken: tuple[Taken, ...] = ()  # counts them, too
     taken_fakes: tuple[FakeTensor, ...] = ()
+    computed: tuple[int, ...] = ()  # the tangents, in the order in which their values were computed
 
     @property
     def fakes(self) -> list[FakeTensor]:

@@ -111,6 +111,7 @@ class JointBuilder:
             conflicts=recorded.conflicts,
             torch_places=self.places,
             spent=tuple(self._placed(s, position) for s in recorded.spent),
+            computed=recorded.computed,
             taken=tuple(replace(t, source=t.source.placed(place)) for t in recorded.taken),
         )
 

@@ -61,6 +61,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(tape.entries), len(tape.aten.graph.nodes)
     cuts, ends = _cuts(inputs, places, len(values), with_tangent)
+    computed = _in_order(inputs, places, with_tangent)
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
         arrived: list[int] = []
@@ -91,6 +92,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         spent,
         taken,
         places[len(values) :],
+        tuple(with_tangent.index(i) for i in computed),
     )
 
 
@@ -204,8 +206,15 @@ def _cuts(
     taken = {at[i] for i in with_tangent if i >= n}
     found = [i for i in with_tangent if at[i] in taken or at[i] in read]
     ends = frozenset(i for i in with_tangent if at[i] not in read and (i >= n or at[i] not in taken))
-    order = computed_after(nodes, inputs.first_history.values()) if found else {}
-    return tuple(sorted(found, key=lambda i: order.get(at[i][0], (-1, 0)))), ends
+    return _in_order(inputs, places, found), ends
+
+
+def _in_order(inputs: Inputs, places: Sequence[FakeTensor], members: Sequence[int]) -> tuple[int, ...]:
+    """These of `places` in the order of their computation."""
+    if len(members) < 2:
+        return tuple(members)
+    order = computed_after([places[i].grad_fn for i in members], inputs.first_history.values())
+    return tuple(sorted(members, key=lambda i: order.get(places[i].grad_fn, (-1, 0))))
 
 
 def _cut_at(

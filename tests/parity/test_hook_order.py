@@ -166,3 +166,20 @@ def test_an_optimizer_that_steps_as_gradients_come(compile):
     for _ in range(3):
         f(torch.ones(2, 3)).backward()
     return order, list(m.parameters())
+
+
+@both()
+@pytest.mark.parametrize("order", ["abcde", "edcba", "cebda"])
+def test_results_in_another_order_than_computed(compile, order):
+    @compile
+    def f(x, w):
+        made = {"a": x * 2, "b": w * 3, "c": x.sin() + w}
+        made["d"] = made["b"].exp()
+        made["e"] = (x * w).sum()
+        return [made[name] for name in order if name != "b"]
+
+    seen, x, w = Seen(), leaf(3), leaf(3)
+    results = f(x, w)
+    seen.on(**dict(zip(order.replace("b", ""), results)))
+    sum(r.sum() for r in results).backward()
+    return seen.names
