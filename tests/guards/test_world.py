@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import codecs
 import collections
 import contextlib
 import contextvars
@@ -19,6 +20,7 @@ import enum
 import fractions
 import functools
 import gc
+import importlib
 import inspect
 import json
 import locale
@@ -27,6 +29,7 @@ import math
 import os
 import pickle
 import reprlib
+import statistics
 import sys
 import time
 import types
@@ -1968,6 +1971,7 @@ class Date(datetime.datetime):
 
 
 LONG = 10**5000
+AMOUNT = decimal.Decimal("1.2349")
 NOON = datetime.datetime(2020, 1, 1, 12)
 DATE = Date(2020, 1, 1, 12)
 
@@ -2011,6 +2015,36 @@ _SETTINGS: dict[str, tuple[Callable[..., Any], Change]] = {
     "home and working directory": (
         lambda x: (x + 1, os.path.expanduser("~"), os.path.expandvars("$HOME"), os.path.abspath("a")),
         lambda undo: undo.enter_context(pytest.MonkeyPatch.context()).setenv("HOME", "/elsewhere"),
+    ),
+    "Decimals": (
+        lambda x: (x + 1, f"{AMOUNT:.2f}", str(AMOUNT * 0), statistics.mean([AMOUNT, AMOUNT])),
+        _by(
+            lambda how: setattr(decimal.getcontext(), "rounding", how),
+            (decimal.ROUND_UP,),
+            (decimal.ROUND_DOWN,),
+        ),
+    ),
+    "capitals of Decimals": (
+        lambda x: (x + 1, str(decimal.Decimal("1e5"))),
+        _by(lambda how: setattr(decimal.getcontext(), "capitals", how), (0,), (1,)),
+    ),
+    "Decimals of floats": (
+        lambda x: (x + 1, decimal.Decimal(0.5)),
+        _by(
+            lambda how: decimal.getcontext().traps.__setitem__(decimal.FloatOperation, how), (True,), (False,)
+        ),
+    ),
+    "handler of encoding errors": (
+        lambda x: (x + 1, "é".encode("ascii", "smelt.test")),
+        _by(
+            lambda sign: codecs.register_error("smelt.test", lambda error: (sign, error.end)),  # type: ignore[attr-defined]
+            ("!",),
+            ("?",),
+        ),
+    ),
+    "context": (
+        lambda x: (x + 1, contextvars.copy_context().get(VARIABLE, 1)),
+        lambda undo: undo.callback(VARIABLE.reset, VARIABLE.set(6.0)),
     ),
     "name of a level": (
         lambda x: (x + 1, logging.getLevelName(35)),
@@ -2166,6 +2200,42 @@ def what_a_partial_shows():
 def member_of_an_enumeration_of_torch():
     box = Box(tag=torch.Tag.core)
     return (lambda x: (x + 1, str(box.tag))), (X,), putting(box, "tag", torch.Tag.inplace_view)
+
+
+@row("class Box")
+def dir_of_a_class():
+    return (lambda x: (x + 1, "added" in dir(Box))), (X,), putting(Box, "added", 1)
+
+
+@row("class Box")
+def whether_an_object_is_callable():
+    box = Box()
+    return (lambda x: (x + 1, callable(box))), (X,), putting(Box, "__call__", lambda self: 1)
+
+
+@row("smelt_test_world")
+def entry_of_sys_modules_by_importlib():
+    first, second = types.ModuleType("smelt_test_world"), types.ModuleType("smelt_test_world")
+    first.value, second.value = 2.0, 3.0  # type: ignore[attr-defined]
+    sys.modules["smelt_test_world"] = first
+
+    def fn(x: Any) -> Any:
+        return x * importlib.import_module("smelt_test_world").value
+
+    return fn, (X,), putting(sys.modules, "smelt_test_world", second)
+
+
+@row("default_factory")
+def factory_of_a_copied_dictionary():
+    counts = collections.defaultdict(list)
+    return (lambda x: (x + 1, counts.copy()["a"])), (X,), putting(counts, "default_factory", tuple)
+
+
+@row("")
+def handlers_of_a_logger():
+    logger = logging.getLogger("smelt.test_world.handlers")
+    change = _by(lambda how: setattr(logger, "propagate", how), (False,), (True,))
+    return (lambda x: (x + 1, logger.hasHandlers())), (X,), change
 
 
 ZERO = numpy.float64(0)

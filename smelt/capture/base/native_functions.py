@@ -95,8 +95,10 @@ _PREFIXES = tuple(
 
 def check_text(value: object, spec: str = "") -> None:
     """Raises Unsupported for a text that settings of the process decide: that of a NumPy array, of a time in the locale's
-    words, and of a number in its digits."""
-    if isinstance(value, numpy.ndarray):
+    words, of a number in its digits, and of a Decimal where it is rounded or has an exponent."""
+    if isinstance(value, decimal.Decimal) and (spec or "E" in decimal.Decimal.__repr__(value).upper()[9:]):
+        what = "a Decimal"
+    elif isinstance(value, numpy.ndarray):
         what = "a NumPy array"
     elif isinstance(value, (datetime.date, datetime.time)) and spec:
         what = "a time"
@@ -194,7 +196,8 @@ def _interpreted_codes() -> frozenset[types.CodeType]:
 INTERPRETED: set[Any] = {
     f for f in (
         functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
-        inspect.getdoc, logging.getLevelName, functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
+        inspect.getdoc, logging.getLevelName, logging.Logger.hasHandlers, logging.Filterer.filter,
+        functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
         getattr(warnings, "_deprecated", None), abc.abstractmethod,
         vars(typing)["_BaseGenericAlias"].__call__, typing.final, typing.overload, typing.no_type_check,
@@ -335,6 +338,8 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     logging.Logger.handle: (SIDE_EFFECT_IO, "Logger.handle"),
     warnings.simplefilter: (UNSUPPORTED_EFFECT, "warnings.simplefilter"),
     warnings.filterwarnings: (UNSUPPORTED_EFFECT, "warnings.filterwarnings"),
+    contextvars.copy_context: (UNSUPPORTED_EFFECT, "contextvars.copy_context"),
+    inspect.getmembers: (UNSUPPORTED_CALL, "inspect.getmembers"),
     decimal.getcontext: (UNSUPPORTED_EFFECT, "decimal.getcontext"),
     decimal.setcontext: (UNSUPPORTED_EFFECT, "decimal.setcontext"),
     decimal.localcontext: (UNSUPPORTED_EFFECT, "decimal.localcontext"),

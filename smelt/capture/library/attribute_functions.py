@@ -130,4 +130,8 @@ def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
         return sorted(cast("Sequence[str]", vm.elements(vm.call_function(own, (args[0],)))))
     if id(args[0]) in vm.outside.origins and not isinstance(args[0], (type, types.ModuleType)):
         raise unsupported("dir() of an outside object")
+    if isinstance(args[0], types.ModuleType):
+        raise unsupported("dir() of a module")
+    if type(args[0]) is not FakeTensor:
+        vm.outside.facts.use_class(args[0] if isinstance(args[0], type) else type(args[0]))
     return vm.native(dir, args)

@@ -55,6 +55,13 @@ def call_container_method(
     """`owner.name(*args, **kwargs)` of a container, for a method `fn` of C that has no handler. The elements of an outside
     container are guarded, and the container is noted as changed unless the method is known to change nothing."""
     outside = vm.outside
+    if (
+        isinstance(owner, collections.defaultdict)
+        and id(owner) in outside.origins
+        and owner not in outside.log
+    ):
+        origin = outside.origins[id(owner)].child("member", "default_factory")
+        wrapping.wrap(outside, owner.default_factory, origin)
     if isinstance(owner, set) and name in sets.CHANGES and not kwargs:
         return sets.change(vm, owner, name, args)
     if name == "update" and isinstance(owner, dict):

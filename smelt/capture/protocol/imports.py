@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
+from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.errors import Unsupported
@@ -25,3 +27,11 @@ def imported(
         wrapping.wrap(vm.outside, module, vm.outside.origins.const(sys.modules).child("item", held))
     vm.outside.origins.known(module)
     return module
+
+
+@function(importlib.import_module)
+def _import_module(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    name = args[0] if args else kwargs.get("name")
+    if type(name) is not str or name.startswith("."):
+        raise unsupported("importlib.import_module of a relative name")
+    return imported(vm, name, None, ("__name__",), 0)

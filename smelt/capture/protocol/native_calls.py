@@ -78,6 +78,8 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
         raise Unsupported(Reason(*refused))
     library_reads.use_native(vm.outside, fn)
     for value in args:
+        if fn.__module__ == "statistics" and isinstance(value, (list, tuple)):
+            check_decimals(*value)
         if vm.outside.log.is_overlaid(value):
             what = f"{fn.__qualname__} reads a {type(value).__qualname__} that the function has changed"
             raise unsupported(what, UNSUPPORTED_EFFECT)
