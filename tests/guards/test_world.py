@@ -2287,6 +2287,16 @@ def errors_of_numpy_that_are_ignored():
     return _with_errors(fn, "ignore", "raise")
 
 
+@row("", captured=False)
+def errors_of_numpy_by_arrays_from_outside():
+    ones, zeros = numpy.ones(2), numpy.zeros(2)
+
+    def fn(x: Any) -> Any:
+        return x + 1, ones / zeros, numpy.log(x.numpy() * 0), numpy.stack([ones, zeros]).mean()
+
+    return _with_errors(fn, "ignore", "raise")
+
+
 @row(None)
 def errors_of_numpy_that_the_function_ignores():
     def fn(x: Any) -> Any:

@@ -59,8 +59,9 @@ def native(
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     vm.outside.facts.use_digits(*args)
-    if numpy_errors.computes(fn, args):
-        with numpy_errors.noted(vm, fn):
+    traced = numpy_errors.is_traced(fn, args)
+    if traced or numpy_errors.computes(fn, args):
+        with numpy_errors.noted(vm, fn, traced):
             return _called(vm, fn, args, kwargs)
     return _called(vm, fn, args, kwargs)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from smelt._native import isinstance
 from smelt.capture.machine.vm import VM
+from smelt.capture.standins.arrays import Array, BoundMethod
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
@@ -44,9 +45,12 @@ def computes(fn: object, args: Sequence[object]) -> bool:
 
 
 @contextmanager
-def noted(vm: VM, fn: Callable[..., object]) -> Iterator[None]:
-    """A call of NumPy's `fn`. Raises Unsupported where it has errors that it would tell of."""
+def noted(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
+    """A call of NumPy's `fn`. Raises Unsupported where it has errors that it would tell of. `traced`: the graph computes in
+    its place."""
     errors: dict[str, int] = {}
+    if traced:
+        _use_state(vm)
     with np.errstate(all="call", call=errors.__setitem__):
         yield
     state, own = _state(), [e.manager for e in vm.contexts.entered if isinstance(e.manager, np.errstate)]
@@ -62,6 +66,28 @@ def noted(vm: VM, fn: Callable[..., object]) -> Iterator[None]:
         )
     if outer:
         vm.outside.facts.guard("eq", vm.outside.origins.const(error_state).child("call", None), error_state())
+
+
+def is_traced(fn: object, args: Sequence[object]) -> bool:
+    """Whether a call of NumPy's is one that the graph computes."""
+    if type(fn) is BoundMethod or any(type(a) is Array for a in args):
+        return True
+    of_numpy = str(getattr(fn, "__module__", "")).startswith("numpy")
+    return of_numpy and any(
+        type(v) is Array for a in args if type(a) in (list, tuple) for v in cast("list[object]", a)
+    )
+
+
+def _use_state(vm: VM) -> None:
+    """The graph computes what NumPy would: it raises no errors of NumPy's, so none may be raised or handed to a function."""
+    if _raises():
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "NumPy's errors are to be raised (numpy.seterr)"))
+    if not any(isinstance(e.manager, np.errstate) for e in vm.contexts.entered):
+        vm.outside.facts.guard("eq", vm.outside.origins.const(_raises).child("call", None), False)
+
+
+def _raises() -> bool:
+    return not {"ignore", "warn"}.issuperset(error_state())
 
 
 def _ignores(manager: object, kind: str) -> bool:
