@@ -876,3 +876,17 @@ def test_higher_derivatives_by_a_written_view_of_what_is_hidden(compile, program
                 (g,) = grad(g.sum(), (w, v)[by], create_graph=True, allow_unused=True)
             found.append(g)
     return found
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.tanh, torch.sin, torch.neg])
+@both()
+def test_a_result_is_written_before_the_first_derivative(compile, function):
+    """That raises where eager has saved the result."""
+    f, x = compile(lambda x: function(x * 3)), double(3)
+    y = f(x)
+    y.mul_(2)
+    try:
+        (g,) = grad(y.sum(), x, create_graph=True)
+    except RuntimeError as error:
+        return "modified" in str(error)
+    return g
