@@ -13,6 +13,7 @@ import collections
 import contextlib
 import contextvars
 import copy
+import copyreg
 import dataclasses
 import datetime
 import decimal
@@ -2200,6 +2201,13 @@ def what_a_partial_shows():
 def member_of_an_enumeration_of_torch():
     box = Box(tag=torch.Tag.core)
     return (lambda x: (x + 1, str(box.tag))), (X,), putting(box, "tag", torch.Tag.inplace_view)
+
+
+@row("dispatch_table", captured=False)
+def copies_by_a_registered_function():
+    box = Box(value=1)
+    change = calling(lambda: copyreg.pickle(Box, lambda b: "box"), lambda: copyreg.dispatch_table.pop(Box))  # type: ignore[arg-type]
+    return (lambda x: (x + 1, copy.copy(box) is box)), (X,), change
 
 
 @row("class Box")

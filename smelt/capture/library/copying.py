@@ -131,6 +131,9 @@ def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _P
     kind = type(obj)
     if kind in PURE_TYPES or not (_native.made_by_python(kind) or isinstance(obj, CONTAINER_BASES)):
         return _copy_native(vm, obj, memo, part)
+    origin = vm.outside.origins.const(copyreg).child("attr", "dispatch_table")
+    if vm.contains(kind, wrapping.wrap(vm.outside, copyreg.dispatch_table, origin)):
+        raise unsupported(f"copying a {kind.__qualname__} by a function that was registered")
     if any(python_method(vm, obj, n) is not None for n in ("__reduce_ex__", "__reduce__", *_STATE_METHODS)):
         reduced = _reduced(vm, obj)
         return obj if isinstance(reduced, str) else vm.call(copy._reconstruct, (obj, memo, *reduced), {})  # type: ignore[attr-defined]
