@@ -2210,6 +2210,13 @@ def copies_by_a_registered_function():
     return (lambda x: (x + 1, copy.copy(box) is box)), (X,), change
 
 
+@row("")
+def how_numpy_writes_scalars():
+    third = numpy.float64(1) / 3
+    change = _by(lambda version: numpy.set_printoptions(legacy=version), ("1.13",), (False,))
+    return (lambda x: (x + 1, repr(third), f"{third}", str([third]))), (X,), change
+
+
 @row("class Box")
 def dir_of_a_class():
     return (lambda x: (x + 1, "added" in dir(Box))), (X,), putting(Box, "added", 1)

@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from smelt._native import isinstance
 from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
@@ -47,6 +49,9 @@ def use_names(vm: VM, value: object, depth: int = _DEPTH) -> None:
         _use_name_of_class(vm, value)
     elif type(value) is FunctionType:
         attributes.load_attr(vm, value, "__qualname__")
+    elif isinstance(value, np.generic):
+        origin = vm.outside.origins.const(_way_of_numpy).child("call", None)
+        vm.outside.facts.guard("eq", origin, _way_of_numpy())
     elif isinstance(value, types.ModuleType):
         for name in _OF_MODULES:
             with contextlib.suppress(AttributeError):
@@ -58,6 +63,11 @@ def use_names(vm: VM, value: object, depth: int = _DEPTH) -> None:
     else:
         for part in next((parts(value) for base, parts in _PARTS if isinstance(value, base)), ()):
             use_names(vm, part, depth - 1)
+
+
+def _way_of_numpy() -> object:
+    """The version of NumPy as which it writes scalars; False for its own."""
+    return np.get_printoptions()["legacy"]
 
 
 def _use_name_of_class(vm: VM, cls: type) -> None:
