@@ -1,6 +1,6 @@
 """A server: threads that compile small models, call them again, run them eagerly, and read and write what they hold.
 
-    python -m benchmarks.server [--seconds N] [--threads N] [--seed N]
+    python -m benchmarks.server [--seconds N] [--threads N] [--seed N] [--switch SECONDS]
 
 Each model (`MODELS`) keeps what it computes somewhere outside of its call: an attribute, a container, a global, a closure,
 a class. Its result depends on its input alone, so it can be checked whatever the other threads store meanwhile. What must
@@ -402,8 +402,20 @@ ACTIONS: tuple[tuple[str, int], ...] = (  # and how often each, in a hundred
 )  # fmt: skip
 
 
-def serve(seconds: float, threads: int = 8, seed: int = 0) -> Served:
-    """Lets `threads` threads work side by side for a time."""
+SWITCH = 1e-6  # seconds that a thread runs while others wait; by default 5 milliseconds, in which most of a call fits
+
+
+def serve(seconds: float, threads: int = 8, seed: int = 0, switch: float = SWITCH) -> Served:
+    """Lets `threads` threads work side by side for a time, each for `switch` seconds at once."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(switch)
+    try:
+        return _serve(seconds, threads, seed)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _serve(seconds: float, threads: int, seed: int) -> Served:
     server, served = Server(), Served()
     end = time.monotonic() + seconds
 
@@ -437,8 +449,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--switch", type=float, default=SWITCH, help="seconds that a thread runs while others wait"
+    )
     given = parser.parse_args()
-    served = serve(given.seconds, given.threads, given.seed)
+    served = serve(given.seconds, given.threads, given.seed, given.switch)
     print(", ".join(f"{count} {name}" for name, count in served.done.items()))
     for problem in dict.fromkeys(served.wrong):
         print(problem)

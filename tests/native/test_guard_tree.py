@@ -252,6 +252,29 @@ def test_type_dict_and_call():
     assert not guard()
 
 
+def test_other_threads_run_while_python_code_is_asked():
+    """What was read before stays alive, and nobody finds the collector off."""
+    kept, seen = [], []
+
+    def asked():
+        held[0] = None
+        kept.extend(Plain() for _ in range(100))  # of the size of what was let go of
+        seen.append(gc.isenabled())
+        return True
+
+    held = [None]
+    read = at(arg(), ("item", 0))
+    made = [Guard("type", read, Plain), Guard("id", at(const(asked), ("call", None)), True)]
+    tree = native.GuardTree(tree_layout.build(made, (read,), lifetimes_of(made).kept).native)
+    for x in range(3):
+        held[0] = Plain(x=x)
+        (collected,) = tree.check(held)
+        assert collected.x == x
+        assert held == [None]
+    assert all(seen)
+    assert tree.notes() is None
+
+
 def started(iterator, count=1):
     list(itertools.islice(iterator, count))
     return iterator

@@ -20,14 +20,15 @@ def is_only_thread() -> bool:
 
 def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[object]) -> None:
     """A fresh guard tree must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged
-    where the evaluation in Python refuses the call too."""
+    where the evaluation in Python refuses the call too, or other threads may have changed the world and changed it back."""
     if tree.check(*slots) is not None:
         return
     index = tree.explain(*slots)
     which = format_guard(guards[index]) if index is not None and index >= 0 else "an object is missing"
     failing = first_failing(guards, slots)
     second = "none" if failing is None else format_guard(failing)
-    kind = VerificationError if failing is None else WorldChanged
+    changed = failing is not None or (not is_only_thread() and tree.check(*slots) is not None)
+    kind = WorldChanged if changed else VerificationError
     raise kind(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
 
 

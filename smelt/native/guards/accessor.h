@@ -15,6 +15,9 @@ struct Accessor {
     // read again. With `same` they need to show it for this very base only, without it for any object at its address.
     // False if no stamps can show it.
     virtual bool stamp(PyObject* /*base*/, Stamps&, bool /*same*/) { return false; }
+    // Whether other threads may run while it reads from what `parent` (or null) gives: it calls what may be code of
+    // smelt's in Python, or waits.
+    virtual bool lets_others_run(const Accessor* /*parent*/) const { return false; }
 };
 
 using AccessorPtr = std::unique_ptr<Accessor>;

@@ -269,6 +269,12 @@ struct CallOf : Accessor {
         Unasked unasked;
         return pass.keep(PyObject_CallNoArgs(base));
     }
+    // Weak references and functions of C do not, but `tensor.item` does.
+    bool lets_others_run(const Accessor* parent) const override {
+        auto* constant = dynamic_cast<const Constant*>(parent);
+        return constant ? !PyCFunction_Check(constant->value) && !PyWeakref_Check(constant->value)
+                        : dynamic_cast<const Member*>(parent) != nullptr;
+    }
 };
 
 PyTypeObject* script_module_type;  // torch._C.ScriptModule, when it is first asked for

@@ -1,7 +1,7 @@
 // One pass over the tree, and the references that the tree owns.
 //
 // What always holds: values are borrowed from the objects they were read from, which the slots or the tree keep alive;
-// the few new references are kept until the pass ends.
+// the few new references are kept until the pass ends. Where other threads may run in between, all values are kept.
 #pragma once
 #include "cpython.h"
 
@@ -58,6 +58,9 @@ struct Held {
     bool all_live() const {
         return std::all_of(references.begin(), references.end(),
                            [](PyObject* reference) { return PyWeakref_GET_OBJECT(reference) != Py_None; });
+    }
+    void keep_brought(Pass& pass) const {
+        for (PyObject* reference : references) pass.keep(Py_NewRef(PyWeakref_GET_OBJECT(reference)));
     }
 };
 

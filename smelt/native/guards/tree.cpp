@@ -9,6 +9,8 @@
 //   - No accessor or check runs user code, or raises: what cannot be read is a mismatch.
 //   - Values are borrowed from the objects they were read from, which the slots or the tree keep alive, or which are
 //     known to live (pass.h: Held); the few new references are kept until the pass ends.
+//   - A pass runs as a whole: no other thread, no finalizer runs within it. The few trees that ask something of Python
+//     code, or of what waits, hold on to all that they read, and keep no memo.
 #include "cpython.h"
 
 #include "guards/accessor.h"
@@ -21,6 +23,7 @@
 #include "module.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace smelt::guards {
@@ -32,9 +35,11 @@ struct Tree {
     Held held;
     std::map<std::vector<int64_t>, std::shared_ptr<TensorFacts>> facts;
     Memo memo;
+    bool lets_others_run = false;
 
     // Whether all guards hold. If not, *failed is the number of the first that does not.
     bool run(Pass& pass, int* failed) {
+        if (lets_others_run) held.keep_brought(pass);
         for (size_t i = 0; i < nodes.size(); i++) {
             Node& node = nodes[i];
             PyObject* x = node.accessor->read(node.parent < 0 ? nullptr : pass.values[node.parent], pass);
@@ -42,7 +47,7 @@ struct Tree {
                 *failed = first_guard_under(i);
                 return false;
             }
-            pass.values[i] = x;
+            pass.values[i] = lets_others_run ? pass.keep(Py_NewRef(x)) : x;
             for (CheckPtr& check : node.checks) {
                 if (check->holds(x, pass)) continue;
                 *failed = check->guard;
@@ -98,7 +103,8 @@ PyObject* collect(const Tree& tree, const Pass& pass) {
 
 // One pass: over the memo if it knows the answer, else over all nodes. What torch throws is a mismatch.
 PyObject* check(Tree& tree, PyObject* const* slots, Py_ssize_t count) {
-    CollectorOff off;
+    std::optional<CollectorOff> off;
+    if (!tree.lets_others_run) off.emplace();
     if (!tree.held.all_live()) return nullptr;
     if (tree.memo.ready()) {
         Pass pass(slots, count, tree.memo.values());
@@ -115,7 +121,7 @@ PyObject* check(Tree& tree, PyObject* const* slots, Py_ssize_t count) {
         int failed;
         if (!tree.run(pass, &failed)) return;
         out = collect(tree, pass);
-        if (tree.memo.is_due()) tree.memo.make(tree.nodes, pass.values);
+        if (!tree.lets_others_run && tree.memo.is_due()) tree.memo.make(tree.nodes, pass.values);
     });
     return out;
 }
@@ -162,6 +168,8 @@ bool add_node(PyObject* spec, Tree& tree) {
     }
     if (node.collect >= 0) tree.collected[node.collect] = static_cast<int>(tree.nodes.size());
     if (!(node.accessor = row->make(key, tree.held))) return false;
+    const Accessor* parent = node.parent < 0 ? nullptr : tree.nodes[node.parent].accessor.get();
+    tree.lets_others_run |= node.accessor->lets_others_run(parent);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(checks); i++) {
         PyObject* check = PyTuple_GET_ITEM(checks, i);
         if (!PyTuple_Check(check)) {
@@ -240,7 +248,8 @@ PyObject* py_explain(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
     if (!tree || !tree->held.all_live()) return PyLong_FromLong(-1);
     int failed = -1;
     bool held = false;
-    CollectorOff off;
+    std::optional<CollectorOff> off;
+    if (!tree->lets_others_run) off.emplace();
     with_pass(tree, slots, count, [&](Pass& pass) { held = tree->run(pass, &failed); });
     return held ? Py_NewRef(Py_None) : PyLong_FromLong(failed);
 }
