@@ -335,14 +335,17 @@ void Group::add(Task& task, variable_list&& gradients) const {
 
 variable_list Group::compute(const Mask& mask, variable_list&& tangents, const Mask& awaited,
                              const NodePtr& node) {
-    variable_list arguments = unpack(mask, awaited, node);  // raises where one of them was written
     if (c10::GradMode::is_enabled() && spec_->double_backward) {
         variable_list primals, through;
-        if (lock_rerun(primals, through)) return run_double_backward(primals, through, tangents);
+        if (lock_rerun(primals, through)) {
+            unpack(mask, awaited, node);  // raises where what was saved has been written
+            return run_double_backward(primals, through, tangents);
+        }
     }
     const bool whole = group_.whole && is_unobserved();
     const Backward* backward = spec_->find(mask, whole);
     if (!backward) backward = &compile_backward(*spec_, mask, whole);
+    variable_list arguments = unpack(mask, awaited, node);
     for (at::Tensor& t : tangents)
         if (t.defined()) arguments.push_back(std::move(t));
     tangents.clear();
