@@ -4,6 +4,7 @@ checkpoints with a policy."""
 import copy
 import functools
 import sys
+import weakref
 
 import pytest
 import torch
@@ -164,3 +165,14 @@ def test_modules_that_the_function_makes_and_drops_are_forgotten_quietly(monkeyp
 
     torch.testing.assert_close(smelt.compile(fn)(X), X * 3)
     assert not unraisable
+
+
+def test_functions_that_somebody_waits_for_the_end_of():
+    """As torch's compiler does, by partial calls among others."""
+
+    def inner(x):
+        return x * 2
+
+    weakref.finalize(inner, functools.partial(int, "1"))
+    x = torch.ones(3)
+    assert torch.equal(smelt.compile(lambda x: inner(x) + 1, fullgraph=True)(x), inner(x) + 1)

@@ -94,7 +94,10 @@ def _is_allowed_in_graph(fn: FunctionType) -> bool:
     when it is gone."""
     for kept in (r.__callback__ for r in weakref.getweakrefs(fn)):
         at_end = kept.peek() if isinstance(kept, weakref.finalize) else None
-        if at_end is not None and at_end[1].__qualname__ == "allow_in_graph.<locals>.deregister":
+        name = (
+            getattr(at_end[1], "__qualname__", None) if at_end is not None else None
+        )  # a partial call has none
+        if name == "allow_in_graph.<locals>.deregister":
             return True
     return False
 
