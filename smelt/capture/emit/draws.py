@@ -23,16 +23,14 @@ def write_draws(writer: Writer, draws: Sequence[Draw]) -> list[str]:
 def _lines(writer: Writer, draw: Draw, generator: str) -> list[str]:
     before = len(writer.lines)
     arguments = [writer(a) for a in draw.args] + [f"{n}={writer(a)}" for n, a in draw.kwargs.items()]
-    made, writer.lines[before:] = (
-        writer.lines[before:],
-        [],
-    )  # what the arguments need is made before the graph too
+    needed = writer.lines[before:]  # what the arguments are made of: before the graph, too
+    del writer.lines[before:]
     name = writer.fresh_name(f"drawn_{draw.method}")
     writer.bind_origin(draw.origin, name)
     for i in range(draw.count):
         writer.bind_origin(draw.origin.child("item", i), f"{name}[{i}]")
     writer.bind_origin(draw.origin.child("array", None), f"from_numpy(asarray({name}))")
-    return [*made, f"{name} = {generator}.{draw.method}({', '.join(arguments)})"]
+    return [*needed, f"{name} = {generator}.{draw.method}({', '.join(arguments)})"]
 
 
 def kept_states(writer: Writer, draws: Sequence[Draw]) -> tuple[list[str], list[str]]:

@@ -79,9 +79,8 @@ class VM(ABC):
         for generator in filter(None, (reference() for reference in self.frames.generators)):
             if generator.frame is not None:
                 generator.frame.parent = None  # whose stack may lead back to the generator
-        self.released = (
-            True  # what the rest drops may have weak references that call functions of the program
-        )
+        # Said first: when what is held is dropped, weak references to it may call functions of the program.
+        self.released = True
         vars(self.outside).clear()
         held = vars(self)
         for name in [n for n in held if n != "released"]:
