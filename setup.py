@@ -1,9 +1,11 @@
 """Builds `smelt._native` from all of `smelt/native/` against the torch that is installed (build without isolation)."""
 
 import os
+import platform
 import sysconfig
 from pathlib import Path
 
+import torch
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
@@ -13,6 +15,14 @@ HERE = Path(__file__).parent
 def files(pattern: str) -> list[str]:
     return sorted(str(path.relative_to(HERE)) for path in (HERE / "smelt/native").rglob(pattern))
 
+
+# What the extension is built for: smelt looks there before it loads the extension.
+BUILT = f'''"""Written by setup.py: what `_native` was built for."""
+
+TORCH = "{torch.__version__}"
+PYTHON = "{platform.python_version()}"
+'''
+(HERE / "smelt/_built.py").write_text(BUILT)
 
 # BuildExtension compiles files in parallel, and those only that changed, where it finds ninja on the PATH. pip puts it
 # beside this Python, which is not on the PATH unless the virtual environment was activated. Without ninja the files are

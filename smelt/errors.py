@@ -21,6 +21,10 @@ class Unsupported(SmeltError):
         self.path: tuple[int, ...] = ()
 
 
+class Unavailable(SmeltError):
+    """smelt cannot work with the torch or the Python that it meets, and a whole graph was asked for."""
+
+
 class BackendError(SmeltError):
     """A backend failed to compile a graph; the original exception is chained."""
 

@@ -7,7 +7,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+import smelt
 from tests.harness.settings import close_autocasts
+
+assert smelt.unavailable is None, smelt.unavailable
 
 # The same examples at each run, so that a change is judged by what it changes. SMELT_RANDOM=1 looks for others.
 settings.register_profile("same", derandomize=True)

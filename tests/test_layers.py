@@ -15,6 +15,7 @@ ORDER = Layers(
     {
         "smelt": [
             "api",
+            "eager_only",
             "report",
             "backends",
             "capture",
@@ -35,6 +36,7 @@ ORDER = Layers(
             "reasons",
             "events",
             "costs",
+            "torch_private",
             "_native",
         ],
         "smelt.capture": [
@@ -100,6 +102,7 @@ NAMED = {
 ANY_IN_CAPTURE = 22
 
 SMELT = sources.modules(Path(__file__).parent.parent / "smelt")
+SMELT.pop("smelt._built", None)  # setup.py writes it
 
 
 def planted(**texts: str) -> dict[str, sources.Module]:
@@ -277,6 +280,36 @@ def test_reaching_for_a_private_name_is_found(text, name):
 def test_what_is_ones_own_or_foreign_is_not_meant(text):
     every = planted(a=A_CLASS, b=text)
     assert sources.reaches(every["p.b"], every, sources.private_members(every)) == []
+
+
+def test_private_names_of_torch_stand_in_one_module():
+    found = [
+        f"{m.name}:{line} {name}"
+        for m in SMELT.values()
+        if m.name not in ("smelt.torch_private", "smelt._native")
+        for line, name in sources.foreign_private(m, "torch", public=["torch.ops"])
+    ]
+    assert found == [], "smelt/torch_private.py names them, with what they are for"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from torch._ops import OpOverload",
+        "import torch.utils._python_dispatch",
+        "import torch\ntorch._C._set_grad_enabled(True)",
+        "from torch.overrides import _pop_mode",
+        "from torch.autograd import forward_ad as f\nf._current_level",
+        "import torch\ngetattr(torch._utils, 'x', None)",
+    ],
+)
+def test_a_private_name_of_torch_is_found(text):
+    assert sources.foreign_private(module("p.a", text), "torch", public=["torch.ops"])
+
+
+def test_public_names_and_operators_are_not_meant():
+    text = "import torch\ntorch.ops.aten._unsafe_view.default\ntorch.nn.Linear.__init__\nx = 'torch._C'"
+    assert sources.foreign_private(module("p.a", text), "torch", public=["torch.ops"]) == []
 
 
 # ------------------------------------------------------------------------------------------------------- objects

@@ -12,12 +12,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
 from smelt.ops.recompute import Class, OperatorClass
 from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
 
 
 def class_of(node: Node) -> OperatorClass:

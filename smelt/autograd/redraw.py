@@ -13,12 +13,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.autograd.rewrites import Formula, NodeMaker
 from smelt.graph.ir import Node
 from smelt.graph.specs import make_spec
 from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 

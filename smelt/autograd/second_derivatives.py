@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.autograd.memory import nbytes
 from smelt.graph import passes, torch_settings
@@ -28,6 +27,7 @@ from smelt.graph.graph_function import GraphFunction
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.graph.torch_settings import TorchSettings
 from smelt.graph.tree import leaves
+from smelt.torch_private import OpOverload
 from smelt.trace.joint import Joint
 from smelt.trace.opaque import OpaqueCall
 from smelt.trace.torch_places import TorchPlace

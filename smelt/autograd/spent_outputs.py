@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from smelt.graph.graph_function import Compiled
+from smelt.torch_private import DelayedError
 from smelt.trace.spent import Spent
 
 _SECOND_TIME = (
@@ -23,8 +22,7 @@ def spend_outputs(values: Compiled, spent: Sequence[Spent]) -> Compiled:
     value was computed from, so that whoever asks for a gradient by that is told."""
     if not spent:
         return values
-    errors: Any = torch._C._functions
-    histories = [(s, errors.DelayedError(_SECOND_TIME, 1 + len(s.inputs) + len(s.values))) for s in spent]
+    histories = [(s, DelayedError(_SECOND_TIME, 1 + len(s.inputs) + len(s.values))) for s in spent]
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         made = list(values(inputs))

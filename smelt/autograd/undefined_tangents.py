@@ -12,7 +12,6 @@ import operator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
@@ -20,6 +19,7 @@ from smelt.graph.passes import eliminate_dead, has_effect
 from smelt.graph.specs import make_spec
 from smelt.ops.linear import is_zero_constant, linear_in
 from smelt.ops.results import result_spec
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 

@@ -7,11 +7,12 @@ from functools import cache
 import torch
 
 from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
 
-def out_variant(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def out_variant(op: OpOverload) -> OpOverload | None:
     """The operator that computes what `op` does, in memory given as `out`."""
     if op is aten.bernoulli.p and draws_alike():
         return torch.ops.smelt.bernoulli.out

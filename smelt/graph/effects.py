@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch._ops import OpOverload
+
+from smelt.torch_private import OpOverload, has_kernel
 
 ResultKind = Literal["fresh", "view", "same"]
 
@@ -72,7 +73,7 @@ def effects(op: OpOverload) -> Effects:
 @functools.cache
 def is_composite(op: OpOverload) -> bool:
     """Whether the operator is composed of calls of others, which autograd sees in its place."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+    return bool(has_kernel(op.name(), "CompositeImplicitAutograd"))
 
 
 def is_effectful(op: object) -> bool:

@@ -19,6 +19,7 @@ from smelt.graph.graph_function import Compiled, GraphFunction
 from smelt.graph.ir import Graph, TensorSpec
 from smelt.graph.specs import empty_like_spec
 from smelt.graph.tree import leaves, map_leaves
+from smelt.torch_private import OpOverload
 
 Tensors = Sequence[torch.Tensor]
 
@@ -122,7 +123,7 @@ def _run(graphs: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 _library = torch.library.Library("smelt", "FRAGMENT")
 _library.define("run_graphs(int graphs, Tensor[] tensors) -> Tensor[]")
 _library.impl("run_graphs", _run, "CompositeExplicitAutograd")
-RUN_GRAPHS: torch._ops.OpOverload = torch.ops.smelt.run_graphs.default
+RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
 
 
 def compiled(graph: Graph, compile_graph: Callable[[Graph], Compiled]) -> Graph:

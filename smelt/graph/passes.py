@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph import torch_settings
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.torch_private import OpOverload
 
 
 def has_effect(node: Node) -> bool:

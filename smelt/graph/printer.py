@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
 from smelt.graph.sizes import contiguous_stride
+from smelt.torch_private import VF, OpOverload, functions_of_c, functions_of_nn, variable_functions
 
 _MAX_PRINTED_CONSTANT = 64
 
@@ -27,13 +27,13 @@ _PLACES: tuple[tuple[str, Any], ...] = (
     ("torch.nn.functional", torch.nn.functional),
     ("operator", operator),
     ("", builtins),
-    ("torch._C._nn", torch._C._nn),
+    ("torch._C._nn", functions_of_nn),
     ("torch.special", torch.special),
     ("torch.fft", torch.fft),
     ("torch.linalg", torch.linalg),
-    ("torch._C._VariableFunctions", torch._C._VariableFunctions),
-    ("torch._C", torch._C),
-    ("torch._VF", torch._VF),
+    ("torch._C._VariableFunctions", variable_functions),
+    ("torch._C", functions_of_c),
+    ("torch._VF", VF),
     ("torch.Tensor", torch.Tensor),
 )
 

@@ -12,7 +12,13 @@ from typing import cast
 import torch
 import torch.nn.attention
 
-_KERNELS = tuple(torch.nn.attention._backend_names)
+from smelt.torch_private import (
+    get_sdp_priority_order,
+    sdp_enabled,
+    sdpa_kernel,
+    set_sdp_enabled,
+    set_sdp_priority_order,
+)
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,13 @@ class Setting:
 
 
 def _read_attention() -> tuple[object, ...]:
-    enabled = (getattr(torch._C, f"_get_{kernel}_sdp_enabled")() for kernel in _KERNELS)
-    return (torch._C._get_sdp_priority_order(), *enabled)
+    return (get_sdp_priority_order(), *(is_enabled() for is_enabled in sdp_enabled))
 
 
 def _write_attention(order: Sequence[int], *enabled: bool) -> None:
-    torch._C._set_sdp_priority_order(list(order))
-    for kernel, value in zip(_KERNELS, enabled, strict=True):
-        getattr(torch._C, f"_set_sdp_use_{kernel}")(value)
+    set_sdp_priority_order(list(order))
+    for set_enabled, value in zip(set_sdp_enabled, enabled, strict=True):
+        set_enabled(value)
 
 
 def _flags(set_flags: FunctionType) -> Setting:
@@ -44,7 +49,7 @@ _BACKENDS = (torch.backends.mkldnn, torch.backends.cudnn)
 # By the function that changes them.
 SETTINGS: Mapping[FunctionType, Setting] = MappingProxyType(
     {
-        cast(FunctionType, torch.nn.attention._sdpa_kernel): Setting(_read_attention, _write_attention),
+        cast(FunctionType, sdpa_kernel): Setting(_read_attention, _write_attention),
         **{cast(FunctionType, b.set_flags): _flags(cast(FunctionType, b.set_flags)) for b in _BACKENDS},
     }
 )

@@ -16,6 +16,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from smelt.torch_private import (
+    DisableAutocast,
+    InferenceMode,
+    below_autograd,
+    forward_mode_level,
+    set_grad_enabled,
+)
+
 TorchSettings = tuple[bool, bool, bool, torch.dtype, bool, torch.dtype]
 
 _grad, _inference, _autocast, _autocast_dtype = (
@@ -60,7 +68,7 @@ def difference(old: TorchSettings, new: TorchSettings) -> list[tuple[Callable[..
         calls.append((set_inference_mode, (new[1],)))
         calls += [(torch.set_autocast_enabled, (device, new[i])) for device, i in (("cpu", 2), ("cuda", 4))]
     if old[:2] != new[:2]:
-        calls.append((torch._C._set_grad_enabled, (new[0],)))
+        calls.append((set_grad_enabled, (new[0],)))
     return calls
 
 
@@ -82,7 +90,7 @@ def set_inference_mode(enabled: bool) -> None:
     if guards and guards[-1][0] == enabled:
         guards.pop()[1].__exit__(None, None, None)
         return
-    guard = torch._C._InferenceMode(enabled)
+    guard = InferenceMode(enabled)
     guards.append((not enabled, guard))
     guard.__enter__()
 
@@ -90,7 +98,7 @@ def set_inference_mode(enabled: bool) -> None:
 SETTINGS: frozenset[Any] = frozenset(
     {
         set_inference_mode,
-        torch._C._set_grad_enabled,
+        set_grad_enabled,
         torch.set_autocast_enabled,
         torch.set_autocast_dtype,
         torch.clear_autocast_cache,
@@ -102,13 +110,13 @@ CHANGES: frozenset[Any] = SETTINGS | {forward_ad.enter_dual_level}
 @contextmanager
 def restored() -> Iterator[None]:
     """Puts back the settings of before if the context ends in an exception."""
-    before, open_guards, level = read(), len(_thread.guards), forward_ad._current_level
+    before, open_guards, level = read(), len(_thread.guards), forward_mode_level()
     try:
         yield
     except BaseException:
         while len(_thread.guards) > open_guards:
             _thread.guards.pop()[1].__exit__(None, None, None)
-        while forward_ad._current_level > level:
+        while forward_mode_level() > level:
             forward_ad.exit_dual_level()
         for function, args in difference(read(), before):
             function(*args)
@@ -120,6 +128,6 @@ def beneath_autograd() -> Iterator[None]:
     """Beneath autograd and autocast for the duration of the context: aten nodes were recorded there. The grad mode stays: by
     it kernels of recurrent layers tell whether to keep what their backward reads."""
     with ExitStack() as stack:
-        stack.enter_context(torch._C._AutoDispatchBelowAutograd())
-        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(below_autograd())
+        stack.enter_context(DisableAutocast())
         yield

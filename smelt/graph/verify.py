@@ -5,11 +5,10 @@ from __future__ import annotations
 import keyword
 import operator
 
-from torch._ops import OpOverload
-
 from smelt.errors import VerificationError
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
+from smelt.torch_private import OpOverload
 
 
 def verify(graph: Graph, functional: bool = False) -> None:

@@ -14,6 +14,12 @@ import torch
 
 from smelt.guards.iterators import PARTS, item_ahead
 from smelt.guards.origin import Origin
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    ScriptModule,
+)
 
 _ABSENT = object()
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -41,7 +47,7 @@ def _member(base: Any, key: str) -> Any:
     for cls in type(base).__mro__:
         found = cls.__dict__.get(key, _ABSENT)
         if found is not _ABSENT:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 return found.__get__(base, type(base))
     raise Missing(key)
 
@@ -74,7 +80,7 @@ def _cell(base: Any, key: int) -> Any:
 
 def _element(base: Any, key: int) -> float:
     """The float of 32 or 64 bits that a tensor on a CPU holds at place `key` in row-major order."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchDispatch(), DisableTorchFunctionSubclass():
         plain = base.layout is torch.strided and base.device.type == "cpu" and not base.is_neg()
         if not plain or base.dtype not in (torch.float32, torch.float64):
             raise Missing(f"element {key}")
@@ -83,14 +89,14 @@ def _element(base: Any, key: int) -> float:
 
 
 def _script(base: Any, key: str) -> Any:
-    if type(base) is not torch._C.ScriptModule:
+    if type(base) is not ScriptModule:
         raise Missing(key)
     held: Any = base
     return held.getattr(key)
 
 
 def _call(base: Any, key: None) -> Any:
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return base()
 
 

@@ -19,6 +19,7 @@ from smelt.guards import global_state
 from smelt.guards.accessors import FAILURES, HOOKS, MODULE_DICTS, Missing, Reader, instance_dict
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import is_dual
 
 
@@ -43,7 +44,7 @@ def same_leaf(x: object, value: object) -> bool:
 
 def tensor_facts(x: torch.Tensor) -> TensorFacts:
     """The metadata of `x` that a trace depends on. No handler of its class is asked."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         return TensorFacts(
             type=type(x),
             dtype=x.dtype,

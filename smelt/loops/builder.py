@@ -14,6 +14,7 @@ from smelt.loops.dtypes import opmath, result_type
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import Definition, Extern, Index, Load, Map, Reduce, Scan, Stored, Tensor
 from smelt.loops.values import cast, const
+from smelt.torch_private import OpOverload
 
 Operand = Tensor | int | float | bool
 
@@ -36,7 +37,7 @@ class Builder:
         self.made.append(tensor)
         return tensor
 
-    def call(self, op: torch._ops.OpOverload, args: Sequence[Any], spec: TensorSpec | None = None) -> Tensor:
+    def call(self, op: OpOverload, args: Sequence[Any], spec: TensorSpec | None = None) -> Tensor:
         """The result of another ATen operator on tensors made before, of the node's own spec unless another is given."""
         spec = spec or self.spec
         result = Tensor(self.name, spec, Stored(), self.line)

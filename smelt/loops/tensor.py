@@ -23,6 +23,7 @@ import torch
 from smelt.graph.ir import Line, TensorSpec
 from smelt.graph.sizes import Size
 from smelt.loops.ir import ReductionKind, Value
+from smelt.torch_private import OpOverload
 
 Index = tuple[Size, ...]
 GAP = 2  # between the orders of two tensors that follow each other
@@ -128,7 +129,7 @@ class Extern:
     """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor. `raises`: it may
     raise because of the values that it reads."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     args: tuple[object, ...]
     kwargs: dict[str, object]
     results: tuple[Tensor | None, ...]

@@ -20,7 +20,7 @@ from smelt.loops.values import (
     const,
     where,
 )
-from smelt.ops.pointwise import above
+from smelt.ops.pointwise import above, clamp_tensor, reachable_bounds
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -126,7 +126,6 @@ _activation(relu, aten.relu.default, cost=1)
 _activation(selu, aten.selu.default, cost=TRANSCENDENTAL)
 _activation(hardshrink, aten.hardshrink.default)
 _activation(softshrink, aten.softshrink.default)
-_activation(hardtanh, aten.hardtanh.default, cost=2)
 _activation(hardsigmoid, aten.hardsigmoid.default)
 _activation(hardswish, aten.hardswish.default)
 _activation(silu, aten.silu.default, cost=TRANSCENDENTAL + DIVISION)
@@ -138,6 +137,17 @@ _activation(softplus, aten.softplus.default, cost=2 * TRANSCENDENTAL)
 _activation(mish, aten.mish.default, cost=3 * TRANSCENDENTAL)
 _activation(threshold, aten.threshold.default)
 _activation(lambda x: hardtanh(x, 0, 6), aten.relu6.default, cost=2)
+
+
+@operator(aten.hardtanh.default)
+def hardtanh_of_tensor(b: Builder, x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor | None:
+    """`hardtanh`, of integers as `clamp`."""
+    bounds = reachable_bounds(x.dtype, min_val, max_val)
+    if bounds is None:
+        return None
+    if None in bounds:
+        return clamp_tensor(b, x, *bounds)
+    return b.pointwise(lambda v: hardtanh(v, min_val, max_val), [x], opmath(x.dtype), cost=2)
 
 
 @operator(aten._prelu_kernel.default)

@@ -19,6 +19,7 @@ from smelt.ops.products import dots, is_row_product
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
+from smelt.torch_private import conv_memory_format, select_conv_backend
 
 aten = torch.ops.aten
 
@@ -97,10 +98,10 @@ def convolution_format(
     """(uninitialized input, weight, memory format that the library computes in, library). An operator makes images of one
     row of one-dimensional data before it looks at the format."""
     real, real_weight = uninitialized(x), uninitialized(weight)
-    backend = torch._C._select_conv_backend(real, real_weight, bias, *convolution)  # type: ignore[call-arg]
+    backend = select_conv_backend(real, real_weight, bias, *convolution)  # type: ignore[call-arg]
     if x.dim() == 3:
         real, real_weight = real.contiguous().unsqueeze(2), real_weight.unsqueeze(2)
-    memory_format = torch._C._conv_determine_backend_memory_format(real, real_weight, backend)
+    memory_format = conv_memory_format(real, real_weight, backend)
     return real, real_weight, memory_format, backend
 
 

@@ -22,6 +22,7 @@ from smelt.ops.convolutions import channels_of, convolution_format
 from smelt.ops.layouts.meta import META, fresh, only, suggested_format
 from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
+from smelt.torch_private import ConvBackend
 
 aten = torch.ops.aten
 ONE, NONE = [1, 1], [0, 0]
@@ -151,7 +152,7 @@ def _convolution_backward_layout(
     bias = None if bias_sizes is None else torch.empty(outputs, dtype=x.dtype)
     real, real_weight, memory_format, backend = convolution_format(x, weight, bias, c)
     formats = [memory_format, memory_format]
-    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
+    if backend != ConvBackend.Mkldnn:  # type: ignore[attr-defined]
         # Other libraries than oneDNN look at the weight's memory format again; groups are computed one by one and joined.
         if memory_format != torch.contiguous_format and (c.transposed or c.groups > 1):
             return NotImplemented

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.effects import effects
+from smelt.torch_private import OpOverload
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import operator
 from collections.abc import Container, Iterable
 from typing import Any
 
-from torch._ops import OpOverload
-
 from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.tree import leaves
 from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
 
 
 def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:

@@ -24,6 +24,7 @@ from smelt.loops.dtypes import LOWERABLE
 from smelt.loops.tensor import GAP, CopyBack, Extern, Number, Program, Step, Stored, Tensor
 from smelt.ops.raising import may_raise, must_run, numbers_to_fit
 from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -230,7 +231,7 @@ def _may_alias_input(node: object) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    results = effects(node.target).results if isinstance(node.target, torch._ops.OpOverload) else ()
+    results = effects(node.target).results if isinstance(node.target, OpOverload) else ()
     return bool(results) and all(r.kind == "view" for r in results)
 
 
@@ -245,7 +246,7 @@ def _live_uses(graph: Graph) -> Counter[Node]:
 
 def with_number(op: Any, args: tuple[Any, ...]) -> Any:
     """Python lets a number stand for a tensor operand; a plan calls the overload that takes numbers there."""
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         return op
     numbers = frozenset(
         i for i, (x, a) in enumerate(zip(args, op._schema.arguments))
@@ -257,12 +258,12 @@ def with_number(op: Any, args: tuple[Any, ...]) -> Any:
 @cache
 def _output_mask(op: Any) -> int | None:
     """The position of the argument that says which results an operator computes."""
-    names = [a.name for a in op._schema.arguments] if isinstance(op, torch._ops.OpOverload) else []
+    names = [a.name for a in op._schema.arguments] if isinstance(op, OpOverload) else []
     return names.index("output_mask") if "output_mask" in names else None
 
 
 @cache
-def _number_overload(op: torch._ops.OpOverload, numbers: frozenset[int]) -> torch._ops.OpOverload:
+def _number_overload(op: OpOverload, numbers: frozenset[int]) -> OpOverload:
     names = [a.name for a in op._schema.arguments]
     for name in op.overloadpacket.overloads():
         other = getattr(op.overloadpacket, name)
@@ -315,11 +316,7 @@ def _device(spec: Any) -> torch.device:
 def _short(node: Node) -> str:
     """`native_layer_norm` of `aten.native_layer_norm.default`."""
     op = node.target
-    name = (
-        op._schema.name.split("::")[-1]
-        if isinstance(op, torch._ops.OpOverload)
-        else getattr(op, "__name__", str(op))
-    )
+    name = op._schema.name.split("::")[-1] if isinstance(op, OpOverload) else getattr(op, "__name__", str(op))
     return str(name).strip("_")
 
 

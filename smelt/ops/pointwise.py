@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.ir import Node, TensorSpec
 from smelt.loops.builder import Builder, Operand, is_single
@@ -32,6 +31,7 @@ from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class, OperatorClass
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -564,9 +564,16 @@ def masked_fill(b: Builder, x: Tensor, mask: Tensor, value: Operand) -> Tensor |
     return b.pointwise(lambda c, u, v: where(c, v, u), [mask, x, value], (torch.bool, compute, compute))
 
 
+Bound = Operand | None
+
+
 @operator(aten.clamp.default)
-def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+def clamp(b: Builder, x: Tensor, min: Bound = None, max: Bound = None) -> Tensor | None:
     """As of tensors, but for a bound that is NaN where torch takes it for none."""
+    bounds = reachable_bounds(b.spec.dtype, min, max)
+    if bounds is None:
+        return None
+    min, max = bounds
     if (min is None) == (max is None) or _nan_bounds():
         return clamp_tensor(b, x, min, max)
     beyond, bound = ("gt", min) if max is None else ("lt", max)
@@ -581,8 +588,27 @@ def _nan_bounds() -> bool:
     return bool(torch.ones(1).clamp(max=math.nan).isnan())
 
 
+def reachable_bounds(dtype: torch.dtype, low: Bound, high: Bound) -> tuple[Bound, Bound] | None:
+    """Bounds of integers without those that none of them passes; None where ATen has to look, and may raise. So it is since
+    torch 2.15; before, bounds are what the conversion makes of them."""
+    if dtype.is_floating_point or dtype is torch.bool or not _bounds_saturate():
+        return low, high
+    if isinstance(low, Tensor) or isinstance(high, Tensor):  # numbers that change from call to call
+        return None
+    limits = torch.iinfo(dtype)
+    if not (low is None or low <= limits.max) or not (high is None or high >= limits.min):
+        return None
+    is_low, is_high = low is not None and low >= limits.min, high is not None and high <= limits.max
+    return low if is_low else None, high if is_high else None
+
+
+@functools.cache
+def _bounds_saturate() -> bool:
+    return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
+
+
 @operator(aten.clamp.Tensor)
-def clamp_tensor(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+def clamp_tensor(b: Builder, x: Tensor, min: Bound = None, max: Bound = None) -> Tensor:
     """The lower bound first: where the bounds cross, the upper one wins, and NaN stays."""
     bounds = [(op, bound) for op, bound in (("maximum", min), ("minimum", max)) if bound is not None]
 
@@ -594,16 +620,30 @@ def clamp_tensor(b: Builder, x: Tensor, min: Operand | None = None, max: Operand
     return b.pointwise(f, [x, *[bound for _, bound in bounds]], cost=2)
 
 
-@operator(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor:
+@operator(aten.clamp_min.Tensor)
+def clamp_min_tensor(b: Builder, x: Tensor, min: Tensor) -> Tensor:
     """max(x, min): NaN stays NaN."""
     return clamp_tensor(b, x, min)
 
 
-@operator(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor:
+@operator(aten.clamp_min.default)
+def clamp_min(b: Builder, x: Tensor, min: Operand) -> Tensor | None:
+    """max(x, min): NaN stays NaN."""
+    bounds = reachable_bounds(b.spec.dtype, min, None)
+    return None if bounds is None else clamp_tensor(b, x, *bounds)
+
+
+@operator(aten.clamp_max.Tensor)
+def clamp_max_tensor(b: Builder, x: Tensor, max: Tensor) -> Tensor:
     """min(x, max): NaN stays NaN."""
     return clamp_tensor(b, x, None, max)
+
+
+@operator(aten.clamp_max.default)
+def clamp_max(b: Builder, x: Tensor, max: Operand) -> Tensor | None:
+    """min(x, max): NaN stays NaN."""
+    bounds = reachable_bounds(b.spec.dtype, None, max)
+    return None if bounds is None else clamp_tensor(b, x, *bounds)
 
 
 # Those whose numbers are operands or scalars of `Builder.pointwise`, whatever their value.

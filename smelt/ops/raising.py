@@ -11,11 +11,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Node, NumberSpec, argument_nodes
 from smelt.ops.registry import REGISTRY, row
+from smelt.torch_private import OpOverload
 
 # Operators of these that have no row compute element by element, or are views or smelt's own.
 _KNOWN = frozenset({"prims", "prim", "smelt"})

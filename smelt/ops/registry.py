@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.ir import Node
 from smelt.ops.nodes import Make
 from smelt.ops.recompute import OperatorClass
 from smelt.ops.trace_rules import TraceRule
+from smelt.torch_private import OpOverload
 
 # `f(builder, *args, **kwargs)`, called with the aten arguments (tensors as lazy `Tensor`s). Gives a `Tensor`, a tuple of
 # them, or None: "call the ATen operator", which is also what happens to operators without a lowering.

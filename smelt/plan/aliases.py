@@ -7,31 +7,29 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import torch
+from smelt.torch_private import OpOverload
 
 # Operators of these namespaces keep nothing that they are given after they return.
 OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized", "smelt"})
 
 
-def is_foreign(op: torch._ops.OpOverload) -> bool:
+def is_foreign(op: OpOverload) -> bool:
     """A user's operator: it may keep its arguments, and its body is entitled to the caller's autocast and modes."""
     return op.namespace not in OWN_NAMESPACES
 
 
 @cache
-def returns_alias(op: torch._ops.OpOverload) -> bool:
+def returns_alias(op: OpOverload) -> bool:
     """Some result shares memory with an argument (views and in-place operators)."""
     return any(r.alias_info is not None for r in op._schema.returns)
 
 
-def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def written_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Of the arguments given, those that the operator writes to."""
     return [v for v, a in _given(op, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
 
 
-def aliased_values(
-    op: torch._ops.OpOverload, result: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
+def aliased_values(op: OpOverload, result: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Of the arguments given, those that share memory with result number `result` (one list result: with any of it)."""
     returns = op._schema.returns
     if not returns_alias(op):
@@ -44,8 +42,6 @@ def aliased_values(
     return [v for v, info in infos if names & info.before_set or "*" in info.after_set]
 
 
-def _given(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[tuple[Any, Any]]:
+def _given(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     arguments = op._schema.arguments
     return [*zip(args, arguments), *((kwargs[a.name], a) for a in arguments if a.name in kwargs)]

@@ -20,6 +20,7 @@ from smelt.errors import PlanError
 from smelt.graph.inner import Handle
 from smelt.graph.sizes import Atom, Expr, Quotient, Size, Sym
 from smelt.plan.conforms import fields_of, name_of, test_of
+from smelt.torch_private import OpOverload
 
 T = TypeVar("T")
 DEPTH = 100  # of values inside values: a fifth of the frames that Python allows by default
@@ -259,20 +260,20 @@ def _read_device(r: Reader) -> torch.device:
         raise PlanError(f"an unknown device, {kind!r}") from error
 
 
-def _write_operator(w: Writer, op: torch._ops.OpOverload) -> None:
+def _write_operator(w: Writer, op: OpOverload) -> None:
     w.data += b"o"
     w.text(op._schema.name)
     w.text(op._overloadname)
 
 
-def _read_operator(r: Reader) -> torch._ops.OpOverload:
+def _read_operator(r: Reader) -> OpOverload:
     name, overload = r.text(), r.text()
     space, _, base = name.partition("::")
     try:
         op = getattr(getattr(getattr(torch.ops, space), base), overload)
     except (AttributeError, RuntimeError) as error:
         raise PlanError(f"an unknown operator, {name}.{overload}: is its library imported?") from error
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         raise PlanError(f"{name}.{overload} is no operator")
     return op
 
@@ -419,7 +420,7 @@ _WRITERS: dict[type, Callable[[Writer, Any], None]] = {
     torch.layout: _write_layout,
     torch.memory_format: _write_format,
     torch.device: _write_device,
-    torch._ops.OpOverload: _write_operator,
+    OpOverload: _write_operator,
     torch.Tensor: _write_tensor,
 }
 

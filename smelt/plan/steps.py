@@ -20,6 +20,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
 from smelt.graph.tree import leaves
 from smelt.plan.code import Function
+from smelt.torch_private import OpOverload
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Aten:
     strides is copied into that layout. `user_visible`: runs in the caller's own dispatch state, as in eager: what
     writes to or views an input, and operators from outside torch."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outs: tuple[int | None, ...]

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from smelt import _native
 from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
 from smelt.plan.items import Item
 from smelt.plan.steps import Plan
 from smelt.schedule.schedule import Schedule
+from smelt.torch_private import OpOverload
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,6 @@ class Target:
     costs: Costs
     compile: Callable[[Schedule], Sequence[Item]]
     load: Callable[[Plan], _native.Plan]
-    out_variant: Callable[[torch._ops.OpOverload], torch._ops.OpOverload | None]
+    out_variant: Callable[[OpOverload], OpOverload | None]
     memory: Memory
     sharing: Sharing

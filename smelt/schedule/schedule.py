@@ -16,6 +16,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
 from smelt.graph.tree import leaves
 from smelt.loops.ir import Kernel
+from smelt.torch_private import OpOverload
 
 BufferKind = Literal["input", "constant", "temp", "output"]
 
@@ -51,7 +52,7 @@ class ExternItem:
     """One ATen call; `args` and `kwargs` hold `BufRef`s. `outs[i]` receives the i-th result (None: dropped).
     `epilogue` is where a generated matrix product will find the pointwise kernel that it may absorb."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     args: tuple[object, ...]
     kwargs: dict[str, object]
     outs: tuple[int | None, ...]

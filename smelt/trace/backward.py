@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Line, Node
+from smelt.torch_private import DisableAutocast, EnableTorchFunction
 from smelt.trace.autograd_calls import AutogradCalls
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.custom_functions import UserBackward, check_entries
@@ -43,7 +44,7 @@ class Backward:
         try:
             # as where eager's backward runs
             autocast_off: AbstractContextManager[object] = (
-                torch._C._DisableAutocast() if self._autograd.custom is None else _autocast_off()
+                DisableAutocast() if self._autograd.custom is None else _autocast_off()
             )
             with autocast_off:
                 yield
@@ -73,7 +74,7 @@ class Backward:
         before = call.node, call.backward_lines, call.is_opaque, self._in_user_backward
         call.node, call.backward_lines, call.is_opaque, self._in_user_backward = node, None, True, True
         try:
-            with torch._C._EnableTorchFunction():
+            with EnableTorchFunction():
                 yield user
         finally:
             call.node, call.backward_lines, call.is_opaque, self._in_user_backward = before

@@ -13,6 +13,7 @@ from torch.autograd.forward_ad import enter_dual_level
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, is_functorch_wrapped_tensor
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor
@@ -23,8 +24,6 @@ from smelt.trace.symbols import SYMBOLIC, PlainNumbersOnly
 from smelt.trace.tape import Tape
 from smelt.trace.torch_functions import name_of, target_of
 from smelt.trace.writes import Writes
-
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class CallRecorder:
@@ -62,7 +61,7 @@ class CallRecorder:
         if kind in SYMBOLIC:
             return self._numbers.node(value, self._tape.torch)
         if isinstance(value, torch.Tensor):
-            if _is_wrapped(value):  # by a transform that is over
+            if is_functorch_wrapped_tensor(value):  # by a transform that is over
                 raise Unnameable("a tensor of a transform")
             return self._argument(self._inputs.stand_in(value))
         if isinstance(value, (list, tuple)):
@@ -172,5 +171,5 @@ class CallRecorder:
             raise self._call.unsupported(
                 UNSUPPORTED_EFFECT, "a level of forward-mode differentiation stays open"
             )
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             self.record_settings(self.first_state)

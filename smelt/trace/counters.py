@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt.graph.graph_function import Compiled
+from smelt.torch_private import set_version_counter
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.parts import TraceParts
 
@@ -44,7 +45,7 @@ class Counters:
             written = tuple(tensors[i] for i in uncounted)
             versions = tuple(t._version for t in written)
             results = graph(tensors)
-            torch._C._autograd._unsafe_set_version_counter(written, versions)
+            set_version_counter(written, versions)
             return results
 
         return call

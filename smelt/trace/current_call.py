@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line, Node
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason, ReasonKind
-
-_DisableFunction = torch._C.DisableTorchFunction
-_DisableTransforms = torch._C._DisableFuncTorch
+from smelt.torch_private import DisableFuncTorch, DisableTorchFunction, current_autograd_node
 
 
 def ask_none(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
@@ -68,7 +65,7 @@ class CurrentCall:
     def line(self) -> Line | None:
         """The user's line of an operator that runs now."""
         if self.backward_lines is not None:
-            return self.backward_lines.get(torch._C._current_autograd_node())
+            return self.backward_lines.get(current_autograd_node())
         node = self.node
         if node is None:
             return self.where()
@@ -86,7 +83,7 @@ class CurrentCall:
         """Real torch computation by smelt itself, not recorded."""
         self.pauses += 1
         try:
-            with _DisableFunction(), _DisableTransforms():
+            with DisableTorchFunction(), DisableFuncTorch():
                 yield
         finally:
             self.pauses -= 1

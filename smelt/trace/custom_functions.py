@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch._ops import OpOverload
-
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.ops.linear import is_linear
+from smelt.torch_private import OpOverload
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.tape import TapeEntry

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.graph.effects import is_composite
 from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_OBJECT
+from smelt.torch_private import DisableTorchFunction, OpOverload, TorchDispatchMode
 from smelt.trace import special
 from smelt.trace.arguments import Args, Kwargs, Unnameable
 from smelt.trace.fake import has_new
@@ -40,7 +39,7 @@ class DispatchMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if self._call.node is not None:
             return self._run(func, args, kwargs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self._run_alone(func, args, kwargs)
 
     def _run_alone(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import empty_like_spec, static_sizes
+from smelt.torch_private import OpOverload
 
 _LARGE = 1 << 20  # elements
 _CPU = torch.device("cpu")

@@ -19,6 +19,14 @@ from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
 from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    disabled_torch_function_impl,
+    forward_mode_level,
+    len_torch_dispatch_stack,
+    make_subclass,
+)
 from smelt.trace.arguments import Args
 from smelt.trace.plain_classes import PLAIN_TYPES, is_plain_subclass
 
@@ -45,7 +53,7 @@ class FakeTensor(torch.Tensor):
     subclass: type | None
 
     __slots__ = ("_device", "aten_node", "cached_spec", "elem", "subclass", "torch_node")
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -63,7 +71,7 @@ class FakeTensor(torch.Tensor):
     @property
     def storage_key(self) -> int:
         """Equal for fakes that share memory."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self.elem.untyped_storage()._cdata
 
     def __hash__(self) -> int:
@@ -84,7 +92,7 @@ class FakeTensor(torch.Tensor):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        if torch._C._len_torch_dispatch_stack() > 0:
+        if len_torch_dispatch_stack() > 0:
             raise Unsupported(Reason(DATA_DEPENDENT, "a tensor is formatted as text"))
         spec = self.spec
         return f"FakeTensor({list(spec.shape)}, {spec.dtype}, {spec.device})"
@@ -120,12 +128,9 @@ def has_new(out: Any) -> bool:
     return False
 
 
-_make_subclass = torch.Tensor._make_subclass
-
-
 def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = None) -> FakeTensor:
     """A fake over the meta tensor `elem`. Runs torch code: call it with the recording modes out of the way."""
-    fake = _make_subclass(FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device)  # type: ignore[arg-type]
+    fake = make_subclass(FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device)  # type: ignore[arg-type]
     fake.elem = elem
     fake._device = device
     fake.cached_spec = spec
@@ -183,7 +188,7 @@ class Storages:
 
 def is_dual(x: torch.Tensor) -> bool:
     """Whether it carries a tangent of forward-mode differentiation, which compiled code would lose."""
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    return forward_mode_level() >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 def is_odd(real: torch.Tensor) -> bool:
@@ -191,13 +196,13 @@ def is_odd(real: torch.Tensor) -> bool:
     subclass that overrides something."""
     if not is_plain_subclass(type(real)):
         return not type(real).__module__.startswith(_TRACERS)
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         return real.layout is not torch.strided or real.is_quantized or real.is_nested
 
 
 def hides_metadata(real: torch.Tensor) -> bool:
     """Whether code of its own gives the metadata of an odd tensor, so that no guard can read it."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         return type(real) not in PLAIN_TYPES or real.is_nested
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt.torch_private import unscale
 from smelt.trace.arguments import Args, Kwargs
 
 _UNARY = (
@@ -72,7 +73,7 @@ def _made_bodies() -> dict[Any, _Body]:
             of_one = getattr(torch.Tensor, method + suffix, None)
             if function is not None and of_one is not None:
                 found[function] = _body(name + suffix, of_one)
-    found[torch._amp_foreach_non_finite_check_and_unscale_] = _unscale
+    found[unscale] = _unscale
     return found
 
 

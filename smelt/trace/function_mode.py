@@ -11,6 +11,12 @@ from torch.overrides import TorchFunctionMode
 from smelt.errors import Unsupported
 from smelt.graph.tree import leaves
 from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS
+from smelt.torch_private import (
+    DisableFuncTorch,
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    maybe_current_level,
+)
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
 from smelt.trace.arguments import Args, Kwargs, Unnameable
 from smelt.trace.fake import FakeTensor, has_new, hides_metadata
@@ -23,7 +29,6 @@ from smelt.trace.subclasses import class_of_results, mark
 from smelt.trace.symbols import has_symbols, plain_parts, settled
 from smelt.trace.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 
-_functorch_level = torch._C._functorch.maybe_current_level
 _READS_MEMORY = "its data is not allocated"  # from torch's message when C++ asks a fake for its memory
 _OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 _LARGE = 10_000_000  # elements
@@ -65,7 +70,7 @@ class FunctionMode(TorchFunctionMode):
     def _asked(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What the user's handlers give, with this mode in the way again: what they call is recorded."""
         call = self._call
-        if call.is_opaque or _functorch_level() is not None:
+        if call.is_opaque or maybe_current_level() is not None:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} that a __torch_function__ handles")
         call.asks = False
         try:
@@ -79,7 +84,7 @@ class FunctionMode(TorchFunctionMode):
         if call.pauses:
             return func(*args, **kwargs)
         cls = class_of_results(func, args, kwargs) if call.has_subclasses else None
-        if cls is not None and (call.is_opaque or _functorch_level() is not None):
+        if cls is not None and (call.is_opaque or maybe_current_level() is not None):
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {cls.__qualname__}")
         if func in REFUSED:
             known = self._known.read(func, args, kwargs)
@@ -90,7 +95,7 @@ class FunctionMode(TorchFunctionMode):
             return self._run_inside(func, args, kwargs)
         if call.gathers and func is torch.Tensor.__getitem__:
             func, args = gather(func, args)
-        if _functorch_level() is not None:
+        if maybe_current_level() is not None:
             return func(*args, **kwargs)
         if self._numbers.symbols is not None:
             args, kwargs = settled(args), settled(kwargs)
@@ -189,7 +194,7 @@ def _error_of_real_tensors(func: Any, args: Args, kwargs: Kwargs) -> Exception |
     """What `func` raises in eager, whose text may be another than that of its shape function."""
     try:
         real_args, real_kwargs = _zeros_like((args, kwargs))
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
             func(*real_args, **real_kwargs)
     except Unnameable:
         return None
@@ -204,7 +209,7 @@ def _zeros_like(value: Any) -> Any:
     if type(value) is FakeTensor:
         if value.elem.numel() > _LARGE:
             raise Unnameable("a large tensor")
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        with DisableTorchDispatch(), DisableTorchFunction():
             if value.requires_grad and value._is_view():
                 raise Unnameable("a view, whose own error says how it was taken")
             zeros = torch.empty_strided(value.elem.size(), value.elem.stride(), dtype=value.elem.dtype)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
 from smelt.graph.effects import Effects, effects
@@ -23,6 +22,7 @@ from smelt.ops.inplace import pure_of
 from smelt.ops.nodes import Emitter
 from smelt.ops.results import result_spec
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.draw_order import inverse, order_of_draws
 from smelt.trace.fake import FakeTensor

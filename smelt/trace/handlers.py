@@ -13,6 +13,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_CALL
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    is_torch_function_all_disabled,
+    is_torch_function_enabled,
+    pop_function_mode_temporarily,
+)
 from smelt.trace.arguments import LEAF_TYPES, Args
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, class_of_fake
@@ -37,7 +44,7 @@ def has_handler(value: object) -> bool:
 
 def is_under_modes(call: CurrentCall) -> bool:
     """Whether torch asks a mode of the user's about what is called next."""
-    return bool(call.modes) and not torch._C._is_torch_function_all_disabled()
+    return bool(call.modes) and not is_torch_function_all_disabled()
 
 
 def is_handled(call: CurrentCall, args: Args, kwargs: Mapping[str, Any] = types.MappingProxyType({})) -> bool:
@@ -45,7 +52,7 @@ def is_handled(call: CurrentCall, args: Args, kwargs: Mapping[str, Any] = types.
     if is_under_modes(call):
         return True
     found = any(map(has_handler, _parts((*args, *kwargs.values()))))
-    return found and torch._C._is_torch_function_enabled()
+    return found and is_torch_function_enabled()
 
 
 def _parts(values: Iterable[object]) -> Iterator[object]:
@@ -117,9 +124,9 @@ def _kinds_asked(
     """The `types` that the first probe is given which torch asks about a call: of the classes `found`, or `mode`. None where
     it asks none about this very function."""
     probes = {cls: _probe(cls) for cls in found}
-    with torch._C._DisableTorchDispatch(), torch.overrides._pop_mode_temporarily():
+    with DisableTorchDispatch(), pop_function_mode_temporarily():
         try:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 given, named = _like(args, probes), _like(dict(kwargs), probes)
             with mode:
                 func(*given, **named)
@@ -194,11 +201,11 @@ def is_overridable(func: Any) -> bool:
 @functools.cache
 def _asks_about(method: types.MethodDescriptorType) -> bool:
     """Whether torch asks handlers about a method of tensors, as a call without arguments shows."""
-    with torch._C._DisableTorchDispatch():
-        with torch._C.DisableTorchFunction():
+    with DisableTorchDispatch():
+        with DisableTorchFunction():
             probe: torch.Tensor = torch.empty(0).as_subclass(_probe(torch.Tensor))
         try:
-            with torch.overrides._pop_mode_temporarily():
+            with pop_function_mode_temporarily():
                 method(probe)
         except _Asked:
             return True

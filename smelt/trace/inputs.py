@@ -11,6 +11,14 @@ import torch
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
 from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import (
+    DisableFuncTorch,
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    get_inplace_requires_grad_allowed,
+    maybe_current_level,
+    set_inplace_requires_grad_allowed,
+)
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
@@ -70,7 +78,7 @@ class Inputs(Sequence[FakeTensor]):
             return known
         if type(real) is FakeTensor:
             return real
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
             check_supported(real)
             with torch.inference_mode(real.is_inference()):
                 fake = wrap(self._storages.elem_like(real), real.device)
@@ -110,7 +118,7 @@ class Inputs(Sequence[FakeTensor]):
         entry = self._by_real.get(id(real))
         if entry is not None:
             return entry[1]
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             check_supported(real)
         if type(real) in PLAIN_TYPES and _is_internal_scalar(real):
             return self._tape.add_constant(real)
@@ -162,14 +170,13 @@ def _is_internal_scalar(real: torch.Tensor) -> bool:
 
 def _require_grad(fake: FakeTensor) -> None:
     """`fake.requires_grad_()`, which a transform would forbid."""
-    functorch = torch._C._functorch
-    inside = functorch.maybe_current_level() is not None
-    allowed = functorch.get_inplace_requires_grad_allowed() if inside else None
+    inside = maybe_current_level() is not None
+    allowed = get_inplace_requires_grad_allowed() if inside else None
     if allowed is False:
-        functorch.set_inplace_requires_grad_allowed(True)
+        set_inplace_requires_grad_allowed(True)
     fake.requires_grad_(True)
     if allowed is False:
-        functorch.set_inplace_requires_grad_allowed(False)
+        set_inplace_requires_grad_allowed(False)
 
 
 def _is_leaf(real: torch.Tensor) -> bool:

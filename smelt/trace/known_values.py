@@ -9,6 +9,7 @@ import torch
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, fakes_in
@@ -50,7 +51,7 @@ class KnownValues:
         if fake.aten_node is None:
             return None
         walk = _Walk(self._tape.aten.graph.constants, self._nodes_written())
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with DisableTorchDispatch(), DisableTorchFunction(), torch.no_grad():
             value = walk.value(fake.aten_node)
         return None if value is UNKNOWN else value
 
@@ -64,7 +65,7 @@ class KnownValues:
         real_kwargs = {k: self._argument(v) for k, v in kwargs.items()}
         if any(a is UNKNOWN for a in (*real_args, *real_kwargs.values())):
             return None
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with DisableTorchDispatch(), DisableTorchFunction(), torch.no_grad():
             return func(*real_args, **real_kwargs)
 
     def read(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
@@ -112,7 +113,7 @@ class _Walk:
             return self._constants[node.target]
         if node.op != "call_function":
             return UNKNOWN
-        if isinstance(node.target, torch._ops.OpOverload) and not effects(node.target).pure:
+        if isinstance(node.target, OpOverload) and not effects(node.target).pure:
             return UNKNOWN
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         return UNKNOWN if args is UNKNOWN or kwargs is UNKNOWN else node.target(*args, **kwargs)

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import Expression, Number, leaves
 from smelt.ops.registry import row
+from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.symbols import Symbol, Symbols, plain_parts
@@ -84,6 +84,6 @@ def number_arguments(func: OpOverload) -> frozenset[str]:
     return takes if has_tensor or row(func).filled is not None else frozenset()
 
 
-def _takes_number(kind: torch._C.JitType) -> bool:
+def _takes_number(kind: JitType) -> bool:
     element = kind.getElementType() if isinstance(kind, torch.OptionalType) else kind
     return isinstance(element, (torch.TensorType, torch.NumberType))

@@ -27,7 +27,8 @@ class OpaqueCall:
         self.function = function
         self.repeatable = True
         self.tensors: list[FakeTensor] = []
-        self.__name__ = getattr(function, "__qualname__", type(function).__name__).replace(".", "_")
+        name = getattr(function, "__qualname__", type(function).__name__)
+        self.__name__ = name.rpartition("<locals>.")[2].replace(".", "_")
         self._is_fresh = is_fresh
         self._args = self._template(tuple(args))
         self._kwargs = self._template(dict(kwargs))

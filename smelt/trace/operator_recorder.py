@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
 from smelt.graph.effects import Effects, effects
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
+from smelt.torch_private import OpOverload
 from smelt.trace import shapes
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.copies import Copies

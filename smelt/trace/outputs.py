@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
+from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.autograd_calls import AutogradCalls
 from smelt.trace.fake import FakeTensor, fakes_in

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from smelt.torch_private import pack_padded_sequence, pad_packed_sequence
 from smelt.trace.arguments import Args
 from smelt.trace.operator_recorder import Body, OperatorRecorder
 
 aten = torch.ops.aten
-_functions: Any = torch._C._VariableFunctions
 
 
 def _places(recorder: OperatorRecorder, batch_sizes: torch.Tensor, batch_first: bool) -> list[Any]:
@@ -62,7 +62,7 @@ def _network(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
 
 
 BODIES: dict[Any, Body] = {
-    _functions._pack_padded_sequence: _pack,
-    _functions._pad_packed_sequence: _pad,
+    pack_padded_sequence: _pack,
+    pad_packed_sequence: _pad,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _network),
 }

@@ -7,10 +7,11 @@ import types
 
 import torch
 
+from smelt.torch_private import disabled_torch_function_impl
+
 PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
 _METACLASSES = tuple({type(cls) for cls in PLAIN_TYPES})
-_DISABLED = torch._C._disabled_torch_function_impl
 # What a class statement leaves in a class that defines nothing, and what constructors, annotations and copies add.
 _HARMLESS = frozenset(
     (
@@ -43,7 +44,7 @@ def _overrides(base: type) -> bool:
     """Whether `base` defines what tensors have, or a special method."""
     names = set(vars(base)) - _HARMLESS
     own = vars(base).get("__torch_function__")
-    if own is _DISABLED or _is_handler(own):
+    if own is disabled_torch_function_impl or _is_handler(own):
         names.discard("__torch_function__")
     return any(
         hasattr(torch.nn.Parameter, name) or (name.startswith("__") and name.endswith("__")) for name in names
@@ -60,4 +61,4 @@ def handler_in(cls: type) -> object:
     own = next(
         (vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base)), None
     )
-    return None if own is _DISABLED else own
+    return None if own is disabled_torch_function_impl else own

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.graph.specs import empty_like_spec
+from smelt.torch_private import DisableTorchDispatch, run_engine
 from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.grad_flags import GradFlags, switched_on
@@ -139,7 +140,7 @@ def _run_engine(
             # `torch.autograd.grad` calls this; calling that would import sympy, for symbolic sizes.
             gradients = parts.backward.run(
                 functools.partial(
-                    _engine_run_backward,
+                    run_engine,
                     tuple(places[i] for i in tangents if i in ends),
                     tuple(t for i, t in tangents.items() if i in ends),
                     keep_graph=False,
@@ -261,7 +262,7 @@ def _edge(inputs: Inputs, fake: FakeTensor) -> FakeTensor | GradientEdge:
 
 def _tangent(value: FakeTensor) -> FakeTensor:
     """A fake laid out as the value it belongs to, densely."""
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         # An uninitialized CPU tensor answers this: for meta tensors slow Python code of torch does.
         dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
         elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")

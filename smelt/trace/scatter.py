@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch._ops import OpOverload
-
 from smelt.graph.ir import Node
 from smelt.ops.nodes import Emitter
 from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
 

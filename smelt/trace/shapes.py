@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.errors import Unsupported
 from smelt.graph import specs
@@ -30,6 +29,7 @@ from smelt.reasons import (
     UNSUPPORTED_OBJECT,
     ReasonKind,
 )
+from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.inputs import Inputs

@@ -10,12 +10,9 @@ import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import torch
-from torch._ops import OpOverload
-
+from smelt.torch_private import NODES_IN_C, OpOverload
 from smelt.trace.history import in_order
 
-_functions: Any = torch._C._functions  # type: ignore[attr-defined]
 _MOST_OVERLOADS = 10
 
 
@@ -62,5 +59,5 @@ def saves_its_result(target: Any) -> bool:
     if type(target) is not OpOverload or not target._schema.is_mutable:
         return False
     stem = "".join(word.capitalize() for word in target._schema.name.split("::")[-1].split("_"))
-    kinds = (getattr(_functions, f"{stem}Backward{i}", None) for i in range(_MOST_OVERLOADS))
+    kinds = (getattr(NODES_IN_C, f"{stem}Backward{i}", None) for i in range(_MOST_OVERLOADS))
     return any(name.startswith("_raw_saved_result") for kind in kinds for name in dir(kind))

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace import shapes
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor, wrap
@@ -125,7 +125,7 @@ def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, k
     assert view is not None
     node = recorder.tape.add_operator(view, (fake.aten_node, *rest), kwargs, shapes.stem(view), None)
     elem = view(fake.elem, *rest, **kwargs)
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         func(*args, **kwargs)
     recorder.tape.become_view(fake, elem, node)
     node.spec = fake.spec

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import FakeTensor
 from smelt.trace.history import read_by
 from smelt.trace.not_differentiable import refuse
@@ -57,7 +56,7 @@ def _is_freed(node: Any) -> bool:
     """Whether a node has let go of what it had saved."""
     try:
         kind: Any = type(node)
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             for name in _saved_by(kind):
                 getattr(node, name)
     except RuntimeError as error:

@@ -14,6 +14,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.reasons import TENSOR_SUBCLASS, Reason
+from smelt.torch_private import is_torch_function_enabled
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import DEFAULT_HANDLER
@@ -33,7 +34,7 @@ def class_of_results(func: Any, args: Args, kwargs: Kwargs) -> type | None:
         for t in _tensors((*args, *kwargs.values()))
         if t.subclass is not None and converts(t.subclass)
     }
-    if not found or not torch._C._is_torch_function_enabled():
+    if not found or not is_torch_function_enabled():
         return None
     if func in torch.overrides.get_default_nowrap_functions():
         return None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node
+from smelt.torch_private import DisableFuncTorch, DisableTorchDispatch
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder
 from smelt.trace.current_call import CurrentCall
@@ -71,7 +72,7 @@ class Tape:
 
     def add_constant(self, value: torch.Tensor) -> FakeTensor:
         """A fake for a tensor whose value is part of the program."""
-        with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():
+        with DisableFuncTorch(), DisableTorchDispatch():
             elem = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
             fake = wrap(elem, value.device)
         call = self._call

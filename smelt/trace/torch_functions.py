@@ -20,6 +20,7 @@ from smelt.reasons import (
     UNSUPPORTED_OBJECT,
     ReasonKind,
 )
+from smelt.torch_private import OpOverload
 
 T = torch.Tensor
 
@@ -149,6 +150,6 @@ def name_of(function: Any) -> str:
         return str(extra[0])
     if isinstance(target, str):
         return target.strip("_") or "call"
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target._schema.name.split("::")[1]
     return getattr(target, "__name__", type(target).__name__).strip("_") or "call"

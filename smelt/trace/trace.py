@@ -14,12 +14,23 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    current_dispatch_modes,
+    current_function_modes,
+    pop_saved_tensors_hooks,
+    pop_torch_dispatch_stack,
+    pop_torch_function_stack,
+    push_on_torch_dispatch_stack,
+    push_on_torch_function_stack,
+    push_saved_tensors_hooks,
+    top_saved_tensors_hooks,
+)
 from smelt.trace import shapes
 from smelt.trace.current_call import ask_none
 from smelt.trace.dispatch_mode import DispatchMode
@@ -50,7 +61,7 @@ class Trace(TraceParts):
         shapes.trim()
         self.call_recorder.begin()
         self._saved_tensor_hooks = list(_pop_saved_tensor_hooks())
-        self._outer_modes = _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
+        self._outer_modes = current_dispatch_modes(), current_function_modes()
         for mode in self._modes:
             mode.__enter__()
         entered.trace = True
@@ -62,7 +73,7 @@ class Trace(TraceParts):
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, tb)
         for hooks in reversed(self._saved_tensor_hooks):
-            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+            push_saved_tensors_hooks(*hooks)
         if left and error is None:
             raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a mode of torch that was on before is off"))
 
@@ -73,16 +84,16 @@ class Trace(TraceParts):
         dispatch, function = self._modes
         dispatch_modes, function_modes = self._outer_modes
         left_dispatch = _restore(
-            _get_current_dispatch_mode_stack(),
+            current_dispatch_modes(),
             [*dispatch_modes, dispatch],
-            lambda: torch._C._pop_torch_dispatch_stack(None),
-            torch._C._push_on_torch_dispatch_stack,
+            lambda: pop_torch_dispatch_stack(None),
+            push_on_torch_dispatch_stack,
         )
         left_function = _restore(
-            _get_current_function_mode_stack(),
+            current_function_modes(),
             [*function_modes, function],
-            torch._C._pop_torch_function_stack,
-            torch._C._push_on_torch_function_stack,
+            pop_torch_function_stack,
+            push_on_torch_function_stack,
         )
         return left_dispatch or left_function
 
@@ -116,7 +127,7 @@ class Trace(TraceParts):
         if self.call.failure is not None:
             raise Unsupported(self.call.failure)
         self.call_recorder.finish()
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             fakes = [self.fake(t) for t in outputs]
             for fake in fakes:
                 self.inputs.torch_node(fake)
@@ -124,7 +135,7 @@ class Trace(TraceParts):
             differentiate = self.autograd.wants_joint and needs_grad(self, fakes)
         recorded = None
         if differentiate:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 recorded = record_backward(self, fakes)
             if self.call.failure is not None:
                 raise NotDifferentiable(self.call.failure)
@@ -141,7 +152,7 @@ class Trace(TraceParts):
         fakes, recorded = self._recorded
         if len(fakes) != len(outputs) or any(f is not self.fake(t) for f, t in zip(fakes, outputs)):
             raise refuse("the backward was recorded of other results")
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             try:
                 return build(self, fakes, recorded)
             except Unsupported as error:
@@ -152,9 +163,8 @@ class Trace(TraceParts):
 
 def _pop_saved_tensor_hooks() -> Iterator[tuple[Any, Any]]:
     """The caller's hooks, innermost first, which are the user's code and must not see fakes."""
-    autograd: Any = torch._C._autograd
-    while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        autograd._pop_saved_tensors_default_hooks()
+    while (hooks := top_saved_tensors_hooks(True)) is not None:
+        pop_saved_tensors_hooks()
         yield hooks
 
 

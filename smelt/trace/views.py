@@ -14,13 +14,10 @@ from typing import Any, Literal
 import torch
 
 from smelt.graph.graph_function import Compiled
+from smelt.torch_private import CreationMeta, get_creation_meta, set_creation_meta
 from smelt.trace.fake import FakeTensor
 from smelt.trace.inputs import Inputs
 from smelt.trace.parts import TraceParts
-
-_autograd: Any = torch._C._autograd
-_Creation: Any = _autograd.CreationMeta
-
 
 _INPUT: Literal["input"] = "input"
 _ALONE: Literal["alone"] = "alone"
@@ -52,7 +49,7 @@ class Views:
         """Those of a trace. `joint`: it has a joint graph, whose caller takes each result by itself, under gradients
         (`smelt.autograd.take_outputs`). Call it with the recording modes out of the way."""
         with_gradients = joint or parts.call_recorder.first_state[0]
-        usual = _Creation.DEFAULT if with_gradients else _Creation.NO_GRAD_MODE
+        usual = CreationMeta.DEFAULT if with_gradients else CreationMeta.NO_GRAD_MODE
         by_storage: dict[int, list[int]] = {}
         for i, fake in enumerate(outputs):
             if not parts.inputs.holds(fake) and not fake.is_inference() and not fake.requires_grad:
@@ -79,7 +76,7 @@ class Views:
                 if look.creation is not None:
                     if not made._is_view() or any(made is t for t in tensors):
                         made = made.view_as(made)
-                    _autograd._set_creation_meta(made, look.creation)
+                    set_creation_meta(made, look.creation)
                 results[look.output] = made
             return results
 
@@ -100,7 +97,7 @@ def _looks(
     """Of the outputs at `positions`, which share memory; none where any graph gives them so, unless they `differ` in any
     case: they share it with an input, or each is taken by itself."""
     roots = {i: _root(outputs[i]) for i in positions}
-    creations = {i: _autograd._get_creation_meta(outputs[i]) for i in positions if roots[i] is not outputs[i]}
+    creations = {i: get_creation_meta(outputs[i]) for i in positions if roots[i] is not outputs[i]}
     told = {i: c for i, c in creations.items() if c != usual}
     numbers = {id(root): -n for n, root in enumerate(roots.values(), 1)}
     places = {id(outputs[i]): i for i in positions}
@@ -136,6 +133,6 @@ def freely_written(results: Sequence[Any], inputs: Sequence[object]) -> Sequence
     """Results of a graph that ran beneath autograd, as if it had run with gradients on: views may be written."""
     for tensor in results:
         if isinstance(tensor, torch.Tensor) and tensor._is_view() and not any(tensor is t for t in inputs):
-            if _autograd._get_creation_meta(tensor) == _Creation.NO_GRAD_MODE:
-                _autograd._set_creation_meta(tensor, _Creation.DEFAULT)
+            if get_creation_meta(tensor) == CreationMeta.NO_GRAD_MODE:
+                set_creation_meta(tensor, CreationMeta.DEFAULT)
     return results

@@ -11,6 +11,7 @@ import torch
 from smelt import _native
 from smelt.graph.ir import Node
 from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.torch_private import DisableTorchFunction, set_version_counter
 from smelt.trace.copies import Copies
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor
@@ -28,7 +29,7 @@ def _counts_for(written: FakeTensor, seen: FakeTensor) -> bool:
     before, own = seen._version, written._version
     torch.autograd.graph.increment_version([written])
     counted = seen._version != before
-    torch._C._autograd._unsafe_set_version_counter((written,), (own,))
+    set_version_counter((written,), (own,))
     return counted
 
 
@@ -95,7 +96,7 @@ class Writes:
         """The torch-level call that has just ended is `node`: autograd knows by now what it wrote."""
         if not self._by_call:
             return
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             bases = {id(base): base for base in map(base_of, self._by_call)}
         self.calls += [WriteCall(node, base, base.grad_fn) for base in bases.values()]
         self._by_call.clear()

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import re
+import threading
 import types
 import warnings
 
@@ -235,9 +236,36 @@ def test_is_traced():
     torch.vmap(lambda x: answers.append(_native.is_traced()) or x)(X)
     torch.jit.trace(lambda x: answers.append(_native.is_traced()) or x * 2, (X,), check_trace=False)
     torch.fx.symbolic_trace(lambda x: answers.append(_native.is_traced()) or x)
+    elsewhere = threading.Thread(target=lambda: answers.append(_native.is_traced()))
+    torch.fx.symbolic_trace(
+        lambda x: (elsewhere.start(), elsewhere.join(), answers.append(_native.is_traced())) and x
+    )
     with torch.no_grad(), torch.inference_mode(), torch.device("cpu"), torch.autocast("cpu"):
         answers.append(_native.is_traced())
-    assert answers == [True, True, True, False] and not _native.is_traced()
+    per_thread = hasattr(torch.fx._symbolic_trace, "_is_fx_tracing_tls")  # since torch 2.14
+    assert answers == [True, True, True, not per_thread, True, False] and not _native.is_traced()
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "node_creation_hook"), reason="torch has node_creation_hook since 2.14"
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_hooks_of_nodes_see_eagers(inside):
+    def program(x, names):
+        with torch.autograd.graph.node_creation_hook(lambda node: names.append(node.name())):
+            return (x * 2).sin()
+
+    compiled = smelt.compile(program if inside else fn)
+    seen = []
+    for run in (program if inside else fn, compiled, compiled):
+        names, x = [], X.clone().requires_grad_()
+        if inside:
+            run(x, names)
+        else:
+            with torch.autograd.graph.node_creation_hook(lambda node, to=names: to.append(node.name())):
+                run(x)
+        seen.append(names)
+    assert seen[0] and seen[1] == seen[0] and seen[2] == seen[0]
 
 
 def with_modes_left(x):

@@ -271,6 +271,15 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+def foreign_private(m: Module, package: str, public: Sequence[str] = ()) -> list[tuple[int, str]]:
+    """Line and full name of every private name of another `package` that `m` uses; what is in `public` is none."""
+    return [
+        (line, name)
+        for line, name in uses(m, [package])
+        if any(map(is_private, name.split("."))) and not _inside(name, public)
+    ]
+
+
 def private_members(every: Mapping[str, Module]) -> dict[str, set[str]]:
     """The private names that classes of the package define (methods, fields, what they store on themselves), each with the
     modules that do."""

@@ -107,6 +107,7 @@ NAMED = {
     "smelt.graph.passes": "what autograd leaves in graphs and does nothing; lies below the rows",
     "smelt.graph.verify": WRITES,
     "smelt.plan.build": CALLS,
+    "smelt.torch_private": "any one, to see that operators have the attributes that are read",
     "smelt.trace.finish": MAKES,
     "smelt.trace.functionalize": MAKES,
     "smelt.trace.outputs": "of a view that does not count writes with its base",

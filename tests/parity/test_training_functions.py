@@ -213,8 +213,35 @@ def amp(x, w):
         return Product.apply(x, w).float()
 
 
+class Scaled(Function):
+    """With an `apply` of its own, and defaults."""
+
+    @classmethod
+    def apply(cls, x, *more, **named):
+        return super().apply(x * 2, *more, **named) + 1
+
+    @staticmethod
+    def forward(x, factor=3.0):
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor, None
+
+
+class ScaledMore(Scaled):
+    pass
+
+
 TARGET = torch.tensor([0, 2, 1, 0])
 PROGRAMS = {
+    "an apply of its own": lambda x, w: Scaled.apply(x @ w).sin(),
+    "an apply that is inherited": lambda x, w: ScaledMore.apply(x @ w, factor=2.0).sin(),
+    "a method of the class, kept": lambda x, w: (lambda apply: apply(x @ w) + apply(x))(Gelu.apply),
     "straight through": lambda x, w: (Round.apply(x @ w * 3) * x).sum(),
     "gradient reversal": lambda x, w: (Reverse.apply(x @ w, 0.3) @ w).tanh(),
     "reversal of an input": lambda x, w: Reverse.apply(x, 0.3) @ w,
@@ -501,3 +528,55 @@ def test_what_is_returned_changes_in_the_backward(backend):
     y.backward()
     assert x.grad is not None
     assert notes[0] == "made"
+
+
+CURRIED = pytest.mark.skipif(
+    not hasattr(torch.utils.checkpoint, "_checkpoint_impl"),
+    reason="torch has checkpoint as a decorator since 2.14",
+)
+
+
+@CURRIED
+@both()
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_as_a_decorator(compile, reentrant):
+    @checkpoint(use_reentrant=reentrant)
+    def block(x, w):
+        return Gelu.apply(x @ w).sin()
+
+    f, x, w = compile(lambda x, w: block(x, w) + 1), leaf(4, 3), leaf(3, 3)
+    f(x, w).sum().backward()
+    return gradients(x, w)
+
+
+@CURRIED
+@both()
+def test_checkpoint_made_inside(compile):
+    def program(x, w):
+        wrapped = checkpoint(use_reentrant=False, preserve_rng_state=False)(lambda a, b: (a @ b).sin())
+        return wrapped(x, w).cos()
+
+    f, x, w = compile(program), leaf(4, 3), leaf(3, 3)
+    f(x, w).sum().backward()
+    return gradients(x, w)
+
+
+@pytest.mark.skipif(
+    not hasattr(Function, "set_output_grad_dtype"),
+    reason="torch has it since 2.14",
+)
+@both(whole=False, ahead=False)
+def test_dtypes_of_the_gradients_of_outputs(compile):
+    class Cast(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_output_grad_dtype(torch.float32)
+            return x.bfloat16()
+
+        @staticmethod
+        def backward(ctx, g):
+            return (g * 2).to(torch.float32)
+
+    f, x = compile(lambda x: Cast.apply(x).sin()), leaf(3)
+    f(x).float().sum().backward()
+    return gradients(x)

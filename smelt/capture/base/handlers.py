@@ -9,8 +9,8 @@ A handler may declare the types of `args` that valid calls of its key have: noth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import FunctionType
-from typing import Any, TypeVar
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, TypeVar, cast
 
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason, ReasonKind
@@ -21,6 +21,9 @@ Kwargs = dict[str, object]
 K = TypeVar("K")
 BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
+CLASS_METHODS: dict[
+    tuple[type, str], Handler
+] = {}  # of C, by the class that has it: called with the class first
 FUNCTIONS: dict[Any, Handler] = {}
 # by module and qualified name: functions written in Python of modules that are imported late, if at all
 LATE_FUNCTIONS: dict[tuple[str, str], Handler] = {}
@@ -75,6 +78,15 @@ def hands_on(handler: Handler) -> Handler:
 def method(base: type, *names: str) -> Callable[[Handler], Handler]:
     """Decorates the handler of methods of a builtin class: `handler(vm, obj, *args, **kwargs)`."""
     return _in(METHODS, *((base, n) for n in names))
+
+
+def class_method_of(fn: BuiltinFunctionType) -> Handler | None:
+    """What the VM does in place of a call of a class method written in C, which is bound to a class."""
+    for base in cast(type, fn.__self__).__mro__:
+        handler = CLASS_METHODS.get((base, fn.__name__))
+        if handler is not None and fn == vars(base)[fn.__name__].__get__(None, fn.__self__):
+            return handler
+    return None
 
 
 def unsupported(detail: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:

@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils import _python_dispatch
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import is_resume
@@ -46,6 +45,13 @@ from smelt.reasons import (
     UNSUPPORTED_EFFECT,
     Reason,
     ReasonKind,
+)
+from smelt.torch_private import (
+    CHANGING_MODES,
+    chunk_or_narrow_cat,
+    make_subclass,
+    make_wrapper_subclass,
+    swap_tensor_impl,
 )
 
 # Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants.
@@ -201,7 +207,7 @@ INTERPRETED: set[Any] = {
         ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
         getattr(warnings, "_deprecated", None), abc.abstractmethod,
         vars(typing)["_BaseGenericAlias"].__call__, typing.final, typing.overload, typing.no_type_check,
-        getattr(torch._utils, "_chunk_or_narrow_cat", None),
+        chunk_or_narrow_cat,
         torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like,
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,
         dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
@@ -302,32 +308,17 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
     torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
     torch.func.linearize: (UNSUPPORTED_CALL, "torch.func.linearize, which traces with torch.fx"),
-    torch.Tensor._make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
-    torch.Tensor._make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
+    make_subclass: (TENSOR_SUBCLASS, "Tensor._make_subclass"),
+    make_wrapper_subclass: (TENSOR_SUBCLASS, "Tensor._make_wrapper_subclass"),
     torch.utils.swap_tensors: (UNSUPPORTED_EFFECT, "torch.utils.swap_tensors"),
-    torch._C._swap_tensor_impl: (UNSUPPORTED_EFFECT, "torch._C._swap_tensor_impl"),
+    swap_tensor_impl: (UNSUPPORTED_EFFECT, "torch._C._swap_tensor_impl"),
     torch.autograd.graph.saved_tensors_hooks.__enter__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.saved_tensors_hooks.__exit__: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.allow_mutation_on_saved_tensors: (UNSUPPORTED_CALL, "hooks of saved tensors"),
     torch.autograd.graph.register_multi_grad_hook: (UNSUPPORTED_CALL, "register_multi_grad_hook"),
     torch.autograd.graph.get_gradient_edge: (UNSUPPORTED_CALL, "get_gradient_edge"),
     torch.autograd.graph.increment_version: (UNSUPPORTED_EFFECT, "increment_version"),
-    **dict.fromkeys(
-        (
-            _python_dispatch._pop_mode,
-            _python_dispatch._push_mode,
-            _python_dispatch._pop_mode_temporarily,
-            _python_dispatch._disable_current_modes,
-            torch.overrides._pop_mode,
-            torch.overrides._push_mode,
-            torch.overrides._pop_mode_temporarily,
-            torch._C._pop_torch_dispatch_stack,
-            torch._C._push_on_torch_dispatch_stack,
-            torch._C._pop_torch_function_stack,
-            torch._C._push_on_torch_function_stack,
-        ),
-        (UNSUPPORTED_CALL, "modes of torch are left or entered again"),
-    ),
+    **dict.fromkeys(CHANGING_MODES, (UNSUPPORTED_CALL, "modes of torch are left or entered again")),
     object.__reduce__: (UNSUPPORTED_CALL, "object.__reduce__"),
     object.__reduce_ex__: (UNSUPPORTED_CALL, "object.__reduce_ex__"),
     logging.basicConfig: (UNSUPPORTED_EFFECT, "logging.basicConfig"),
@@ -356,6 +347,15 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
         for name in ("abspath", "expanduser", "expandvars", "realpath", "relpath")
     },
 }
+for _found, _what in (  # since torch 2.14
+    (getattr(torch.autograd.graph, "node_creation_hook", None), "hooks of nodes"),
+    (
+        getattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype", None),
+        "ctx.set_output_grad_dtype",
+    ),
+):
+    if _found is not None:
+        REFUSED[_found] = UNSUPPORTED_CALL, _what
 
 # Methods of builtin containers that do not change them.
 PURE_METHODS = frozenset(

@@ -14,6 +14,7 @@ from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.native_functions import runs_natively
 from smelt.reasons import UNSUPPORTED_OBJECT
+from smelt.torch_private import OpOverload, OpOverloadPacket
 
 
 class Sentinel:
@@ -77,8 +78,8 @@ IDENTITY_TYPES: frozenset[type] = frozenset(
         types.UnionType,
         types.MappingProxyType,
         type(torch.ops.aten),
-        torch._ops.OpOverloadPacket,
-        torch._ops.OpOverload,
+        OpOverloadPacket,
+        OpOverload,
         type(torch.ops),
     }
 )

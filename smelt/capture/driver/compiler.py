@@ -19,8 +19,6 @@ from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch.autograd import forward_ad
-
 from smelt import _native, events
 from smelt._native import isinstance
 from smelt.capture.breaks.beginnings import beginning
@@ -60,6 +58,7 @@ from smelt.reasons import (
 )
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import CAPTURE, hold_at_fork
+from smelt.torch_private import forward_mode_level
 from smelt.trace.not_differentiable import NotDifferentiable
 
 log = logging.getLogger("smelt")
@@ -162,9 +161,7 @@ class FrameCompiler:
     def _is_traced(self) -> bool:
         """Whether this call is not to be captured because of where it is made; calls elsewhere are not concerned, so no
         reason is kept."""
-        found = (
-            "a level of forward mode" if forward_ad._current_level >= 0 else context_managers.foreign_mode()
-        )
+        found = "a level of forward mode" if forward_mode_level() >= 0 else context_managers.foreign_mode()
         if found is None:
             return False
         if self.fullgraph:

@@ -45,6 +45,7 @@ from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_EFFECT, Reason
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.recursion import deep_recursion
+from smelt.torch_private import set_grad_enabled
 from smelt.trace.fake import FakeTensor, hashed
 from smelt.trace.traced import Traced
 
@@ -89,7 +90,7 @@ def _quiet() -> Iterator[None]:
         with collections_postponed(), deep_recursion():
             yield
     finally:
-        torch._C._set_grad_enabled(grad)
+        set_grad_enabled(grad)
 
 
 def capture_frame(

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MappingProxyType
 from typing import cast
 
-import torch
-
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.base.frames import COMPILED_SCOPE
 from smelt.capture.breaks.endings import Ending
@@ -35,6 +33,7 @@ from smelt.capture.rebuilding.source import compiled_source, identifier
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
 from smelt.runtime.recursion import deep_recursion
+from smelt.torch_private import DisableTorchFunctionSubclass
 from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.handlers import has_handler
 
@@ -122,7 +121,7 @@ def _unhandled(graph: GraphCall) -> GraphCall:
     """`graph`, which carries out what the handlers of its inputs made of the program: they are not asked again."""
 
     def run(inputs: tuple[object, ...]) -> Sequence[object]:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return graph(inputs)
 
     return run

@@ -13,11 +13,13 @@ from typing import cast
 import torch
 
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.handlers import TENSOR_METHODS, Args, Kwargs, builtin
+from smelt.capture.base.handlers import TENSOR_METHODS, Args, Kwargs, builtin, function
 from smelt.capture.base.values import NULL
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.assumed_conditions import assume, assumed
 from smelt.capture.protocol.native_calls import run_native
+from smelt.capture.protocol.python_functions import interpret
+from smelt.torch_private import all_true_or_assert
 from smelt.trace.fake import FakeTensor
 
 _JUMPS = {
@@ -79,6 +81,17 @@ def _are_alike(args: Args, kwargs: Kwargs) -> bool:
 
 _comparison("equal", torch.eq, _are_alike)
 _comparison("allclose", torch.isclose, lambda args, kwargs: all(type(a) is FakeTensor for a in args[:2]))
+
+
+if all_true_or_assert is not None:
+
+    @function(all_true_or_assert)
+    def _all_true(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        """Whether the arguments of a distribution are valid."""
+        ways, holds = _jump(vm.calling, all_true_or_assert), None
+        if ways is not None and args and type(args[0]) is FakeTensor:
+            holds = assumed(vm, vm.calling, vm.native(torch.all, args[:1]), *ways)
+        return interpret(vm, all_true_or_assert, args, kwargs) if holds is None else holds
 
 
 def _count(vm: VM, given: object, weights: object = None, minlength: object = 0) -> object:

@@ -10,6 +10,7 @@ import torch
 from smelt.capture.base.handlers import TENSOR_METHODS, Args, Kwargs, builtin
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.native_calls import run_native
+from smelt.torch_private import assert_async
 from smelt.trace.fake import FakeTensor
 
 
@@ -17,7 +18,7 @@ def _check_quantiles(vm: VM, q: object) -> None:
     """`q` of `quantile(x, q)` is between 0 and 1."""
     if type(q) is FakeTensor:
         inside = run_native(vm, torch.logical_and, (q >= 0, q <= 1), {})
-        vm.native(torch._assert_async, (run_native(vm, torch.all, (inside,), {}),))
+        vm.native(assert_async, (run_native(vm, torch.all, (inside,), {}),))
 
 
 def _row(name: str) -> None:

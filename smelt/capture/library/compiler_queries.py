@@ -10,6 +10,13 @@ import torch
 from smelt._native import isinstance
 from smelt.capture.base.handlers import BUILTINS, FUNCTIONS, Args, Handler, Kwargs, builtin, function
 from smelt.capture.machine.vm import VM
+from smelt.torch_private import (
+    get_tracing_state,
+    is_torch_function_all_disabled,
+    is_torch_function_enabled,
+    is_tracing,
+    len_torch_function_stack,
+)
 from smelt.trace.handlers import handling_class, is_under_modes
 
 
@@ -36,8 +43,8 @@ def _is_compiling(vm: VM, args: Args, kwargs: Kwargs) -> bool:
 _jit: Any = torch.jit
 for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):
     FUNCTIONS[_found] = BUILTINS[_found] = _constantly(False)
-BUILTINS[torch._C._get_tracing_state] = _constantly(None)
-BUILTINS[torch._C._is_tracing] = _constantly(False)
+BUILTINS[get_tracing_state] = _constantly(None)
+BUILTINS[is_tracing] = _constantly(False)
 
 
 # ---- torch functions: the mode of the trace, which the program is not to see
@@ -47,10 +54,10 @@ def _some_overridden(vm: VM, values: Iterable[object]) -> bool:
     if is_under_modes(vm.trace.call):
         return True
     of_the_trace = 1
-    others = torch._C._len_torch_function_stack() > of_the_trace
-    if others and not torch._C._is_torch_function_all_disabled():
+    others = len_torch_function_stack() > of_the_trace
+    if others and not is_torch_function_all_disabled():
         return True
-    return torch._C._is_torch_function_enabled() and any(handling_class(v) is not None for v in values)
+    return is_torch_function_enabled() and any(handling_class(v) is not None for v in values)
 
 
 @builtin(torch.overrides.has_torch_function)

@@ -32,6 +32,7 @@ from smelt.graph import torch_settings
 from smelt.graph.inner import Choice, Loop, Program, Rule
 from smelt.graph.ir import Node
 from smelt.ops.raising import must_run
+from smelt.torch_private import maybe_current_level
 from smelt.trace.fake import FakeTensor, fakes_in
 
 _MOST = 32  # nodes of both branches
@@ -63,7 +64,7 @@ def _begun(vm: VM, *given: object) -> _Functions:
 
 def _may_record(vm: VM) -> bool:
     """Whether functions may be recorded that might not run."""
-    if torch._C._functorch.maybe_current_level() is not None:
+    if maybe_current_level() is not None:
         raise inner_graphs.refuse("an operator of higher order inside of a transform of torch.func")
     return vm.disclosed.selects and not vm.trace.call.is_opaque
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from types import FunctionType
 from typing import cast
 
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import TorchFunctionMode
 
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import context_managers
 from smelt.capture.protocol.native_calls import call_native_python
 from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.torch_private import current_function_mode
 from smelt.trace.function_mode import FunctionMode
 
 _enter, _exit = (cast(FunctionType, f) for f in (TorchFunctionMode.__enter__, TorchFunctionMode.__exit__))
@@ -28,7 +29,7 @@ def _enter_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if context_managers.gathers(mode):
         call.gathers += 1
     elif context_managers.is_users_mode(mode):
-        if type(_get_current_function_mode()) is not FunctionMode:
+        if type(current_function_mode()) is not FunctionMode:
             raise unsupported("a mode of the user's inside of one of torch's")
         call.modes.append(mode)
     else:

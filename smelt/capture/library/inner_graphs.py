@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from smelt._native import isinstance
 from smelt.autograd.one_piece import joined
@@ -26,6 +24,17 @@ from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes, 
 from smelt.graph.sizes import contiguous_stride
 from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.reasons import DATA_DEPENDENT, Reason
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    EnableTorchFunction,
+    OpOverload,
+    current_dispatch_modes,
+    current_function_modes,
+    pop_torch_dispatch_stack,
+    pop_torch_function_stack,
+    push_on_torch_dispatch_stack,
+    push_on_torch_function_stack,
+)
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.joint import Joint
 from smelt.trace.not_differentiable import NotDifferentiable
@@ -131,7 +140,7 @@ def _end(graph: Graph, results: Sequence[Node]) -> None:
 def stand_in(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
     """Any tensor laid out as `fake`, in memory of its own, which no graph gives."""
     spec = replace(fake.spec, offset=0)
-    with parts.call.paused(), torch._C._DisableTorchDispatch():
+    with parts.call.paused(), DisableTorchDispatch():
         made = wrap(empty_like_spec(spec, torch.device("meta")), fake.device)
     node = made.aten_node = _placeholder("carried", made.spec)
     made.torch_node = _placeholder("carried", made.spec)
@@ -180,7 +189,7 @@ def trace(
         inner = Trace(parts.call.where)
         inner.autograd.wants_joint = bool(sources)
         try:
-            with torch._C._EnableTorchFunction(), inner:
+            with EnableTorchFunction(), inner:
                 fakes = [inner.fake(real) for real in reals]
                 results = _replayed(inner, graph, fakes, record)
                 before = {f.storage_key for f in fakes}
@@ -193,9 +202,7 @@ def trace(
     storages = [f.storage_key for f in results]
     if traced.mutated or len(set(storages)) < len(storages) or before & {*storages}:
         raise refuse("a function of an operator of higher order that gives, or writes, what it was given")
-    if any(
-        isinstance(n.target, torch._ops.OpOverload) and effects(n.target).random for n in traced.aten_graph
-    ):
+    if any(isinstance(n.target, OpOverload) and effects(n.target).random for n in traced.aten_graph):
         raise refuse("a function of an operator of higher order that draws random numbers")
     traced.forget_examples()
     return Inside(traced, fakes)
@@ -217,18 +224,18 @@ def _replayed(inner: Trace, graph: Graph, fakes: Sequence[FakeTensor], record: R
 @contextmanager
 def _without_modes() -> Iterator[None]:
     """The modes of the trace around it are off."""
-    dispatch, function = _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
+    dispatch, function = current_dispatch_modes(), current_function_modes()
     for _ in dispatch:
-        torch._C._pop_torch_dispatch_stack(None)
+        pop_torch_dispatch_stack(None)
     for _ in function:
-        torch._C._pop_torch_function_stack()
+        pop_torch_function_stack()
     try:
         yield
     finally:
         for mode in dispatch:
-            torch._C._push_on_torch_dispatch_stack(mode)
+            push_on_torch_dispatch_stack(mode)
         for mode in function:
-            torch._C._push_on_torch_function_stack(mode)
+            push_on_torch_function_stack(mode)
 
 
 # ----------------------------------------------------------------------------------------------- aten graphs

@@ -13,6 +13,7 @@ from smelt.capture.library import inner_graphs
 from smelt.capture.library.inner_graphs import Inside, alone, refuse, row_major
 from smelt.graph.inner import RUN_GRAPHS, Choice, Handle, Inner, Program, has_gradients
 from smelt.graph.ir import Node, TensorSpec
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.parts import TraceParts
 
@@ -35,7 +36,7 @@ def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -
         inside = [inner_graphs.trace(parts, g, specs, sources, record) for g in program.graphs]
         graphs = [inner_graphs.backward_graph(i, results, sources) for i in inside]
         backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, own, sources)
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             made = list(_History.apply(backward, made, *tensors))  # type: ignore[no-untyped-call]
     parts.call_recorder.record(node, program, made)
     return made
@@ -61,7 +62,7 @@ def _added(
     name: str,
 ) -> list[FakeTensor]:
     """An aten node that runs the graphs of `handle`; gives its results."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         made = [wrap(_meta(spec), spec.device, spec) for spec in specs]
     nodes = [f.aten_node or parts.inputs.aten_node(f) for f in tensors]
     call, before = parts.call, parts.call.node

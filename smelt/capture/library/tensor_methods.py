@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Protocol, cast
 
 import torch
@@ -19,6 +18,7 @@ from smelt.capture.protocol import attributes
 from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.protocol.overrides import check_modes
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.torch_private import DisableTorchFunctionSubclass, one_hot
 from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.plain_classes import is_plain_subclass
 
@@ -48,7 +48,7 @@ def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
     if not isinstance(cls, type) or made_here or not is_plain_subclass(cls) or issubclass(cls, nn.Parameter):
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
     vm.outside.facts.use_class(cls)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         made = cast(FakeTensor, vm.native(torch.ops.aten.alias.default, (tensor,)))
     made.subclass = None if cls is torch.Tensor else cls
     vm.trace.call.has_subclasses = True
@@ -126,17 +126,14 @@ def _buffer(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _buffer_signature(data: object = None, *, persistent: bool = True) -> None: ...
 
 
-_native_one_hot: Callable[..., object] = torch._C._nn.one_hot
-
-
-@builtin(torch._C._nn.one_hot)
+@builtin(one_hot)
 def _one_hot(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """On a CPU classes out of range are an error, which `scatter_` raises too; torch's code for fakes compares values."""
     call = inspect.signature(_one_hot_signature).bind(*args, **kwargs)
     call.apply_defaults()
     classes, count = cast("tuple[object, int]", call.args)
     if type(classes) is not FakeTensor or count < 0 or classes.device.type != "cpu":
-        return _native_one_hot(*args, **kwargs)
+        return one_hot(*args, **kwargs)
     made = torch.zeros((*classes.shape, count), dtype=torch.int64)
     return made.scatter_(-1, classes.unsqueeze(-1), 1)
 

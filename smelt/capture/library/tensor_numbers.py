@@ -22,6 +22,7 @@ from smelt.capture.machine.vm import VM
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.numbers import Number, float32
+from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.symbols import NUMBERS, PlainNumbersOnly, Symbol
 from smelt.trace.trace import Trace
@@ -271,7 +272,7 @@ class _Reading:
             origin = origin.child("element", at)
         else:
             raise _Unknown
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             value = real.detach().flatten()[at].item()
         if type(value) not in (int, float):
             raise _Unknown
@@ -387,7 +388,7 @@ class _Writes:
 
 
 def _written(node: Node) -> Iterator[Node]:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return
     info = effects(node.target)
     for name in info.writes:

@@ -17,6 +17,7 @@ from smelt.capture.library.tensor_methods import as_subclass
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.overrides import ask_classes, ask_mode
 from smelt.reasons import TENSOR_SUBCLASS
+from smelt.torch_private import DisableTorchFunctionSubclass, disabled_torch_function_impl
 from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.handlers import DEFAULT_HANDLER, in_order, is_under_modes
 from smelt.trace.plain_classes import handler_in
@@ -49,7 +50,7 @@ def _tensor_handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         return NotImplemented
     nodes = vm.trace.tape.torch.graph.nodes
     before = len(nodes)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         result = vm.call(func, given, dict(named))
         if cls is torch.Tensor or func in get_default_nowrap_functions():
             return result
@@ -72,10 +73,10 @@ def _converted(vm: VM, value: object, cls: type, made: Collection[object]) -> ob
     return value
 
 
-@builtin(torch._C._disabled_torch_function_impl)
+@builtin(disabled_torch_function_impl)
 def _without_handlers(vm: VM, args: Args, kwargs: Kwargs) -> object:
     func, _, given, named = _call_of(args[-4:] if len(args) > 4 else args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return vm.call(func, given, dict(named))
 
 

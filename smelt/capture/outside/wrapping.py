@@ -36,11 +36,11 @@ from smelt.errors import Unsupported
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.origin import Origin, key_name
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import is_functorch_wrapped_tensor
 from smelt.trace.fake import FakeTensor, hides_metadata, is_odd
 from smelt.trace.symbols import NUMBERS
 
 T = TypeVar("T")
-_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _VALUE_BASES = (int, float, complex, str, bytes, np.generic)
 _VALUES = (
     decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, datetime.timezone, zoneinfo.ZoneInfo
@@ -70,7 +70,7 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
         return _wrap_tensor(outside, value, origin)
     if type(value) is np.ndarray and arrays.is_traceable(value):
         return _wrap_array(outside, value, origin)
-    if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and is_bound(value)):
+    if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and _is_made_at_access(value)):
         return _wrap_bound_builtin(outside, value, origin)
     if type(value) is FunctionType and not decided and _is_made_anew(value, origin):
         return _wrap_function(outside, value, origin)
@@ -168,6 +168,11 @@ def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object])
     outside.facts.guard("keys", origin, tuple(elements))
 
 
+def _is_made_at_access(value: BuiltinType) -> bool:
+    """Whether it is a method of C, bound to an instance or a class: each access makes another one."""
+    return is_bound(value) or isinstance(value.__self__, type)
+
+
 def _wrap_bound_builtin(
     outside: Outside, value: BuiltinType | types.MethodWrapperType, origin: Origin
 ) -> object:
@@ -180,7 +185,7 @@ def _wrap_bound_builtin(
 
 
 def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> object:
-    if _is_functorch_wrapped(value):
+    if is_functorch_wrapped_tensor(value):
         return value
     known = outside.trace.inputs.known(value)
     if known is None:
@@ -342,7 +347,11 @@ def fake(outside: Outside, value: T) -> T:
     """A value that native code gave: a real tensor in it would escape the trace, and so would the copy of a container."""
     if isinstance(value, CONTAINER_BASES):
         return cast(T, outside.overlay.original(value))
-    if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and not _is_functorch_wrapped(value):
+    if (
+        isinstance(value, torch.Tensor)
+        and type(value) is not FakeTensor
+        and not is_functorch_wrapped_tensor(value)
+    ):
         return cast(T, outside.trace.inputs.stand_in(value))
     return value
 

@@ -15,6 +15,7 @@ import torch
 from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Frame
 from smelt.capture.machine.vm import VM
+from smelt.torch_private import assert_async, maybe_current_level
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
 
@@ -56,7 +57,7 @@ def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
 
 
 def _check(vm: VM, condition: object) -> None:
-    vm.native(torch._assert_async, (condition,))
+    vm.native(assert_async, (condition,))
     vm.disclosed.assumed = True
 
 
@@ -81,7 +82,7 @@ def _is_checkable(vm: VM, value: FakeTensor) -> bool:
     """Whether it is one bool on a CPU (on other devices a check that fails ends the process) that is not known."""
     if value.dtype is not torch.bool or value.device.type != "cpu" or value.dim() != 0:
         return False
-    return torch._C._functorch.maybe_current_level() is None and vm.trace.known.value(value) is None
+    return maybe_current_level() is None and vm.trace.known.value(value) is None
 
 
 def _only_raises(frame: Frame, start: int) -> bool:

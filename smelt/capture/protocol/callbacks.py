@@ -36,6 +36,7 @@ from smelt.reasons import (
     UNSUPPORTED_OBJECT,
     Reason,
 )
+from smelt.torch_private import pop_function_mode, pop_function_mode_temporarily, push_function_mode
 from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.symbols import NUMBERS, own, plain, plain_parts
 
@@ -106,9 +107,9 @@ def _called(
 _UNBOUND = (FunctionType, type)
 # Torch leaves a mode while it asks the mode's `__torch_function__`.
 _PROTOCOL: set[object] = {
-    torch.overrides._pop_mode_temporarily,
-    torch.overrides._pop_mode,
-    torch.overrides._push_mode,
+    pop_function_mode_temporarily,
+    pop_function_mode,
+    push_function_mode,
 }
 
 

@@ -36,6 +36,7 @@ from smelt.capture.protocol.native_calls import (
 from smelt.capture.protocol.nn_modules import call_module
 from smelt.capture.protocol.python_functions import call_function
 from smelt.capture.protocol.torchscript import call_script, call_script_module, refuse_script_method
+from smelt.torch_private import OpOverload, OpOverloadPacket, ScriptFunction, ScriptMethod
 
 _module_call = nn.Module.__call__
 
@@ -149,10 +150,10 @@ CALLERS: dict[type, Callable[..., object]] = {
     functools._lru_cache_wrapper: call_lru_cached,
     type: construct,
     types.GenericAlias: call_alias,
-    torch._ops.OpOverloadPacket: run_native,
-    torch._ops.OpOverload: run_native,
-    torch._C.ScriptFunction: call_script,
-    torch._C.ScriptMethod: refuse_script_method,
+    OpOverloadPacket: run_native,
+    OpOverload: run_native,
+    ScriptFunction: call_script,
+    ScriptMethod: refuse_script_method,
     operator.attrgetter: call_getter,
     operator.methodcaller: call_methodcaller,
     operator.itemgetter: call_getter,

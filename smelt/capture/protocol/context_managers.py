@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager
 from typing import TypeGuard, TypeVar, cast
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.overrides import TorchFunctionMode
 
 from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
@@ -32,12 +31,12 @@ from smelt.graph import process_settings, torch_settings
 from smelt.guards import global_state
 from smelt.guards.global_state import Snapshot
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.torch_private import current_dispatch_modes, current_function_modes, is_profiler_enabled
 
 T = TypeVar("T")
 _record_function = torch.autograd.profiler.record_function
 # Capture neither enters nor leaves these. Around a graph break the compiled frames do, for real.
 IDLE = (_record_function,)
-_profiler_enabled = torch._C._autograd._profiler_enabled  # type: ignore[attr-defined]
 # Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing, and they may be
 # left in any order.
 _REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *IDLE)
@@ -86,7 +85,7 @@ def gathers(manager: object) -> bool:
 
 def _check_profiler(vm: VM) -> None:
     if wrapping.wrap(
-        vm.outside, _profiler_enabled(), vm.outside.origins.const(_profiler_enabled).child("call", None)
+        vm.outside, is_profiler_enabled(), vm.outside.origins.const(is_profiler_enabled).child("call", None)
     ):
         raise unsupported("record_function under a profiler")
 
@@ -106,13 +105,13 @@ def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
 def foreign_mode() -> str | None:
     """The class of a torch-function mode of the user's that the call is under: its handler must see the program's own
     calls, and would run inside every operator of a capture."""
-    kinds = (type(mode) for mode in _get_current_function_mode_stack())
+    kinds = (type(mode) for mode in current_function_modes())
     return next((f"a {kind.__qualname__}" for kind in kinds if not is_native_module(kind.__module__)), None)
 
 
 def is_under_modes() -> bool:
     """Whether the call is under modes, which are torch's own."""
-    return bool(_get_current_function_mode_stack() or _get_current_dispatch_mode_stack())
+    return bool(current_function_modes() or current_dispatch_modes())
 
 
 def entering(vm: VM, manager: object, enter: Callable[[], T]) -> T:

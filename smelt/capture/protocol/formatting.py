@@ -26,6 +26,7 @@ from smelt.capture.protocol.overrides import check_unasked
 from smelt.capture.protocol.shown_names import use_names
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
+from smelt.torch_private import maybe_current_level
 from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.symbols import NUMBERS, Float, Int, hint
 
@@ -35,7 +36,7 @@ _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
 
 def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
     check_unasked(vm, "the text of a tensor")
-    if fake.is_meta or torch._C._functorch.maybe_current_level() is not None:
+    if fake.is_meta or maybe_current_level() is not None:
         raise unreadable("a tensor is formatted as text")
     return Shown(vm.trace, fake, bare)
 

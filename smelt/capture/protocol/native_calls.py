@@ -30,6 +30,7 @@ from smelt.capture.base.handlers import (
     TENSOR_METHODS,
     Args,
     Kwargs,
+    class_method_of,
     unsupported,
 )
 from smelt.capture.base.native_functions import (
@@ -185,6 +186,8 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     if handler is not None and not is_asked(vm, fn, args, kwargs):
         return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else misused(fn, args, kwargs)
     owner = fn.__self__
+    if isinstance(owner, type) and (handler := class_method_of(fn)):
+        return handler(vm, [owner, *args], kwargs)
     if is_free(owner):
         refused = REFUSED.get(fn) or refusal(fn)
         if refused is not None:

@@ -13,6 +13,7 @@ from smelt.capture.base.values import NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes
 from smelt.capture.protocol.python_functions import call_function, interpret
+from smelt.torch_private import CALL_IMPL, WRAPPED_CALL_IMPL
 
 _module_globals = vars(torch.nn.modules.module)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -29,9 +30,9 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
     if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
         raise unsupported("a module with backward hooks")
     if _calls_otherwise(vm, module):
-        return interpret(vm, cast(FunctionType, nn.Module._wrapped_call_impl), (module, *args), kwargs)
+        return interpret(vm, WRAPPED_CALL_IMPL, (module, *args), kwargs)
     if has_hooks(vm, module):
-        return interpret(vm, cast(FunctionType, _CALL_IMPL), (module, *args), kwargs)
+        return interpret(vm, CALL_IMPL, (module, *args), kwargs)
     origin = vm.outside.origins.get(id(module))
     if origin is not None:
         vm.outside.facts.guard("no_hooks", origin)
@@ -47,14 +48,11 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         vm.frames.module_callers.pop()
 
 
-_CALL_IMPL = nn.Module._call_impl
-
-
 def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
     """Whether something else stands for `nn.Module._call_impl`: in the class, in a base, or in the instance."""
     vm.outside.facts.use_class(type(module))
     found = vm.type_info(type(module)).find("_call_impl")[1]
-    return attributes.in_instance(vm, module, "_call_impl") or found is not _CALL_IMPL
+    return attributes.in_instance(vm, module, "_call_impl") or found is not CALL_IMPL
 
 
 def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:

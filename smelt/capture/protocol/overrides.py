@@ -20,6 +20,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
 from smelt.reasons import TENSOR_SUBCLASS
+from smelt.torch_private import is_torch_function_enabled
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import (
     asked_about,
@@ -116,7 +117,7 @@ def ask_classes(
     vm: VM, func: object, kinds: tuple[type, ...], given: Args, values: Sequence[object]
 ) -> object:
     """What the handlers of the classes `kinds`, of which instances are among `values`, give for a call."""
-    for cls in kinds if torch._C._is_torch_function_enabled() else ():
+    for cls in kinds if is_torch_function_enabled() else ():
         if cls not in (torch.Tensor, FakeTensor):
             instance = _instance(cls, values)
             result = _call_handler(vm, instance, func, kinds, given)

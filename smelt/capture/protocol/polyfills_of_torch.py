@@ -92,9 +92,15 @@ def end_loop(functions: object, values: object, goes_on: object, results: object
 
 
 def scan(
-    op: object, combine_fn: Callable[..., object], init: object, xs: object, additional_inputs: Values = ()
+    op: object,
+    combine_fn: Callable[..., object],
+    init: object,
+    xs: object,
+    additional_inputs: Values = (),
+    *,
+    mutated_arg_indices: str = "",
 ) -> object:
-    """`scan_op`: one step after the other along the first dimension."""
+    """`scan_op`: one step after the other along the first dimension. `mutated_arg_indices` describes the step."""
     return _operators("scan").generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
 
 

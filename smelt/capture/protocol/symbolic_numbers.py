@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
+from smelt.torch_private import OpOverload, OpOverloadPacket, variable_functions
 from smelt.trace import symbols
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import NUMBERS, Int, plain, plain_parts
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
-_OPERATORS = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
+_OPERATORS = (OpOverloadPacket, OpOverload)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -90,7 +91,7 @@ def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
     """Whether a bound function of C is one of `torch.*`, or a method of a tensor, a container or an object of torch."""
     owner: object = fn.__self__
     if owner is None:
-        return getattr(torch._C._VariableFunctions, fn.__name__, None) is fn
+        return getattr(variable_functions, fn.__name__, None) is fn
     return isinstance(owner, (torch.Tensor, *_HOLDERS)) or _module(owner).startswith("torch")
 
 

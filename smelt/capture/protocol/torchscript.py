@@ -22,14 +22,24 @@ from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.protocol.nn_modules import has_hooks
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
+from smelt.torch_private import (
+    Block,
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    FunctionSchema,
+    Graph,
+    JitType,
+    Node,
+    OpOverload,
+    ScriptModule,
+    parse_schema,
+)
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import plain
 
-Node = torch._C.Node
-
 
 class _Module(Protocol):
-    """TorchScript's own object of a module, `torch._C.ScriptModule`."""
+    """TorchScript's own object of a module, `ScriptModule`."""
 
     def getattr(self, name: str, /) -> object: ...
     def _get_method(self, name: str, /) -> _Script: ...
@@ -38,8 +48,8 @@ class _Module(Protocol):
 class _Script(Protocol):
     """What is called: a `torch.jit.ScriptFunction`, a method, a module (which has no schema)."""
 
-    inlined_graph: torch._C.Graph
-    schema: torch._C.FunctionSchema
+    inlined_graph: Graph
+    schema: FunctionSchema
     _c: _Module
 
 
@@ -72,8 +82,8 @@ def refuse_script_method(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> obje
 def _call(
     vm: VM,
     made: object,
-    graph: torch._C.Graph,
-    schema: torch._C.FunctionSchema,
+    graph: Graph,
+    schema: FunctionSchema,
     owner: tuple[object, ...],
     args: Args,
     kwargs: Kwargs,
@@ -98,7 +108,7 @@ def _unknown(what: str) -> Unsupported:
     return unsupported(f"a function or module of TorchScript ({what})")
 
 
-def _bind(schema: torch._C.FunctionSchema, owners: int, args: Args, kwargs: Kwargs) -> list[object]:
+def _bind(schema: FunctionSchema, owners: int, args: Args, kwargs: Kwargs) -> list[object]:
     """The values of the parameters after the first `owners`."""
     parameters = schema.arguments[owners:]
     names = [p.name for p in parameters]
@@ -111,7 +121,7 @@ def _bind(schema: torch._C.FunctionSchema, owners: int, args: Args, kwargs: Kwar
     return [_given(p.type, given.get(p.name, p.default_value)) for p in parameters]
 
 
-def _given(kind: torch._C.JitType, value: object) -> object:
+def _given(kind: JitType, value: object) -> object:
     """`value` as an argument of that type of TorchScript."""
     value, name = plain(value), kind.kind()
     if name == "OptionalType":
@@ -143,7 +153,7 @@ class _Run:
         self.vm = vm
         self.values: dict[int, object] = {}
 
-    def block(self, block: torch._C.Block | torch._C.Graph, given: Sequence[object]) -> list[object]:
+    def block(self, block: Block | Graph, given: Sequence[object]) -> list[object]:
         """The results of a block (or graph) that is entered with these values."""
         self.values.update(zip((v.unique() for v in block.inputs()), given, strict=True))
         for node in block.nodes():
@@ -167,7 +177,7 @@ class _Run:
 
     def operator(self, node: Node, args: list[object]) -> Sequence[object]:
         """An operator of torch."""
-        schema = torch._C.parse_schema(node.schema())
+        schema = parse_schema(node.schema())
         namespace, name = schema.name.split("::")
         tensors = any(_names_tensors(r.type) for r in schema.returns)
         if len(schema.returns) != 1 and not tensors:
@@ -206,7 +216,7 @@ class _Run:
     def read(self, held: _Held, name: str) -> object:
         """An attribute of a module."""
         found, origin = held.module.getattr(name), held.origin.child("script", name)
-        if type(found) is torch._C.ScriptModule:
+        if type(found) is ScriptModule:
             return _Held(cast(_Module, found), origin)
         if isinstance(found, torch.Tensor) or type(found) in _PLAIN.values():
             return plain(wrapping.wrap(self.vm.outside, found, origin))
@@ -216,7 +226,7 @@ class _Run:
 @contextmanager
 def _for_real() -> Iterator[None]:
     """Inside, operators run and are not recorded."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with DisableTorchDispatch(), DisableTorchFunction():
         yield
 
 
@@ -227,7 +237,7 @@ def _has(kind: type, value: object) -> bool:
     return isinstance(value, kind)
 
 
-def _names_tensors(kind: torch._C.JitType) -> bool:
+def _names_tensors(kind: JitType) -> bool:
     name = kind.kind()
     return name == "TensorType" or (
         name in ("ListType", "OptionalType") and _names_tensors(kind.getElementType())
@@ -240,7 +250,7 @@ def _is_number(value: torch.Tensor) -> bool:
     return value.ndim == 0 and torch.result_type(torch.empty((), dtype=lower), value) is lower
 
 
-def _is_pure(function: torch._ops.OpOverload, schema: torch._C.FunctionSchema, tensors: bool) -> bool:
+def _is_pure(function: OpOverload, schema: FunctionSchema, tensors: bool) -> bool:
     """Whether an operator may be called now, of what is known, in place of at each call."""
     if tensors or schema.name == "aten::item":
         drawn = torch.Tag.nondeterministic_seeded in function.tags

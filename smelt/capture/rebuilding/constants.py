@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from smelt._native import isinstance
+from smelt.torch_private import OpOverload, OpOverloadPacket, SDPBackend
 
 LITERALS = frozenset({int, bool, str, bytes, type(None)})  # their repr is their source
 T = TypeVar("T")
@@ -34,9 +35,9 @@ CONSTANTS: frozenset[type] = frozenset(
         torch.memory_format,
         torch.finfo,
         torch.iinfo,
-        torch._ops.OpOverloadPacket,
-        torch._ops.OpOverload,
-        torch._C._SDPBackend,
+        OpOverloadPacket,
+        OpOverload,
+        SDPBackend,
         types.BuiltinFunctionType,
         types.MethodDescriptorType,
         types.WrapperDescriptorType,

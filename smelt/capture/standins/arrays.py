@@ -20,6 +20,7 @@ import torch
 from smelt._native import isinstance
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
+from smelt.torch_private import DisableTorchFunction
 from smelt.trace.fake import FakeTensor, check_class
 
 DTYPES: dict[torch.dtype, np.dtype[Any]] = {
@@ -139,5 +140,5 @@ def hidden_refusal(error: BaseException | None) -> Unsupported | None:
 def storage_of(tensor: torch.Tensor) -> int:
     """What tells storages apart, of a fake or of a real tensor."""
     elem = tensor.elem if type(tensor) is FakeTensor else tensor
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return elem.untyped_storage()._cdata

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from torch import _numpy as _torch_numpy
 
 from smelt._native import isinstance
 from smelt.capture.standins.arrays import Array, refusal
 from smelt.capture.standins.numpy_trial import arrays_in, checked, map_nested
 from smelt.capture.standins.numpy_ufuncs import constant
-
-tnp: Any = _torch_numpy
+from smelt.torch_private import torch_numpy as tnp
 
 _FUNCTION_NAMES = """
     sum prod mean std var max min amax amin argmax argmin any all cumsum cumprod ptp concatenate stack vstack hstack dstack

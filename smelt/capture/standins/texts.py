@@ -18,10 +18,9 @@ from smelt.capture.base.values import LEAF_TYPES
 from smelt.errors import Unsupported
 from smelt.graph.effects import effects
 from smelt.reasons import DATA_DEPENDENT, Reason
+from smelt.torch_private import DisableTorchFunction, OpOverload, disabled_torch_function_impl, tensor_text
 from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.trace import Trace
-
-_DisableFunction = torch._C.DisableTorchFunction
 
 
 class Unreadable(Unsupported):
@@ -77,7 +76,7 @@ class Shown:
 
     def __init__(self, trace: Trace, fake: FakeTensor, bare: bool = False) -> None:
         check_class(fake, "the text")
-        with _DisableFunction():
+        with DisableTorchFunction():
             history = fake.grad_fn
         self.fake = fake
         self.bare = bare
@@ -91,7 +90,7 @@ class Shown:
     def tensor(self) -> torch.Tensor:
         """The tensor itself; its copy if anything was written since."""
         written = any(
-            isinstance(record.node.target, torch._ops.OpOverload) and effects(record.node.target).writes
+            isinstance(record.node.target, OpOverload) and effects(record.node.target).writes
             for record in self._trace.tape.entries[self._after :]
         )
         if written and not self.bare and self._trace.is_input(self.fake) and not self.fake.is_leaf:
@@ -165,7 +164,7 @@ class _History:
 class tensor(torch.Tensor):
     """A tensor whose text shows another `grad_fn` than it has; named as text names tensors."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function_impl  # type: ignore[assignment]
     shown_history: object
 
     @property
@@ -188,6 +187,4 @@ class Display:
         self._is_parameter = is_parameter
 
     def __repr__(self) -> str:
-        return ("Parameter containing:\n" if self._is_parameter else "") + torch._tensor_str._str(
-            self._tensor
-        )
+        return ("Parameter containing:\n" if self._is_parameter else "") + tensor_text(self._tensor)

@@ -28,6 +28,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, subs
 from smelt.ops.convolution import Convolution
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ class MatrixCall:
     """An extern as `op(*args)` for `plan_product`: tensors of `args` are described as matrices, `buffers[i]` is the buffer
     of args[i]. `result` describes the extern's own result as a matrix or stack of matrices."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     args: tuple[Any, ...]
     buffers: tuple[int | None, ...]
     result: TensorSpec
@@ -113,9 +114,7 @@ def _channels_last(spec: TensorSpec) -> TensorSpec:
     return replace(spec, shape=moved(spec.shape), stride=moved(spec.stride))
 
 
-MATRIX_CALLS: dict[
-    torch._ops.OpOverload, Callable[[Schedule, ExternItem, Sequence[Any]], MatrixCall | str]
-] = {
+MATRIX_CALLS: dict[OpOverload, Callable[[Schedule, ExternItem, Sequence[Any]], MatrixCall | str]] = {
     aten.mm.default: _matrix_call,
     aten.addmm.default: _matrix_call,
     aten.bmm.default: _matrix_call,
@@ -140,7 +139,7 @@ class _Form:
     b_transposed: bool = False
 
 
-_FORMS: dict[torch._ops.OpOverload, _Form] = {
+_FORMS: dict[OpOverload, _Form] = {
     aten.mm.default: _Form(0, 1),
     aten.bmm.default: _Form(0, 1),
     aten.addmm.default: _Form(1, 2, bias=0, scales=3),
@@ -151,7 +150,7 @@ _FORMS: dict[torch._ops.OpOverload, _Form] = {
 
 
 def plan_product(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     args: Sequence[Argument],
     out: TensorSpec,
     name: str,

@@ -20,6 +20,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import static
 from smelt.ops.convolution import Convolution
 from smelt.schedule.schedule import ExternItem, Schedule
+from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -135,7 +136,7 @@ def _pair(sizes: Sequence[Any]) -> Pair:
 
 
 Describe = Callable[[Schedule, ExternItem, Sequence[Any]], WindowCall | str]
-WINDOW_CALLS: dict[torch._ops.OpOverload, Describe] = {
+WINDOW_CALLS: dict[OpOverload, Describe] = {
     aten.convolution.default: _depthwise,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.avg_pool2d.default: _mean_pool,

@@ -5,6 +5,9 @@
 #include "module.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#if __has_include(<ATen/NodeCreationHooks.h>)  // since torch 2.14
+#include <ATen/NodeCreationHooks.h>
+#endif
 
 namespace smelt::calls {
 namespace {
@@ -19,20 +22,59 @@ constexpr c10::DispatchKeySet kTracers({
     c10::DispatchKey::FuncTorchDynamicLayerBackMode,
 });
 
-// The flag of torch.fx.symbolic_trace, read again only after a global of its module changed.
-struct FxFlag {
-    PyObject *globals = nullptr, *name = nullptr;  // owned for good
-    uint64_t version = 0;
-    bool is_set = false;
-
-    bool read() {
-        if (dict_version(globals) == version) return is_set;
-        is_set = PyDict_GetItem(globals, name) == Py_True;
-        version = dict_version(globals);
-        return is_set;
+// The flag of torch.fx.symbolic_trace: until torch 2.13 a global of its module, since then an attribute of a
+// threading.local, which has a dictionary for each thread.
+class FxFlag {
+  public:
+    bool find(PyObject* module) {
+        if ((local_ = PyObject_GetAttrString(module, "_is_fx_tracing_tls"))) {
+            name_ = PyUnicode_InternFromString("flag");
+        } else {
+            PyErr_Clear();
+            globals_ = Py_NewRef(PyModule_GetDict(module));
+            name_ = PyUnicode_InternFromString("_is_fx_tracing_flag");
+            if (name_ && !PyDict_Contains(globals_, name_)) {
+                PyErr_SetString(PyExc_AttributeError, "torch.fx._symbolic_trace has no flag that smelt knows of");
+                return false;
+            }
+        }
+        return name_ != nullptr;
     }
+
+    bool is_set() const {
+        PyObject* dict = local_ ? of_thread() : globals_;
+        return dict && PyDict_GetItem(dict, name_) == Py_True;
+    }
+
+  private:
+    // The thread's state owns the dictionary, and its id is never given again.
+    PyObject* of_thread() const {
+        thread_local uint64_t thread = 0;
+        thread_local PyObject* dict = nullptr;  // borrowed
+        uint64_t now = PyThreadState_GetID(PyThreadState_Get());
+        if (thread == now) return dict;
+        PyObject* found = PyObject_GetAttrString(local_, "__dict__");
+        if (!found) {
+            PyErr_Clear();
+            return nullptr;
+        }
+        Py_DECREF(found);
+        thread = now;
+        return dict = found;
+    }
+
+    PyObject *local_ = nullptr, *globals_ = nullptr, *name_ = nullptr;  // owned for good
 };
 FxFlag fx_flag;
+
+// Hooks that are given each node of autograd's graph as it is made, with what eager would save in it.
+bool sees_nodes() {
+#if __has_include(<ATen/NodeCreationHooks.h>)
+    return !at::impl::NodeCreationHooks::empty();
+#else
+    return false;
+#endif
+}
 
 PyObject* py_is_traced(PyObject*, PyObject*) {
     return PyBool_FromLong(is_traced());
@@ -41,22 +83,23 @@ PyObject* py_is_traced(PyObject*, PyObject*) {
 PyMethodDef functions[] = {
     {"is_traced", py_is_traced, METH_NOARGS,
      "is_traced(): whether another tracer (torch.jit.trace, torch.fx, make_fx, torch.func, any "
-     "dispatch mode) looks at the calls of this thread, so that compiled functions run as they are."},
+     "dispatch mode, a node_creation_hook) looks at the calls of this thread, so that compiled functions "
+     "run as they are."},
     {}};
 
 }  // namespace
 
 bool is_traced() {
-    return c10::impl::tls_local_dispatch_key_set().included_.has_any(kTracers) || fx_flag.read();
+    return c10::impl::tls_local_dispatch_key_set().included_.has_any(kTracers) || fx_flag.is_set() ||
+           sees_nodes();
 }
 
 int init_tracers(PyObject* module) {
     PyObject* fx = PyImport_ImportModule("torch.fx._symbolic_trace");
     if (!fx) return -1;
-    fx_flag.globals = Py_XNewRef(PyModule_GetDict(fx));
+    bool found = fx_flag.find(fx);
     Py_DECREF(fx);
-    fx_flag.name = PyUnicode_InternFromString("_is_fx_tracing_flag");
-    return fx_flag.name ? PyModule_AddFunctions(module, functions) : -1;
+    return found ? PyModule_AddFunctions(module, functions) : -1;
 }
 
 }  // namespace smelt::calls

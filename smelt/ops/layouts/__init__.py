@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch._ops import OpOverload
-
 from smelt.ops.layouts.meta import of_cpp
 from smelt.ops.layouts.trial import accepts, check_numbers, check_refused, of_zeros, tried
 from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
 
 
 def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cpu: bool) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt import _native
 from smelt.graph.tree import map_leaves
+from smelt.torch_private import OpOverload
 
 META = torch.device("meta")
 CPU = torch.device("cpu")

@@ -9,15 +9,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from smelt.graph.effects import Effects, effects
 from smelt.graph.tree import leaves, map_leaves
 from smelt.ops.layouts.meta import CPU, META, to_meta, uninitialized
 from smelt.ops.registry import row
+from smelt.torch_private import META_KEY, OpOverload
 
 aten = torch.ops.aten
-_PYTHON = torch._C.DispatchKey.Meta  # among an operator's `py_kernels`: its shape function is Python
 _OVERFLOW = "without overflow"  # in what torch says of a number that does not fit a dtype
 _FEW = 1 << 16  # elements, at least as many as an operator that is tried on zeros may touch
 
@@ -91,7 +90,7 @@ def _cut(value: Any, fill: int) -> Any:
 def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Layouts of what `func` returns for zeros. NotImplemented where its shape function is not Python, a call could have
     effects or depend on data, the sizes are large, or the call raises."""
-    if _PYTHON not in func.py_kernels or not _may_be_tried(effects(func)):
+    if META_KEY not in func.py_kernels or not _may_be_tried(effects(func)):
         return NotImplemented
     if _size(func, args, kwargs) > _FEW:
         return NotImplemented

@@ -22,6 +22,7 @@ from smelt.capture.library.autograd.tensor_state import set_grad
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import attributes
+from smelt.torch_private import DisableTorchFunction, are_transforms_active, set_grad_enabled
 from smelt.trace.fake import FakeTensor, check_class, fakes_in
 from smelt.trace.opaque import OpaqueCall
 
@@ -44,7 +45,7 @@ def _of_tensors(vm: VM, args: Args, kwargs: Kwargs) -> None:
     given = call.arguments
     if vm.trace.call.node is not None:
         raise unsupported("backward() inside of a backward")
-    transformed = torch._C._are_functorch_transforms_active()
+    transformed = are_transforms_active()
     if transformed or given["grad_variables"] is not None or vm.truth(given["create_graph"]):
         raise unsupported("backward() inside a transform, with create_graph or with grad_variables")
     ends = _tensors(vm, given["tensors"])
@@ -134,8 +135,8 @@ def _without_gradients() -> Iterator[None]:
 
 
 def _set_grad_mode(enabled: bool) -> None:
-    with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(enabled)
+    with DisableTorchFunction():
+        set_grad_enabled(enabled)
 
 
 def _accumulate(vm: VM, leaf: FakeTensor, gradient: torch.Tensor, is_new: bool) -> None:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
+from typing import cast
 
 import torch
 import torch.utils.checkpoint
@@ -18,6 +19,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import native_calls
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import CachedTorchDispatchMode, CachingTorchDispatchMode, checkpoint_of_decorated
 from smelt.trace.not_differentiable import refuse
 
 _Function = torch.autograd.Function
@@ -38,8 +40,8 @@ class _Reentrant(_Function):
 
 _NO_CONTEXTS = torch.utils.checkpoint.noop_context_fn
 _SELECTING = (
-    torch.utils.checkpoint._CachingTorchDispatchMode,
-    torch.utils.checkpoint._CachedTorchDispatchMode,
+    CachingTorchDispatchMode,
+    CachedTorchDispatchMode,
 )
 
 
@@ -95,9 +97,12 @@ def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
     call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
+    if given["function"] is None:  # since torch 2.14: a decorator
+        return vm.call(_CHECKPOINT.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
     target, reentrant, more = given["function"], given["use_reentrant"], dict(given["kwargs"])
     more.pop("preserve_rng_state", None)
-    if reentrant is None or given["debug"] or not _only_selects(vm, given["context_fn"]):
+    special = given["debug"] or given.get("respect_saved_tensors_hooks") is not None
+    if reentrant is None or special or not _only_selects(vm, given["context_fn"]):
         raise unsupported("torch.utils.checkpoint with these options")
     if reentrant and more:
         raise ValueError("Unexpected keyword arguments: " + ",".join(more))
@@ -114,3 +119,13 @@ def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
         with _as_reentrant(vm):
             return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
     return run_opaque(vm, _CHECKPOINT, args, kwargs, lambda: _Reentrant.apply(run, *inputs))  # type: ignore[no-untyped-call]
+
+
+if checkpoint_of_decorated is not None:
+
+    @function(checkpoint_of_decorated)
+    def _checkpoint_of_decorated(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        target, given, named = cast(tuple[object, Args, Kwargs], args)
+        if named.keys() & kwargs.keys():
+            raise unsupported("torch.utils.checkpoint of a function that takes what checkpoint takes")
+        return _checkpoint(vm, [target, *given], {**named, **kwargs})

@@ -14,7 +14,7 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import Node
 
 from smelt._native import isinstance
-from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
+from smelt.capture.base.handlers import CLASS_METHODS, FUNCTIONS, Args, Kwargs, function, unsupported
 from smelt.capture.base.values import (
     CONTAINER_BASES,
     instance_dict,
@@ -28,6 +28,7 @@ from smelt.capture.protocol.attributes import instances
 from smelt.capture.rebuilding.reach import collect_fakes, contents_of_made
 from smelt.graph import torch_settings
 from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.torch_private import are_transforms_active, is_setup_context_defined
 from smelt.trace.custom_functions import CustomFunctions
 from smelt.trace.fake import FakeTensor
 from smelt.trace.not_differentiable import refuse
@@ -36,17 +37,16 @@ _Function = torch.autograd.Function
 _get_apply = operator.attrgetter("apply")  # of the base class in C, where torch's stubs have none
 
 
-@function(vars(_Function)["apply"].__func__)
 def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
     cls, rest = cast(type[_Function], args[0]), args[1:]
     vm.outside.facts.use_class(cls)
-    if torch._C._are_functorch_transforms_active():
+    if are_transforms_active():
         raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
     # Torch would call what was there before.
     if any(vm.outside.log.touches_any(base) for base in cls.__mro__):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was changed", UNSUPPORTED_EFFECT)
-    if torch.autograd.function._is_setup_context_defined(cls.setup_context):
+    if is_setup_context_defined(cls.setup_context):
         forward = cast(Callable[..., object], attributes.load_attr(vm, cls, "forward"))
         bound = inspect.signature(forward).bind(*rest, **kwargs)
         bound.apply_defaults()
@@ -58,6 +58,13 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if vm.trace.autograd.custom is None:
         vm.trace.autograd.custom = CustomFunctions(lambda run: callbacks.in_window(vm, run, ()))
     return run_opaque(vm, cls.apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
+
+
+_APPLY = vars(_Function)["apply"]
+if isinstance(_APPLY, classmethod):
+    FUNCTIONS[_APPLY.__func__] = _apply
+else:  # since torch 2.14
+    CLASS_METHODS[_APPLY.__objclass__, "apply"] = _apply
 
 
 def _requires_grad(value: object) -> bool:

@@ -19,6 +19,7 @@ from smelt.capture.library.autograd.opaque_calls import natively
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import native_calls
+from smelt.torch_private import are_transforms_active
 from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor
 from smelt.trace.history import read_by
@@ -28,7 +29,7 @@ from smelt.trace.not_differentiable import refuse
 @function(torch.autograd.grad)
 def _grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Gradients of what the trace computed, whose operators are recorded."""
-    if kwargs.get("is_grads_batched") or torch._C._are_functorch_transforms_active():
+    if kwargs.get("is_grads_batched") or are_transforms_active():
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
     if hook_registered(vm) and meets_hooks(vm, args[0] if args else kwargs.get("outputs")):
         if vm.trace.autograd.wants_joint and kwargs.get("create_graph"):

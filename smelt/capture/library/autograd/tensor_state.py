@@ -11,6 +11,7 @@ from torch import nn
 from smelt.capture.base.handlers import TENSOR_METHODS, TENSOR_SETTERS, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.torch_private import DisableTorchDispatch
 from smelt.trace.fake import FakeTensor, check_class
 from smelt.trace.opaque import OpaqueCall
 
@@ -51,7 +52,7 @@ def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
         raise TypeError(
             f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__!r}"
         )
-    with vm.trace.paused(), torch._C._DisableTorchDispatch():
+    with vm.trace.paused(), DisableTorchDispatch():
         tensor.grad = value
     if vm.trace.is_input(tensor):
         vm.outside.log.set_tensor_attribute(tensor, "grad", value)

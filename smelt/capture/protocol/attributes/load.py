@@ -43,6 +43,7 @@ from smelt.capture.protocol.attributes.tensors import load_tensor_attr
 from smelt.capture.standins import arrays
 from smelt.errors import Unsupported
 from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import FakeTensor, hides_metadata
 from smelt.trace.plain_classes import PLAIN_TYPES
 from smelt.trace.symbols import NUMBERS
@@ -160,7 +161,7 @@ def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
         if name in (instance_dict(tensor) or {}):
             return load_generic(vm, tensor, name)
         vm.outside.facts.guard("not_in_dict", origin, name, key=name)
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         return getattr(tensor, name)
 
 

@@ -17,6 +17,7 @@ from smelt._native import isinstance
 from smelt.capture.base.values import MISSING
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, wrapping
+from smelt.torch_private import DisableTorchFunction
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 MODULE_GETATTR = nn.Module.__getattr__
@@ -61,7 +62,7 @@ def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> boo
 
 def store_entry(vm: VM, module: nn.Module, name: str, value: object) -> None:
     """What `nn.Module.__setattr__` does where `belongs_in_dicts`."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         _changed(vm, module, lambda it: MODULE_SETATTR(it, name, cast("torch.Tensor | nn.Module", value)))
 
 

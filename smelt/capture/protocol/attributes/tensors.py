@@ -15,6 +15,7 @@ from smelt.capture.outside.effects import Call
 from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, bind_class_method, load_property
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import FakeTensor, check_class, class_of_fake
 from smelt.trace.handlers import is_handled, overridable_member
 from smelt.trace.not_differentiable import refuse
@@ -94,7 +95,7 @@ PLAIN_MROS = (None, *dict.fromkeys(base for cls in PLAIN_TYPES for base in cls._
 
 def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), warnings.catch_warnings():
+    with DisableTorchFunction(), DisableTorchDispatch(), warnings.catch_warnings():
         # in eager once
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         value = getattr(real, name)
