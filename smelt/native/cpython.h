@@ -1,7 +1,7 @@
 // What differs between CPython versions, or is read by memory layout because no exported function gives it
 // cheaply.
 //
-// Everything here needs the GIL. To support another version, go through each `SMELT_PY312` and through the
+// Everything here needs the GIL. To support another version, go through each `SMELT_PY31x` and through the
 // layouts used below (frames, co_extra, dictionaries, inline instance values); an unknown version must not
 // compile. Include this file before any other that includes Python.h: it turns on the interpreter's internal
 // headers.
@@ -16,10 +16,11 @@
 #ifdef Py_GIL_DISABLED
 #error "smelt needs the GIL; free-threaded builds are not supported"
 #endif
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030D0000
-#error "smelt knows the interpreter structures of CPython 3.11 and 3.12 only"
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
+#error "smelt knows the interpreter structures of CPython 3.11, 3.12 and 3.13 only"
 #endif
 #define SMELT_PY312 (PY_VERSION_HEX >= 0x030C0000)
+#define SMELT_PY313 (PY_VERSION_HEX >= 0x030D0000)
 
 #undef _PyGC_FINALIZED  // 3.12: pycore_gc.h defines it again
 #undef HAVE_STD_ATOMIC  // pycore_atomic.h: take compiler builtins; C11's <stdatomic.h> is not C++
@@ -28,6 +29,10 @@
 #include <internal/pycore_frame.h>
 #include <internal/pycore_interp.h>
 #include <internal/pycore_object.h>
+#if SMELT_PY313
+#include <internal/pycore_ceval.h>
+#include <internal/pycore_setobject.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +44,11 @@ namespace smelt {
 using Frame = _PyInterpreterFrame;
 
 inline PyCodeObject* frame_code(Frame* frame) {
+#if SMELT_PY313
+    return _PyFrame_GetCode(frame);
+#else
     return frame->f_code;
+#endif
 }
 
 inline PyFunctionObject* frame_function(Frame* frame) {
@@ -50,7 +59,27 @@ inline PyFunctionObject* frame_function(Frame* frame) {
 #endif
 }
 
-#if SMELT_PY312
+// The frame of Python code that runs in a thread.
+inline Frame* current_frame(PyThreadState* thread) {
+#if SMELT_PY313
+    return thread->current_frame;
+#else
+    return thread->cframe->current_frame;
+#endif
+}
+
+// Where tracebacks say that a frame stands: at this byte of its code. Where it goes on is in a register.
+inline void show_at(Frame* frame, Py_ssize_t offset) {
+    _Py_CODEUNIT* at =
+        _PyCode_CODE(frame_code(frame)) + offset / static_cast<Py_ssize_t>(sizeof(_Py_CODEUNIT));
+#if SMELT_PY313
+    frame->instr_ptr = at;
+#else
+    frame->prev_instr = at;
+#endif
+}
+
+#if SMELT_PY312 && !SMELT_PY313
 // Pops the top of the thread's data stack, which starts at `base`; a chunk that becomes empty is given back.
 inline void pop_data_stack(PyThreadState* thread, PyObject** base) {
     _PyStackChunk* chunk = thread->datastack_chunk;
@@ -70,9 +99,11 @@ inline void pop_data_stack(PyThreadState* thread, PyObject** base) {
 
 // Ends a frame that never ran. At that point the frame is not linked into the frame stack, has no frame
 // object, and holds only its arguments. 3.11 clears and pops it in the caller of the hook; from 3.12 on that
-// is the evaluator's duty, hence ours, and the functions that do it are not exported.
+// is the evaluator's duty, hence ours, and 3.12 does not export the functions that do it.
 inline void end_unrun_frame([[maybe_unused]] PyThreadState* thread, [[maybe_unused]] Frame* frame) {
-#if SMELT_PY312
+#if SMELT_PY313
+    _PyEval_FrameClearAndPop(thread, frame);
+#elif SMELT_PY312
     if (frame->frame_obj) Py_FatalError("smelt: a frame that has not run has a frame object");
     thread->c_recursion_remaining--;  // as the evaluator does: finalizers may run here
     for (int i = 0; i < frame->stacktop; i++) Py_XDECREF(frame->localsplus[i]);
@@ -85,7 +116,7 @@ inline void end_unrun_frame([[maybe_unused]] PyThreadState* thread, [[maybe_unus
 }
 
 // Evaluates a frame at no cost in C recursion units. Under a hook 3.12 charges each Python frame two units of
-// a fixed small budget (1500: 750 frames, below the default recursion limit). The caller watches the real C
+// a fixed small budget (1500: 750 frames, below the default recursion limit; 3.13: 10000). The caller watches the real C
 // stack instead.
 inline PyObject* evaluate_uncharged(_PyFrameEvalFunction evaluate, PyThreadState* thread, Frame* frame,
                                     int throwing) {
@@ -175,11 +206,6 @@ inline bool code_extra_layout_known(Py_ssize_t index, void* value) {
 
 // ------------------------------------------------------------------------------ dictionaries, attributes
 
-// A number that no other state of any dictionary has had: equal versions mean the same dictionary, unchanged.
-inline uint64_t dict_version(PyObject* dict) {
-    return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-}
-
 inline bool same_name(PyObject* a, PyObject* b, Py_hash_t hash_of_b) {
     return a == b || (reinterpret_cast<PyASCIIObject*>(a)->hash == hash_of_b && PyUnicode_Compare(a, b) == 0);
 }
@@ -231,7 +257,13 @@ inline InstanceAttributes instance_attributes(PyObject* object) {
         return {place ? *place : nullptr, nullptr, nullptr};
     }
     PyDictKeysObject* keys = reinterpret_cast<PyHeapTypeObject*>(type)->ht_cached_keys;
-#if SMELT_PY312
+#if SMELT_PY313
+    // A dictionary may share the inline values: it is the one to ask.
+    if (auto* dict = reinterpret_cast<PyObject*>(_PyObject_GetManagedDict(object))) return {dict};
+    if (!(type->tp_flags & Py_TPFLAGS_INLINE_VALUES)) return {};
+    PyDictValues* values = _PyObject_InlineValues(object);
+    return values->valid ? InstanceAttributes{nullptr, keys, values->values} : InstanceAttributes{};
+#elif SMELT_PY312
     PyDictOrValues either = *_PyObject_DictOrValuesPointer(object);
     if (!_PyDictOrValues_IsValues(either)) return {_PyDictOrValues_GetDict(either), nullptr, nullptr};
     return {nullptr, keys, _PyDictOrValues_GetValues(either)->values};
@@ -286,7 +318,65 @@ inline PyObject* type_dict(PyObject* type) {
 
 // The number of the current state of a class and its bases, or 0 if it has none now.
 inline unsigned int type_version_tag(PyTypeObject* type) {
+#if SMELT_PY313
+    return type->tp_version_tag;
+#else
     return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+#endif
+}
+
+// The same; gives it one if it can have one.
+inline unsigned int assign_type_version(PyTypeObject* type) {
+#if SMELT_PY312
+    PyUnstable_Type_AssignVersionTag(type);
+#else
+    static PyObject* name = PyUnicode_InternFromString("__class__");
+    if (name) _PyType_Lookup(type, name);  // a lookup assigns one
+#endif
+    return type_version_tag(type);
+}
+
+// ---------------------------------------------------------------------------------- references, exceptions
+
+// What a weak reference refers to, borrowed; null if it is gone.
+inline PyObject* referent(PyObject* reference) {
+#if SMELT_PY313
+    PyObject* found = nullptr;
+    if (PyWeakref_GetRef(reference, &found) > 0) Py_DECREF(found);
+    return found;
+#else
+    PyObject* found = PyWeakref_GET_OBJECT(reference);
+    return found == Py_None ? nullptr : found;
+#endif
+}
+
+// The exception that is being raised is put aside for the life of the object.
+class ErrorAside {
+  public:
+#if SMELT_PY312
+    ErrorAside() : error_(PyErr_GetRaisedException()) {}
+    ~ErrorAside() { PyErr_SetRaisedException(error_); }
+#else
+    ErrorAside() { PyErr_Fetch(&type_, &error_, &traceback_); }
+    ~ErrorAside() { PyErr_Restore(type_, error_, traceback_); }
+#endif
+    ErrorAside(const ErrorAside&) = delete;
+    ErrorAside& operator=(const ErrorAside&) = delete;
+
+  private:
+    PyObject* error_ = nullptr;
+#if !SMELT_PY312
+    PyObject *type_ = nullptr, *traceback_ = nullptr;
+#endif
+};
+
+// Raises an exception that exists, as it is.
+inline void raise_again(PyObject* error) {
+#if SMELT_PY312
+    PyErr_SetRaisedException(Py_NewRef(error));
+#else
+    PyErr_Restore(Py_NewRef(Py_TYPE(error)), Py_NewRef(error), PyException_GetTraceback(error));
+#endif
 }
 
 }  // namespace smelt

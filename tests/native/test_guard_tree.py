@@ -966,3 +966,22 @@ def test_no_leak():
     changes = [b - a for a, b, x in zip(before, after, watched) if x is not None]
     assert max(map(abs, changes)) <= 2, changes
     assert abs(len(gc.get_objects()) - objects) < 20
+
+
+def test_a_class_that_changes_often_has_versions():
+    """CPython 3.13 gives no class more than 1000."""
+
+    class A:
+        v = 0
+
+    class B(A):
+        pass
+
+    seen = set()
+    for i in range(1200):
+        A.v = i
+        seen.add(native.type_version(B))
+        assert native.type_version(B) in seen
+    assert len(seen) == 1200 and 0 not in seen
+    B.__bases__ = (type("C", (), {"v": 1}),)
+    assert native.type_version(B) not in seen

@@ -1,7 +1,7 @@
 """Bytecode as the VM reads it: a list of (handler, argument) pairs per code object, with jumps as list indices.
 
-Everything that differs between CPython versions in *how an argument is encoded* is in `ARGUMENTS`; what differs in
-meaning is in the handler tables of `opcodes`. Caches and EXTENDED_ARG never reach the VM.
+Everything that differs between CPython versions in *how an argument is encoded* is in `ARGUMENTS` and `_PARTS`; what
+differs in meaning is in the handler tables of `opcodes`. Caches and EXTENDED_ARG never reach the VM.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ FUTURE = sum(
 )
 SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE  # of `co_flags`
 PY312 = sys.version_info >= (3, 12)
+PY313 = sys.version_info >= (3, 13)
+LOOP_END = (
+    2 if PY313 else 1 if PY312 else 0
+)  # instructions that FOR_ITER jumps over at its end: END_FOR, POP_TOP
 
 Handler = Callable[[Any, Any, Any], Any]
 COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
@@ -35,6 +39,35 @@ BINARY_OPERATORS = (
     operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul, operator.imul, operator.imod,
     operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv, operator.ixor,
 )  # fmt: skip
+
+
+_COMPARE_SHIFT = 5 if PY313 else 4 if PY312 else 0
+
+
+def _cache_sizes() -> list[int]:
+    """How many units of inline cache follow the instruction with each number."""
+    entries = opcode._inline_cache_entries  # type: ignore[attr-defined]
+    return [entries.get(dis.opname[op], 0) for op in range(256)] if PY313 else list(entries)
+
+
+CACHE_SIZES = _cache_sizes()
+
+
+def _two_slots(first: str, second: str) -> Callable[[int], list[tuple[str, int]]]:
+    return lambda arg: [(first, arg >> 4), (second, arg & 15)]
+
+
+_AS_BOOL = 16  # of COMPARE_OP: the result is made a bool
+
+# What an instruction of 3.13 is short for, given its argument. The VM, and what is made of instructions, knows the parts.
+_PARTS: dict[str, Callable[[int], list[tuple[str, int]]]] = {
+    "LOAD_FAST_LOAD_FAST": _two_slots("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": _two_slots("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": _two_slots("STORE_FAST", "STORE_FAST"),
+    "COMPARE_OP": lambda arg: (
+        [("COMPARE_OP", arg & ~_AS_BOOL), ("TO_BOOL", 0)] if arg & _AS_BOOL else [("COMPARE_OP", arg)]
+    ),
+}
 
 
 def _name(code: types.CodeType, arg: int) -> object:
@@ -50,7 +83,7 @@ ARGUMENTS: dict[str, Callable[[types.CodeType, int], Any]] = {
     "RETURN_CONST": _const,
     "KW_NAMES": _const,
     "LOAD_GLOBAL": lambda code, arg: (code.co_names[arg >> 1], arg & 1),
-    "COMPARE_OP": lambda code, arg: COMPARISONS[arg >> 4 if PY312 else arg],
+    "COMPARE_OP": lambda code, arg: COMPARISONS[arg >> _COMPARE_SHIFT],
     "BINARY_OP": lambda code, arg: BINARY_OPERATORS[arg],
     "LOAD_ATTR": lambda code, arg: (code.co_names[arg >> 1], arg & 1) if PY312 else (code.co_names[arg], 0),
     "LOAD_SUPER_ATTR": lambda code, arg: (code.co_names[arg >> 2], arg & 1, arg & 2),
@@ -124,8 +157,9 @@ class Code:
 
 
 def raw_instructions(code: types.CodeType) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
-    """(opcode, argument, offset, offset of the next) without caches, and byte offset -> index."""
-    raw, caches = code.co_code, opcode._inline_cache_entries  # type: ignore[attr-defined]
+    """(opcode, argument, offset, offset of the next) without caches, and byte offset -> index. The parts of what is short
+    for several have one offset, which is the first part's."""
+    raw = code.co_code
     out: list[tuple[int, int, int, int]] = []
     index: dict[int, int] = {}
     offset = extended = 0
@@ -137,8 +171,12 @@ def raw_instructions(code: types.CodeType) -> tuple[list[tuple[int, int, int, in
             extended = arg << 8
             continue
         extended = 0
-        offset += 2 * caches[op]
-        out.append((op, arg, start, offset))
+        offset += 2 * CACHE_SIZES[op]
+        parts = _PARTS.get(dis.opname[op]) if PY313 else None
+        if parts is None:
+            out.append((op, arg, start, offset))
+        else:
+            out += [(dis.opmap[name], part, start, offset) for name, part in parts(arg)]
     index[len(raw)] = len(out)
     return out, index
 

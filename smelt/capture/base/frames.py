@@ -291,7 +291,9 @@ class Generator:
     def _delegate(self) -> object:
         """The iterator of the `yield from` at which the generator is suspended, or None."""
         frame = self.frame
-        resumes_delegation = frame.code.names[frame.pc] == "RESUME" and frame.instructions[frame.pc][1] >= 2
+        resumes_delegation = (
+            frame.code.names[frame.pc] == "RESUME" and frame.instructions[frame.pc][1] & 3 >= 2
+        )
         return frame.stack[-1] if self.state is SUSPENDED and resumes_delegation else None
 
     def _throw_into(self, inner: object, error: BaseException) -> object:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY313
 from smelt.capture.base.class_caches import cached_by_class
 from smelt.capture.base.handlers import unsupported
 from smelt.capture.base.native_functions import runs_natively
@@ -29,8 +30,23 @@ class Sentinel:
         return f"<{self.name}>"
 
 
-NULL = Sentinel("NULL")  # an empty local, or the slot below a callable
+NULL = Sentinel("NULL")  # an empty local, or in place of the object that a callable is bound to
 MISSING = Sentinel("MISSING")
+
+
+def to_be_called(function: object) -> tuple[object, object]:
+    """What stands on the stack for a callable without an object that it is bound to, below its arguments."""
+    return (function, NULL) if PY313 else (NULL, function)
+
+
+def called(stack: list[object], at: int) -> tuple[object, list[object]]:
+    """The callable at `at` of the stack, where it stands as `to_be_called` says or below its object, and its arguments with
+    that object."""
+    first, second = stack[at : at + 2]
+    if first is NULL:
+        return second, stack[at + 2 :]
+    return first, stack[at + 2 if second is NULL else at + 1 :]
+
 
 FunctionType = types.FunctionType
 MethodType = types.MethodType

@@ -10,17 +10,15 @@ Objects/exception_handling_notes.txt (InternalDocs).
 from __future__ import annotations
 
 import dis
-import opcode
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import FUTURE, PY312, SUSPENDABLE, Code, raw_instructions
+from smelt.capture.base.bytecode import CACHE_SIZES, FUTURE, PY312, PY313, SUSPENDABLE, Code, raw_instructions
 from smelt.capture.breaks.positions import Position, location_table, positions
 
-_CACHES: list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
 _OP = dis.opmap
 _SLOT_OPERATIONS = frozenset((*dis.haslocal, *dis.hasfree))
 _AWAITABLE = 0x100  # a generator that may be awaited
@@ -187,7 +185,7 @@ def _prologue(
         out += [("RETURN_GENERATOR", 0), ("POP_TOP", 0)]
     out.append(("RESUME", 0))
     if not source.co_flags & SUSPENDABLE:
-        out += [("PUSH_NULL", 0), ("LOAD_CONST", len(consts)), *_call(0), ("POP_TOP", 0)]
+        out += [*_function(len(consts)), *_call(0), ("POP_TOP", 0)]
         consts.append(_native.release_arguments)
     indices = []
     for push in pushes:
@@ -213,15 +211,14 @@ def _exit_instructions(
     """`return made(exit.number, locals())`; what is on the stack is left there."""
     first = len(consts)
     consts += (made, exit.number, locals)
-    out = [
-        ("PUSH_NULL", 0),
-        ("LOAD_CONST", first),
-        ("LOAD_CONST", first + 1),
-        ("PUSH_NULL", 0),
-        ("LOAD_CONST", first + 2),
-    ]
-    out += [*_call(0), *_call(2)]
+    out = [*_function(first), ("LOAD_CONST", first + 1), *_function(first + 2), *_call(0), *_call(2)]
     return [Instruction(_OP[name], arg, position) for name, arg in (*out, ("RETURN_VALUE", 0))]
+
+
+def _function(constant: int) -> list[tuple[str, int]]:
+    """A constant that is going to be called (`values.to_be_called`)."""
+    load, null = ("LOAD_CONST", constant), ("PUSH_NULL", 0)
+    return [load, null] if PY313 else [null, load]
 
 
 def _call(count: int) -> list[tuple[str, int]]:
@@ -252,11 +249,11 @@ def _encode(instructions: Sequence[Instruction], first_line: int) -> tuple[bytes
 
 def _size(op: int, arg: int) -> int:
     prefixes = (arg > 0xFF) + (arg > 0xFFFF) + (arg > 0xFFFFFF)
-    return 2 * (1 + prefixes + _CACHES[op])
+    return 2 * (1 + prefixes + CACHE_SIZES[op])
 
 
 def _instruction_bytes(i: Instruction, size: int) -> bytes:
-    caches = _CACHES[i.op]
+    caches = CACHE_SIZES[i.op]
     out = bytearray()
     for prefix in range(size // 2 - 1 - caches, 0, -1):
         out += bytes((dis.EXTENDED_ARG, i.arg >> (8 * prefix) & 0xFF))

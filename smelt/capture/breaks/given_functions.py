@@ -47,12 +47,13 @@ def step_with_compiled(frame: Frame) -> Step | None:
     be."""
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name == "CALL":
-        return _call(frame, arg)
+        return _call(ROWS[name](frame, arg), frame.kwnames)
+    if name == "CALL_KW":
+        return _call(ROWS[name](frame, arg), cast("tuple[str, ...]", frame.stack[-1]))
     return _for_iter(frame, arg) if name == "FOR_ITER" else None
 
 
-def _call(frame: Frame, arg: int) -> Step | None:
-    step, names = ROWS["CALL"](frame, arg), frame.kwnames
+def _call(step: Step, names: tuple[str, ...]) -> Step | None:
     _, fn, *arguments = step.operands
     given = _calls(fn)
     if given is None:

@@ -16,13 +16,13 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import BINARY_OPERATORS, COMPARISONS, PY312
+from smelt.capture.base.bytecode import BINARY_OPERATORS, COMPARISONS, LOOP_END, PY312
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.values import NULL, Sentinel
+from smelt.capture.base.values import Sentinel, called, to_be_called
 from smelt.capture.breaks.points import Placeholder
 from smelt.capture.rebuilding.names import NAMES
 from smelt.errors import Unsupported
@@ -123,13 +123,20 @@ def _check_frame(fn: object, count: int) -> None:
 
 @row("CALL")
 def _call(frame: Frame, arg: int) -> Step:
-    stack = frame.stack
-    at = len(stack) - arg - 2
-    first = at + 1 if stack[at] is NULL else at
-    fn, arguments, names = stack[first], stack[first + 1 :], frame.kwnames
+    fn, arguments = called(frame.stack, len(frame.stack) - arg - 2)
+    return _call_of(frame, fn, arguments, frame.kwnames, arg + 2)
+
+
+@row("CALL_KW")
+def _call_kw(frame: Frame, arg: int) -> Step:
+    fn, (*arguments, names) = called(frame.stack, len(frame.stack) - arg - 3)
+    return _call_of(frame, fn, arguments, cast("tuple[str, ...]", names), arg + 3)
+
+
+def _call_of(frame: Frame, fn: object, arguments: Sequence[object], names: Sequence[str], pops: int) -> Step:
     _check_frame(fn, len(arguments))
     keywords = ["{}"] * (len(arguments) - len(names)) + [f"{_keyword(n)}={{}}" for n in names]
-    return _expression(frame, f"{{}}({', '.join(keywords)})", (fn, *arguments), arg + 2)
+    return _expression(frame, f"{{}}({', '.join(keywords)})", (fn, *arguments), pops)
 
 
 def _keyword(name: str) -> str:
@@ -141,7 +148,8 @@ def _keyword(name: str) -> str:
 @row("CALL_FUNCTION_EX")
 def _call_function_ex(frame: Frame, arg: int) -> Step:
     count = 3 + (arg & 1)
-    _, *operands = frame.stack[-count:]
+    fn, arguments = called(frame.stack, len(frame.stack) - count)
+    operands = (fn, *arguments)
     _check_frame(operands[0], len(operands[1]) if isinstance(operands[1], (tuple, list)) else 0)
     return _expression(frame, "{}(*{}, **{})" if arg & 1 else "{}(*{})", operands, count)
 
@@ -214,6 +222,21 @@ ROWS.update(
 )
 
 
+@row("TO_BOOL")
+def _to_bool(frame: Frame, arg: int) -> Step:
+    """With the jump behind it, if there is one."""
+    at = frame.pc + 1
+    condition = _CONDITIONS.get(frame.code.names[at])
+    if condition is None:
+        return _expression(frame, "bool({})", frame.stack[-1:], 1)
+    below = frame.stack[:-1]
+    successors = Successor(at + 1, below), Successor(frame.instructions[at][1], list(below))
+    return Step((frame.stack[-1],), successors, conditions=(condition,))
+
+
+_CONDITIONS = {"POP_JUMP_IF_TRUE": "{}", "POP_JUMP_IF_FALSE": "not {}"}
+
+
 @row("GET_LEN")
 def _get_len(frame: Frame, arg: int) -> Step:
     return _expression(frame, "len({})", frame.stack[-1:], 0)
@@ -228,6 +251,21 @@ def _format_value(frame: Frame, arg: int) -> Step:
     return _expression(frame, text, (value, *spec), count, "text")
 
 
+@row("CONVERT_VALUE")
+def _convert_value(frame: Frame, arg: int) -> Step:
+    return _expression(frame, ("", "str({})", "repr({})", "ascii({})")[arg], frame.stack[-1:], 1, "text")
+
+
+@row("FORMAT_SIMPLE")
+def _format_simple(frame: Frame, arg: int) -> Step:
+    return _expression(frame, "format({})", frame.stack[-1:], 1, "text")
+
+
+@row("FORMAT_WITH_SPEC")
+def _format_with_spec(frame: Frame, arg: int) -> Step:
+    return _expression(frame, "format({}, {})", frame.stack[-2:], 2, "text")
+
+
 # ------------------------------------------------------------------------------------------ attributes and items
 
 
@@ -239,7 +277,7 @@ def _attribute(name: str) -> str:
 def _load_attr(frame: Frame, arg: tuple[str, bool]) -> Step:
     name, is_method = arg
     result = Placeholder(name)
-    pushed = (NULL, result) if is_method else (result,)
+    pushed = to_be_called(result) if is_method else (result,)
     return Step((result, frame.stack[-1]), _next(frame, 1, *pushed), "{} = " + _attribute(name))
 
 
@@ -295,7 +333,7 @@ def _delete_subscr(frame: Frame, arg: int) -> Step:
 def _load_global(frame: Frame, arg: tuple[str, bool]) -> Step:
     name, push_null = arg
     result = Placeholder(name)
-    pushed = (NULL, result) if push_null else (result,)
+    pushed = to_be_called(result) if push_null else (result,)
     return Step((result, frame.globals), _next(frame, 0, *pushed), f"{{}} = read_global({{}}, {name!r})")
 
 
@@ -307,8 +345,8 @@ def _for_iter(frame: Frame, arg: int) -> Step:
     stack, value = frame.stack, Placeholder("item")
     successors = (
         Successor(frame.pc + 1, [*stack, value]),
-        Successor(arg + PY312, stack[:-1]),
-    )  # 3.12 jumps over END_FOR
+        Successor(arg + LOOP_END, stack[:-1]),
+    )
     return Step((value, stack[-1], value), successors, "{} = next({}, exhausted)", ("{} is exhausted",))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import PY312, SUSPENDABLE, Code, raw_instructions
+from smelt.capture.base.bytecode import LOOP_END, SUSPENDABLE, Code, raw_instructions
 from smelt.capture.base.frames import Frame
 from smelt.capture.breaks.assembler import Exit, Null, Value
 from smelt.capture.breaks.instructions import Constant, Step, Successor
@@ -35,6 +35,7 @@ LOOPING = {
     "POP_JUMP_BACKWARD_IF_NOT_NONE": "{} is not None",
 }
 _STORES = frozenset(("STORE_FAST",))
+_HAVE_ARGUMENT = frozenset(getattr(dis, "hasarg", range(dis.HAVE_ARGUMENT, 256)))
 _UNBINDS = frozenset(("DELETE_FAST", "LOAD_FAST_AND_CLEAR"))
 
 
@@ -83,7 +84,7 @@ def _exits(code: Code, source: types.CodeType, head: int, body: set[int], depth:
         op, arg, *_ = raw[at]
         for after in _ways(code, at):
             jumps = op in dis.hasjrel and after != at + 1
-            effect = dis.stack_effect(op, arg if op >= dis.HAVE_ARGUMENT else None, jump=jumps)
+            effect = dis.stack_effect(op, arg if op in _HAVE_ARGUMENT else None, jump=jumps)
             deep = depths[at] + (-1 if jumps and code.names[at] == "FOR_ITER" else effect)
             if after not in body:
                 found[after] = deep
@@ -96,9 +97,9 @@ def _exits(code: Code, source: types.CodeType, head: int, body: set[int], depth:
 
 
 def _ways(code: Code, at: int) -> list[int]:
-    """`successors`, with what follows the END_FOR to which 3.12 jumps when an iterator has ended."""
+    """`successors`, with what follows the END_FOR to which a loop jumps when its iterator has ended."""
     if code.names[at] == "FOR_ITER":
-        return [at + 1, code.instructions[at][1] + PY312]
+        return [at + 1, code.instructions[at][1] + LOOP_END]
     return successors(code, at)
 
 

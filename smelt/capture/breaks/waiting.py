@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from smelt._native import isinstance
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.values import NULL
+from smelt.capture.base.values import to_be_called
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def _nothing(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
 
 def _attribute(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
     """An attribute; the second part of `arg` says whether it is about to be called."""
-    return (NULL, result) if isinstance(arg, tuple) and arg[1] else (result,)
+    return to_be_called(result) if isinstance(arg, tuple) and arg[1] else (result,)
 
 
 def _entered(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
@@ -48,15 +48,17 @@ _JUMP = Waiting(_takes(1), _result, again=True)  # its condition is True or Fals
 
 WAITING: dict[str, Waiting] = {
     "CALL": Waiting(lambda arg: arg + 2, _result),
+    "CALL_KW": Waiting(lambda arg: arg + 3, _result),
     "CALL_FUNCTION_EX": Waiting(lambda arg: 3 + (arg & 1), _result),
     "LOAD_ATTR": _ATTRIBUTE,
-    "LOAD_METHOD": Waiting(_takes(1), lambda arg, result, frame: (NULL, result)),
+    "LOAD_METHOD": Waiting(_takes(1), lambda arg, result, frame: to_be_called(result)),
     "LOAD_SUPER_ATTR": Waiting(_takes(3), _attribute),
     "STORE_ATTR": _STORES[2],
     "DELETE_ATTR": _STORES[1],
     "BINARY_OP": _BINARY,
     "COMPARE_OP": _BINARY,
     "CONTAINS_OP": _BINARY,
+    "TO_BOOL": _UNARY,
     "UNARY_NOT": _UNARY,
     "UNARY_NEGATIVE": _UNARY,
     "UNARY_POSITIVE": _UNARY,

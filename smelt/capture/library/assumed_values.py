@@ -14,7 +14,7 @@ import torch
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.handlers import TENSOR_METHODS, Args, Kwargs, builtin, function
-from smelt.capture.base.values import NULL
+from smelt.capture.base.values import called as on_stack
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.assumed_conditions import assume, assumed
 from smelt.capture.protocol.native_calls import run_native
@@ -34,10 +34,14 @@ def _jump(frame: Frame, called: Callable[..., object]) -> tuple[int, int] | None
     """Where the frame goes on if the call of `called` that it is making gives True, and if it gives False; None where
     something else is done with the result."""
     code, at = frame.code, frame.pc
-    if code.names[at - 1] != "CALL" or code.names[at] not in _JUMPS:
+    operands = {"CALL": 2, "CALL_KW": 3}.get(code.names[at - 1])  # besides the arguments
+    if code.names[at] == "TO_BOOL":
+        at += 1
+    if operands is None or code.names[at] not in _JUMPS:
         return None
-    first = len(frame.stack) - cast(int, frame.instructions[at - 1][1]) - 2
-    fn = frame.stack[first + 1] if frame.stack[first] is NULL else frame.stack[first]
+    fn, _ = on_stack(
+        frame.stack, len(frame.stack) - cast(int, frame.instructions[frame.pc - 1][1]) - operands
+    )
     if fn is not called and getattr(fn, "__name__", None) != called.__name__:
         return None
     target = cast(int, frame.instructions[at][1])

@@ -109,7 +109,8 @@ def _ways(frame: Frame, at: int) -> Iterator[int]:
         yield handler
     if names[at] in _RAISES:
         return
-    suppresses = at > 0 and names[at - 1] == "WITH_EXCEPT_START"  # hardly any `with` ends an exception
+    before = names[at - 2 if at and names[at - 1] == "TO_BOOL" else at - 1]
+    suppresses = at > 0 and before == "WITH_EXCEPT_START"  # hardly any `with` ends an exception
     if ("JUMP" in names[at] or names[at] == "FOR_ITER") and not suppresses:
         yield cast(int, frame.instructions[at][1])
     if names[at] not in ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from types import CodeType
 from typing import Literal
 
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import Code
+from smelt.capture.base.bytecode import PY313, Code
 from smelt.capture.base.values import LEAF_TYPES, NULL, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
@@ -136,7 +137,17 @@ def _unexpected(fn: FunctionType, code: Code, name: str, kwargs: dict[str, objec
         return (
             f"{fn.__qualname__}() got some positional-only arguments passed as keyword arguments: '{names}'"
         )
-    return f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"
+    text = f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"
+    near = suggested(code.local_names[code.posonly : code.argcount + code.kwonly], name)
+    return text if near is None else f"{text}. Did you mean '{near}'?"
+
+
+def suggested(names: Sequence[str], name: str) -> str | None:
+    """The one of `names` that the interpreter takes `name` for; before 3.13 it makes no guess."""
+    if not PY313:
+        return None
+    found: str | None = importlib.import_module("_suggestions")._generate_suggestions(list(names), name)
+    return found
 
 
 def _missing(fn: FunctionType, kind: str, names: list[str]) -> str:

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY313
 
 
 def _stop_iteration_error(error: object) -> object:
@@ -49,5 +50,5 @@ UNARY: dict[int, Callable[..., object]] = {
 }
 PREP_RERAISE_STAR = 1  # of CALL_INTRINSIC_2: 3.11 has an instruction for it
 BINARY: dict[int, Callable[..., object]] = _table(
-    2, range(2, 5)
-)  # a bound and a constrained TypeVar; __type_params__
+    2, range(2, 6 if PY313 else 5)
+)  # a bound and a constrained TypeVar; __type_params__; the default of a type parameter

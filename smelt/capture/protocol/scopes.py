@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterable
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY313
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, NULL
 from smelt.capture.machine.vm import VM
@@ -124,10 +125,12 @@ def _named_slots(vm: VM, frame: Frame) -> Iterable[tuple[str, int]]:
 
 
 def local_names(vm: VM, frame: Frame) -> dict[str, object]:
-    """`locals()`: for a function always the same dictionary, brought up to date."""
+    """`locals()`: for a function always the same dictionary, brought up to date; from 3.13 on a new one (PEP 667)."""
     if frame.namespace is not None:
         return frame.namespace
-    found = frame.names = {} if frame.names is None else frame.names
+    if frame.names is None or PY313:
+        frame.names = {}
+    found = frame.names
     for name, at in _named_slots(vm, frame):
         value = frame.locals[at]
         if type(value) is types.CellType:

@@ -1,3 +1,5 @@
+#include "cpython.h"
+
 #include "autograd/spec.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -43,12 +45,10 @@ class Lock {
         Py_DECREF(checked(PyObject_CallMethod(lock_, "acquire", nullptr)));
     }
     ~Lock() {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
+        ErrorAside aside;
         PyObject* result = PyObject_CallMethod(lock_, "release", nullptr);
         if (!result) PyErr_WriteUnraisable(lock_);
         Py_XDECREF(result);
-        PyErr_Restore(type, value, traceback);
     }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;

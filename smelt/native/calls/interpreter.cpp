@@ -56,15 +56,13 @@ PyObject* py_postpone_collections(PyObject*, PyObject* arg) {
 
 PyObject* py_raise_at(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_ssize_t offset = count == 2 ? PyLong_AsSsize_t(args[1]) : -1;
-    Frame* frame = PyThreadState_Get()->cframe->current_frame;  // the caller's: functions of C have none
+    Frame* frame = current_frame(PyThreadState_Get());  // the caller's: functions of C have none
     if (offset < 0 || !PyExceptionInstance_Check(args[0]) || offset >= _PyCode_NBYTES(frame_code(frame))) {
         PyErr_Clear();
         return PyErr_Format(PyExc_ValueError, "raise_at(error, offset): no such place in the caller's code");
     }
-    // as far as tracebacks show; where the caller goes on is in a register
-    frame->prev_instr =
-        _PyCode_CODE(frame_code(frame)) + offset / static_cast<Py_ssize_t>(sizeof(_Py_CODEUNIT));
-    PyErr_Restore(Py_NewRef(Py_TYPE(args[0])), Py_NewRef(args[0]), PyException_GetTraceback(args[0]));
+    show_at(frame, offset);
+    raise_again(args[0]);
     return nullptr;
 }
 

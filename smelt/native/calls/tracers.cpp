@@ -34,7 +34,8 @@ class FxFlag {
             globals_ = Py_NewRef(PyModule_GetDict(module));
             name_ = PyUnicode_InternFromString("_is_fx_tracing_flag");
             if (name_ && !PyDict_Contains(globals_, name_)) {
-                PyErr_SetString(PyExc_AttributeError, "torch.fx._symbolic_trace has no flag that smelt knows of");
+                PyErr_SetString(PyExc_AttributeError,
+                                "torch.fx._symbolic_trace has no flag that smelt knows of");
                 return false;
             }
         }

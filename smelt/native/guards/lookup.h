@@ -1,9 +1,9 @@
 // Reading dictionaries, sets and the attributes of modules without running user code.
 //
-// Names and keys remember where they were found, or at which version of a dictionary they were absent: versions never
-// repeat, so an equal one needs no look.
+// Names and keys remember where they were found, or that they were absent from a dictionary that is as it was.
 #pragma once
 #include "cpython.h"
+#include "dict_marks.h"
 
 namespace smelt::guards {
 
@@ -52,16 +52,16 @@ struct Membership {
     PyObject* key;
     bool wanted;
     Py_hash_t hash;
-    uint64_t version = 0;
+    DictMark unchanged;
 
     Membership(PyObject* key, bool wanted) : key(key), wanted(wanted), hash(PyObject_Hash(key)) {}
 
     bool holds(PyObject* dict) {
-        if (dict_version(dict) == version) return true;
+        if (unchanged.holds(dict)) return true;
         bool found = _PyDict_GetItem_KnownHash(dict, key, hash);
         if (!found) PyErr_Clear();
         if (found != wanted) return false;
-        version = dict_version(dict);
+        unchanged.set(dict);
         return true;
     }
 };

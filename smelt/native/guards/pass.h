@@ -57,10 +57,10 @@ struct Held {
     }
     bool all_live() const {
         return std::all_of(references.begin(), references.end(),
-                           [](PyObject* reference) { return PyWeakref_GET_OBJECT(reference) != Py_None; });
+                           [](PyObject* reference) { return referent(reference); });
     }
     void keep_brought(Pass& pass) const {
-        for (PyObject* reference : references) pass.keep(Py_NewRef(PyWeakref_GET_OBJECT(reference)));
+        for (PyObject* reference : references) pass.keep(Py_NewRef(referent(reference)));
     }
 };
 

@@ -1,16 +1,17 @@
 // Words of memory that tell whether what a guard pass found still holds.
 //
-// A stamp is the address of a word and the value that it had: the version of a dictionary, the dictionary pointer of
+// A stamp is the address of a word and the value that it had: the word of a dictionary, the dictionary pointer of
 // an instance, a class pointer, a length. While all stamps of a part of the tree agree, another pass over that part
 // would read the same objects and find the same facts, so it need not be made (memo.h).
 //
 // What always holds:
 //   - Stamps are compared in the order in which they were taken, which is the order in which the objects were reached:
 //     those before a stamp have shown that its word is still there.
-//   - Memory that is used again does not deceive them: versions of dictionaries never repeat, and a pointer is taken
-//     only if the tree keeps its object alive, or knows that it lives, or a version stands beside it.
+//   - Memory that is used again does not deceive them: words of dictionaries never have a value twice, and a pointer is
+//     taken only if the tree keeps its object alive, or knows that it lives, or a dictionary's word stands beside it.
 #pragma once
 #include "cpython.h"
+#include "dict_marks.h"
 
 #include <unordered_map>
 #include <utility>
@@ -39,7 +40,10 @@ class Stamps {
         auto change = changes_.find(word);
         return change == changes_.end() || change->second < kRestless;
     }
-    bool take_dict(PyObject* dict) { return take(&reinterpret_cast<PyDictObject*>(dict)->ma_version_tag); }
+    bool take_dict(PyObject* dict) {
+        const uint64_t* word = dict_word(dict);
+        return word && take(word);
+    }
     bool take_type(PyObject* x) { return take(&x->ob_type); }
     bool take_size(PyObject* x) { return take(&reinterpret_cast<PyVarObject*>(x)->ob_size); }
 

@@ -293,8 +293,7 @@ int ready_guard_tree_type() {
 PyObject* py_type_version(PyObject*, PyObject* cls) {
     if (!PyType_Check(cls))
         return PyErr_Format(PyExc_TypeError, "type_version: expected a class, not %R", cls);
-    _PyType_Lookup(reinterpret_cast<PyTypeObject*>(cls), names.modules);  // a lookup assigns a version
-    return PyLong_FromUnsignedLong(type_version_tag(reinterpret_cast<PyTypeObject*>(cls)));
+    return PyLong_FromUnsignedLong(assign_class_version(reinterpret_cast<PyTypeObject*>(cls)));
 }
 
 // Python shows the slots of a C class as wrappers, which say nothing of the functions in them.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from smelt.capture.base.bytecode import PY313
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, C
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -160,7 +161,7 @@ def _dict_update(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("DICT_MERGE")
 def _dict_merge(vm: VM, frame: Frame, arg: int) -> None:
-    called = frame.stack[-arg - 3]
+    called = frame.stack[-arg - 4 if PY313 else -arg - 3]
     values = mapping_of(vm, frame.stack[-1], NO_MAPPING, called)
     target = _opened(vm, frame.stack[-arg - 1])
     for key in values:
@@ -205,8 +206,28 @@ def _format_value(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     has_spec = bool(arg & 4)
     value, spec = (stack[-2], stack[-1]) if has_spec else (stack[-1], "")
-    convert = (None, str, repr, ascii)[arg & 3]
-    if convert is not None:
-        value = formatting.convert(vm, convert, value)
-    text = formatting.formatted(vm, value, spec) if type(value) is not str or spec else value
-    stack[-1 - has_spec :] = (text,)
+    if arg & 3:
+        value = formatting.convert(vm, _CONVERSIONS[arg & 3], value)
+    stack[-1 - has_spec :] = (_formatted(vm, value, spec),)
+
+
+_CONVERSIONS: dict[int, Callable[[object], str]] = {1: str, 2: repr, 3: ascii}
+
+
+def _formatted(vm: VM, value: object, spec: object) -> object:
+    return formatting.formatted(vm, value, spec) if type(value) is not str or spec else value
+
+
+@opcode("CONVERT_VALUE")
+def _convert_value(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack[-1] = formatting.convert(vm, _CONVERSIONS[arg], frame.stack[-1])
+
+
+@opcode("FORMAT_SIMPLE")
+def _format_simple(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack[-1] = _formatted(vm, frame.stack[-1], "")
+
+
+@opcode("FORMAT_WITH_SPEC")
+def _format_with_spec(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack[-2:] = (_formatted(vm, *frame.stack[-2:]),)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import builtins
 import sys
 from types import BuiltinFunctionType
+from typing import Any, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.frames import Coroutine, Frame, Generator
-from smelt.capture.base.values import NULL, FunctionType
+from smelt.capture.base.values import CellType, FunctionType, called
 from smelt.capture.breaks.finalization import check_dropped
 from smelt.capture.interpreter.opcodes.containers import NO_MAPPING, class_name, is_iterable, mapping_of
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -27,7 +28,7 @@ from smelt.trace.handlers import is_handled
 def _make_function(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     code = stack.pop()
-    closure = stack.pop() if arg & 8 else None
+    closure = stack.pop() if arg & 8 else tuple(CellType() for _ in code.co_freevars)
     annotations = stack.pop() if arg & 4 else None
     keyword_defaults = stack.pop() if arg & 2 else None
     defaults = stack.pop() if arg & 1 else None
@@ -36,8 +37,30 @@ def _make_function(vm: VM, frame: Frame, arg: int) -> None:
     made.__qualname__ = code.co_qualname
     if annotations:
         made.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
-    cells.made_function(vm, frame, made)
     stack.append(made)
+    _note_function(vm, frame)
+
+
+def _note_function(vm: VM, frame: Frame) -> None:
+    """The function on top of the stack is made, unless 3.13 goes on with it."""
+    if frame.code.names[frame.pc] != "SET_FUNCTION_ATTRIBUTE":
+        cells.made_function(vm, frame, cast(FunctionType, frame.stack[-1]))
+
+
+@opcode("SET_FUNCTION_ATTRIBUTE")
+def _set_function_attribute(vm: VM, frame: Frame, arg: int) -> None:
+    value, made = cast("tuple[Any, FunctionType]", frame.stack[-2:])
+    if arg == 1:
+        made.__defaults__ = value
+    elif arg == 2:
+        made.__kwdefaults__ = value
+    elif arg == 4:
+        made.__annotations__ = dict(zip(value[::2], value[1::2]))
+    else:  # first of all
+        made = FunctionType(made.__code__, made.__globals__, made.__name__, None, value)
+        made.__qualname__ = made.__code__.co_qualname
+    frame.stack[-2:] = (made,)
+    _note_function(vm, frame)
 
 
 @opcode("LOAD_BUILD_CLASS")
@@ -54,29 +77,40 @@ def _kw_names(vm: VM, frame: Frame, arg: tuple[str, ...]) -> None:
 def _call(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     at = len(stack) - arg - 2
-    fn = stack[at]
-    if fn is NULL:
-        fn, args = stack[at + 1], stack[at + 2 :]
-    else:
-        args = stack[at + 1 :]
-    names = frame.kwnames
-    if names:
-        split = len(args) - len(names)
-        kwargs = dict(zip(names, args[split:]))
-        del args[split:]
+    fn, args = called(stack, at)
+    kwargs = {}
+    if frame.kwnames:
+        kwargs = _keywords(args, frame.kwnames)
         frame.kwnames = ()
-    else:
-        kwargs = {}
     vm.frames.wait_in(frame)
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
 
 
+@opcode("CALL_KW")
+def _call_kw(vm: VM, frame: Frame, arg: int) -> None:
+    stack = frame.stack
+    at = len(stack) - arg - 3
+    fn, args = called(stack, at)
+    kwargs = _keywords(args, cast("tuple[str, ...]", args.pop()))
+    vm.frames.wait_in(frame)
+    result = call(vm, fn, args, kwargs)
+    stack[at:] = (result,)
+
+
+def _keywords(args: list[object], names: tuple[str, ...]) -> dict[str, object]:
+    """Takes those that have `names` from the end of the arguments."""
+    split = len(args) - len(names)
+    kwargs = dict(zip(names, args[split:]))
+    del args[split:]
+    return kwargs
+
+
 @opcode("CALL_FUNCTION_EX")
 def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
-    at = len(stack) - 3 - (arg & 1)  # NULL, function, positional, [keyword]
-    fn, positional = stack[at + 1 : at + 3]
+    at = len(stack) - 3 - (arg & 1)
+    fn, (positional, *_) = called(stack, at)
     if not is_iterable(positional):
         kind = class_name(vm, positional)
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from smelt.capture.base.bytecode import PY312, Handler
+from smelt.capture.base.bytecode import LOOP_END, PY313, Handler
 from smelt.capture.base.frames import Frame
+from smelt.capture.interpreter.opcodes.operations import TRUE
 from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.assumed_conditions import assumed
@@ -51,6 +52,23 @@ def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> 
     holds = assumed(vm, frame, value, if_true, if_false)
     vm.frames.wait_in(frame)
     return vm.truth(value) if holds is None else holds
+
+
+@opcode("TO_BOOL")
+def _to_bool(vm: VM, frame: Frame, arg: int) -> None:
+    """`bool(value)`. Before a jump, which takes nothing but a bool, it does what that does in earlier versions."""
+    value = frame.stack[-1]
+    if type(value) is bool:
+        return
+    at = frame.pc
+    name, target = frame.code.names[at], frame.instructions[at][1]
+    holds = None
+    if name == "POP_JUMP_IF_TRUE":
+        holds = assumed(vm, frame, value, target, at + 1)
+    elif name == "POP_JUMP_IF_FALSE":
+        holds = assumed(vm, frame, value, at + 1, target)
+    vm.frames.wait_in(frame, TRUE)
+    frame.stack[-1] = vm.truth(value) if holds is None else holds
 
 
 @opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_IF_NONE")
@@ -108,11 +126,11 @@ def _for_iter(vm: VM, frame: Frame, arg: int) -> None:
         value = vm.next(frame.stack[-1])
     except StopIteration:
         frame.stack.pop()
-        frame.pc = arg + PY312  # 3.12 jumps over END_FOR
+        frame.pc = arg + LOOP_END
         return
     frame.stack.append(value)
 
 
 @opcode("END_FOR")
 def _end_for(vm: VM, frame: Frame, arg: int) -> None:
-    del frame.stack[-2:]
+    del frame.stack[-1 if PY313 else -2 :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.values import MISSING, NULL
+from smelt.capture.base.values import MISSING, to_be_called
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, imports, scopes
@@ -15,9 +15,7 @@ from smelt.capture.protocol import attributes, imports, scopes
 def _load_global(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
     name, push_null = arg
     value = scopes.load_global(vm, frame.globals, name)
-    if push_null:
-        frame.stack.append(NULL)
-    frame.stack.append(value)
+    frame.stack += to_be_called(value) if push_null else (value,)
 
 
 @opcode("LOAD_NAME")

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 
 from smelt.capture.base.frames import Delivery, Frame
-from smelt.capture.base.values import NULL
+from smelt.capture.base.values import NULL, to_be_called
 from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, operators, polyfills_of_results
@@ -21,13 +21,19 @@ def _load_attr(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
     if not is_method:
         stack[-1] = attributes.load_attr(vm, stack[-1], name)
     else:
-        stack[-1:] = attributes.load_method(vm, stack[-1], name)
+        stack[-1:] = _method(vm, stack[-1], name)
 
 
 @opcode("LOAD_METHOD")
 def _load_method(vm: VM, frame: Frame, arg: str) -> None:
     vm.frames.wait_in(frame)
-    frame.stack[-1:] = attributes.load_method(vm, frame.stack[-1], arg)
+    frame.stack[-1:] = _method(vm, frame.stack[-1], arg)
+
+
+def _method(vm: VM, obj: object, name: str) -> tuple[object, object]:
+    """What stands on the stack for `obj.name` about to be called."""
+    function, owner = attributes.load_method(vm, obj, name)
+    return to_be_called(owner) if function is NULL else (function, owner)
 
 
 @opcode("LOAD_SUPER_ATTR")
@@ -38,7 +44,7 @@ def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     made = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
     vm.frames.wait_in(frame)
     found = attributes.load_attr(vm, made, name)
-    stack[-3:] = (NULL, found) if is_method else (found,)
+    stack[-3:] = to_be_called(found) if is_method else (found,)
 
 
 @opcode("STORE_ATTR")
@@ -74,7 +80,7 @@ def _is(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("CONTAINS_OP")
 def _contains(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
-    vm.frames.wait_in(frame, _UNTRUE if arg else _TRUE)
+    vm.frames.wait_in(frame, _UNTRUE if arg else TRUE)
     result = vm.contains(stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result != bool(arg)
@@ -86,7 +92,7 @@ def _unary_not(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-1] = not vm.truth(frame.stack[-1])
 
 
-_TRUE = Delivery(polyfills_of_results.true)
+TRUE = Delivery(polyfills_of_results.true)
 _UNTRUE = Delivery(polyfills_of_results.untrue)
 
 

@@ -32,7 +32,7 @@ struct LengthIs : Check {
 
 struct KeysAre : Check {
     PyObject* value;  // a tuple: keys of a dictionary, elements of a set, in order
-    uint64_t version = 0;
+    DictMark unchanged;
     explicit KeysAre(PyObject* value) : value(value) {}
 
     bool holds(PyObject* x, Pass&) override {
@@ -40,11 +40,11 @@ struct KeysAre : Check {
         if (!PyDict_Check(x)) return false;
         if (PyDict_GET_SIZE(x) != PyTuple_GET_SIZE(value)) return false;
         if (PyODict_Check(x)) return ordered_keys(x);
-        if (dict_version(x) == version) return true;
+        if (unchanged.holds(x)) return true;
         PyObject *key, *item;
         for (Py_ssize_t at = 0, i = 0; PyDict_Next(x, &at, &key, &item); i++)
             if (!same_leaf(key, PyTuple_GET_ITEM(value, i))) return false;
-        version = dict_version(x);
+        unchanged.set(x);
         return true;
     }
 

@@ -28,7 +28,7 @@ struct WeakObjectIs : Check {
     PyObject* address;  // not owned: says something only while the reference lives
     PyObject* reference;
     WeakObjectIs(PyObject* value, PyObject* reference) : address(value), reference(reference) {}
-    bool holds(PyObject* x, Pass&) override { return x == address && PyWeakref_GET_OBJECT(reference) == x; }
+    bool holds(PyObject* x, Pass&) override { return x == address && referent(reference) == x; }
     bool stamp(PyObject*, Stamps&, bool same) override { return same; }
     bool proves_layout() const override { return true; }
 };
@@ -63,10 +63,11 @@ struct TypeVersionIs : Check {
     unsigned int value;
     explicit TypeVersionIs(unsigned int value) : value(value) {}
     bool holds(PyObject* x, Pass&) override {
-        return value && PyType_Check(x) && type_version_tag(reinterpret_cast<PyTypeObject*>(x)) == value;
+        return PyType_Check(x) && has_class_version(reinterpret_cast<PyTypeObject*>(x), value);
     }
     bool stamp(PyObject* x, Stamps& stamps, bool same) override {
         auto* type = reinterpret_cast<PyTypeObject*>(x);
+        if (value & kOwnVersion) return false;
         return same && stamps.take(&type->tp_flags) && stamps.take(&type->tp_version_tag);  // half is padding
     }
 };
