@@ -240,7 +240,7 @@ class ScaledMore(Scaled):
 TARGET = torch.tensor([0, 2, 1, 0])
 PROGRAMS = {
     "an apply of its own": lambda x, w: Scaled.apply(x @ w).sin(),
-    "an apply that is inherited": lambda x, w: ScaledMore.apply(x @ w, factor=2.0).sin(),
+    "an apply that is inherited": lambda x, w: ScaledMore.apply(x @ w, 2.0).sin(),
     "a method of the class, kept": lambda x, w: (lambda apply: apply(x @ w) + apply(x))(Gelu.apply),
     "straight through": lambda x, w: (Round.apply(x @ w * 3) * x).sum(),
     "gradient reversal": lambda x, w: (Reverse.apply(x @ w, 0.3) @ w).tanh(),
