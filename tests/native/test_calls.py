@@ -293,6 +293,7 @@ def test_arguments_are_bound_as_python_binds_them(pair, args, kwargs):
     f, compiled = pair
     try:
         bound = inspect.signature(f).bind(*args, **kwargs)
+        f(*args, **kwargs)  # the signature of 3.13.0 binds more
     except TypeError:
         with pytest.raises(TypeError) as ours:
             compiled(*args, **kwargs)
