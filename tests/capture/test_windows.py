@@ -641,3 +641,18 @@ def test_an_error_of_the_user_is_the_users() -> None:
         c(X)
     (reason,) = reasons_of(c.__code__)
     assert reason.kind is USER_EXCEPTION
+
+
+def test_methods_of_a_class_are_known_by_the_class() -> None:
+    """Each access of `dict.fromkeys` gives another object."""
+
+    def fn(x: torch.Tensor, make: Any, read: Any) -> torch.Tensor:
+        return x * len(make("ab")) + read(b"\x01", "big")
+
+    c = compiled(fn)
+    for _ in range(3):
+        torch.testing.assert_close(c(X, dict.fromkeys, int.from_bytes), fn(X, dict.fromkeys, int.from_bytes))
+    assert len(entries_of(c.__code__)) == 1
+    torch.testing.assert_close(
+        c(X, collections.Counter, int.from_bytes), fn(X, collections.Counter, int.from_bytes)
+    )
