@@ -1,7 +1,6 @@
 """Builds `smelt._native` from all of `smelt/native/` against the torch that is installed (build without isolation)."""
 
 import os
-import platform
 import sysconfig
 from pathlib import Path
 
@@ -20,7 +19,6 @@ def files(pattern: str) -> list[str]:
 BUILT = f'''"""Written by setup.py: what `_native` was built for."""
 
 TORCH = "{torch.__version__}"
-PYTHON = "{platform.python_version()}"
 '''
 (HERE / "smelt/_built.py").write_text(BUILT)
 

@@ -45,20 +45,21 @@ def _path(look: Callable[[], object]) -> str:
 
 def _needed(look: Callable[[], T], use: str) -> T:
     """What `look` finds. Without it, nothing is compiled."""
-    try:
-        return look()
-    except (AttributeError, KeyError):
-        MISSING[_path(look)] = use
-        return _stand_in(_path(look), use)
+    return _found(look, use, MISSING)
 
 
 def _optional(look: Callable[[], T], use: str) -> T:
-    """What `look` finds, or what raises where it is called."""
+    """What `look` finds, or a class that raises where it is called."""
+    return _found(look, use, ABSENT)
+
+
+def _found(look: Callable[[], T], use: str, missing: dict[str, str]) -> T:
     try:
         return look()
     except (AttributeError, KeyError):
-        ABSENT[_path(look)] = use
-        return _stand_in(_path(look), use)
+        path = _path(look)
+        missing[path] = use
+        return _stand_in(path, use)
 
 
 def _stand_in(path: str, use: str) -> Any:
@@ -238,10 +239,10 @@ disable_saved_tensors_hooks = _needed(
 enable_saved_tensors_hooks = _needed(
     lambda: torch._C._autograd._saved_tensors_hooks_enable, "transforms disable hooks"
 )
-DelayedError = _needed(
+NODES_IN_C: Any = _needed(lambda: torch._C._functions, "what nodes of autograd save")
+DelayedError: Any = _needed(
     lambda: torch._C._functions.DelayedError, "outputs that cannot be differentiated twice say so"
-)  # type: ignore[attr-defined]
-NODES_IN_C = _needed(lambda: torch._C._functions, "what nodes of autograd save")  # type: ignore[attr-defined]
+)
 is_setup_context_defined = _needed(
     lambda: torch.autograd.function._is_setup_context_defined, "custom functions with setup_context"
 )

@@ -27,9 +27,8 @@ FUTURE = sum(
 SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE  # of `co_flags`
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
-LOOP_END = (
-    2 if PY313 else 1 if PY312 else 0
-)  # instructions that FOR_ITER jumps over at its end: END_FOR, POP_TOP
+# How many instructions FOR_ITER jumps over at the end of a loop: END_FOR, POP_TOP.
+LOOP_END = 2 if PY313 else 1 if PY312 else 0
 
 Handler = Callable[[Any, Any, Any], Any]
 COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
@@ -157,8 +156,8 @@ class Code:
 
 
 def raw_instructions(code: types.CodeType) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
-    """(opcode, argument, offset, offset of the next) without caches, and byte offset -> index. The parts of what is short
-    for several have one offset, which is the first part's."""
+    """(opcode, argument, offset, offset of the next) without caches, and byte offset -> index. An instruction that is short
+    for several stands as those, all at its offset, which leads to the first of them."""
     raw = code.co_code
     out: list[tuple[int, int, int, int]] = []
     index: dict[int, int] = {}

@@ -21,9 +21,8 @@ Kwargs = dict[str, object]
 K = TypeVar("K")
 BUILTINS: dict[Any, Handler] = {}
 METHODS: dict[tuple[type, str], Handler] = {}
-CLASS_METHODS: dict[
-    tuple[type, str], Handler
-] = {}  # of C, by the class that has it: called with the class first
+# class methods written in C, by the class that defines them: `(vm, args, kwargs)`, where the first of `args` is the class
+CLASS_METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
 # by module and qualified name: functions written in Python of modules that are imported late, if at all
 LATE_FUNCTIONS: dict[tuple[str, str], Handler] = {}

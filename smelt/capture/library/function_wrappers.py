@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import reprlib
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -99,20 +97,6 @@ def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     return fn(*args, **kwargs)
 
 
-def _recursive_repr(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    """`__repr__` under `reprlib.recursive_repr`, which notes the objects whose text is being made."""
-    running = cast("set[tuple[int, int]]", _cell(fn, "repr_running"))
-    key = id(args[0]), threading.get_ident()
-    if key in running:
-        return _cell(fn, "fillvalue")
-    running.add(key)
-    try:
-        return vm.call(_cell(fn, "user_function"), args, kwargs)
-    finally:
-        running.discard(key)
-
-
-CODES[_code(cast(FunctionType, reprlib.recursive_repr), "wrapper")] = _recursive_repr
 _SOURCE = cast(FunctionType, functools.singledispatch)
 _make_dispatching: Callable[..., object] = functools.singledispatch
 CODES[_code(_SOURCE, "dispatch")] = _dispatch

@@ -94,10 +94,8 @@ def _is_allowed_in_graph(fn: FunctionType) -> bool:
     when it is gone."""
     for kept in (r.__callback__ for r in weakref.getweakrefs(fn)):
         at_end = kept.peek() if isinstance(kept, weakref.finalize) else None
-        name = (
-            getattr(at_end[1], "__qualname__", None) if at_end is not None else None
-        )  # a partial call has none
-        if name == "allow_in_graph.<locals>.deregister":
+        registered = None if at_end is None else at_end[1]  # may be a partial call, which has no name
+        if getattr(registered, "__qualname__", None) == "allow_in_graph.<locals>.deregister":
             return True
     return False
 
