@@ -1,5 +1,6 @@
 """Builds `smelt._native` from all of `smelt/native/` against the torch that is installed (build without isolation)."""
 
+import importlib.util
 import os
 import sysconfig
 from pathlib import Path
@@ -15,12 +16,21 @@ def files(pattern: str) -> list[str]:
     return sorted(str(path.relative_to(HERE)) for path in (HERE / "smelt/native").rglob(pattern))
 
 
-# What the extension is built for: smelt looks there before it loads the extension.
-BUILT = f'''"""Written by setup.py: what `_native` was built for."""
+def note_what_it_is_built_for() -> None:
+    """smelt looks there before it loads the extension. One line per Python: a checkout may be built for several."""
+    path = HERE / "smelt/_built.py"
+    built: dict[str, str] = {}
+    if path.exists():
+        spec = importlib.util.spec_from_file_location("_built", path)
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+        built = {k: v for k, v in module.TORCH.items() if (HERE / f"smelt/_native{k}").exists()}
+    built[sysconfig.get_config_var("EXT_SUFFIX")] = torch.__version__
+    path.write_text(
+        f'"""Written by setup.py: the torch that `_native` was built for, by its suffix."""\n\nTORCH = {built}\n'
+    )
 
-TORCH = "{torch.__version__}"
-'''
-(HERE / "smelt/_built.py").write_text(BUILT)
+
+note_what_it_is_built_for()
 
 # BuildExtension compiles files in parallel, and those only that changed, where it finds ninja on the PATH. pip puts it
 # beside this Python, which is not on the PATH unless the virtual environment was activated. Without ninja the files are

@@ -3,6 +3,7 @@
 `smelt.compile(model)` in place of `torch.compile(model)`.
 """
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,11 +50,14 @@ def _other_build() -> str | None:
     """Why the native extension does not fit this torch; None where it does. Layouts change between minor versions."""
     try:
         from smelt._built import TORCH  # noqa: PLC0415
-    except ImportError:
+
+        built_for = TORCH[EXTENSION_SUFFIXES[0]]
+    except (ImportError, KeyError):
         return (
-            "smelt's native extension was not built: pip install it, or python setup.py build_ext --inplace"
+            "smelt's native extension was not built for this Python: pip install it, or python setup.py build_ext "
+            "--inplace"
         )
-    wanted, found = (".".join(version.split(".")[:2]) for version in (TORCH, torch.__version__))
+    wanted, found = (".".join(version.split(".")[:2]) for version in (built_for, torch.__version__))
     if wanted == found:
         return None
     return (
