@@ -1,57 +1,19 @@
-"""The public functions, with torch.compile's names and arguments. Arguments are checked here; the work is done below.
+"""The public functions, with torch.compile's names and arguments.
 
 A wrong argument raises OptionError or TypeError at once; one whose feature is not built yet, NotImplementedError.
+`callables.py` does the work: the first call of a function here imports it, and with it the whole compiler
+(`support.compiler`). Where smelt cannot work, `eager_only.py` stands in its place.
 """
 
 from __future__ import annotations
 
-import copy
-import copyreg
-import difflib
 import functools
-import gc
-import inspect
-import sys
-import types
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-import torch
-from torch import nn
-
-from smelt import _native, config
-from smelt.backends import registry
-from smelt.capture.base.bytecode import SUSPENDABLE
-from smelt.capture.driver import entries
-from smelt.capture.driver.compiler import FrameCompiler, set_disabled
-from smelt.errors import OptionError
-from smelt.runtime import release_all
+from smelt import support
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of one `compile` call: enough to compile again (pickle, deepcopy)."""
-
-    fullgraph: bool
-    dynamic: bool | None
-    backend: str | Callable[..., Any]
-    mode: str | None
-    options: tuple[tuple[str, Any], ...]
-
-    def frame_compiler(self) -> FrameCompiler:
-        """A new one, with no entries. Raises what `registry.lookup` and `Config.with_options` raise."""
-        return FrameCompiler(
-            backend=registry.lookup(self.backend),
-            config=config.DEFAULT.with_options(dict(self.options)),
-            fullgraph=self.fullgraph,
-            dynamic=self.dynamic,
-        )
 
 
 @overload
@@ -104,210 +66,24 @@ def compile(
         OptionError: a wrong value or unknown name, with the nearest valid one.
         TypeError: `model` cannot be called.
         NotImplementedError: the feature is not built yet.
+        Unavailable: smelt cannot work with this torch or Python, and `fullgraph` asked for a program that is compiled
+            as a whole. Without it, `model` is returned as it is, and a warning says why, once.
     """
-    settings = _checked(fullgraph, dynamic, backend, mode, options, disable)
-    if model is None:
-        return lambda m: _compile(m, settings, disable)
-    return _compile(model, settings, disable)
-
-
-def _compile(model: Any, settings: Settings, disable: bool) -> Any:
-    if isinstance(model, type) or not callable(model):
-        what = f"the class {model.__name__}: compile an instance" if isinstance(model, type) else repr(model)
-        raise TypeError(f"smelt.compile: model must be a function, a callable or an nn.Module, got {what}")
-    if disable:
-        return model
-    if isinstance(model, nn.Module):
-        return _compiled_module(model, settings)
-    if isinstance(model, types.MethodType):
-        return types.MethodType(_compile(model.__func__, settings, disable), model.__self__)
-    if isinstance(model, _native.Wrapped):
-        model = model._smelt_original
-    if isinstance(model, types.FunctionType):
-        return _compiled_function(model, settings)
-    return _compiled_function(_trampoline(model), settings, original=model)
-
-
-def _checked(
-    fullgraph: object, dynamic: object, backend: Any, mode: Any, options: Any, disable: object
-) -> Settings:
-    for name, value in (("fullgraph", fullgraph), ("disable", disable)):
-        if not isinstance(value, bool):
-            raise OptionError(f"smelt.compile: {name} must be a bool, got {value!r}")
-    if dynamic not in (None, True, False):
-        raise OptionError(f"smelt.compile: dynamic must be None, True or False, got {dynamic!r}")
-    if dynamic:
-        raise NotImplementedError("smelt.compile(dynamic=True): symbolic shapes are not built yet")
-    if mode is not None:
-        _check_mode(mode, options)
-    if options is not None and not isinstance(options, dict):
-        raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
-    config.DEFAULT.with_options(options)
-    registry.lookup(backend)
-    return Settings(
-        bool(fullgraph), None if dynamic is None else False, backend, mode, tuple((options or {}).items())
+    return support.compiler().compile(
+        model,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        backend=backend,
+        mode=mode,
+        options=options,
+        disable=disable,
     )
-
-
-def _check_mode(mode: Any, options: Any) -> None:
-    if options is not None:
-        raise OptionError("smelt.compile: give either mode or options, not both")
-    if mode not in _MODES:
-        near = difflib.get_close_matches(str(mode), _MODES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_MODES)}"
-        raise OptionError(f"smelt.compile: unknown mode {mode!r}; {hint}")
-    if mode != "default":
-        raise NotImplementedError(f"smelt.compile(mode={mode!r}) is not built yet")
-
-
-# ------------------------------------------------------------------------------------------------- functions
-
-
-def _compiled_function(
-    fn: types.FunctionType, settings: Settings, original: Any = None, traced: Callable[..., Any] | None = None
-) -> Any:
-    """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache.
-    `traced` runs in its place where another tracer looks; None: `fn` itself."""
-    compiler = settings.frame_compiler()
-    if fn.__code__.co_flags & SUSPENDABLE and not settings.fullgraph:
-        own = compiler.beginning(fn)
-    else:
-        own = types.FunctionType(
-            fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-        )
-    functools.update_wrapper(own, fn)
-    own.__kwdefaults__ = fn.__kwdefaults__
-    del own.__wrapped__  # type: ignore[attr-defined]
-    wrapped = entries.wrap(own, compiler, traced, fn)
-    wrapped._smelt_original = fn if original is None else original
-    wrapped._smelt_settings = settings
-    return wrapped
-
-
-def _trampoline(target: Any) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return target(*args, **kwargs)
-
-    call.__name__ = call.__qualname__ = getattr(target, "__name__", type(target).__name__)
-    return call
-
-
-def _rebuild_function(original: Any, settings: Settings) -> Any:
-    return _compile(original, settings, disable=False)
-
-
-def _reduce_function(wrapped: Any) -> Any:
-    """A compiled function that its module holds under its own name pickles by that name, others by compiling again."""
-    found: Any = sys.modules.get(wrapped.__module__)
-    for part in wrapped.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return (
-        wrapped.__qualname__
-        if found is wrapped
-        else (_rebuild_function, (wrapped._smelt_original, wrapped._smelt_settings))
-    )
-
-
-copyreg.pickle(_native.Wrapped, _reduce_function)
-
-
-# --------------------------------------------------------------------------------------------------- modules
-
-
-@dataclass(frozen=True)
-class _ModuleState:
-    original: nn.Module
-    settings: Settings
-    call: Any  # the compiled trampoline; its first argument is the original module
-
-
-class CompiledModule:
-    """Mixed into a subclass of the original's class; an instance shares the original's `__dict__`."""
-
-    __slots__ = ()
-    __jit_unused_properties__ = ("_orig_mod",)  # torch.jit.script would compile it with the module
-    _smelt: _ModuleState
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        state = self._smelt
-        return state.call(state.original, *args, **kwargs)
-
-    @property
-    def _orig_mod(self) -> nn.Module:
-        """The module that was compiled (the name torch.compile uses)."""
-        return self._smelt.original
-
-    def __reduce__(self) -> Any:
-        return _rebuild_function, (self._smelt.original, self._smelt.settings)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__reduce__()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _rebuild_function(copy.deepcopy(self._smelt.original, memo), self._smelt.settings)
-
-
-def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """A subclass for compiled modules. To call it, as methods of modules do with the class of their instance
-    (`Sequential.__getitem__` of a slice), makes an instance of `cls`: what is new was not compiled."""
-
-    def make(_: type, *args: Any, **kwargs: Any) -> nn.Module:
-        return cls(*args, **kwargs)
-
-    def new(_: type, *args: Any, **kwargs: Any) -> nn.Module:
-        return cls.__new__(cls, *args, **kwargs)
-
-    members = {"__slots__": ("_smelt",), "__module__": cls.__module__, "__doc__": cls.__doc__, "__new__": new}
-    metaclass = types.new_class("CompiledClass", (type(cls),), {}, lambda ns: ns.update(__call__=make))
-    return types.new_class(
-        f"Compiled{cls.__name__}",
-        (CompiledModule, cls),
-        {"metaclass": metaclass},
-        lambda ns: ns.update(members),
-    )
-
-
-def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
-    if isinstance(module, CompiledModule):
-        module = module._smelt.original
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("smelt.compile: model is a ScriptModule; compile a function that calls it")
-    compiled = object.__new__(_compiled_class(type(module)))
-    object.__setattr__(compiled, "__dict__", module.__dict__)
-    call = _compiled_function(_module_trampoline(type(module)), settings, traced=_as_module(compiled))
-    object.__setattr__(compiled, "_smelt", _ModuleState(module, settings, call))
-    return compiled
-
-
-def _as_module(compiled: nn.Module) -> Callable[..., Any]:
-    """How a compiled module is called under another tracer, which may know modules by their place in the model that it
-    traces: the original is not there."""
-    of = weakref.ref(compiled)
-
-    def call(original: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return super(CompiledModule, of()).__call__(*args, **kwargs)  # type: ignore[arg-type, misc]
-
-    return call
-
-
-def _module_trampoline(cls: type) -> Any:
-    def call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        return self(*args, **kwargs)
-
-    call.__name__ = call.__qualname__ = cls.__name__
-    return call
-
-
-# ----------------------------------------------------------------------------------------------- the others
 
 
 def reset() -> None:
     """Forgets everything compiled: every cache is emptied, memory held by plans is freed. Compiled callables stay valid
     and compile again at their next call."""
-    entries.reset()
-    release_all()
-    gc.collect()
-    _native.release_blocks()
+    support.compiler().reset()
 
 
 def disable(fn: Any = None, recursive: bool = True) -> Any:
@@ -315,21 +91,7 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
 
     A compiled function that calls it has a graph break there. Nothing is newly compiled while it runs.
     """
-    if not recursive:
-        raise NotImplementedError("smelt.disable(recursive=False) is not built yet")
-    if fn is None:
-        return disable
-    if not callable(fn):
-        raise TypeError(f"smelt.disable: fn must be callable, got {fn!r}")
-    target = fn._smelt_original if isinstance(fn, _native.Wrapped) else fn
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with set_disabled():
-            return target(*args, **kwargs)
-
-    functools.update_wrapper(run, target, updated=() if not inspect.isfunction(target) else ("__dict__",))
-    run.__smelt_disable__ = True  # type: ignore[attr-defined]
-    return run
+    return support.compiler().disable(fn, recursive)
 
 
 def is_compiling() -> bool:
@@ -347,7 +109,7 @@ is_compiling.__smelt_is_compiling__ = True  # type: ignore[attr-defined]
 
 def list_backends() -> list[str]:
     """Names accepted by `compile(backend=...)`."""
-    return registry.list_backends()
+    return support.compiler().list_backends()
 
 
 def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
@@ -357,5 +119,5 @@ def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None =
     """
     if fn is None:
         return functools.partial(register_backend, name=name)
-    registry.register_backend(fn, name=name)
+    support.compiler().register_backend(fn, name)
     return fn

@@ -15,6 +15,8 @@ ORDER = Layers(
     {
         "smelt": [
             "api",
+            "support",
+            "callables",
             "eager_only",
             "report",
             "backends",
@@ -88,7 +90,7 @@ COMPILERS = (
 )
 # What is named all the same, none of it to have work done.
 NAMED = {
-    ("smelt.api", "torch.jit.ScriptModule"): "is told from other modules, and refused",
+    ("smelt.callables", "torch.jit.ScriptModule"): "is told from other modules, and refused",
     ("smelt.capture.library.compiler_queries", "torch.jit"): "for the two below, not in torch's stubs",
     ("smelt.capture.library.compiler_queries", "torch.jit.is_scripting"): "user code that asks is answered",
     ("smelt.capture.library.compiler_queries", "torch.jit.is_tracing"): "user code that asks is answered",

@@ -110,7 +110,7 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     vm.outside.facts.use_class(type(obj))
     if isinstance(obj, torch.jit.ScriptModule):
         return call_script_module(vm, obj, args, kwargs)
-    if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.api"):
+    if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.callables"):
         return call_module(
             vm, cast(nn.Module, obj), args, kwargs
         )  # a compiled module inside another: one graph

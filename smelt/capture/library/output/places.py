@@ -17,7 +17,10 @@ from smelt.capture.breaks import chains
 from smelt.capture.breaks.chains import CHAIN_MODULE
 from smelt.capture.machine.vm import VM
 
-_UNSEEN = ("smelt.api", *POLYFILLS)  # modules whose frames stand for what eager does in C, or not at all
+_UNSEEN = (
+    "smelt.callables",
+    *POLYFILLS,
+)  # modules whose frames stand for what eager does in C, or not at all
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""Whether smelt can work with the torch and the Python that it meets, and the one place where the compiler is imported.
+
+A new torch must not break the user's program: what is missing is found when smelt is imported, and functions then run
+eagerly. The compiler is ten times as long to import as that, so it waits until a public function needs it.
+"""
+
+from importlib.machinery import EXTENSION_SUFFIXES
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from smelt import eager_only
+from smelt.torch_private import MISSING, DisableTorchDispatch, DisableTorchFunction, summary
+
+
+def _no_extension() -> str | None:
+    """Why the native extension is none for this torch and this Python; None where it loads."""
+    try:
+        from smelt._built import TORCH  # noqa: PLC0415
+
+        built_for = TORCH[EXTENSION_SUFFIXES[0]]
+    except (ImportError, KeyError):
+        return (
+            "smelt's native extension was not built for this Python: pip install it, or python setup.py build_ext "
+            "--inplace"
+        )
+    wanted, found = (".".join(version.split(".")[:2]) for version in (built_for, torch.__version__))
+    if wanted != found:  # layouts change between minor versions
+        return (
+            f"smelt was built for torch {wanted}, this is torch {torch.__version__}: install torch {wanted}, or the smelt "
+            f"that is for torch {found}"
+        )
+    try:
+        from smelt import _native  # noqa: F401, PLC0415
+    except Exception as error:
+        return _not_imported(error)
+    return None
+
+
+def _not_imported(error: Exception) -> str:
+    return f"smelt cannot be imported here ({type(error).__name__}: {error})"
+
+
+unavailable = summary() if MISSING else _no_extension()  # why nothing can be compiled
+
+
+def compiler() -> Any:
+    """The module that does what the public functions ask for: `callables`, or `eager_only` where it cannot be imported."""
+    global unavailable
+    if unavailable is None:
+        try:
+            return _callables()
+        except Exception as error:
+            unavailable = _not_imported(error)
+    eager_only.because(unavailable)
+    return eager_only
+
+
+def _callables() -> ModuleType:
+    """Modes that the program has on see nothing of its import."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        from smelt import callables  # noqa: PLC0415
+    return callables

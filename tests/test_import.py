@@ -1,0 +1,123 @@
+"""What `import smelt` imports, and what the first `smelt.compile(...)` does: nothing that the program could notice."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(program: str) -> object:
+    """What `program` prints as JSON, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_to_import_smelt_does_not_import_the_compiler():
+    added = run(
+        """
+import json, sys
+import torch
+before = {*sys.modules}
+import smelt
+assert smelt.unavailable is None
+def f(x): smelt.graph_break(); return smelt.is_compiling()
+f(1)
+print(json.dumps(sorted({*sys.modules} - before)))
+"""
+    )
+    smelts = [name for name in added if name.startswith("smelt")]
+    packages = {name.split(".")[1] for name in smelts if name != "smelt"}
+    assert packages <= {
+        "_built", "_native", "api", "config", "eager_only", "errors", "graph", "reasons", "support", "torch_private",
+    }  # fmt: skip
+    assert len(smelts) < 20, smelts
+    assert not any(name.startswith(("llvmlite", "rich", "triton", "sympy")) for name in added)
+
+
+def test_the_compiler_is_imported_by_the_first_function_that_needs_it():
+    for call in (
+        "smelt.compile(f)",
+        "smelt.compile(fullgraph=True)(f)",
+        "smelt.disable(f)",
+        "smelt.reset()",
+        "smelt.list_backends()",
+        "smelt.register_backend(f)",
+    ):
+        program = f"""
+import json, sys, smelt
+def f(x): return x
+{call}
+print(json.dumps(["smelt.callables" in sys.modules, smelt.unavailable]))
+"""
+        assert run(program) == [True, None], call
+
+
+def test_modes_of_the_program_see_nothing_of_the_import():
+    assert (
+        run(
+            """
+import json, torch, smelt
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+seen = []
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, fn, types, args=(), kwargs=None):
+        seen.append(str(fn))
+        return fn(*args, **kwargs or {})
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, fn, types, args=(), kwargs=None):
+        seen.append(str(fn))
+        return fn(*args, **kwargs or {})
+def f(x): return x.sin() + 1
+with Functions(), Operators(), torch.device("meta"), torch.inference_mode():
+    seen.clear()
+    compiled = smelt.compile(f, fullgraph=True)
+    told = list(seen)
+x = torch.randn(3)
+torch.testing.assert_close(compiled(x), f(x))
+print(json.dumps(told))
+"""
+        )
+        == []
+    )
+
+
+def test_where_the_compiler_cannot_be_imported_everything_runs_eagerly():
+    """One of its modules raises; so it says when it was asked for, once, and the program goes on."""
+    assert run(
+        """
+import json, sys, warnings
+import torch, smelt
+from smelt import disable
+before = smelt.unavailable
+sys.modules["smelt.schedule.fuse"] = None
+def f(x): return x.sin() + 1
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    model = torch.nn.Linear(3, 3)
+    same = [smelt.compile(f) is f, smelt.compile()(f) is f, smelt.compile(model) is model, disable(f) is f,
+            smelt.disable()(f) is f, smelt.register_backend(f) is f, smelt.list_backends() == [], smelt.reset() is None]
+try:
+    smelt.compile(f, fullgraph=True)
+except smelt.errors.Unavailable as error:
+    raised = str(error)
+[told] = said
+print(json.dumps([before, all(same), "schedule.fuse" in smelt.unavailable, "schedule.fuse" in raised,
+                  "schedule.fuse" in str(told.message), told.filename]))
+"""
+    ) == [None, True, True, True, True, "<string>"]
+
+
+def test_an_extension_that_does_not_load_is_found_when_smelt_is_imported():
+    for planted, said in (
+        ("sys.modules['smelt._native'] = None", "smelt._native"),
+        ("sys.modules['smelt._built'] = None", "not built for this Python"),
+        ("import torch; torch.__version__ = '9.8.7'", "torch 9.8"),
+    ):
+        found = run(f"import json, sys\n{planted}\nimport smelt\nprint(json.dumps(smelt.unavailable))")
+        assert said in found
