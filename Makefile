@@ -4,30 +4,36 @@
 #   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save
 #   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models, CPython's tests)
 #   make curves  train examples/train_gpt.py eager and compiled, plot both loss curves
+#   make wheel   a source distribution and, built from it, a wheel for this Python and this torch, in dist/
+#   make newest  the wheel for the newest torch, installed into an environment of its own, and `make check` with it
 PYTHON ?= python3
-# Used only where the Python above has no torch of its own. TORCH_ARGS may name an index with CPU builds.
+# Installed where the Python above has no torch of its own, or another is asked for. TORCH_ARGS may name an index with CPU builds.
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 TORCH_ARGS ?=
+NEWEST ?= -r requirements/newest.txt
+TRITON ?= triton==3.6.0
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check bench sweep curves lint format clean
+.PHONY: demo test check bench sweep curves wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
 	@echo "== virtual environment and torch"
-	if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	if [ $(origin TORCH) = file ] && $(PYTHON) -c 'import torch' 2>/dev/null; then \
 	  $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
 	  $(PYTHON) -m venv $(VENV) && $(PIP) install -q $(TORCH) $(TORCH_ARGS); \
 	fi
-	$(PIP) install -q 'setuptools>=68' wheel ninja
+	$(PIP) install -q 'setuptools>=77' wheel ninja
 	touch $@
 
-$(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml
+# `_built.py` is written by each build: where another environment has built since, this one does so again.
+smelt/_built.py:
+$(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml smelt/_built.py
 	@echo "== smelt and its native extension (about a minute)"
 	$(PIP) install -q --no-build-isolation -e .
 	touch $@
@@ -36,6 +42,7 @@ $(VENV)/.test: $(VENV)/.torch requirements/test.txt
 	@echo "== what tests, demo and benchmarks use"
 	$(PIP) install -q -r requirements/test.txt
 	$(PIP) show -q torchvision 2>/dev/null || $(PIP) install -q --no-deps $(TORCHVISION)
+	$(PIP) show -q triton 2>/dev/null || $(PIP) install -q $(TRITON)  # CUDA builds of torch bring their own
 	touch $@
 
 $(VENV)/.examples: $(VENV)/.torch requirements/examples.txt
@@ -49,6 +56,10 @@ $(VENV)/.libraries: $(VENV)/.test requirements/libraries.txt
 
 $(VENV)/.lint: $(VENV)/.torch requirements/lint.txt
 	$(PIP) install -q -r requirements/lint.txt
+	touch $@
+
+$(VENV)/.wheel: $(VENV)/.torch requirements/wheel.txt
+	$(PIP) install -q -r requirements/wheel.txt
 	touch $@
 
 demo: $(VENV)/.native $(VENV)/.test
@@ -97,6 +108,25 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 curves: $(VENV)/.native $(VENV)/.examples
 	$(PY) examples/compare_curves.py
 
+# The wheel is made of what the source distribution holds; torch's own libraries stay torch's.
+wheel: $(VENV)/.wheel
+	rm -rf build/wheel
+	SMELT_NAME_TORCH=1 $(PY) -m build --no-isolation --outdir build/wheel .
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
+	  -w build/wheel/repaired build/wheel/*.whl
+	mkdir -p dist && cp build/wheel/*.tar.gz build/wheel/repaired/*.whl dist/
+
+newest:
+	$(MAKE) check-wheel VENV=.venv-newest TORCH='$(NEWEST)'
+
+# Not the checkout's smelt, whose extension is another environment's, but the installed one: PYTHONSAFEPATH and `append`.
+check-wheel: wheel $(VENV)/.test $(VENV)/.lint
+	$(PIP) install -q --force-reinstall --no-deps build/wheel/repaired/*.whl && $(PIP) install -q build/wheel/repaired/*.whl
+	$(PY) -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "checkout.pth").write_text("$(CURDIR)")'
+	cd build && PYTHONSAFEPATH=1 ../$(PY) -m smelt.doctor
+	$(PY) -m mypy
+	PYTHONSAFEPATH=1 $(PY) -m pytest -q --import-mode=append -o pythonpath= $(QUICK)
+
 lint: $(VENV)/.native $(VENV)/.lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -108,4 +138,4 @@ format: $(VENV)/.lint
 	$(VENV)/bin/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf build dist *.egg-info smelt/*.so
+	rm -rf build dist *.egg-info smelt/*.so smelt/_built.py

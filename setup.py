@@ -5,6 +5,7 @@ What is built runs with one Python and one minor version of torch, whose layouts
 
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -27,6 +28,7 @@ except ImportError as error:
     )
 
 MAJOR, MINOR = torch.__version__.split(".")[:2]
+[VERSION] = re.findall(r'^__version__ = "(.*)"$', (HERE / "smelt/__init__.py").read_text(), re.M)
 DEPENDENCIES = ["llvmlite>=0.48", "numpy", "rich"]
 
 
@@ -74,9 +76,8 @@ setup(
     ],
     # `make wheel` names the torch in the version, so that wheels for several lie side by side and one can be asked for.
     # What pip builds from a source distribution must have the version that the file's name says.
-    options={
-        "egg_info": {"tag_build": f"+torch{MAJOR}.{MINOR}"} if os.environ.get("SMELT_NAME_TORCH") else {}
-    },
+    version=VERSION
+    + (f"+torch{MAJOR}.{MINOR}" if os.environ.get("SMELT_NAME_TORCH") and "sdist" not in sys.argv else ""),
     ext_modules=[
         CppExtension(
             "smelt._native",

@@ -4,6 +4,7 @@ A new torch must not break the user's program: what is missing is found when sme
 eagerly. The compiler is ten times as long to import as that, so it waits until a public function needs it.
 """
 
+import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
 from typing import Any
@@ -14,18 +15,27 @@ from smelt import eager_only
 from smelt.torch_private import MISSING, DisableTorchDispatch, DisableTorchFunction, summary
 
 
-def _no_extension() -> str | None:
-    """Why the native extension is none for this torch and this Python; None where it loads."""
+def built_for() -> str | None:
+    """The torch that the native extension was built for; None where there is none for this Python."""
     try:
         from smelt._built import TORCH  # noqa: PLC0415
+    except ImportError:
+        return None
+    version: str | None = TORCH.get(EXTENSION_SUFFIXES[0])
+    return version
 
-        built_for = TORCH[EXTENSION_SUFFIXES[0]]
-    except (ImportError, KeyError):
+
+def _no_extension() -> str | None:
+    """Why the native extension is none for this torch and this Python; None where it loads."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "smelt needs the GIL, this Python is a free-threaded build: take an ordinary build of CPython"
+    built = built_for()
+    if built is None:
         return (
             "smelt's native extension was not built for this Python: pip install it, or python setup.py build_ext "
             "--inplace"
         )
-    wanted, found = (".".join(version.split(".")[:2]) for version in (built_for, torch.__version__))
+    wanted, found = (".".join(version.split(".")[:2]) for version in (built, torch.__version__))
     if wanted != found:  # layouts change between minor versions
         return (
             f"smelt was built for torch {wanted}, this is torch {torch.__version__}: install torch {wanted}, or the smelt "

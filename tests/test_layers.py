@@ -14,6 +14,7 @@ from tests.harness.sources import REST, Layers, module
 ORDER = Layers(
     {
         "smelt": [
+            "doctor",
             "api",
             "support",
             "callables",

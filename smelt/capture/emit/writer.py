@@ -31,7 +31,7 @@ from smelt.capture.rebuilding.reach import Reach
 from smelt.graph import numbers
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin, key_name
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.symbols import NUMBERS, Symbol
 
 _BUILTINS = vars(builtins)
 # besides NAMES, what statements may use
@@ -186,7 +186,7 @@ class Writer:
 
     def number(self, x: torch.SymInt | torch.SymFloat) -> str:
         """Python that computes a symbolic number."""
-        return self.expression(x.node.expression)
+        return self.expression(cast(Symbol, x.node).expression)
 
     def expression(self, expression: Expression) -> str:
         """Python that computes a number that changes from call to call."""

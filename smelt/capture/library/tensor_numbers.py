@@ -333,7 +333,7 @@ class _Reading:
 def _rounded(value: Number, dtype: torch.dtype) -> Number:
     """`value` as a tensor of this type holds it."""
     if type(value) in NUMBERS:
-        symbol: Symbol = cast(torch.SymFloat, value).node
+        symbol = cast(Symbol, cast(torch.SymFloat, value).node)
         return cast(Number, symbol.symbols.call("float32" if dtype is torch.float32 else "float", symbol))
     return float32(value) if dtype is torch.float32 else float(value)
 

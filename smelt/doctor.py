@@ -1,0 +1,185 @@
+"""`python -m smelt.doctor`: what smelt meets here, what of it works, and what does not, as text to paste into a report.
+
+Ends with status 1 where something does not work. Each line under "works" is a program that was compiled and compared with
+eager just now, not what the documentation says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+import smelt
+from smelt import support, torch_private
+
+# What may change what smelt does, or how fast it is.
+VARIABLES = (
+    *("SMELT_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "ATEN_", "CUDA_", "TRITON_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "LD_PRELOAD"),
+)
+LIBRARIES = ("llvmlite", "numpy", "triton", "torchvision", "transformers", "timm", "accelerate")
+
+Rows = Iterator[tuple[str, str]]
+
+
+def main() -> int:
+    """Prints the report; the status that the process ends with."""
+    for title, rows in (("versions", versions()), ("machine", machine()), ("settings", settings())):
+        _section(title, rows)
+    found = list(checks())
+    _section("works" if all(what == "yes" for _, what in found) else "what works and what does not", found)
+    _section("not built yet", not_built())
+    return 0 if all(what == "yes" for _, what in found) else 1
+
+
+def _section(title: str, rows: Rows | list[tuple[str, str]]) -> None:
+    print(f"{title}:")
+    for name, what in rows:
+        print(f"  {name}: {what}")
+
+
+# ------------------------------------------------------------------------------------------------------- what is here
+
+
+def versions() -> Rows:
+    """Of smelt, Python, torch and of libraries that programs are made of."""
+    yield "smelt", f"{_version('smelt') or smelt.__version__}, {Path(smelt.__file__).parent}"
+    yield "extension", support.built_for() or "none for this Python"
+    yield "Python", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    yield "torch", f"{torch.__version__}, {_torch_build()}"
+    for library in LIBRARIES:
+        if found := _version(library):
+            yield library, found
+    if torch_private.ABSENT:
+        yield (
+            "names that this torch lacks",
+            ", ".join(f"{name} ({use})" for name, use in torch_private.ABSENT.items()),
+        )
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_build() -> str:
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return f"ROCm {torch.version.hip}" if torch.version.hip else "without CUDA"
+
+
+def machine() -> Rows:
+    """The operating system, the CPU as LLVM knows it, threads, devices."""
+    yield "system", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
+    if support.unavailable is None:
+        host = importlib.import_module("smelt.codegen.llvm.host").host()
+        costs = importlib.import_module("smelt.targets.cpu").PRODUCT_COSTS
+        yield "CPU", f"{host.cpu}, vectors of {host.bits} bits"
+        yield (
+            "matrix products and convolutions",
+            "generated where that is faster, as measured on this CPU"
+            if host.cpu in costs
+            else f"ATen's: generated ones were measured on {', '.join(costs)} only",
+        )
+    yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()} CPUs"
+    for number in range(torch.cuda.device_count()):
+        yield f"cuda:{number}", f"{torch.cuda.get_device_name(number)}: calls on it run eagerly"
+
+
+def settings() -> Rows:
+    """Variables of the environment."""
+    found = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+    yield from sorted(found.items()) if found else [("variables", "none")]
+
+
+def not_built() -> Rows:
+    """What `smelt.compile` raises NotImplementedError for, or leaves to eager."""
+    yield "GPUs", "calls with tensors on other devices than the CPU run eagerly"
+    yield "dynamic=True", "raises; each shape is compiled on its own"
+    yield 'mode="reduce-overhead", "max-autotune"', "raise"
+
+
+# ------------------------------------------------------------------------------------------------------- what of it works
+
+
+def checks() -> Rows:
+    """Whether smelt can work here at all and, if so, each program of `PROGRAMS`: "yes", or what went wrong."""
+    support.compiler()
+    yield "smelt", support.unavailable or "yes"
+    if support.unavailable is None:
+        for name, program in PROGRAMS.items():
+            yield name, _outcome(program)
+
+
+def _outcome(program: Callable[[Callable[..., object]], object]) -> str:
+    """Of a program that is given what compiles its function."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.testing.assert_close(program(_whole), program(lambda function: function))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".strip().replace("\n", " ")
+    return "yes"
+
+
+def _whole(function: Callable[..., object]) -> Callable[..., object]:
+    return smelt.compile(function, fullgraph=True)
+
+
+def _inference(compiled: Callable[..., object]) -> object:
+    x = torch.linspace(-2, 2, 96).view(8, 12)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x.sin() @ x.t(), dim=1)
+
+    return compiled(function)(x)  # type: ignore[operator]
+
+
+def _training(compiled: Callable[..., object]) -> object:
+    x, w = torch.linspace(-2, 2, 96).view(8, 12), torch.linspace(-1, 1, 48).view(12, 4).requires_grad_()
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x @ w).square().mean()
+
+    compiled(function)(x, w).backward()  # type: ignore[operator]
+    return w.grad
+
+
+def _half(compiled: Callable[..., object]) -> object:
+    x = torch.linspace(-2, 2, 96).view(8, 12).bfloat16()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, (12,))
+
+    return compiled(function)(x)  # type: ignore[operator]
+
+
+def _random(compiled: Callable[..., object]) -> object:
+    torch.manual_seed(0)
+    x = torch.ones(256)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True)
+
+    return compiled(function)(x)  # type: ignore[operator]
+
+
+PROGRAMS: dict[str, Callable[[Callable[..., object]], object]] = {
+    "inference": _inference,
+    "training": _training,
+    "bfloat16": _half,
+    "random numbers as eager's": _random,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""`python -m smelt.doctor`: a report of what is here, and of programs that it has compiled and compared."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import smelt
+
+ROOT = Path(__file__).parent.parent
+
+
+def report(before: str = "") -> tuple[int, str]:
+    """The status and the report of a process in which `before` ran first."""
+    program = f"{before}\nimport runpy\nrunpy.run_module('smelt.doctor', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_it_tells_what_is_here_and_what_works():
+    status, text = report("import os; os.environ['SMELT_VERIFY'] = '1'")
+    assert status == 0, text
+    sections = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert sections == ["versions:", "machine:", "settings:", "works:", "not built yet:"]
+    lines = dict(line.strip().split(": ", 1) for line in text.splitlines() if line.startswith(" "))
+    assert lines["torch"].startswith(torch.__version__)
+    assert lines["smelt"] == "yes"  # the last of two: under "works"
+    assert f"{smelt.__version__}, " in text and "SMELT_VERIFY: 1" in text
+    assert {lines[name] for name in ("inference", "training", "bfloat16")} == {"yes"}
+
+
+def test_it_says_why_nothing_is_compiled():
+    status, text = report("import sys; sys.modules['smelt._native'] = None")
+    assert status == 1
+    assert "what works and what does not:\n  smelt: smelt cannot be imported here" in text
+    assert "inference" not in text
+
+
+def test_it_says_what_gives_another_result_than_eager():
+    """A backend that negates what it returns is planted in the place of smelt's."""
+    planted = """
+import smelt
+right = smelt.compile
+smelt.compile = lambda function, **kwargs: lambda *args: -right(function, **kwargs)(*args)
+"""
+    status, text = report(planted)
+    assert status == 1
+    assert (
+        "what works and what does not:\n  smelt: yes\n  inference: AssertionError: Tensor-likes are not close!"
+        in text
+    )
