@@ -4,9 +4,7 @@
 #include "guards/kinds.h"
 #include "guards/lookup.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include "torch_python.h"
 
 namespace smelt::guards {
 
@@ -45,21 +43,6 @@ bool runs_python(PyObject* found) {
     if (!type->tp_descr_get || type == tuplegetter_type) return false;
     return made_by_python(type) || type == &PyProperty_Type;
 }
-
-// While it lives, torch asks no `__torch_function__` of the user's about what is read.
-class Unasked {
-  public:
-    Unasked() : before_(State::get_disabled_state()) {
-        State::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-    }
-    ~Unasked() { State::set_disabled_state(before_); }
-    Unasked(const Unasked&) = delete;
-    Unasked& operator=(const Unasked&) = delete;
-
-  private:
-    using State = at::impl::PythonTorchFunctionTLS;
-    at::impl::TorchFunctionDisabledState before_;
-};
 
 struct Member : Accessor {
     PyObject* name;

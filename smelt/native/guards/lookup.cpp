@@ -1,6 +1,6 @@
 #include "guards/lookup.h"
 
-#include <torch/csrc/autograd/python_variable.h>
+#include "torch_python.h"
 
 namespace smelt::guards {
 
