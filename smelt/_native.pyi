@@ -274,3 +274,8 @@ class Differentiable:
 def shape_function(name: str, overload: str) -> Callable[..., object] | None:
     """torch's C++ shape function of `aten::name.overload`, for meta tensors; None where there is none. It raises
     NotImplementedError if no argument is a meta tensor."""
+
+# -------------------------------------------------------------------------------------- layouts (native/probes.cpp)
+
+def probe() -> dict[str, str | None]:
+    """What is read by its layout in memory, each tried on objects made for it: None, or what went wrong."""
