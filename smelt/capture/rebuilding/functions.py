@@ -6,7 +6,8 @@ import builtins
 import functools
 import types
 
-from smelt._native import annotations_wait, isinstance, keep_annotations
+from smelt import _native
+from smelt._native import isinstance
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.values import MISSING, cell_value
 from smelt.capture.rebuilding.containers import dict_text, pairs
@@ -41,7 +42,7 @@ def _annotate(f: types.FunctionType) -> object:
 
 
 def _annotations(f: types.FunctionType) -> dict[str, object]:
-    return {} if annotations_wait(f) else f.__annotations__
+    return {} if _native.annotations_wait(f) else f.__annotations__
 
 
 def _function_needs(f: types.FunctionType) -> list[object]:
@@ -67,7 +68,7 @@ def _function_fill(f: types.FunctionType, text: Expressions, name: str) -> list[
     annotate, annotations = _annotate(f), _annotations(f)
     if annotate is not None:
         lines.append(f"{name}.__annotate__ = {text(annotate)}")
-    if annotate is not None and not annotations_wait(f):  # they were asked for
+    if annotate is not None and not _native.annotations_wait(f):  # they were asked for
         lines.append(f"keep_annotations({name}, {text(annotations)})")
     elif annotations:
         lines.append(f"{name}.__annotations__ = {text(annotations)}")
@@ -101,7 +102,7 @@ def _bound_text(x: types.BuiltinMethodType | types.MethodWrapperType, text: Expr
     return f"({text(x.__self__)}).{x.__name__}"
 
 
-NAMES.update(keep_annotations=keep_annotations)
+NAMES.update(keep_annotations=_native.keep_annotations)
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 FUNCTIONS: dict[type, Kind] = {
     types.FunctionType: Kind(

@@ -18,6 +18,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, cells
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.calls import call
+from smelt.capture.protocol.iteration import TUPLE_ASKS
 from smelt.capture.protocol.python_functions import ASYNC_GENERATOR, COROUTINE
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
@@ -118,7 +119,7 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
     keywords = stack[-1] if arg else NULL
     kwargs = {} if keywords is NULL else dict(mapping_of(vm, keywords, NO_MAPPING, fn))
-    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=True))
+    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=TUPLE_ASKS))
     vm.frames.wait_in(frame)
     trace_call = vm.trace.call
     if keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType:  # other kinds drop an empty dictionary
