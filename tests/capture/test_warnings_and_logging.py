@@ -283,7 +283,9 @@ def test_warnings_of_the_standard_library() -> None:
     def decorated(x: torch.Tensor) -> Any:
         return x + 1, typing.no_type_check_decorator(len)
 
-    functions = [encoding] if sys.version_info < (3, 14) else [decorated]  # 3.14 takes the warning of `encoding` back
+    functions = (
+        [encoding] if sys.version_info < (3, 14) else [decorated]
+    )  # 3.14 takes the warning of `encoding` back
     functions += [deprecated] if "typing.io" in sys.modules else []
     for fn in functions:
         for action in ("always", "default"):

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import CACHE_SIZES, FUTURE, PY312, PY313, SUSPENDABLE, Code, leads_to, raw_instructions
+from smelt.capture.base.bytecode import (
+    CACHE_SIZES,
+    FUTURE,
+    PY312,
+    PY313,
+    SUSPENDABLE,
+    Code,
+    leads_to,
+    raw_instructions,
+)
 from smelt.capture.breaks.positions import Position, location_table, positions
 
 _OP = dis.opmap
@@ -160,8 +169,8 @@ def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Ins
     entry = code.names.index("RESUME")
     body = []
     for at, (op, arg, _, after) in enumerate(raw):
-        target = -1
-        if at < entry and code.names[at] in _ENTRY_ONLY:  # not the MAKE_CELL of a comprehension, which 3.12 has inlined
+        name, target = code.names[at], -1
+        if at < entry and name in _ENTRY_ONLY:  # not the MAKE_CELL of a comprehension, which 3.12 has inlined
             op, arg = _OP["NOP"], 0
         elif op in _SLOT_OPERATIONS:
             arg = places[arg]

@@ -20,8 +20,16 @@ from typing import Any, NoReturn, cast
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import BINARY_OPERATORS, COMPARISONS, ENDED_ITERATOR, EXIT_DEPTH, LOOP_END, PY312
+from smelt.capture.base.bytecode import (
+    BINARY_OPERATORS,
+    COMPARISONS,
+    ENDED_ITERATOR,
+    EXIT_DEPTH,
+    LOOP_END,
+    PY312,
+)
 from smelt.capture.base.frames import Frame
+from smelt.capture.base.type_info import type_find, whole_name
 from smelt.capture.base.values import NULL, Sentinel, called, to_be_called
 from smelt.capture.breaks.points import Placeholder
 from smelt.capture.rebuilding.names import NAMES
@@ -473,9 +481,9 @@ def no_manager(cls: type, missed: str) -> str:
     of_async = missed.startswith("__a")
     kinds = "asynchronous context manager", "context manager"
     this, other = kinds if of_async else reversed(kinds)
-    text = f"{cls.__name__!r} object does not support the {this} protocol (missed {missed} method)"
+    text = f"'{whole_name(cls)}' object does not support the {this} protocol (missed {missed} method)"
     others = ("__enter__", "__exit__") if of_async else ("__aenter__", "__aexit__")
-    if not all(hasattr(cls, name) for name in others):
+    if not all(hasattr(type(type_find(cls, name)), "__get__") for name in others):
         return text
     statement = "with" if of_async else "async with"
     return f"{text} but it supports the {other} protocol. Did you mean to use {statement!r}?"

@@ -35,7 +35,7 @@ def _union_text(x: types.UnionType, text: Expressions) -> str:
 
 def _union(*parts: type) -> object:
     if types.UnionType is typing.Union:  # from 3.14 on: also of what has no `|`
-        return typing.Union[parts]
+        return operator.getitem(types.UnionType, parts)
     return functools.reduce(operator.or_, parts)
 
 

@@ -381,7 +381,8 @@ PyMethodDef functions[] = {
     {"made_by_python", py_made_by_python, METH_O,
      "made_by_python(cls): whether a class statement or a call of a metaclass made the class, not C code."},
     {"annotations_wait", py_annotations_wait, METH_O,
-     "annotations_wait(x): whether reading the annotations of a function, class or module would run code of the "
+     "annotations_wait(x): whether reading the annotations of a function, class or module would run code of "
+     "the "
      "program."},
     {"keep_annotations", fast(py_keep_annotations), METH_FASTCALL,
      "keep_annotations(function, annotations): gives it those, and leaves it the function that makes them."},

@@ -122,7 +122,9 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=TUPLE_ASKS))
     vm.frames.wait_in(frame)
     trace_call = vm.trace.call
-    if keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType:  # other kinds drop an empty dictionary
+    if (
+        keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType
+    ):  # other kinds drop an empty dictionary
         trace_call.has_no_keywords = is_handled(trace_call, (fn.__self__, *args))
     try:
         stack[at:] = (call(vm, fn, args, kwargs),)
