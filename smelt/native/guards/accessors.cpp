@@ -48,6 +48,7 @@ struct Member : Accessor {
     PyObject* name;
     explicit Member(PyObject* name) : name(name) {}
     PyObject* read(PyObject* base, Pass& pass) override {
+        if (name == names.annotations && annotations_wait(base)) return nullptr;
         if (runs_python(_PyType_Lookup(Py_TYPE(base), name))) return nullptr;
         Unasked unasked;
         if (!PyType_Check(base)) return pass.keep(PyObject_GenericGetAttr(base, name));
