@@ -169,6 +169,12 @@ def copy_set(empty: set[Any], other: set[Any]) -> None:
 def made_by_python(cls: type) -> bool:
     """Whether a class statement or a call of a metaclass made the class, not C code (which also makes some on the heap)."""
 
+def annotations_wait(x: object) -> bool:
+    """Whether reading the annotations of a function, class or module would run code of the program."""
+
+def keep_annotations(function: FunctionType, annotations: dict[str, object]) -> None:
+    """Gives the function those annotations, and leaves it the function that makes them."""
+
 def is_plain_leaf(x: object) -> bool:
     """Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it."""
 
@@ -274,3 +280,8 @@ class Differentiable:
 def shape_function(name: str, overload: str) -> Callable[..., object] | None:
     """torch's C++ shape function of `aten::name.overload`, for meta tensors; None where there is none. It raises
     NotImplementedError if no argument is a meta tensor."""
+
+# -------------------------------------------------------------------------------------- layouts (native/probes.cpp)
+
+def probe() -> dict[str, str | None]:
+    """What is read by its layout in memory, each tried on objects made for it: None, or what went wrong."""

@@ -4,6 +4,7 @@ A new torch must not break the user's program: what is missing is found when sme
 eagerly. The compiler is ten times as long to import as that, so it waits until a public function needs it.
 """
 
+import platform
 import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
@@ -42,10 +43,27 @@ def _no_extension() -> str | None:
             f"that is for torch {found}"
         )
     try:
-        from smelt import _native  # noqa: F401, PLC0415
+        return _other_layout()
     except Exception as error:
         return _not_imported(error)
-    return None
+
+
+def _other_layout() -> str | None:
+    """What the native extension reads by its layout in memory and does not find there; None where all is as it knows it.
+
+    Modes that the program has on see nothing of the trial.
+    """
+    from smelt import _native  # noqa: PLC0415
+
+    with DisableTorchFunction(), DisableTorchDispatch():
+        outcomes = _native.probe()
+    wrong = [f"{name} ({what})" for name, what in outcomes.items() if what is not None]
+    if not wrong:
+        return None
+    return (
+        f"smelt reads some objects by their layout in memory, which Python {platform.python_version()} or torch "
+        f"{torch.__version__} has changed: {', '.join(wrong)}; build smelt again, against these"
+    )
 
 
 def _not_imported(error: Exception) -> str:

@@ -16,11 +16,12 @@
 #ifdef Py_GIL_DISABLED
 #error "smelt needs the GIL; free-threaded builds are not supported"
 #endif
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
-#error "smelt knows the interpreter structures of CPython 3.11, 3.12 and 3.13 only"
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
+#error "smelt knows the interpreter structures of CPython 3.11, 3.12, 3.13 and 3.14 only"
 #endif
 #define SMELT_PY312 (PY_VERSION_HEX >= 0x030C0000)
 #define SMELT_PY313 (PY_VERSION_HEX >= 0x030D0000)
+#define SMELT_PY314 (PY_VERSION_HEX >= 0x030E0000)
 
 #undef _PyGC_FINALIZED  // 3.12: pycore_gc.h defines it again
 #undef HAVE_STD_ATOMIC  // pycore_atomic.h: take compiler builtins; C11's <stdatomic.h> is not C++
@@ -32,6 +33,9 @@
 #if SMELT_PY313
 #include <internal/pycore_ceval.h>
 #include <internal/pycore_setobject.h>
+#endif
+#if SMELT_PY314
+#include <internal/pycore_interpframe.h>
 #endif
 
 #include <cstddef>
@@ -52,10 +56,22 @@ inline PyCodeObject* frame_code(Frame* frame) {
 }
 
 inline PyFunctionObject* frame_function(Frame* frame) {
-#if SMELT_PY312
+#if SMELT_PY314
+    return _PyFrame_GetFunction(frame);
+#elif SMELT_PY312
     return reinterpret_cast<PyFunctionObject*>(frame->f_funcobj);
 #else
     return frame->f_func;
+#endif
+}
+
+// What is in a slot of a frame, borrowed, or null. From 3.14 on a frame may itself have borrowed it.
+inline PyObject* frame_slot(Frame* frame, Py_ssize_t slot) {
+#if SMELT_PY314
+    _PyStackRef value = frame->localsplus[slot];
+    return PyStackRef_IsNull(value) ? nullptr : PyStackRef_AsPyObjectBorrow(value);
+#else
+    return frame->localsplus[slot];
 #endif
 }
 
@@ -117,10 +133,10 @@ inline void end_unrun_frame([[maybe_unused]] PyThreadState* thread, [[maybe_unus
 
 // Evaluates a frame at no cost in C recursion units. Under a hook 3.12 charges each Python frame two units of
 // a fixed small budget (1500: 750 frames, below the default recursion limit; 3.13: 10000). The caller watches the real C
-// stack instead.
+// stack instead, as 3.14 does itself.
 inline PyObject* evaluate_uncharged(_PyFrameEvalFunction evaluate, PyThreadState* thread, Frame* frame,
                                     int throwing) {
-#if SMELT_PY312
+#if SMELT_PY312 && !SMELT_PY314
     constexpr int kUnits = 2;  // PY_EVAL_C_STACK_UNITS
     thread->c_recursion_remaining += kUnits;
     PyObject* result = evaluate(thread, frame, throwing);
@@ -150,6 +166,16 @@ inline int set_thread_recursion_limit(PyThreadState* thread, int limit) {
     remaining += limit - before;
     now = limit;
     return before;
+}
+
+// How many objects were made since the youngest were looked at. 3.14.0 to 3.14.4 have other generations.
+inline int& young_count(PyThreadState* thread) {
+    return [](auto& gc) -> int& {
+        if constexpr (requires { gc.generations; })
+            return gc.generations[0].count;
+        else
+            return gc.young.count;
+    }(thread->interp->gc);
 }
 
 // No garbage is collected for the life of the object: allocation runs no finalizers.
@@ -334,6 +360,44 @@ inline unsigned int assign_type_version(PyTypeObject* type) {
     if (name) _PyType_Lookup(type, name);  // a lookup assigns one
 #endif
     return type_version_tag(type);
+}
+
+// ----------------------------------------------------------------------------------------------- annotations
+
+inline bool dict_has(PyObject* dict, const char* name) {
+    PyObject* key = PyUnicode_InternFromString(name);
+    PyObject* found = key && dict ? PyDict_GetItemWithError(dict, key) : nullptr;
+    PyErr_Clear();
+    Py_XDECREF(key);
+    return found && found != Py_None;
+}
+
+// Whether reading `__annotations__` would run code of the program: from 3.14 on those of a function, class or module are
+// made when they are asked for.
+inline bool annotations_wait([[maybe_unused]] PyObject* x) {
+#if SMELT_PY314
+    if (PyFunction_Check(x)) {
+        auto* function = reinterpret_cast<PyFunctionObject*>(x);
+        PyObject* maker = function->func_annotate;
+        return !function->func_annotations && maker && maker != Py_None;
+    }
+    if (!PyType_Check(x) && !PyModule_Check(x)) return false;
+    PyObject* dict = PyType_Check(x) ? type_dict(x) : PyModule_GetDict(x);
+    if (dict_has(dict, "__annotations__") || dict_has(dict, "__annotations_cache__")) return false;
+    return dict_has(dict, "__annotate__") || dict_has(dict, "__annotate_func__");
+#else
+    return false;
+#endif
+}
+
+// Gives a function annotations, and leaves it the function that makes them.
+inline void keep_annotations([[maybe_unused]] PyFunctionObject* function,
+                             [[maybe_unused]] PyObject* annotations) {
+#if SMELT_PY314
+    PyObject* before = function->func_annotations;
+    function->func_annotations = Py_NewRef(annotations);
+    Py_XDECREF(before);
+#endif
 }
 
 // ---------------------------------------------------------------------------------- references, exceptions

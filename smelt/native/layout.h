@@ -2,8 +2,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <string>
 #include <vector>
@@ -44,17 +42,6 @@ inline std::string described(at::ScalarType dtype, at::IntArrayRef shape) {
     text += "[";
     for (size_t d = 0; d < shape.size(); ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
     return text + "]";
-}
-
-inline c10::ScalarType scalar_type(py::handle h) {
-    if (!THPDtype_Check(h.ptr())) throw py::type_error("a torch.dtype is expected");
-    return reinterpret_cast<THPDtype*>(h.ptr())->scalar_type;
-}
-
-inline Layout layout(py::handle shape, py::handle stride, py::handle dtype) {
-    Layout l{shape.cast<std::vector<int64_t>>(), stride.cast<std::vector<int64_t>>(), scalar_type(dtype)};
-    if (l.shape.size() != l.stride.size()) throw py::value_error("as many strides as sizes are expected");
-    return l;
 }
 
 }  // namespace smelt

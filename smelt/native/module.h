@@ -28,4 +28,5 @@ int init_blocks(PyObject* module);
 
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
+int init_probes(PyObject* module);
 }  // namespace smelt

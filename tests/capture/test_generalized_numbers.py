@@ -236,10 +236,13 @@ def test_the_compiled_frame_is_python() -> None:
             compiled(X, 1 / (k + 1), state)
     assert state.calls == 4
     lines = [line.partition("  #")[0].strip() for line in entries(compiled)[1].source.splitlines()]
+    stored = "set_attribute(state, 'calls', (calls + 1))"
+    if types.SimpleNamespace.__setattr__ is object.__setattr__:  # from 3.14 on it has none of its own
+        stored = "state.calls = (calls + 1)"
     for line in (
         "calls = inputs[1]",
         "t0, = graph((*inputs[:1], (lr / (calls + 1)),))",
-        "set_attribute(state, 'calls', (calls + 1))",
+        stored,
         "return (t0, ((calls + 1) % 2))",
     ):
         assert line in lines

@@ -16,7 +16,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from smelt.graph.ir import Line
 
@@ -27,8 +27,12 @@ FUTURE = sum(
 SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE  # of `co_flags`
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
-# How many instructions FOR_ITER jumps over at the end of a loop: END_FOR, POP_TOP.
-LOOP_END = 2 if PY313 else 1 if PY312 else 0
+PY314 = sys.version_info >= (3, 14)
+# How many instructions FOR_ITER jumps over at the end of a loop: END_FOR, POP_TOP. 3.14 goes on at POP_ITER, which takes the
+# iterator from the stack.
+LOOP_END = 1 if PY314 else 2 if PY313 else 1 if PY312 else 0
+ENDED_ITERATOR = 1 if PY314 else 0  # how many iterators are on the stack there
+EXIT_DEPTH = 5 if PY314 else 4  # of WITH_EXCEPT_START: how deep in the stack what it calls is
 
 Handler = Callable[[Any, Any, Any], Any]
 COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
@@ -58,15 +62,31 @@ def _two_slots(first: str, second: str) -> Callable[[int], list[tuple[str, int]]
 
 _AS_BOOL = 16  # of COMPARE_OP: the result is made a bool
 
-# What an instruction of 3.13 is short for, given its argument. The VM, and what is made of instructions, knows the parts.
+# What an instruction of 3.13 or 3.14 is short for, given its argument. The VM, and what is made of instructions, knows the
+# parts. A reference may be borrowed only where the compiler of Python has seen that it may.
 _PARTS: dict[str, Callable[[int], list[tuple[str, int]]]] = {
     "LOAD_FAST_LOAD_FAST": _two_slots("LOAD_FAST", "LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": _two_slots("STORE_FAST", "LOAD_FAST"),
     "STORE_FAST_STORE_FAST": _two_slots("STORE_FAST", "STORE_FAST"),
+    "LOAD_FAST_BORROW": lambda arg: [("LOAD_FAST", arg)],
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": _two_slots("LOAD_FAST", "LOAD_FAST"),
     "COMPARE_OP": lambda arg: (
         [("COMPARE_OP", arg & ~_AS_BOOL), ("TO_BOOL", 0)] if arg & _AS_BOOL else [("COMPARE_OP", arg)]
     ),
 }
+
+
+_SUBSCRIPT = 26  # of BINARY_OP
+
+
+def _names(raw: list[tuple[int, int, int, int]]) -> list[str]:
+    """What the instructions are called; `a[b]` is one of its own also where it is a BINARY_OP."""
+    names = [dis.opname[op] for op, *_ in raw]
+    if PY314:
+        for at, (_, arg, *_) in enumerate(raw):
+            if arg == _SUBSCRIPT and names[at] == "BINARY_OP":
+                names[at] = "BINARY_SUBSCR"
+    return names
 
 
 def _name(code: types.CodeType, arg: int) -> object:
@@ -81,6 +101,10 @@ ARGUMENTS: dict[str, Callable[[types.CodeType, int], Any]] = {
     "LOAD_CONST": _const,
     "RETURN_CONST": _const,
     "KW_NAMES": _const,
+    "LOAD_SMALL_INT": lambda code, arg: arg,
+    "LOAD_COMMON_CONSTANT": lambda code, arg: opcode._common_constants[arg],  # type: ignore[attr-defined]
+    "LOAD_SPECIAL": lambda code, arg: opcode._special_method_names[arg],  # type: ignore[attr-defined]
+    "CALL_FUNCTION_EX": lambda code, arg: True if PY314 else arg & 1,  # whether there is a place for keywords
     "LOAD_GLOBAL": lambda code, arg: (code.co_names[arg >> 1], arg & 1),
     "COMPARE_OP": lambda code, arg: COMPARISONS[arg >> _COMPARE_SHIFT],
     "BINARY_OP": lambda code, arg: BINARY_OPERATORS[arg],
@@ -180,6 +204,23 @@ def raw_instructions(code: types.CodeType) -> tuple[list[tuple[int, int, int, in
     return out, index
 
 
+def is_jump(op: int) -> bool:
+    """Whether the instruction leads somewhere else. That of `async for` has the way to the loop for tools only."""
+    return op in _RELATIVE and op != _END_ASYNC_FOR
+
+
+def leads_to(op: int, arg: int, after: int) -> int | None:
+    """The offset to which the argument of an instruction leads, which ends at `after`; None where it leads nowhere."""
+    if op not in _RELATIVE:
+        return None
+    return after - 2 * arg if op in _BACKWARD else after + 2 * arg
+
+
+_RELATIVE = frozenset(dis.hasjrel)
+_END_ASYNC_FOR = dis.opmap["END_ASYNC_FOR"]
+_BACKWARD = frozenset(op for op in _RELATIVE if "BACKWARD" in dis.opname[op] or op == _END_ASYNC_FOR)
+
+
 def lines_of(code: types.CodeType, offsets: list[int]) -> list[int]:
     """The lines of the instructions at these offsets; the first one of the code where there is none."""
     by_unit: dict[int, int] = {}
@@ -194,12 +235,12 @@ def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[s
 
     Jumps have indices of instructions as arguments, names and constants stand in place of their indices."""
     raw, index = raw_instructions(code)
-    names = [dis.opname[op] for op, *_ in raw]
+    names = _names(raw)
     instructions = []
     for name, (op, arg, _, after) in zip(names, raw):
         value: object = arg
-        if op in _JUMPS:
-            value = index[after - 2 * arg if "BACKWARD" in name else after + 2 * arg]
+        if is_jump(op):
+            value = index[cast(int, leads_to(op, arg, after))]
         elif name in ARGUMENTS:
             value = ARGUMENTS[name](code, arg)
         instructions.append((table.get(name) or unknown(name), value))
@@ -227,6 +268,3 @@ def decode(code: types.CodeType, table: dict[str, Handler], unknown: Callable[[s
         line_objects={},
         original=_originals[id(code)][1] if id(code) in _originals else None,
     )
-
-
-_JUMPS = frozenset(dis.hasjrel)

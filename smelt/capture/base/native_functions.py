@@ -77,7 +77,7 @@ NATIVE_MODULES = (
     "posixpath", "ntpath",
     "abc", "importlib", "importlib.metadata", "importlib.util", "importlib._bootstrap",
     "_frozen_importlib",
-    "string", "numbers", "types", "annotationlib", "warnings", "logging", "platform", "packaging",
+    "string", "numbers", "types", "annotationlib", "warnings", "_py_warnings", "logging", "platform", "packaging",
     "reprlib", "keyword",
     "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "decimal", "fractions",
     "statistics", "ast", "traceback",
@@ -166,7 +166,7 @@ def _warns(function: types.FunctionType) -> bool:
     return warns and "warnings" in names and not function.__module__.startswith(_WARNING_THEMSELVES)
 
 
-_WARNING_THEMSELVES = ("torch", "warnings", "logging", "numpy", "smelt")
+_WARNING_THEMSELVES = ("torch", "warnings", "_py_warnings", "logging", "numpy", "smelt")
 
 
 def is_native_scope(scope: dict[str, object]) -> bool:

@@ -132,3 +132,9 @@ def type_find(cls: type, name: str) -> object:
         if found is not MISSING:
             return found
     return MISSING
+
+
+def whole_name(cls: type) -> str:
+    """Module and name of a class, as `PyType_GetFullyQualifiedName` gives it."""
+    module = cls.__module__
+    return cls.__qualname__ if module in ("builtins", "__main__") else f"{module}.{cls.__qualname__}"

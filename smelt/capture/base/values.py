@@ -48,6 +48,13 @@ def called(stack: list[object], at: int) -> tuple[object, list[object]]:
     return first, stack[at + 2 if second is NULL else at + 1 :]
 
 
+try:
+    from string.templatelib import Interpolation, Template  # type: ignore[import-not-found]
+except ImportError:
+    TEMPLATE = INTERPOLATION = None
+else:  # from 3.14 on: what t-strings give
+    TEMPLATE, INTERPOLATION = Template, Interpolation
+
 FunctionType = types.FunctionType
 MethodType = types.MethodType
 BuiltinType = types.BuiltinFunctionType

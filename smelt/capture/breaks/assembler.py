@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import CACHE_SIZES, FUTURE, PY312, PY313, SUSPENDABLE, Code, raw_instructions
+from smelt.capture.base.bytecode import (
+    CACHE_SIZES,
+    FUTURE,
+    PY312,
+    PY313,
+    SUSPENDABLE,
+    Code,
+    leads_to,
+    raw_instructions,
+)
 from smelt.capture.breaks.positions import Position, location_table, positions
 
 _OP = dis.opmap
@@ -165,8 +174,9 @@ def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Ins
             op, arg = _OP["NOP"], 0
         elif op in _SLOT_OPERATIONS:
             arg = places[arg]
-        elif op in dis.hasjrel:
-            target = index[after - 2 * arg if "BACKWARD" in name else after + 2 * arg]
+        else:
+            offset = leads_to(op, arg, after)
+            target = -1 if offset is None else index[offset]
         body.append(Instruction(op, arg, where[at], target))
     return body
 

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import cast
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.frames import Frame
 from smelt.capture.breaks.instructions import Step, Successor, row
 from smelt.capture.breaks.points import Placeholder
@@ -83,8 +84,9 @@ def iterator_of_async_for(x: AsyncIterable[object]) -> object:
     return made
 
 
+NO_AWAITABLE = "'{}' object can't be awaited" if PY314 else "object {} can't be used in 'await' expression"
 _CANNOT_BE_AWAITED = (
-    "object {} can't be used in 'await' expression",
+    NO_AWAITABLE,
     "'async with' received an object from __aenter__ that does not implement __await__: {}",
     "'async with' received an object from __aexit__ that does not implement __await__: {}",
 )

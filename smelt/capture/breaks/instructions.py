@@ -20,9 +20,17 @@ from typing import Any, NoReturn, cast
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import BINARY_OPERATORS, COMPARISONS, LOOP_END, PY312
+from smelt.capture.base.bytecode import (
+    BINARY_OPERATORS,
+    COMPARISONS,
+    ENDED_ITERATOR,
+    EXIT_DEPTH,
+    LOOP_END,
+    PY312,
+)
 from smelt.capture.base.frames import Frame
-from smelt.capture.base.values import Sentinel, called, to_be_called
+from smelt.capture.base.type_info import type_find, whole_name
+from smelt.capture.base.values import NULL, Sentinel, called, to_be_called
 from smelt.capture.breaks.points import Placeholder
 from smelt.capture.rebuilding.names import NAMES
 from smelt.errors import Unsupported
@@ -146,17 +154,20 @@ def _keyword(name: str) -> str:
 
 
 @row("CALL_FUNCTION_EX")
-def _call_function_ex(frame: Frame, arg: int) -> Step:
-    count = 3 + (arg & 1)
+def _call_function_ex(frame: Frame, arg: bool) -> Step:
+    count = 3 + arg
     fn, arguments = called(frame.stack, len(frame.stack) - count)
+    has_keywords = arg and arguments[-1] is not NULL
+    if arg and not has_keywords:
+        del arguments[-1]
     operands = (fn, *arguments)
     _check_frame(operands[0], len(operands[1]) if isinstance(operands[1], (tuple, list)) else 0)
-    return _expression(frame, "{}(*{}, **{})" if arg & 1 else "{}(*{})", operands, count)
+    return _expression(frame, "{}(*{}, **{})" if has_keywords else "{}(*{})", operands, count)
 
 
 @row("WITH_EXCEPT_START")
 def _with_except_start(frame: Frame, arg: int) -> Step:
-    error, leave = frame.stack[-1], frame.stack[-4]
+    error, leave = frame.stack[-1], frame.stack[-EXIT_DEPTH]
     return _expression(frame, "{}(type({}), {}, {}.__traceback__)", (leave, error, error, error), 0)
 
 
@@ -166,6 +177,13 @@ def _before_with(frame: Frame, arg: int) -> Step:
     return Step(
         (leave, entered, frame.stack[-1]), _next(frame, 1, leave, entered), "{}, {} = enter_context({})"
     )
+
+
+@row("LOAD_SPECIAL")
+def _load_special(frame: Frame, arg: str) -> Step:
+    result = Placeholder(arg.strip("_"))
+    text = f"{{}} = special_method({{}}, {arg!r})"
+    return Step((result, frame.stack[-1]), _next(frame, 1, *to_be_called(result)), text)
 
 
 @row("IMPORT_NAME")
@@ -345,7 +363,7 @@ def _for_iter(frame: Frame, arg: int) -> Step:
     stack, value = frame.stack, Placeholder("item")
     successors = (
         Successor(frame.pc + 1, [*stack, value]),
-        Successor(arg + LOOP_END, stack[:-1]),
+        Successor(arg + LOOP_END, stack[: len(stack) - 1 + ENDED_ITERATOR]),
     )
     return Step((value, stack[-1], value), successors, "{} = next({}, exhausted)", ("{} is exhausted",))
 
@@ -458,6 +476,28 @@ def enter_context(manager: object) -> tuple[object, object]:
     return bound, enter.__get__(manager, cls)()
 
 
+def no_manager(cls: type, missed: str) -> str:
+    """What a `with` statement of 3.14 says of an object whose class has no such special method."""
+    of_async = missed.startswith("__a")
+    kinds = "asynchronous context manager", "context manager"
+    this, other = kinds if of_async else reversed(kinds)
+    text = f"'{whole_name(cls)}' object does not support the {this} protocol (missed {missed} method)"
+    others = ("__enter__", "__exit__") if of_async else ("__aenter__", "__aexit__")
+    if not all(hasattr(type(type_find(cls, name)), "__get__") for name in others):
+        return text
+    statement = "with" if of_async else "async with"
+    return f"{text} but it supports the {other} protocol. Did you mean to use {statement!r}?"
+
+
+def special_method(owner: object, name: str) -> object:
+    """A method that a `with` statement of 3.14 calls, bound."""
+    cls = type(owner)
+    found = getattr(cls, name, None)
+    if found is None:
+        raise TypeError(no_manager(cls, name))
+    return found.__get__(owner, cls)
+
+
 def raise_as_it_is(error: BaseException) -> NoReturn:
     """Raises `error` without a new context."""
     context = error.__context__
@@ -498,6 +538,7 @@ NAMES.update(
     send=_native.send,
     exhausted=Sentinel("exhausted"),
     enter_context=enter_context,
+    special_method=special_method,
     raise_as_it_is=raise_as_it_is,
     leave_frames=leave_frames,
     read_global=read_global,

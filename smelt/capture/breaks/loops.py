@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import LOOP_END, SUSPENDABLE, Code, raw_instructions
+from smelt.capture.base.bytecode import ENDED_ITERATOR, LOOP_END, SUSPENDABLE, Code, raw_instructions
 from smelt.capture.base.frames import Frame
 from smelt.capture.breaks.assembler import Exit, Null, Value
 from smelt.capture.breaks.instructions import Constant, Step, Successor
@@ -85,7 +85,7 @@ def _exits(code: Code, source: types.CodeType, head: int, body: set[int], depth:
         for after in _ways(code, at):
             jumps = op in dis.hasjrel and after != at + 1
             effect = dis.stack_effect(op, arg if op in _HAVE_ARGUMENT else None, jump=jumps)
-            deep = depths[at] + (-1 if jumps and code.names[at] == "FOR_ITER" else effect)
+            deep = depths[at] + (ENDED_ITERATOR - 1 if jumps and code.names[at] == "FOR_ITER" else effect)
             if after not in body:
                 found[after] = deep
             elif after not in depths:

@@ -49,7 +49,7 @@ _JUMP = Waiting(_takes(1), _result, again=True)  # its condition is True or Fals
 WAITING: dict[str, Waiting] = {
     "CALL": Waiting(lambda arg: arg + 2, _result),
     "CALL_KW": Waiting(lambda arg: arg + 3, _result),
-    "CALL_FUNCTION_EX": Waiting(lambda arg: 3 + (arg & 1), _result),
+    "CALL_FUNCTION_EX": Waiting(lambda arg: 3 + arg, _result),
     "LOAD_ATTR": _ATTRIBUTE,
     "LOAD_METHOD": Waiting(_takes(1), lambda arg, result, frame: to_be_called(result)),
     "LOAD_SUPER_ATTR": Waiting(_takes(3), _attribute),

@@ -27,7 +27,8 @@ def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if args and type(args[0]) is functools.partial and not instance_dict(args[0]):
         # it becomes a partial call of the inner one's function: what that holds is read, so it is guarded
         function, bound, keywords = attributes.partial_parts(vm, args[0])
-        args, kwargs = (function, *bound, *args[1:]), {**keywords, **kwargs}
+        if args[-1] is not attributes.PLACEHOLDER:  # else it raises
+            args, kwargs = (function, *attributes.filled(bound, args[1:])), {**keywords, **kwargs}
     return _make_partial(*args, **kwargs)
 
 

@@ -21,7 +21,7 @@ _ASKING = frozenset(("_getframe", "currentframe"))
 _NAMED = _ATTRIBUTES | {"LOAD_GLOBAL", "LOAD_NAME"}
 _NO_ARGUMENT = frozenset(("PUSH_NULL", "PRECALL"))
 # What a frame on top of the stack may meet besides: it is dropped, or compared with None.
-_HARMLESS = frozenset(("POP_TOP", "LOAD_CONST", "TO_BOOL"))
+_HARMLESS = frozenset(("POP_TOP", "LOAD_CONST", "TO_BOOL", "NOT_TAKEN"))
 
 
 @builtin(sys._getframe)

@@ -63,7 +63,13 @@ def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
 def call_partial(vm: VM, fn: functools.partial[object], args: Args, kwargs: Kwargs) -> object:
     """`functools.partial(...)(...)`; what an outside one holds is guarded."""
     target, bound, keywords = attributes.partial_parts(vm, fn)
-    return call(vm, target, (*bound, *args), {**keywords, **kwargs} if keywords else kwargs)
+    places = sum(a is attributes.PLACEHOLDER for a in bound)
+    if len(args) < places:
+        raise TypeError(
+            f"missing positional arguments in 'partial' call; expected at least {places}, got {len(args)}"
+        )
+    given = attributes.filled(bound, args) if places else (*bound, *args)
+    return call(vm, target, given, {**keywords, **kwargs} if keywords else kwargs)
 
 
 def call_getter(

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.frames import (
     Generator,
     Tail,
@@ -35,6 +36,11 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
+
+TUPLE_ASKS = (
+    not PY314
+)  # whether `tuple(x)` and `f(*x)` ask how long x is before they iterate over it, as `list(x)` does
+_ASKING = (list, tuple, torch.Size) if TUPLE_ASKS else (list,)
 
 
 def get_iter(vm: VM, obj: object) -> object:
@@ -332,9 +338,7 @@ def from_iterable(make: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args:
             return make(**kwargs)
-        return vm.native(
-            make, (vm.elements(args[0], hinted=make in (list, tuple, torch.Size)), *args[1:]), kwargs
-        )
+        return vm.native(make, (vm.elements(args[0], hinted=make in _ASKING), *args[1:]), kwargs)
 
     return handler
 

@@ -1,5 +1,5 @@
 """Rows for what is a constant unless it leads to something that the program made: generic types and unions, members of
-classes and of enumerations, times with a time zone."""
+classes and of enumerations, times with a time zone, t-strings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import types
 import typing
 
 from smelt._native import isinstance
+from smelt.capture.base.values import INTERPOLATION, TEMPLATE
 from smelt.capture.rebuilding.constants import TYPE_VARIABLES, stands_for_itself
 from smelt.capture.rebuilding.containers import tuple_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
@@ -33,12 +34,37 @@ def _union_text(x: types.UnionType, text: Expressions) -> str:
 
 
 def _union(*parts: type) -> object:
+    if types.UnionType is typing.Union:  # from 3.14 on: also of what has no `|`
+        return operator.getitem(types.UnionType, parts)
     return functools.reduce(operator.or_, parts)
 
 
 def _in_zone(x: datetime.time | datetime.datetime, text: Expressions) -> str:
     return f"{text(x.replace(tzinfo=None))}.replace(tzinfo={text(x.tzinfo)})"
 
+
+def _template_text(x: typing.Any, text: Expressions) -> str:
+    return f"{text.constant(TEMPLATE, 'Template')}({', '.join(map(text, _template_parts(x)))})"
+
+
+def _template_parts(x: typing.Any) -> list[object]:
+    """What a t-string is made of, in turn."""
+    return [*(part for pair in zip(x.strings, x.interpolations) for part in pair), x.strings[-1]]
+
+
+def _interpolation_parts(x: typing.Any) -> tuple[object, ...]:
+    return x.value, x.expression, x.conversion, x.format_spec
+
+
+def _interpolation_text(x: typing.Any, text: Expressions) -> str:
+    made = text.constant(INTERPOLATION, "Interpolation")
+    return f"{made}({', '.join(map(text, _interpolation_parts(x)))})"
+
+
+_TEMPLATES: dict[type, Kind] = {}
+if TEMPLATE is not None and INTERPOLATION is not None:
+    _TEMPLATES[TEMPLATE] = Kind(_template_parts, _template_text)
+    _TEMPLATES[INTERPOLATION] = Kind(_interpolation_parts, _interpolation_text)
 
 # What a class has: where the class is known, so is this. A class that the program made is refused.
 _OF_CLASS = Kind(lambda x: (x.__objclass__,), lambda x, text: text.constant(x, x.__name__))
@@ -49,6 +75,7 @@ ALIASES: dict[type, Kind] = {
     types.UnionType: Kind(_union_parts, _union_text),
     datetime.time: Kind(lambda x: (x.tzinfo,), _in_zone),
     datetime.datetime: Kind(lambda x: (x.tzinfo,), _in_zone),
+    **_TEMPLATES,
     types.MethodDescriptorType: _OF_CLASS,
     types.WrapperDescriptorType: _OF_CLASS,
     types.ClassMethodDescriptorType: _OF_CLASS,

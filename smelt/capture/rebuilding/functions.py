@@ -6,11 +6,13 @@ import builtins
 import functools
 import types
 
+from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.frames import Generator
 from smelt.capture.base.values import MISSING, cell_value
 from smelt.capture.rebuilding.containers import dict_text, pairs
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
+from smelt.capture.rebuilding.names import NAMES
 
 
 def _cell_contents(x: types.CellType) -> list[object]:
@@ -27,10 +29,20 @@ def _function_holds(f: types.FunctionType) -> list[object]:
     return [
         f.__defaults__,
         f.__kwdefaults__,
-        f.__annotations__ or None,
+        _annotate(f),
+        _annotations(f) or None,
         type_parameters,
         *pairs(vars(f)),
     ]
+
+
+def _annotate(f: types.FunctionType) -> object:
+    """From 3.14 on: what makes its annotations when they are asked for."""
+    return getattr(f, "__annotate__", None)
+
+
+def _annotations(f: types.FunctionType) -> dict[str, object]:
+    return {} if _native.annotations_wait(f) else f.__annotations__
 
 
 def _function_needs(f: types.FunctionType) -> list[object]:
@@ -53,8 +65,13 @@ def _function_fill(f: types.FunctionType, text: Expressions, name: str) -> list[
     lines = [f"{name}.__qualname__ = {f.__qualname__!r}"]
     if f.__kwdefaults__:
         lines.append(f"{name}.__kwdefaults__ = {text(f.__kwdefaults__)}")
-    if f.__annotations__:
-        lines.append(f"{name}.__annotations__ = {text(f.__annotations__)}")
+    annotate, annotations = _annotate(f), _annotations(f)
+    if annotate is not None:
+        lines.append(f"{name}.__annotate__ = {text(annotate)}")
+    if annotate is not None and not _native.annotations_wait(f):  # they were asked for
+        lines.append(f"keep_annotations({name}, {text(annotations)})")
+    elif annotations:
+        lines.append(f"{name}.__annotations__ = {text(annotations)}")
     if f.__dict__:
         lines.append(f"{name}.__dict__.update({dict_text(vars(f), text)})")
     return lines
@@ -85,6 +102,7 @@ def _bound_text(x: types.BuiltinMethodType | types.MethodWrapperType, text: Expr
     return f"({text(x.__self__)}).{x.__name__}"
 
 
+NAMES.update(keep_annotations=_native.keep_annotations)
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 FUNCTIONS: dict[type, Kind] = {
     types.FunctionType: Kind(

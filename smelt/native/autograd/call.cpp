@@ -1,14 +1,8 @@
 #include "autograd/call.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/functions/tensor.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include "autograd/errors.h"
 #include "autograd/node.h"
@@ -69,7 +63,7 @@ class Versions {
 // What the forward, a Python callable, returns; `owner` keeps it alive.
 Results call_forward(const Spec& spec, PyObject* inputs, THPObjectPtr& owner) {
     {
-        c10::impl::ForceDispatchKeyGuard guard(below_autograd(c10::impl::tls_local_dispatch_key_set()));
+        const BelowAutograd beneath;
         owner = checked(PyObject_CallOneArg(spec.forward, inputs));
     }
     owner = checked(PySequence_Fast(owner, "Differentiable: the forward must return a sequence"));
@@ -235,13 +229,6 @@ void save(Group& group, const SavedSource& s, PyObject* inputs, const Results& r
         const bool written = attach.is_written(r);
         group.save(r.tensor, !r.is_input || written, written && r.tensor.is_view());
     }
-}
-
-std::shared_ptr<const RandomState> state_of_generator() {
-    const at::Generator& generator = at::detail::getDefaultCPUGenerator();
-    auto* impl = at::check_generator<at::CPUGeneratorImpl>(generator);
-    const std::lock_guard<std::mutex> lock(impl->mutex_);
-    return std::make_shared<const RandomState>(*impl);
 }
 
 // What a rerun takes that is no more after the forward.

@@ -6,14 +6,12 @@
 // what is freed when are autograd's own.
 //
 // spec.h has what it is built from, call.h what a call does, node.h what a gradient meets.
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pybind.h>
-// After Python.h, which it does not include itself.
-#include <structmember.h>
-
 #include "autograd/call.h"
 #include "autograd/spec.h"
 #include "module.h"
+#include "torch_python.h"
+// After Python.h, which it does not include itself.
+#include <structmember.h>
 
 namespace smelt::autograd {
 

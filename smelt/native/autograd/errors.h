@@ -1,9 +1,10 @@
 // Python errors as C++ exceptions, which come out of a backward call as they are, whichever thread raised them.
 #pragma once
 #include <Python.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <string>
+
+#include "torch_python.h"
 
 namespace smelt::autograd {
 

@@ -1,16 +1,8 @@
 #include "autograd/group.h"
 
-#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/object_ptr.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 
@@ -109,45 +101,16 @@ variable_list call_backward(PyObject* callable, variable_list&& arguments, const
     arguments.clear();
     THPObjectPtr result;
     {
-        c10::impl::ForceDispatchKeyGuard guard(below_autograd(c10::impl::tls_local_dispatch_key_set()));
+        const BelowAutograd beneath;
         result = checked(PyObject_CallOneArg(callable, tuple));
     }
     tuple = nullptr;
     return gradients_in(result, n_gradients);
 }
 
-}  // namespace
-
-namespace {
-
-int current_task() {
-    return torch::autograd::get_current_graph_task_id();
-}
-
-// Whether the engine's call that is running executes a node, has done so, or will.
-bool in_current_task(const Node* node) {
-    if (!node || current_task() < 0) return false;
-    auto* key = const_cast<Node*>(node);
-    if (!torch::autograd::get_current_graph_task_nodes_in_graph()->count(key)) return false;
-    const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
-    if (exec_info->empty()) return true;
-    const auto found = exec_info->find(key);
-    return found != exec_info->end() && found->second.should_execute();
-}
-
-bool has_hooks(const Node& node) {
-    auto& n = const_cast<Node&>(node);
-    return !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || !n.pre_hooks().empty() ||
-           !n.post_hooks().empty();
-}
-
 // Whether hooks see what flows into a node in the engine's call that is running, or that call gives it to its caller.
 bool is_seen(const Node& node) {
-    if (has_hooks(node)) return true;
-    if (current_task() < 0) return false;
-    const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
-    const auto found = exec_info->find(const_cast<Node*>(&node));
-    return found != exec_info->end() && found->second.captures_;
+    return has_hooks(node) || is_captured(node);
 }
 
 bool intersect(const Mask& a, const Mask& b) {
@@ -376,7 +339,7 @@ variable_list Group::unpack(const Mask& mask, const Mask& awaited, const NodePtr
             }
         }
     }
-    if (!torch::autograd::get_current_graph_task_keep_graph()) free_read(mask, awaited);
+    if (!keeps_graph()) free_read(mask, awaited);
     return values;
 }
 

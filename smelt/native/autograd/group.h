@@ -1,12 +1,5 @@
 // What the nodes of one group share: what the backward reads, and gradients on their way through it.
 #pragma once
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/SavedTensorHooks.h>
-#include <ATen/core/Tensor.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/saved_variable.h>
-
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,22 +9,10 @@
 
 #include "autograd/spec.h"
 #include "layout.h"
+#include "torch_autograd.h"
+#include "torch_random.h"
 
 namespace smelt::autograd {
-
-using torch::autograd::Edge;
-using torch::autograd::edge_list;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
-
-// Before torch 2.13, nodes are held by std::shared_ptr.
-using NodePtr = decltype(Edge::function);
-
-inline uint32_t version_of(const at::Tensor& t) {
-    const auto& counter = t.unsafeGetTensorImpl()->version_counter();
-    return counter.enabled() ? counter.current_version() : 0;
-}
 
 struct SavedValue {
     SavedVariable variable;
@@ -52,28 +33,6 @@ struct Remembered {
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl;
     uint32_t version;
     bool is_number = false;
-};
-
-// Where torch's generator stood. Copying the engine takes a tenth of the time that its state as a tensor takes.
-struct RandomState {
-    explicit RandomState(at::CPUGeneratorImpl& generator)
-        : engine(generator.engine()),
-          next_float(generator.next_float_normal_sample()),
-          next_double(generator.next_double_normal_sample()) {}
-
-    // As `torch.get_rng_state()` gives it.
-    at::Tensor tensor() const {
-        auto generator = at::make_generator<at::CPUGeneratorImpl>();
-        auto* impl = at::check_generator<at::CPUGeneratorImpl>(generator);
-        impl->set_engine(engine);
-        impl->set_next_float_normal_sample(next_float);
-        impl->set_next_double_normal_sample(next_double);
-        return generator.get_state();
-    }
-
-    at::mt19937 engine;
-    std::optional<float> next_float;
-    std::optional<double> next_double;
 };
 
 // What running the forward again takes.

@@ -3,24 +3,12 @@
 // What the backward reads is held as torch's own SavedVariables, and the nodes' edges are those that eager's nodes would
 // have: so version checks, hooks, errors, accumulation and what is freed when are autograd's own.
 #pragma once
-#include <torch/csrc/autograd/function.h>
-
-#include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "autograd/group.h"
 
 namespace smelt::autograd {
-
-template <class T, class... Args>
-auto make_node(Args&&... args) {
-    if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>)
-        return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
-    else
-        return c10::make_intrusive<T>(std::forward<Args>(args)...);
-}
 
 // Hands on the gradients of one `End` of a group. The inputs that it leads to are computed into the same outputs, so that
 // the engine runs what is behind them exactly where eager's would. In a group of one output it is that output's node.

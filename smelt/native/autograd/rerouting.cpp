@@ -1,10 +1,6 @@
 #include "autograd/rerouting.h"
 
-#include <ATen/SequenceNumber.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/functions/tensor.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
 #include <memory>
 

@@ -2,14 +2,11 @@
 
 #include "autograd/spec.h"
 
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/object_ptr.h>
-#include <torch/csrc/utils/pybind.h>
-
 #include <algorithm>
 #include <queue>
 
 #include "autograd/errors.h"
+#include "layout_reader.h"
 #include "plan/plan.h"
 
 namespace smelt::autograd {

@@ -117,9 +117,13 @@ the guard collected. compiled None: such calls run eagerly, and the callback is 
 
 }  // namespace
 
+bool code_data_is_read_back() {
+    return code_extra_layout_known(extra_index, new CodeState);
+}
+
 int init_entries(PyObject* module) {
     extra_index = request_code_extra(release_code_state);
-    if (extra_index < 0 || !code_extra_layout_known(extra_index, new CodeState)) {
+    if (extra_index < 0) {
         PyErr_SetString(PyExc_ImportError, "smelt: cannot attach data to code objects of this interpreter");
         return -1;
     }

@@ -36,6 +36,8 @@ inline CodeState* find_code_state(PyCodeObject* code) {
     return static_cast<CodeState*>(get_code_extra(code, extra_index));
 }
 
+bool code_data_is_read_back();  // as it was stored
+
 CodeState* code_state(PyCodeObject* code);  // makes it if need be; null with a Python error
 
 inline bool closed(const EntryTable& own, const CodeState* state) {

@@ -45,7 +45,7 @@ constexpr int kPostponed = INT_MIN / 2;
 PyObject* py_postpone_collections(PyObject*, PyObject* arg) {
     int on = PyObject_IsTrue(arg);
     if (on < 0) return nullptr;
-    int& count = PyThreadState_Get()->interp->gc.generations[0].count;
+    int& count = young_count(PyThreadState_Get());
     bool were = count < 0;
     if (on)
         count = kPostponed;

@@ -3,11 +3,7 @@
 
 #include "cpython.h"
 #include "module.h"
-
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#if __has_include(<ATen/NodeCreationHooks.h>)  // since torch 2.14
-#include <ATen/NodeCreationHooks.h>
-#endif
+#include "torch.h"
 
 namespace smelt::calls {
 namespace {
@@ -68,15 +64,6 @@ class FxFlag {
 };
 FxFlag fx_flag;
 
-// Hooks that are given each node of autograd's graph as it is made, with what eager would save in it.
-bool sees_nodes() {
-#if __has_include(<ATen/NodeCreationHooks.h>)
-    return !at::impl::NodeCreationHooks::empty();
-#else
-    return false;
-#endif
-}
-
 PyObject* py_is_traced(PyObject*, PyObject*) {
     return PyBool_FromLong(is_traced());
 }
@@ -92,7 +79,7 @@ PyMethodDef functions[] = {
 
 bool is_traced() {
     return c10::impl::tls_local_dispatch_key_set().included_.has_any(kTracers) || fx_flag.is_set() ||
-           sees_nodes();
+           hooks_see_nodes();
 }
 
 int init_tracers(PyObject* module) {

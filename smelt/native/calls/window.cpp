@@ -88,7 +88,7 @@ PyObject* hand_to_vm(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
     std::unique_ptr<PyObject*[]> large(count > kLocal ? new PyObject*[count + 2] : nullptr);
     PyObject** argv = (large ? large.get() : local) + 1;
     argv[0] = object(frame_function(frame));
-    for (Py_ssize_t i = 0; i < count; i++) argv[i + 1] = frame->localsplus[i];
+    for (Py_ssize_t i = 0; i < count; i++) argv[i + 1] = frame_slot(frame, i);
     PyObject* vm = current.vm;
     PyObject* result;
     {

@@ -4,9 +4,7 @@
 #include "guards/kinds.h"
 #include "guards/lookup.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include "torch_python.h"
 
 namespace smelt::guards {
 
@@ -46,25 +44,11 @@ bool runs_python(PyObject* found) {
     return made_by_python(type) || type == &PyProperty_Type;
 }
 
-// While it lives, torch asks no `__torch_function__` of the user's about what is read.
-class Unasked {
-  public:
-    Unasked() : before_(State::get_disabled_state()) {
-        State::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-    }
-    ~Unasked() { State::set_disabled_state(before_); }
-    Unasked(const Unasked&) = delete;
-    Unasked& operator=(const Unasked&) = delete;
-
-  private:
-    using State = at::impl::PythonTorchFunctionTLS;
-    at::impl::TorchFunctionDisabledState before_;
-};
-
 struct Member : Accessor {
     PyObject* name;
     explicit Member(PyObject* name) : name(name) {}
     PyObject* read(PyObject* base, Pass& pass) override {
+        if (name == names.annotations && annotations_wait(base)) return nullptr;
         if (runs_python(_PyType_Lookup(Py_TYPE(base), name))) return nullptr;
         Unasked unasked;
         if (!PyType_Check(base)) return pass.keep(PyObject_GenericGetAttr(base, name));

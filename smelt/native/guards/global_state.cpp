@@ -3,18 +3,12 @@
 
 #include "guards/checks/makers.h"
 #include "module.h"
+#include "torch_python.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
-#include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <torch/csrc/Device.h>
-#include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <array>
 #include <cstdint>
@@ -33,13 +27,13 @@ using at::Float32Op;
 int64_t function_mode_kinds(int64_t count) {
     uint64_t folded = 0;
     for (int64_t i = 0; i < count; i++) {
-        PyObject* mode = at::impl::PythonTorchFunctionTLS::get_stack_at(i)->ptr(getPyInterpreter());
+        PyObject* mode = function_mode(i);
         folded = folded * 31 + reinterpret_cast<uintptr_t>(Py_TYPE(mode));
         PyObject* dict = instance_dict(mode);
         PyObject* device = dict ? PyDict_GetItemString(dict, "device") : nullptr;
-        if (!device || !THPDevice_Check(device)) continue;
-        at::Device d = reinterpret_cast<THPDevice*>(device)->device;
-        folded = folded * 31 + (static_cast<uint8_t>(d.type()) << 8 | static_cast<uint8_t>(d.index()));
+        const auto d = device ? as_device(device) : std::nullopt;
+        if (!d) continue;
+        folded = folded * 31 + (static_cast<uint8_t>(d->type()) << 8 | static_cast<uint8_t>(d->index()));
     }
     return static_cast<int64_t>(folded);
 }

@@ -1,6 +1,6 @@
 #include "guards/lookup.h"
 
-#include <torch/csrc/autograd/python_variable.h>
+#include "torch_python.h"
 
 namespace smelt::guards {
 
@@ -75,7 +75,8 @@ bool init_names() {
                   {&ModuleNames::eq, "__eq__"},
                   {&ModuleNames::class_, "__class__"},
                   {&ModuleNames::instancecheck, "__instancecheck__"},
-                  {&ModuleNames::getattr, "getattr"}};
+                  {&ModuleNames::getattr, "getattr"},
+                  {&ModuleNames::annotations, "__annotations__"}};
     for (auto& row : kNames) {
         PyObject* name = PyUnicode_InternFromString(row.text);
         if (!name || PyObject_Hash(name) == -1) return false;

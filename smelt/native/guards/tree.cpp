@@ -310,6 +310,17 @@ PyObject* py_made_by_python(PyObject*, PyObject* cls) {
     return PyBool_FromLong(made_by_python(reinterpret_cast<PyTypeObject*>(cls)));
 }
 
+PyObject* py_annotations_wait(PyObject*, PyObject* x) {
+    return PyBool_FromLong(annotations_wait(x));
+}
+
+PyObject* py_keep_annotations(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    if (count != 2 || !PyFunction_Check(args[0]) || !PyDict_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "keep_annotations: expected a function and a dictionary");
+    keep_annotations(reinterpret_cast<PyFunctionObject*>(args[0]), args[1]);
+    Py_RETURN_NONE;
+}
+
 // Whether reading `__class__` gives the type and runs no code of its class.
 bool shows_its_type(PyTypeObject* type) {
     return type->tp_getattro == PyObject_GenericGetAttr &&
@@ -369,6 +380,12 @@ PyMethodDef functions[] = {
      "isinstance(x, kinds): as Python's, without asking x for its __class__."},
     {"made_by_python", py_made_by_python, METH_O,
      "made_by_python(cls): whether a class statement or a call of a metaclass made the class, not C code."},
+    {"annotations_wait", py_annotations_wait, METH_O,
+     "annotations_wait(x): whether reading the annotations of a function, class or module would run code of "
+     "the "
+     "program."},
+    {"keep_annotations", fast(py_keep_annotations), METH_FASTCALL,
+     "keep_annotations(function, annotations): gives it those, and leaves it the function that makes them."},
     {"type_version", py_type_version, METH_O,
      "type_version(cls): a number that changes when the class or a base does. 0: the class has no version."},
     {}};

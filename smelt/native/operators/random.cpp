@@ -5,9 +5,7 @@
 // a state at a time and compared in loops that the compiler vectorizes. On processors where ATen draws in another way (MKL's
 // generator on Intel's) `smelt/codegen/extern.py` notices and calls ATen.
 //
-// Source of the generator: M. Matsumoto, T. Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998); the layout of its state is
-// that of ATen/core/MT19937RNGEngine.h.
-#include <ATen/CPUGeneratorImpl.h>
+// Source of the generator: M. Matsumoto, T. Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998).
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -17,6 +15,7 @@
 #include <mutex>
 
 #include "module.h"
+#include "torch_random.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default"), optimize("O3")))

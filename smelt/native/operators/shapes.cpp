@@ -11,15 +11,12 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_like_native.h>
 #include <ATen/ops/result_type.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/library.h>
 
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "module.h"
+#include "torch_script.h"
 
 namespace smelt {
 namespace {
@@ -149,15 +146,7 @@ at::Tensor& hardtanh_(at::Tensor& self, const at::Scalar&, const at::Scalar&) {
 }
 
 py::object shape_function(const std::string& name, const std::string& overload) {
-    auto found = torch::jit::findOperatorFor({"smelt_shape::" + name, overload});
-    if (!found) return py::none();
-    std::vector<std::shared_ptr<torch::jit::Operator>> operators{found};
-    return py::cpp_function([operators](const py::args& args, const py::kwargs& kwargs) {
-        HANDLE_TH_ERRORS
-        torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
-        return torch::jit::invokeOperatorFromPython(operators, args, kwargs);
-        END_HANDLE_TH_ERRORS_PYBIND
-    });
+    return operator_as_function("smelt_shape::" + name, overload);
 }
 
 }  // namespace

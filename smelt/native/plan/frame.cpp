@@ -2,7 +2,6 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace smelt::plan {
 namespace {

@@ -4,8 +4,6 @@
 // allocates only what it returns. Frames are private to a call; idle ones wait for the next call. What always holds
 // between calls: a frame's dynamic registers are empty.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
 #include <c10/core/Stream.h>
 
 #include <memory>

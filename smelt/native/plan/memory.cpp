@@ -1,6 +1,5 @@
 #include "plan/memory.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 

@@ -2,7 +2,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <Python.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include <vector>
@@ -35,12 +34,5 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
 // A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion. Throws
 // python_error if it is neither an int of 64 bits nor a float.
 at::Tensor number_tensor(PyObject* item);
-
-// The dispatch state in which a plan's own steps run: beneath autograd, ADInplaceOrView and autocast.
-inline c10::impl::LocalDispatchKeySet below_autograd(c10::impl::LocalDispatchKeySet caller) {
-    caller.excluded_ =
-        caller.excluded_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
-    return caller;
-}
 
 }  // namespace smelt

@@ -1,14 +1,12 @@
 // The steps of a plan, as the executor reads them (smelt/plan/steps.py says what each means). A program does not
 // change once it is read.
 #pragma once
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "layout.h"
+#include "torch_operators.h"
 
 namespace smelt::plan {
 

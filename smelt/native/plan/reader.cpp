@@ -1,15 +1,12 @@
 #include "plan/reader.h"
 
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
-
 #include <string>
 #include <vector>
 
-#include "layout.h"
+#include "layout_reader.h"
 #include "plan/launcher.h"
 #include "plan/memory.h"
+#include "torch_script.h"
 
 namespace smelt::plan {
 namespace {
@@ -19,8 +16,9 @@ std::vector<int64_t> integers(py::handle h) {
 }
 
 c10::Device device(py::handle h) {
-    if (!THPDevice_Check(h.ptr())) throw py::type_error("Plan: a torch.device is expected");
-    return reinterpret_cast<THPDevice*>(h.ptr())->device;
+    const auto device = as_device(h.ptr());
+    if (!device) throw py::type_error("Plan: a torch.device is expected");
+    return *device;
 }
 
 // Bytes from the first to the last element, inclusive.
@@ -200,8 +198,7 @@ class Reader {
         } else if (kind == "default") {
             if (argument.default_value()) a.args.back() = *argument.default_value();
         } else {
-            const torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
-            a.args.back() = torch::jit::toIValue(arg[1], argument.type(), argument.N());
+            a.args.back() = boxed(arg[1], argument);
         }
     }
 

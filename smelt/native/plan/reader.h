@@ -1,8 +1,7 @@
 // A plan as Python gives it (smelt/plan/executable.py) -> a program.
 #pragma once
-#include <torch/csrc/utils/pybind.h>
-
 #include "plan/program.h"
+#include "torch_python.h"
 
 namespace smelt::plan {
 

@@ -1,8 +1,5 @@
 #include "plan/run.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <string>
 
 #include "plan/launcher.h"

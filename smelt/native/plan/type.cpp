@@ -1,10 +1,4 @@
 // smelt._native.Plan: a program, its idle frames, and how Python and C++ call it.
-#include <ATen/EmptyTensor.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
-#include <torch/csrc/utils/python_numbers.h>
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +9,7 @@
 #include "plan/program.h"
 #include "plan/reader.h"
 #include "plan/run.h"
+#include "torch_python.h"
 // After Python.h, which it does not include itself.
 #include <structmember.h>
 

@@ -2,7 +2,7 @@
 
 A handler returns True when the frame is done (its result is in `frame.result`), else None. Operands leave the stack after
 the operation has succeeded. Importing the package fills `HANDLERS`, the table of the CPython versions that are supported:
-those of 3.11 and 3.12 stand side by side.
+those of 3.11 to 3.14 stand side by side.
 """
 
 from smelt.capture.interpreter.opcodes import (
@@ -16,6 +16,7 @@ from smelt.capture.interpreter.opcodes import (
     operations,
     patterns,
     stack,
+    text_templates,
 )
 from smelt.capture.interpreter.opcodes.table import HANDLERS, unknown
 
@@ -31,5 +32,6 @@ __all__ = [
     "operations",
     "patterns",
     "stack",
+    "text_templates",
     "unknown",
 ]

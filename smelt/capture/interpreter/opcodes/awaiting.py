@@ -5,6 +5,7 @@ from __future__ import annotations
 from smelt._native import isinstance
 from smelt.capture.base.frames import SUSPENDED, Coroutine, Frame, Generator
 from smelt.capture.base.values import MISSING
+from smelt.capture.breaks.awaiting import NO_AWAITABLE
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes
@@ -25,7 +26,7 @@ def _awaited(vm: VM, obj: object) -> Generator:
             raise RuntimeError("coroutine is being awaited already")
         if type(obj) is Coroutine or obj.frame.code.flags & ITERABLE_COROUTINE:
             return obj
-        raise TypeError("object generator can't be used in 'await' expression")
+        raise TypeError(NO_AWAITABLE.format("generator"))
     found = attributes.python_method(vm, obj, "__await__")
     made = None if found is None else vm.call_function(found, (obj,))
     if type(made) is not Generator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from smelt.capture.base.bytecode import PY313
+from smelt.capture.base.bytecode import PY313, PY314
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import MISSING, C
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -176,11 +176,18 @@ def _unpack_sequence(vm: VM, frame: Frame, arg: int) -> None:
     values = _unpacked(vm, frame.stack[-1], limit=arg + 1)
     if len(values) != arg:
         raise ValueError(
-            f"too many values to unpack (expected {arg})"
+            f"too many values to unpack (expected {arg}{_length_shown(vm, frame.stack[-1])})"
             if len(values) > arg
             else f"not enough values to unpack (expected {arg}, got {len(values)})"
         )
     frame.stack[-1:] = reversed(values)
+
+
+def _length_shown(vm: VM, value: object) -> str:
+    """What the message says of how many values there are, of what knows its length."""
+    if not PY314 or type(value) not in (list, tuple, dict):
+        return ""
+    return f", got {len(vm.elements(value))}"
 
 
 @opcode("UNPACK_EX")

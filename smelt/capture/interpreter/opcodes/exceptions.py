@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import EXIT_DEPTH
 from smelt.capture.base.frames import Frame, Handled
-from smelt.capture.base.values import MISSING
+from smelt.capture.base.values import MISSING, to_be_called
+from smelt.capture.breaks.instructions import no_manager
 from smelt.capture.interpreter.opcodes.table import opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, raising
@@ -86,5 +88,15 @@ def _before_with(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("WITH_EXCEPT_START")
 def _with_except_start(vm: VM, frame: Frame, arg: int) -> None:
-    error, leave = frame.stack[-1], frame.stack[-4]
+    error, leave = frame.stack[-1], frame.stack[-EXIT_DEPTH]
     frame.stack.append(vm.call(leave, (type(error), error, error.__traceback__), {}))
+
+
+@opcode("LOAD_SPECIAL")
+def _load_special(vm: VM, frame: Frame, arg: str) -> None:
+    """What a `with` statement of 3.14 calls."""
+    owner = frame.stack[-1]
+    found = attributes.load_special(vm, owner, arg)
+    if found is MISSING:
+        raise TypeError(no_manager(vm.class_of(owner), arg))
+    frame.stack[-1:] = to_be_called(found)

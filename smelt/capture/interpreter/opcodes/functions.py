@@ -10,7 +10,7 @@ from typing import Any, cast
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.frames import Coroutine, Frame, Generator
-from smelt.capture.base.values import CellType, FunctionType, called
+from smelt.capture.base.values import NULL, CellType, FunctionType, called
 from smelt.capture.breaks.finalization import check_dropped
 from smelt.capture.interpreter.opcodes.containers import NO_MAPPING, class_name, is_iterable, mapping_of
 from smelt.capture.interpreter.opcodes.table import opcode
@@ -18,6 +18,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, cells
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.calls import call
+from smelt.capture.protocol.iteration import TUPLE_ASKS
 from smelt.capture.protocol.python_functions import ASYNC_GENERATOR, COROUTINE
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
@@ -56,6 +57,8 @@ def _set_function_attribute(vm: VM, frame: Frame, arg: int) -> None:
         made.__kwdefaults__ = value
     elif arg == 4:
         made.__annotations__ = dict(zip(value[::2], value[1::2]))
+    elif arg == 16:
+        made.__annotate__ = value  # type: ignore[attr-defined]
     else:  # first of all
         made = FunctionType(made.__code__, made.__globals__, made.__name__, None, value)
         made.__qualname__ = made.__code__.co_qualname
@@ -107,18 +110,21 @@ def _keywords(args: list[object], names: tuple[str, ...]) -> dict[str, object]:
 
 
 @opcode("CALL_FUNCTION_EX")
-def _call_function_ex(vm: VM, frame: Frame, arg: int) -> None:
+def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     stack = frame.stack
-    at = len(stack) - 3 - (arg & 1)
+    at = len(stack) - 3 - arg
     fn, (positional, *_) = called(stack, at)
     if not is_iterable(positional):
         kind = class_name(vm, positional)
         raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
-    kwargs = dict(mapping_of(vm, stack[-1], NO_MAPPING, fn)) if arg & 1 else {}
-    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=True))
+    keywords = stack[-1] if arg else NULL
+    kwargs = {} if keywords is NULL else dict(mapping_of(vm, keywords, NO_MAPPING, fn))
+    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=TUPLE_ASKS))
     vm.frames.wait_in(frame)
     trace_call = vm.trace.call
-    if arg & 1 and not kwargs and type(fn) is BuiltinFunctionType:  # other kinds drop an empty dictionary
+    if (
+        keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType
+    ):  # other kinds drop an empty dictionary
         trace_call.has_no_keywords = is_handled(trace_call, (fn.__self__, *args))
     try:
         stack[at:] = (call(vm, fn, args, kwargs),)

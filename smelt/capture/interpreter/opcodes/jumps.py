@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smelt.capture.base.bytecode import LOOP_END, PY313, Handler
+from smelt.capture.base.bytecode import ENDED_ITERATOR, LOOP_END, PY313, Handler
 from smelt.capture.base.frames import Frame
 from smelt.capture.interpreter.opcodes.operations import TRUE
 from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
@@ -125,7 +125,8 @@ def _for_iter(vm: VM, frame: Frame, arg: int) -> None:
     try:
         value = vm.next(frame.stack[-1])
     except StopIteration:
-        frame.stack.pop()
+        if not ENDED_ITERATOR:
+            frame.stack.pop()
         frame.pc = arg + LOOP_END
         return
     frame.stack.append(value)

@@ -10,12 +10,12 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import cells
 
 
-@opcode("NOP", "RESUME", "CACHE", "PRECALL")
+@opcode("NOP", "RESUME", "CACHE", "PRECALL", "NOT_TAKEN")
 def _nop(vm: VM, frame: Frame, arg: int) -> None:
     pass
 
 
-@opcode("POP_TOP")
+@opcode("POP_TOP", "POP_ITER")
 def _pop_top(vm: VM, frame: Frame, arg: int) -> None:
     if frame.code.original is not None:
         check_dropped(vm, frame, frame.stack[-1], frame.locals)
@@ -38,7 +38,7 @@ def _copy(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack.append(frame.stack[-arg])
 
 
-@opcode("LOAD_CONST")
+@opcode("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT")
 def _load_const(vm: VM, frame: Frame, arg: object) -> None:
     frame.stack.append(arg)
 

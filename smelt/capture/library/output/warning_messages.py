@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import warnings
 from typing import cast
 
@@ -37,6 +38,8 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
     category = UserWarning if category is None else category
     if not (isinstance(category, type) and issubclass(category, Warning)):
         raise TypeError(f"category must be a Warning subclass, not {type(category).__name__!r}")
+    if getattr(sys.flags, "context_aware_warnings", False):
+        raise unsupported("a warning, whose filters may belong to a context", OUTPUT)
     place = place_at(vm, level)
     action = _warning_action(vm, message, category, place)
     if action == "error":

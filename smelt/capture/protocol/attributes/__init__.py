@@ -28,7 +28,7 @@ from smelt.capture.protocol.attributes.load import (
     load_special,
 )
 from smelt.capture.protocol.attributes.lookup import python_method
-from smelt.capture.protocol.attributes.namespaces import bound_part, partial_parts
+from smelt.capture.protocol.attributes.namespaces import PLACEHOLDER, bound_part, filled, partial_parts
 from smelt.capture.protocol.attributes.store import (
     delete_attr,
     store_attr,
@@ -39,10 +39,12 @@ from smelt.capture.protocol.attributes.store import (
 from smelt.capture.protocol.attributes.tensors import TENSOR_STATE, shape_of, tensor_member
 
 __all__ = [
+    "PLACEHOLDER",
     "TENSOR_STATE",
     "bound_part",
     "delete_attr",
     "delete_property",
+    "filled",
     "in_instance",
     "instance_value",
     "load_attr",

@@ -28,6 +28,7 @@ from smelt.capture.base.type_info import (
     STATIC_METHOD,
     VALUE,
     TypeInfo,
+    whole_name,
 )
 from smelt.capture.base.values import MISSING, FunctionType, MethodType, Sentinel
 from smelt.capture.machine.vm import VM
@@ -208,12 +209,6 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
         raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
 
 
-def _whole_name(cls: type) -> str:
-    """As `PyType_GetFullyQualifiedName` gives it."""
-    module = cls.__module__
-    return cls.__qualname__ if module in ("builtins", "__main__") else f"{module}.{cls.__qualname__}"
-
-
 def _guard_empty(vm: VM, obj: object, name: str) -> None:
     """The slot `name` of an outside object holds nothing, if it held nothing before the trace."""
     if id(obj) in vm.outside.origins and read_slot(obj, name) is MISSING:
@@ -265,7 +260,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     value = outside.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
         _guard_empty(vm, obj, name)
-        shown = _whole_name(type(obj)) if PY313 else type(obj).__name__
+        shown = whole_name(type(obj)) if PY313 else type(obj).__name__
         raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)
     computed = type(found) is not types.MemberDescriptorType
     if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Sequence
 from typing import cast
 
+from smelt._native import annotations_wait
 from smelt.capture.base.frames import Coroutine, Generator
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import NATIVE_DATA
@@ -109,6 +111,8 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     outside = vm.outside
     if name == "__globals__":
         return scopes.expose(vm, function.__globals__)
+    if name == "__annotations__" and annotations_wait(function):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that nobody has asked for before"))
     if outside.origins.of(function) is None:
         return getattr(function, name)
     own = outside.overlay.own(function) or {}
@@ -124,6 +128,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     if name in (
         "__kwdefaults__",
         "__annotations__",
+        "__annotate__",
         "__closure__",
         "__name__",
         "__qualname__",
@@ -167,6 +172,15 @@ def partial_parts(
     )
     held = contents.view(vm.outside, keywords, deep=False)
     return function, cast("tuple[object, ...]", args), held
+
+
+PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # what a call fills; from 3.14 on
+
+
+def filled(bound: Sequence[object], args: Sequence[object]) -> tuple[object, ...]:
+    """The arguments of a partial call with those that it is given: first in the places that it leaves for them."""
+    rest = iter(args)
+    return (*(next(rest, a) if a is PLACEHOLDER else a for a in bound), *rest)
 
 
 def load_coroutine(vm: VM, obj: Coroutine, name: str) -> object:

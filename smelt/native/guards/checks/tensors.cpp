@@ -2,18 +2,12 @@
 
 #include "guards/checks/makers.h"
 
-#include <torch/csrc/Device.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/Layout.h>
-#include <torch/csrc/autograd/function.h>
-
 #include <algorithm>
 
 namespace smelt::guards {
 
 namespace {
 
-// Of a dictionary of hooks, which stays when the last one is removed.
 bool has_entries(PyObject* hooks) {
     return hooks && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) > 0;
 }
@@ -116,15 +110,15 @@ CheckPtr make_tensor(PyObject* value, Building& b) {
     PyObject *type = read("type"), *dtype = read("dtype"), *device = read("device"), *layout = read("layout");
     PyObject *shape = read("shape"), *stride = read("stride");
     if (PyErr_Occurred()) return nullptr;
-    if (!PyType_Check(type) || PyObject_IsSubclass(type, THPVariableClass) != 1 || !THPDtype_Check(dtype) ||
-        !THPDevice_Check(device) || !THPLayout_Check(layout) || !to_int64s(shape, &facts->shape) ||
+    if (!PyType_Check(type) || PyObject_IsSubclass(type, THPVariableClass) != 1 || !as_dtype(dtype) ||
+        !as_device(device) || !as_layout(layout) || !to_int64s(shape, &facts->shape) ||
         !to_int64s(stride, &facts->stride) || !read.flag("requires_grad", &facts->requires_grad) ||
         !read.flag("conj_neg", &facts->conj_neg) || !read.flag("inference", &facts->inference))
         return wrong_value("tensor", "TensorFacts", value);
     facts->type = reinterpret_cast<PyTypeObject*>(type);
-    facts->dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-    facts->device = reinterpret_cast<THPDevice*>(device)->device;
-    facts->layout = reinterpret_cast<THPLayout*>(layout)->layout;
+    facts->dtype = *as_dtype(dtype);
+    facts->device = *as_device(device);
+    facts->layout = *as_layout(layout);
     auto check = std::make_unique<TensorIs>();
     check->facts = b.facts.emplace(key_of(*facts), facts).first->second;
     return check;
@@ -133,14 +127,13 @@ CheckPtr make_tensor(PyObject* value, Building& b) {
 bool is_plain_leaf(PyObject* x) {
     namespace impl = torch::autograd::impl;
     if (!THPVariable_Check(x)) return false;
-    auto* object = reinterpret_cast<THPVariable*>(x);
     const at::Tensor& t = THPVariable_Unpack(x);
-    if (impl::grad_fn_unsafe(t) || has_entries(object->backward_hooks) ||
-        has_entries(object->post_accumulate_grad_hooks))
+    if (impl::grad_fn_unsafe(t) || has_entries(backward_hooks(x)) ||
+        has_entries(post_accumulate_grad_hooks(x)))
         return false;
     if (!impl::get_autograd_meta(t)) return true;
     // Those of Python are one hook of C++, which others may stand beside.
-    if (impl::hooks(t).size() > (object->backward_hooks ? 1 : 0)) return false;
+    if (impl::hooks(t).size() > (backward_hooks(x) ? 1 : 0)) return false;
     const auto accumulator = impl::try_get_grad_accumulator(t);
     return !accumulator || (accumulator->pre_hooks().empty() && accumulator->post_hooks().empty());
 }

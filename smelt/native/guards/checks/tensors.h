@@ -2,12 +2,7 @@
 #pragma once
 #include "guards/check.h"
 
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <cstring>
-#include <optional>
+#include "torch_autograd.h"
 
 namespace smelt::guards {
 
@@ -19,12 +14,6 @@ bool is_plain_leaf(PyObject* x);
 // a leaf, 3: a view that was taken in a way that forbids writes (one of several results, without gradients, in a function
 // of the user's). -1: no tensor.
 long how_written(PyObject* x);
-
-// Whether it carries a tangent of forward-mode differentiation, which compiled code would lose.
-inline bool is_dual(const at::TensorImpl* t) {
-    auto* meta = static_cast<torch::autograd::AutogradMeta*>(t->autograd_meta());
-    return meta && meta->fw_grad_ && !meta->fw_grad_->empty();
-}
 
 // The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
 // a pass over a thousand weights must not read a thousand descriptions of them.
@@ -91,27 +80,10 @@ class TensorNote {
         bool known = impl_of(object_) == impl_ && Py_TYPE(object_) == facts_->type &&
                      Peek::word(impl_) == word_ && impl_->key_set().raw_repr() == facts_->known_keys;
         if (!known) return facts_->holds(object_);
-        return has_sizes() && requires_grad() == facts_->requires_grad && !is_dual(impl_);
+        return has_sizes() && requires_grad(impl_) == facts_->requires_grad && !is_dual(impl_);
     }
 
   private:
-    struct Peek : at::TensorImpl {
-        // The eight bytes that hold dtype, device and all flags of a tensor.
-        static uint64_t word(const at::TensorImpl* t) {
-            static_assert(sizeof(caffe2::TypeMeta) == 2 && sizeof(std::optional<c10::Device>) <= 3);
-            uint64_t word;
-            std::memcpy(&word, &(t->*(&Peek::data_type_)), sizeof word);
-            return word;
-        }
-        // Whether nobody computes its sizes and strides.
-        static bool has_own_sizes(const at::TensorImpl* t) {
-            return !(t->*(&Peek::matches_policy))(SizesStridesPolicy::CustomStrides);
-        }
-        static const c10::impl::SizesAndStrides& sizes(const at::TensorImpl* t) {
-            return t->*(&Peek::sizes_and_strides_);
-        }
-    };
-
     static at::TensorImpl* impl_of(PyObject* x) { return THPVariable_Unpack(x).unsafeGetTensorImpl(); }
 
     bool has_sizes() const {
@@ -123,12 +95,6 @@ class TensorNote {
         for (size_t i = 0; i < count; i++)
             if (shape[i] != wanted_shape[i] || stride[i] != wanted_stride[i]) return false;
         return true;
-    }
-
-    bool requires_grad() const {
-        auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl_->autograd_meta());
-        if (!meta) return false;
-        return meta->requires_grad_ || meta->grad_fn_ || (meta->is_view_ && meta->requires_grad());
     }
 
     PyObject* object_;

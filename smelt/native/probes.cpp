@@ -1,0 +1,368 @@
+// What is read by memory layout, tried on objects made for it when smelt is imported: a build of Python or torch that lays
+// them out in another way is found before a wrong number is.
+//
+// What is found is compared with what Python or torch, asked by their functions, say of the same object: the answer then
+// comes from code that was compiled together with the object's type.
+#include "cpython.h"
+
+#include "autograd/errors.h"
+#include "calls/entries.h"
+#include "guards/iterators.h"
+#include "guards/lookup.h"
+#include "guards/sets.h"
+#include "module.h"
+#include "torch_autograd.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace smelt {
+namespace {
+
+void must(bool holds, const char* what) {
+    if (!holds) throw std::runtime_error(what);
+}
+
+// What a function returned, perhaps with a Python error.
+THPObjectPtr made(PyObject* x) {
+    must(x || PyErr_Occurred(), "nothing is found");
+    return THPObjectPtr(autograd::checked(x));
+}
+
+void done(int status) {
+    if (status < 0) autograd::raise();
+}
+
+bool same(PyObject* a, PyObject* b) {
+    int equal = a && b ? PyObject_RichCompareBool(a, b, Py_EQ) : 0;
+    done(equal);
+    return equal;
+}
+
+bool is_number(PyObject* x, long number) {
+    return x && PyLong_Check(x) && PyLong_AsLong(x) == number;
+}
+
+THPObjectPtr name(const char* text) {
+    THPObjectPtr x = made(PyUnicode_InternFromString(text));
+    PyObject_Hash(x);
+    return x;
+}
+
+THPObjectPtr new_class(PyObject* base = reinterpret_cast<PyObject*>(&PyBaseObject_Type)) {
+    return made(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyType_Type), "s(O){}", "Probe", base));
+}
+
+// With attributes that are numbers: `one` is 1, `two` is 2.
+THPObjectPtr new_instance() {
+    THPObjectPtr x = made(PyObject_CallNoArgs(new_class()));
+    for (auto [text, value] : {std::pair("one", 1), std::pair("two", 2)})
+        done(PyObject_SetAttr(x, name(text), made(PyLong_FromLong(value))));
+    return x;
+}
+
+// `get(name, hint)` reads `one`, `two` and no `three`: without a hint, and where the hint says.
+template <class Get>
+void must_read(Get get) {
+    Hint hint = 0;
+    for (auto [text, value] : {std::pair("two", 2), std::pair("two", 2), std::pair("one", 1)})
+        must(is_number(get(name(text), &hint), value), "what they hold is not found");
+    must(!get(name("three"), &hint), "what they do not hold is found");
+}
+
+void try_instances() {
+    THPObjectPtr x = new_instance();
+    must(instance_attributes(x).values, "no values are found in the object");
+    must_read([&](PyObject* n, Hint* hint) { return instance_get_name(x, n, guards::name_hash(n), hint); });
+}
+
+void try_dictionaries() {
+    THPObjectPtr x = new_instance();
+    THPObjectPtr shared = made(PyObject_GenericGetDict(x, nullptr));
+    THPObjectPtr own = made(PyDict_Copy(shared));
+    THPObjectPtr mixed = made(PyDict_Copy(shared));
+    done(PyDict_SetItem(mixed, made(PyLong_FromLong(0)), Py_None));
+    must(instance_attributes(x).dict == shared, "that of an instance is not found");
+    for (PyObject* dict : {shared.get(), own.get(), mixed.get()})
+        must_read(
+            [&](PyObject* n, Hint* hint) { return dict_get_name(dict, n, guards::name_hash(n), hint); });
+}
+
+// That 3.13.0 does not tell of changes by way of the object is known: such a dictionary then has no mark.
+void try_marks() {
+    THPObjectPtr x = new_instance();
+    THPObjectPtr shared = made(PyObject_GenericGetDict(x, nullptr));
+    THPObjectPtr own = made(PyDict_Copy(shared));
+    DictMark mark;
+    mark.set(own);
+    must(mark.holds(own), "one that is as it was counts as changed");
+    done(PyDict_SetItem(own, name("one"), Py_None));
+    must(!mark.holds(own), "a change is not noticed");
+    mark.set(shared);
+    done(PyObject_SetAttr(x, name("one"), Py_None));
+    must(!mark.holds(shared), "a change of an attribute is not noticed");
+    mark.set(own);
+    done(PyDict_DelItem(own, name("two")));
+    must(!mark.holds(own), "that something is removed is not noticed");
+}
+
+void try_class_versions() {
+    THPObjectPtr base = new_class();
+    THPObjectPtr derived = new_class(base);
+    auto* type = reinterpret_cast<PyTypeObject*>(derived.get());
+    for (PyObject* changed : {derived.get(), base.get()}) {
+        const unsigned int version = assign_class_version(type);
+        must(has_class_version(type, version), "a class that is as it was counts as changed");
+        done(PyObject_SetAttr(changed, name("one"), Py_None));
+        must(!has_class_version(type, version), "a change is not noticed");
+    }
+    must(guards::made_by_python(type), "a class of Python's counts as one of C's");
+    must(!guards::made_by_python(guards::deque_type), "a class of C's counts as one of Python's");
+}
+
+void try_code_objects() {
+    must(calls::code_data_is_read_back(), "what was stored is not read back");
+}
+
+// Small numbers lie where their values say.
+void try_sets() {
+    THPObjectPtr numbers = made(Py_BuildValue("(iii)", 1, 2, 5));
+    THPObjectPtr set = made(PySet_New(numbers));
+    must(same(made(guards::set_table(set)), made(Py_BuildValue("(ii(iii))", 7, 0, 1, 2, 5))),
+         "elements are not found where they are");
+    done(PySet_Discard(set, made(PyLong_FromLong(2))));
+    must(same(made(guards::set_table(set)), made(Py_BuildValue("(ii(iii))", 7, 0, 1, -3, 5))),
+         "it is not seen that one was removed");
+    THPObjectPtr copy = made(PySet_New(nullptr));
+    must(guards::copy_set(copy, set) && same(copy, set), "a copy has other elements");
+}
+
+THPObjectPtr part(PyObject* iterator, const char* what) {
+    guards::IteratorPart read = guards::find_iterator_part(name(what));
+    return made(read(iterator));
+}
+
+// `iterator` and `other` go alike.
+void must_foresee(THPObjectPtr iterator, THPObjectPtr other) {
+    THPObjectPtr items = made(PySequence_Tuple(other));
+    const Py_ssize_t count = PyTuple_GET_SIZE(items.get());
+    made(PyIter_Next(iterator));
+    must(is_number(part(iterator, "left"), count - 1), "how much is left is not found");
+    for (Py_ssize_t i = 1; i < count; i++)
+        must(same(made(guards::item_ahead(iterator, i - 1)), PyTuple_GET_ITEM(items.get(), i)),
+             "what comes next is not found");
+    for (Py_ssize_t i = 1; i < count; i++) made(PyIter_Next(iterator));
+    must(!PyIter_Next(iterator) && is_number(part(iterator, "left"), 0), "the end is not seen");
+}
+
+void must_foresee_all(PyObject* over) {
+    must_foresee(made(PyObject_GetIter(over)), made(PyObject_GetIter(over)));
+}
+
+void try_iterators() {
+    THPObjectPtr list = made(Py_BuildValue("[iii]", 5, 6, 7));
+    must_foresee_all(list);
+    must_foresee_all(made(PyList_AsTuple(list)));
+    must_foresee_all(made(PyUnicode_FromString("abc")));
+    must_foresee_all(made(PyUnicode_FromString("\xc4\x80z")));
+    must_foresee_all(
+        made(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "iii", 5, 20, 4)));
+    auto reversed = [&] { return made(PyObject_CallMethod(list, "__reversed__", nullptr)); };
+    must_foresee(reversed(), reversed());
+    THPObjectPtr dict = made(Py_BuildValue("{s:i,s:i,s:i}", "a", 1, "b", 2, "c", 3));
+    for (const char* view : {"keys", "values", "items"})
+        must_foresee_all(made(PyObject_CallMethod(dict, view, nullptr)));
+}
+
+void try_nested_iterators() {
+    THPObjectPtr inner = made(PyObject_GetIter(made(Py_BuildValue("[iii]", 5, 6, 7))));
+    THPObjectPtr numbered =
+        made(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyEnum_Type), "Oi", inner.get(), 40));
+    made(PyIter_Next(numbered));
+    must(part(numbered, "inner") == inner, "the iterator in enumerate is not found");
+    must(is_number(part(numbered, "index"), 41), "the number of enumerate is not found");
+    THPObjectPtr both = made(PyTuple_Pack(1, inner.get()));
+    for (PyObject* strict : {Py_False, Py_True}) {
+        THPObjectPtr named = made(Py_BuildValue("{s:O}", "strict", strict));
+        THPObjectPtr zipped = made(PyObject_Call(reinterpret_cast<PyObject*>(&PyZip_Type), both, named));
+        must(same(part(zipped, "inner"), both), "the iterators in zip are not found");
+        must(part(zipped, "strict") == strict, "whether zip is strict is not found");
+    }
+}
+
+THPObjectPtr call(const char* module, const char* function) {
+    return made(PyObject_CallMethod(made(PyImport_ImportModule(module)), function, nullptr));
+}
+
+// Those of the Python function that asks.
+void try_frames() {
+    PyThreadState* thread = PyThreadState_Get();
+    THPObjectPtr object(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(thread)));
+    if (!object) return;
+    THPObjectPtr code(
+        reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(object.get()))));
+    Frame* frame = current_frame(thread);
+    must(reinterpret_cast<PyObject*>(frame_code(frame)) == code, "the code of one is not found");
+    must(PyFunction_GET_CODE(frame_function(frame)) == code, "the function of one is not found");
+    must(frame->owner == FRAME_OWNED_BY_THREAD, "one that runs counts as a generator's");
+}
+
+void try_recursion_limit() {
+    PyThreadState* thread = PyThreadState_Get();
+    const long known = PyLong_AsLong(call("sys", "getrecursionlimit"));
+    const int before = set_thread_recursion_limit(thread, static_cast<int>(known) + 1);
+    const int set = set_thread_recursion_limit(thread, before);
+    must(before == known && set == known + 1, "another limit is found");
+}
+
+void try_collector() {
+    {
+        const CollectorOff off;
+        must(!PyGC_IsEnabled(), "it is not switched off");
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ torch
+
+THPObjectPtr of_torch(const char* attribute) {
+    return made(PyObject_GetAttrString(made(PyImport_ImportModule("torch")), attribute));
+}
+
+void try_torch_objects() {
+    must(as_dtype(of_torch("float64")) == c10::kDouble, "a dtype is taken for another");
+    must(as_layout(of_torch("sparse_coo")) == c10::kSparse, "a layout is taken for another");
+    const auto device = as_device(made(PyObject_CallFunction(of_torch("device"), "s", "cuda:3")));
+    must(device == c10::Device(c10::kCUDA, 3), "a device is taken for another");
+}
+
+// Of sizes (2, 3) and strides (1, 2), on the CPU.
+THPObjectPtr new_tensor(const char* dtype) {
+    THPObjectPtr sizes = made(Py_BuildValue("((ii)(ii))", 2, 3, 1, 2));
+    THPObjectPtr type = of_torch(dtype);
+    THPObjectPtr named = made(Py_BuildValue("{s:O,s:s}", "dtype", type.get(), "device", "cpu"));
+    THPObjectPtr t = made(PyObject_Call(of_torch("empty_strided"), sizes, named));
+    must(THPVariable_Check(t.get()), "an ordinary one is not known as such");
+    return t;
+}
+
+at::TensorImpl* impl_of(PyObject* t) {
+    return THPVariable_Unpack(t).unsafeGetTensorImpl();
+}
+
+bool says(PyObject* t, const char* method) {
+    return made(PyObject_CallMethod(t, method, nullptr)) == Py_True;
+}
+
+void must_agree_on_sizes(PyObject* t) {
+    const auto& own = Peek::sizes(impl_of(t));
+    THPObjectPtr sizes = made(PyObject_CallMethod(t, "size", nullptr));
+    THPObjectPtr strides = made(PyObject_CallMethod(t, "stride", nullptr));
+    const auto count = static_cast<size_t>(PyTuple_GET_SIZE(sizes.get()));
+    must(Peek::has_own_sizes(impl_of(t)) && own.size() == count, "the number of dimensions is another");
+    for (size_t i = 0; i < count; i++) {
+        must(is_number(PyTuple_GET_ITEM(sizes.get(), i), own.sizes_data()[i]), "sizes are others");
+        must(is_number(PyTuple_GET_ITEM(strides.get(), i), own.strides_data()[i]), "strides are others");
+    }
+}
+
+void try_tensors() {
+    THPObjectPtr x = new_tensor("complex64"), alike = new_tensor("complex64"), other = new_tensor("float64");
+    must_agree_on_sizes(x);
+    const uint64_t word = Peek::word(impl_of(x));
+    must(static_cast<uint16_t>(word) == static_cast<uint16_t>(c10::kComplexFloat), "the dtype is another");
+    must(word == Peek::word(impl_of(alike)), "two that are alike differ");
+    must(word != Peek::word(impl_of(other)), "two of other dtypes do not differ");
+    THPObjectPtr conjugated = made(PyObject_CallMethod(x, "conj", nullptr));
+    for (PyObject* t : {x.get(), conjugated.get()})
+        must(impl_of(t)->is_conj() == says(t, "is_conj"), "whether one is conjugated is not found");
+    for (int writes = 0; writes < 2; writes++) {
+        THPObjectPtr version = made(PyObject_GetAttrString(x, "_version"));
+        must(is_number(version, version_of(THPVariable_Unpack(x))), "how often one was written is not found");
+        made(PyObject_CallMethod(x, "zero_", nullptr));
+    }
+}
+
+void must_agree_on_grad(PyObject* t, bool expected) {
+    const bool said = made(PyObject_GetAttrString(t, "requires_grad")) == Py_True;
+    must(said == expected && requires_grad(impl_of(t)) == said, "whether one requires grad is not found");
+    must(!is_dual(impl_of(t)), "one has a tangent that nobody gave it");
+}
+
+void try_autograd() {
+    const c10::AutoGradMode on(true);
+    THPObjectPtr leaf = new_tensor("float64");
+    must_agree_on_grad(leaf, false);
+    made(PyObject_CallMethod(leaf, "requires_grad_", nullptr));
+    must_agree_on_grad(leaf, true);
+    must_agree_on_grad(made(PyNumber_Negative(leaf)), true);
+    must(!backward_hooks(leaf) && !post_accumulate_grad_hooks(leaf), "one has hooks that nobody gave it");
+    THPObjectPtr hooks = made(PyDict_New());
+    done(PyObject_SetAttrString(leaf, "_backward_hooks", hooks));
+    done(PyObject_SetAttrString(leaf, "_post_accumulate_grad_hooks", hooks));
+    must(backward_hooks(leaf) == hooks && post_accumulate_grad_hooks(leaf) == hooks, "hooks are not found");
+}
+
+// ----------------------------------------------------------------------------------------------------- the table
+
+struct Probe {
+    const char* name;
+    void (*run)();
+};
+
+constexpr Probe kProbes[] = {
+    {"attributes of instances", try_instances},
+    {"dictionaries", try_dictionaries},
+    {"changes of dictionaries", try_marks},
+    {"versions of classes", try_class_versions},
+    {"data of code objects", try_code_objects},
+    {"sets", try_sets},
+    {"iterators", try_iterators},
+    {"enumerate and zip", try_nested_iterators},
+    {"frames", try_frames},
+    {"the recursion limit", try_recursion_limit},
+    {"the garbage collector", try_collector},
+    {"dtypes, devices and layouts", try_torch_objects},
+    {"tensors", try_tensors},
+    {"autograd's metadata", try_autograd},
+};
+
+// What went wrong; null: nothing did.
+PyObject* outcome(const Probe& probe) {
+    try {
+        const c10::InferenceMode ordinary(false);
+        probe.run();
+        Py_RETURN_NONE;
+    } catch (const std::exception& error) {
+        PyErr_Clear();
+        const std::string what = error.what();
+        return PyUnicode_FromString(what.substr(0, what.find('\n')).c_str());
+    }
+}
+
+PyObject* py_probe(PyObject*, PyObject*) {
+    PyObject* outcomes = PyDict_New();
+    for (const Probe& probe : kProbes) {
+        PyObject* said = outcomes ? outcome(probe) : nullptr;
+        if (!said || PyDict_SetItemString(outcomes, probe.name, said) < 0) Py_CLEAR(outcomes);
+        Py_XDECREF(said);
+    }
+    return outcomes;
+}
+
+PyMethodDef functions[] = {
+    {"probe", py_probe, METH_NOARGS,
+     "probe(): what is read by memory layout, each tried: a dict from names to None, or what "
+     "went wrong."},
+    {}};
+
+}  // namespace
+
+int init_probes(PyObject* module) {
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace smelt

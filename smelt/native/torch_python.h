@@ -1,0 +1,53 @@
+// torch's objects of Python: tensors, dtypes, devices, layouts, modes; and errors on their way from C++ to Python and back.
+//
+// Used as they are: `THPVariable_Check`, `_Unpack`, `_Wrap` (an object has the tensor; 2.11 keeps it in a `MaybeOwned`,
+// which `_Unpack` hides), `THPVariableClass`, `THPObjectPtr`, `HANDLE_TH_ERRORS`, `python_error`, and pybind11 as `py`.
+#pragma once
+#include <Python.h>
+
+#include "torch.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_numbers.h>
+
+#include <optional>
+
+namespace smelt {
+
+// What a `torch.dtype`, `torch.device`, `torch.layout` says; nothing if the object is none.
+inline std::optional<c10::ScalarType> as_dtype(PyObject* x) {
+    if (!THPDtype_Check(x)) return {};
+    return reinterpret_cast<THPDtype*>(x)->scalar_type;
+}
+
+inline std::optional<c10::Device> as_device(PyObject* x) {
+    if (!THPDevice_Check(x)) return {};
+    return reinterpret_cast<THPDevice*>(x)->device;
+}
+
+inline std::optional<c10::Layout> as_layout(PyObject* x) {
+    if (!THPLayout_Check(x)) return {};
+    return reinterpret_cast<THPLayout*>(x)->layout;
+}
+
+// The dictionaries of a tensor's hooks, which stay when the last one is removed; null if it never had one.
+inline PyObject* backward_hooks(PyObject* tensor) {
+    return reinterpret_cast<THPVariable*>(tensor)->backward_hooks;
+}
+inline PyObject* post_accumulate_grad_hooks(PyObject* tensor) {
+    return reinterpret_cast<THPVariable*>(tensor)->post_accumulate_grad_hooks;
+}
+
+// The torch-function mode at this place of the thread's stack, borrowed.
+inline PyObject* function_mode(int64_t place) {
+    return at::impl::PythonTorchFunctionTLS::get_stack_at(place)->ptr(getPyInterpreter());
+}
+
+}  // namespace smelt
