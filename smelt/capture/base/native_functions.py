@@ -217,7 +217,8 @@ INTERPRETED: set[Any] = {
 for _class in (
     collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap, collections.Counter
 ):  # fmt: skip
-    INTERPRETED.update(f for f in vars(_class).values() if isinstance(f, types.FunctionType))
+    # unwrapped: what `reprlib.recursive_repr` puts around a `__repr__` is around those of data classes too (from 3.13 on)
+    INTERPRETED.update(inspect.unwrap(f) for f in vars(_class).values() if isinstance(f, types.FunctionType))
 
 # Modules of C functions (and C classes) that only compute.
 PURE_C_MODULES = frozenset(
