@@ -69,8 +69,8 @@ class Gone:
 
 
 def slot_names(cls: type) -> Iterator[str]:
-    """The names of `__slots__` of a class and its bases. Those of C classes are left out, and those by which another attribute
-    of the class is found, which would run code."""
+    """The names of `__slots__` of a class and its bases. Those of C classes are left out, and those by which the class finds
+    another attribute, which may run code."""
     seen: set[str] = set()
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
