@@ -17,6 +17,7 @@ int init_frames(PyObject* module);
 
 namespace guards {
 int init_sets(PyObject* module);
+int init_itertools(PyObject* module);
 int init_tree(PyObject* module);
 int init_global_state(PyObject* module);
 }  // namespace guards

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import Unlike, program, tensor
+from tests.harness.catalogue import Unlike, program, since, tensor
 
 JUMPS = {"3.12": Unlike("conditions at the end of a loop, `and` and `or` are other jumps")}
 
@@ -303,7 +303,12 @@ def lengths():
     return fn, xs()
 
 
-@program(graphs=2, later=4, breaks=["graph-break-requested"] * 5, unlike=JUMPS)
+@program(
+    graphs=2,
+    later=4,
+    breaks=["graph-break-requested"] * 5,
+    unlike=JUMPS | since("3.13", JUMPS["3.12"], 2, later=4, breaks=["graph-break-requested"] * 7),
+)
 def containment():
     def fn(x, n):
         b = Box([x, 1])
@@ -631,7 +636,12 @@ def default_that_a_guard_asks_for():
     return fn, xs()
 
 
-@program(graphs=1, later=1, breaks=["graph-break-requested"] * 6, unlike=JUMPS)
+@program(
+    graphs=1,
+    later=1,
+    breaks=["graph-break-requested"] * 6,
+    unlike=JUMPS | since("3.13", JUMPS["3.12"], 1, later=1, breaks=["graph-break-requested"] * 4),
+)
 def and_or():
     class T:
         def __init__(self, n):

@@ -90,7 +90,7 @@ def subscripted(x: object) -> Kind | None:
     if type(x) not in _SUBSCRIPTED:
         return None
     how, (origin, given) = _reduced(x)
-    if how is not operator.getitem or type(origin).__module__ != "typing" or not _is_plain(given):
+    if how is not operator.getitem or type(origin).__module__ != "typing" or not is_plain(given):
         return None
     return _SUBSCRIPTION if vars(x).keys() <= _FIELDS and origin[given] is x else None
 
@@ -107,12 +107,12 @@ _FIELDS = {
 }
 
 
-def _is_plain(part: object) -> bool:
+def is_plain(part: object) -> bool:
     """Whether no code of the user's runs where `part` is looked up."""
     if type(part) is tuple or type(part) is list:
-        return all(map(_is_plain, part))
+        return all(map(is_plain, part))
     if type(part) in _SUBSCRIPTED:
-        return all(map(_is_plain, (part.__origin__, *part.__args__)))  # type: ignore[attr-defined]
+        return all(map(is_plain, (part.__origin__, *part.__args__)))  # type: ignore[attr-defined]
     if isinstance(part, type):
         return type(part) is type
     return isinstance(part, TYPE_VARIABLES) or stands_for_itself(part) or type(part).__module__ == "typing"
