@@ -1,8 +1,8 @@
 """Type variables that the program made: rows for CPython 3.12 and later, where their classes are of C.
 
 What a type parameter list (`def f[T: int]`) has made may have a bound, constraints and a default that are evaluated when they
-are asked for, which would run code of the user's: such a variable is not made anew. What has been evaluated, and attributes
-that the program has set, which are in no `__dict__` that Python could ask for, are among what the collector finds.
+are asked for, which would run code of the user's: such a variable is not made anew. What has been evaluated is among what
+the collector finds. Attributes that the program has set are in no `__dict__` that Python could ask for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gc
 import typing
 from collections.abc import Callable
 
+from smelt import _native
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.values import FunctionType
 from smelt.capture.rebuilding.aliases import is_plain
@@ -52,8 +53,7 @@ def _needs(x: object) -> tuple[object, ...]:
 
 def _attributes(x: object) -> dict[str, object]:
     """Without a `__module__` of its own, it says that it is of the module of its class."""
-    own: dict[str, object] = next((found for found in gc.get_referents(x) if type(found) is dict), {})
-    return {"__module__": x.__module__, **own}
+    return {"__module__": x.__module__, **(_native.hidden_dict(x) or {})}
 
 
 def _made_by(cls: type) -> Callable[[typing.Any, Expressions], str]:

@@ -14,7 +14,7 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType, module_
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import scopes
-from smelt.capture.protocol.annotations import annotations_of
+from smelt.capture.protocol.attributes.annotations import annotations_of
 from smelt.capture.protocol.attributes.instances import (
     CLASS_LOADERS,
     DATA_LOADERS,

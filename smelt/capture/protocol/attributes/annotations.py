@@ -7,8 +7,9 @@ eager would make them at that moment.
 from __future__ import annotations
 
 import dis
+from collections.abc import Callable
 from types import FunctionType
-from typing import Any, cast
+from typing import Protocol, cast
 
 from smelt import _native
 from smelt.capture.machine.vm import VM
@@ -26,13 +27,18 @@ _OF_NAMES = frozenset(
 )  # fmt: skip
 
 
+class _Deferred(Protocol):
+    @property
+    def __annotate__(self) -> Callable[[int], object]: ...
+
+
 def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
     """`function.__annotations__`. Those of a function that the program made are made by the machine."""
     if vm.outside.origins.of(function) is not None:
         check_annotations(vm.outside, function)
     elif _native.annotations_wait(function):
         vm.frames.tail = None
-        made = vm.call(cast(Any, function).__annotate__, (1,), {})
+        made = vm.call(cast(_Deferred, function).__annotate__, (1,), {})
         if type(made) is not dict:
             raise TypeError(f"__annotate__ returned non-dict of type '{type(made).__name__}'")
         _native.keep_annotations(function, made)
@@ -44,7 +50,7 @@ def check_annotations(outside: Outside, function: FunctionType) -> None:
     the trace has written."""
     if not _native.annotations_wait(function):
         return
-    annotate = cast(Any, function).__annotate__
+    annotate = cast(_Deferred, function).__annotate__
     if type(annotate) is not FunctionType or not _only_reads(outside, annotate):
         raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that nobody has asked for before"))
 
