@@ -27,8 +27,9 @@ from smelt.trace.tape import Tape
 
 
 def _local_references() -> int:
-    """References that exist while an operator's scalar operand, made by C++ a moment ago, reaches `_is_internal_scalar`: that
-    of the tuple of arguments, and those of our functions on the way, which from CPython 3.14 on borrow most of them."""
+    """References that exist while an operator's scalar operand, made by C++ a moment ago, reaches `_is_internal_scalar`.
+
+    That is the one of the tuple of arguments, and those of our functions on the way: CPython 3.14 borrows most of them."""
 
     def referred(real: object) -> int:
         return sys.getrefcount(real)
