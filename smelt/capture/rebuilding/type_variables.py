@@ -2,7 +2,7 @@
 
 What a type parameter list (`def f[T: int]`) has made may have a bound, constraints and a default that are evaluated when
 they are asked for, which would run code of the user's: such a variable is not made anew. What evaluates them, and the
-attributes that the program has set, which are in no `__dict__` that Python could ask for, are among what the collector finds.
+attributes that the program has set, which are in no `__dict__` that Python could ask for, the collector finds.
 """
 
 from __future__ import annotations
