@@ -117,6 +117,25 @@ def outside_function_is_asked(x):
 def outside_function_with_an_effect(x):
     return x + 1, annotated_with_an_effect.__annotations__
 
+class Annotated:
+    n: int
+    t: Tensor
+
+class AnnotatedWithAnEffect:
+    n: effect()
+
+def outside_class_is_asked(x):
+    return x + 1, list(Annotated.__annotations__.values())
+
+def outside_class_with_an_effect(x):
+    return x + 1, AnnotatedWithAnEffect.__annotations__
+
+def class_is_asked(x):
+    class C:
+        n: int
+        k: list[int] = 3
+    return x + len(C.__annotations__), C.__annotations__["n"]
+
 def signature(x):
     return x + len(inspect.signature(annotated).parameters)
 
@@ -221,15 +240,22 @@ def module() -> dict[str, typing.Any]:
 
 
 PROGRAMS = [
-    "template_is_returned", "template_is_read", "template_over_a_break", "template_is_matched", "template_as_text",
-    "no_parentheses", "no_parentheses_in_groups", "leaves_finally", "nobody_asks", "function_is_returned",
-    "function_is_asked", "annotation_with_an_effect", "annotation_of_a_tensor", "class_is_made",
-    "outside_function_is_asked", "outside_function_with_an_effect", "signature", "partial_is_a_method", "placeholders",
-    "placeholder_is_returned", "managers", "what_is_no_manager", "broken_manager", "loops", "quantifiers", "arguments",
-    "unions",
+    "template_is_returned", "template_is_read", "template_over_a_break", "template_is_matched",
+    "template_as_text", "no_parentheses", "no_parentheses_in_groups", "leaves_finally", "nobody_asks",
+    "function_is_returned", "function_is_asked", "annotation_with_an_effect", "annotation_of_a_tensor",
+    "class_is_made", "outside_function_is_asked", "outside_function_with_an_effect", "outside_class_is_asked",
+    "outside_class_with_an_effect", "class_is_asked", "signature", "partial_is_a_method", "placeholders",
+    "placeholder_is_returned", "managers", "what_is_no_manager", "broken_manager", "loops", "quantifiers",
+    "arguments", "unions",
 ]  # fmt: skip
 # Programs in which a graph breaks although they do not ask for it.
-BREAKING = {"outside_function_with_an_effect", "template_as_text", "template_over_a_break", "loops"}
+BREAKING = {
+    "outside_function_with_an_effect",
+    "outside_class_with_an_effect",
+    "template_as_text",
+    "template_over_a_break",
+    "loops",
+}
 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of `finally` that is left
