@@ -136,3 +136,8 @@ def _convolution_layout(
 
 
 declare(aten.convolution.default, layout=_convolution_layout)
+# The others of its settings say which library may compute. Torch 2.11 has no shape function of it.
+declare(
+    aten._convolution.default,
+    layout=lambda x, weight, bias, *settings: _convolution_layout(x, weight, bias, *settings[:6]),
+)

@@ -287,7 +287,15 @@ def items_that_raise():
     return fn, xs()
 
 
-@program(graphs=2, later=4, breaks=["graph-break-requested"] * 8, unlike=JUMPS)
+AT_ITS_BEGINNING = "the condition of a `while` loop is at its beginning only"
+
+
+@program(
+    graphs=2,
+    later=4,
+    breaks=["graph-break-requested"] * 8,
+    unlike=JUMPS | since("3.14", AT_ITS_BEGINNING, 2, later=4, breaks=["graph-break-requested"] * 6),
+)
 def lengths():
     def fn(x, n):
         b = Box([x] * n)

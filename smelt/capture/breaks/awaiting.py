@@ -13,7 +13,7 @@ from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.frames import Frame
 from smelt.capture.breaks.instructions import Step, Successor, row
 from smelt.capture.breaks.points import Placeholder
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 
 
 @row("GET_AWAITABLE")
@@ -113,7 +113,7 @@ def iterator_of_await(x: object, place: int = 0) -> Iterator[object]:
     return cast("Iterator[object]", found)
 
 
-NAMES.update(
+provide(
     enter_async_context=enter_async_context,
     iterator_of_async_for=iterator_of_async_for,
     iterator_of_await=iterator_of_await,

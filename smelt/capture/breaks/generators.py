@@ -19,7 +19,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import cells
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.kinds import KINDS
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 
 
 def _machine(g: Generator) -> VM:
@@ -94,4 +94,4 @@ def _suspension_text(state: MachinesState, text: Expressions) -> str:
 
 KINDS[Generator] = KINDS[Coroutine] = Kind(_parts, _text)
 KINDS[MachinesState] = Kind(_suspension_parts, _suspension_text)
-NAMES.update(advanced=advanced, generator=generator, finished_generator=finished, Suspension=Suspension)
+provide(advanced=advanced, generator=generator, finished_generator=finished, Suspension=Suspension)

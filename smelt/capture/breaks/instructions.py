@@ -32,7 +32,7 @@ from smelt.capture.base.frames import Frame
 from smelt.capture.base.type_info import type_find, whole_name
 from smelt.capture.base.values import NULL, Sentinel, called, to_be_called
 from smelt.capture.breaks.points import Placeholder
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
 
@@ -533,7 +533,7 @@ def merge_keywords(target: dict[str, object], more: Mapping[str, object]) -> Non
         target[key] = more[key]
 
 
-NAMES.update(
+provide(
     tail=_native.tail,
     send=_native.send,
     exhausted=Sentinel("exhausted"),

@@ -1,7 +1,7 @@
 """How an iterator of `itertools` is made again where it does not tell that itself: from CPython 3.14 on.
 
 What is inside of it is read by its layout (`native/guards/itertools.cpp`). It is made of iterators that go on where its own
-stand, and then advanced over what it has given before, as far as that is its own and no code of the program runs.
+stand, and then advanced_over over what it has given before, as far as that is its own and no code of the program runs.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import functools
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar, cast
 
 from smelt import _native
 from smelt.guards.iterators import advance
 
 
 class Made(NamedTuple):
-    """`make(*arguments)`, advanced over its first `taken` items."""
+    """`make(*arguments)`, advanced_over over its first `taken` items."""
 
-    make: Callable[..., Any]
+    make: Callable[..., Iterator[object]]
     arguments: tuple[object, ...]
     taken: int = 0
 
@@ -35,7 +35,9 @@ def made_again(x: object) -> Made | None:
     return None if rule is None or parts is None else rule(*parts)
 
 
-_Maybe = tuple[()] | tuple[Any]  # an object, or none
+_Maybe = tuple[object, ...]  # an object, or none
+_Objects = Iterable[object]
+_Make = Callable[..., Iterator[object]]
 
 
 def _count(short: int, number: _Maybe, step: _Maybe) -> Made:
@@ -44,13 +46,13 @@ def _count(short: int, number: _Maybe, step: _Maybe) -> Made:
 
 
 def _cycle(first: _Maybe, seen: _Maybe, place: int) -> Made:
-    given: tuple[object, ...] = tuple(*seen)
+    given = tuple(cast("tuple[list[object]]", seen)[0])
     if not first:
         return Made(cycle_of, ((), *given), place)
     return Made(cycle_of, (*first, *given), len(given))
 
 
-def cycle_of(rest: Any, *given: object) -> Iterator[object]:
+def cycle_of(rest: _Objects, *given: object) -> Iterator[object]:
     """`cycle` over what was given already, and then the rest."""
     return itertools.cycle(itertools.chain(given, rest) if given else rest)
 
@@ -65,7 +67,7 @@ def _chain(source: _Maybe, active: _Maybe) -> Made:
     return Made(chain_of, (*source, *active))
 
 
-def chain_of(source: Any, *active: object) -> Iterator[object]:
+def chain_of(source: Iterable[_Objects], *active: _Objects) -> Iterator[object]:
     """`chain` over an iterator that it has begun, and those that `source` gives then."""
     return itertools.chain.from_iterable(itertools.chain(active, source))
 
@@ -83,7 +85,7 @@ def _accumulate(total: _Maybe, over: _Maybe, function: _Maybe, initial: _Maybe) 
     return Made(make, (*over, *(function or (None,)), *initial))
 
 
-def accumulated(over: Any, function: Any, *initial: object) -> Iterator[object]:
+def accumulated(over: _Objects, function: Callable[..., object], *initial: object) -> Iterator[object]:
     """`accumulate`, by position."""
     return (
         itertools.accumulate(over, function, initial=initial[0])
@@ -92,7 +94,7 @@ def accumulated(over: Any, function: Any, *initial: object) -> Iterator[object]:
     )
 
 
-def _of_two(make: Callable[..., Any]) -> Callable[[_Maybe, _Maybe], Made]:
+def _of_two(make: _Make) -> Callable[[_Maybe, _Maybe], Made]:
     return lambda first, second: Made(make, (*first, *second))
 
 
@@ -104,7 +106,7 @@ def _dropwhile(function: _Maybe, over: _Maybe, begun: bool) -> Made:
     return Made(dropping_nothing, over) if begun else Made(itertools.dropwhile, (*function, *over))
 
 
-def dropping_nothing(over: Any) -> Iterator[object]:
+def dropping_nothing(over: _Objects) -> Iterator[object]:
     """`dropwhile` that has dropped what it drops."""
     return itertools.dropwhile(_never, over)
 
@@ -116,13 +118,13 @@ def _zip_longest(size: int, active: int, over: tuple[_Maybe, ...], given: bool, 
     return Made(zipped, (*(fill or (None,)), *(x[0] if x else () for x in over)))
 
 
-def zipped(fill: object, *over: Any) -> Iterator[object]:
+def zipped(fill: object, *over: _Objects) -> Iterator[object]:
     """`zip_longest`, by position."""
     return itertools.zip_longest(*over, fillvalue=fill)
 
 
 def _product(pools: _Maybe, places: Sequence[int], given: bool, ended: bool) -> Made | None:
-    (all_pools,) = pools
+    (all_pools,) = cast("tuple[tuple[tuple[object, ...], ...]]", pools)
     if ended:
         return Made(itertools.product, ((),))
     rank = 0
@@ -131,24 +133,26 @@ def _product(pools: _Maybe, places: Sequence[int], given: bool, ended: bool) -> 
     return Made(itertools.product, all_pools, rank + 1 if given else 0) if rank < _MOST else None
 
 
-def _chosen(make: Any, pool: Any, places: Sequence[int], count: int, given: bool, ended: bool) -> Made | None:
+def _chosen(
+    make: _Make, pool: object, places: Sequence[int], count: int, given: bool, ended: bool
+) -> Made | None:
     if ended:
         return Made(make, ((), 1))
     if not given:
         return Made(make, (pool, count))
-    ways = itertools.islice(make(range(len(pool)), count), _MOST)
+    ways = itertools.islice(make(range(len(cast("Sequence[object]", pool))), count), _MOST)
     rank = next((i for i, way in enumerate(ways) if way == tuple(places[:count])), None)
     return None if rank is None else Made(make, (pool, count), rank + 1)
 
 
 def _permutations(
-    pool: _Maybe, places: Any, cycles: object, given: bool, count: int, ended: bool
+    pool: _Maybe, places: Sequence[int], cycles: object, given: bool, count: int, ended: bool
 ) -> Made | None:
-    return _chosen(itertools.permutations, *pool, places, count, given, ended)
+    return _chosen(itertools.permutations, pool[0], places, count, given, ended)
 
 
-def _combinations(make: Any) -> Callable[..., Made | None]:
-    return lambda pool, places, given, count, ended: _chosen(make, *pool, places, count, given, ended)
+def _combinations(make: _Make) -> Callable[..., Made | None]:
+    return lambda pool, places, given, count, ended: _chosen(make, pool[0], places, count, given, ended)
 
 
 _RULES: dict[type, Callable[..., Made | None]] = {
@@ -173,7 +177,7 @@ _RULES: dict[type, Callable[..., Made | None]] = {
 _I = TypeVar("_I", bound=Iterator[object])
 
 
-def advanced(iterator: _I, taken: int) -> _I:
+def advanced_over(iterator: _I, taken: int) -> _I:
     """`iterator`, behind its first items."""
     advance(iterator, taken)
     return iterator

@@ -22,7 +22,7 @@ from smelt.capture.breaks.instructions import Constant, Step, Successor
 from smelt.capture.breaks.liveness import handler_at, successors
 from smelt.capture.breaks.points import Placeholder
 from smelt.capture.breaks.resume import Originals, continuation, resume_function
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
 
@@ -213,4 +213,4 @@ def run_loop(
     return (-1, result, *[None] * len(names))
 
 
-NAMES.update(run_loop=run_loop)
+provide(run_loop=run_loop)

@@ -11,7 +11,7 @@ import numpy as np
 from smelt._native import isinstance
 from smelt.capture.emit.writer import Writer
 from smelt.capture.outside.draws import Draw
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 
 
 def write_draws(writer: Writer, draws: Sequence[Draw]) -> list[str]:
@@ -54,4 +54,4 @@ def state_of(generator: object) -> Callable[[], None]:
     return lambda: old.set_state(held)
 
 
-NAMES.update(state_of=state_of, asarray=np.asarray)
+provide(state_of=state_of, asarray=np.asarray)

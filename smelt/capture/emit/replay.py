@@ -17,7 +17,7 @@ from smelt.capture.base.type_info import type_find
 from smelt.capture.base.values import MISSING
 from smelt.capture.emit.refilling import REFILLS
 from smelt.capture.outside import effects as fx
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 from smelt.errors import Unsupported
 from smelt.guards.iterators import advance
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
@@ -80,7 +80,7 @@ def _replace_contents(e: fx.ReplaceContents) -> Iterable[Store]:
     yield Store(f"refill_{base}({{}}, {{}})", (e.target, e.items))
 
 
-NAMES.update({f"refill_{base}": refill for base, refill in REFILLS.items()})
+provide(**{f"refill_{base}": refill for base, refill in REFILLS.items()})
 
 
 def _change(e: fx.Change) -> Iterable[Store]:
@@ -124,7 +124,7 @@ def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Leave],
     return store
 
 
-NAMES.update(advance=advance)
+provide(advance=advance)
 STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetAttr: _set_attribute,
     fx.DelAttr: _delete_attribute,

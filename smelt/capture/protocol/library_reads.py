@@ -42,7 +42,7 @@ from smelt.capture.outside.change_log import slot_names
 from smelt.capture.outside.effects import Count
 from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import attributes
-from smelt.capture.protocol.annotations import check_annotations
+from smelt.capture.protocol.attributes.annotations import check_annotations
 from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin

@@ -15,7 +15,7 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.values import is_constant, is_identity
 from smelt.capture.rebuilding.kind import Expressions, Kind
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 
 K = TypeVar("K")
 _Table = tuple[int, int, tuple[int, ...]]
@@ -109,7 +109,7 @@ def _view_kind(how: str) -> Kind:
     return Kind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
 
 
-NAMES.update(laid_out=_laid_out)
+provide(laid_out=_laid_out)
 _VIEWS = ("keys", "values", "items")
 
 CONTAINERS: dict[type, Kind] = {

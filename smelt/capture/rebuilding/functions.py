@@ -12,7 +12,7 @@ from smelt.capture.base.frames import Generator
 from smelt.capture.base.values import MISSING, cell_value
 from smelt.capture.rebuilding.containers import dict_text, pairs
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 
 
 def _cell_contents(x: types.CellType) -> list[object]:
@@ -102,7 +102,7 @@ def _bound_text(x: types.BuiltinMethodType | types.MethodWrapperType, text: Expr
     return f"({text(x.__self__)}).{x.__name__}"
 
 
-NAMES.update(keep_annotations=_native.keep_annotations)
+provide(keep_annotations=_native.keep_annotations)
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 FUNCTIONS: dict[type, Kind] = {
     types.FunctionType: Kind(

@@ -21,7 +21,7 @@ from smelt.capture.rebuilding.exceptions import (
     new_exception,
 )
 from smelt.capture.rebuilding.kind import Expressions, Kind
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _slot_of(owner: type, name: str) -> object:
     return owner.__dict__[name]
 
 
-NAMES["slot_of"] = _slot_of
+provide(slot_of=_slot_of)
 
 
 def _attributes(x: object) -> list[dict[str, object]]:

@@ -23,7 +23,7 @@ def _as_parameter(given: torch.Tensor, requires_grad: bool) -> torch.nn.Paramete
     return given if type(given) is torch.nn.Parameter else torch.nn.Parameter(given, requires_grad)
 
 
-# Packages above add names of their own.
+# Packages above add names of their own: `provide`.
 NAMES: dict[str, object] = {
     "OrderedDict": collections.OrderedDict,
     "defaultdict": collections.defaultdict,
@@ -49,3 +49,10 @@ NAMES: dict[str, object] = {
     "float32": np.float32,
     **{f.__name__: f for f in (abs, float, int, max, min, round)},
 }
+
+
+def provide(**names: object) -> None:
+    """Adds names. One that is there already would be taken for the other by the source that was written with it."""
+    for name, what in names.items():
+        if NAMES.setdefault(name, what) is not what:
+            raise ValueError(f"two objects are called {name} in compiled frames")

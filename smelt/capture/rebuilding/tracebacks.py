@@ -7,7 +7,7 @@ import types
 from smelt import _native
 from smelt.capture.base.frames import is_smelts
 from smelt.capture.rebuilding.kind import Expressions, Kind
-from smelt.capture.rebuilding.names import NAMES
+from smelt.capture.rebuilding.names import provide
 
 
 def entry(
@@ -42,4 +42,4 @@ def _text(at: types.TracebackType, text: Expressions) -> str:
 
 
 TRACEBACKS: dict[type, Kind] = {types.TracebackType: Kind(lambda at: (_next(at),), _text)}
-NAMES["traceback_entry"] = entry
+provide(traceback_entry=entry)

@@ -26,6 +26,7 @@ from smelt.capture.base.type_info import (
 from smelt.capture.base.values import MISSING, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import wrapping
+from smelt.capture.protocol.attributes.annotations import check_annotations
 from smelt.capture.protocol.attributes.instances import (
     CLASS_LOADERS,
     Descriptor,
@@ -64,6 +65,8 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
     if how is NATIVE_DATA and name == "__dict__":
         return _class_dict(vm, cls)
     if how is NATIVE_DATA:
+        if name == "__annotations__":
+            check_annotations(outside, cls)
         value = getattr(cls, name)
         if outside.origins.is_made_class(cls):
             return value

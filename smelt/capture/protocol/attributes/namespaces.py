@@ -14,7 +14,7 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType, module_
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import scopes
-from smelt.capture.protocol.annotations import annotations_of
+from smelt.capture.protocol.attributes.annotations import annotations_of, check_annotations
 from smelt.capture.protocol.attributes.instances import (
     CLASS_LOADERS,
     DATA_LOADERS,
@@ -91,6 +91,8 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
     try:
         if type(own_getattr) is FunctionType and not is_native_module(module_name(module)):
             return vm.call(load_from_module(vm, module, "__getattr__"), (name,), {})
+        if name == "__annotations__":
+            check_annotations(outside, module)
         return getattr(module, name)
     except AttributeError:
         if name != "__name__" and "__name__" in own:
