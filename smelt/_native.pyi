@@ -169,6 +169,12 @@ def copy_set(empty: set[Any], other: set[Any]) -> None:
 def made_by_python(cls: type) -> bool:
     """Whether a class statement or a call of a metaclass made the class, not C code (which also makes some on the heap)."""
 
+def parts_of_itertools(x: object) -> tuple[Any, ...] | None:
+    """What is inside of an iterator of itertools from 3.14 on, None of another object."""
+
+def hidden_dict(x: object) -> dict[str, object] | None:
+    """The dictionary of an object, which its class may hide."""
+
 def annotations_wait(x: object) -> bool:
     """Whether reading the annotations of a function, class or module would run code of the program."""
 

@@ -77,7 +77,7 @@ def _over(iterator: Any) -> object:
     if type(iterator) not in _LISTS:
         raise TypeError("an iterator over what does not change")
     _, (over, *_), *state = iterator.__reduce__()
-    return over if state else None
+    return over if state and state[0] >= 0 else None  # before the first item there is nothing more to come
 
 
 def _inner(iterator: Any) -> object:

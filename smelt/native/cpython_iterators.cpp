@@ -131,7 +131,9 @@ PyObject* over_part(PyObject* iterator) {
     }
     if (!walks_list(iterator)) return nullptr;
     auto* walk = as<Walk>(iterator);
-    return Py_NewRef(walk->over ? walk->over : Py_None);
+    // one that goes backwards gives nothing more from here on; 3.13 keeps the list all the same
+    bool ended = !walk->over || walk->index < 0;
+    return Py_NewRef(ended ? Py_None : walk->over);
 }
 
 PyObject* inner_part(PyObject* iterator) {

@@ -8,22 +8,12 @@ PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "smelt._native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
 constexpr int (*kParts[])(PyObject* module) = {
-    calls::init_entries,
-    calls::init_wrapper,
-    calls::init_tail,
-    calls::init_tracers,
-    calls::init_call,
-    calls::init_window,
-    calls::init_interpreter,
-    guards::init_tree,
-    guards::init_global_state,
-    plan::init_type,
-    init_autograd,
-    init_shapes,
-    plan::init_blocks,
-    calls::init_frames,
-    init_sets,
-    init_probes,
+    calls::init_entries,     calls::init_wrapper, calls::init_tail,
+    calls::init_tracers,     calls::init_call,    calls::init_window,
+    calls::init_interpreter, guards::init_tree,   guards::init_global_state,
+    plan::init_type,         init_autograd,       init_shapes,
+    plan::init_blocks,       calls::init_frames,  init_sets,
+    init_itertools,          init_probes,
 };
 
 }  // namespace

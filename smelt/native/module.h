@@ -28,5 +28,6 @@ int init_blocks(PyObject* module);
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
 int init_sets(PyObject* module);
+int init_itertools(PyObject* module);
 int init_probes(PyObject* module);
 }  // namespace smelt

@@ -25,9 +25,25 @@ from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wr
 from smelt.trace.plain_classes import PLAIN_TYPES
 from smelt.trace.tape import Tape
 
-# References that exist while an operator's scalar operand, made by C++ a moment ago, reaches the dispatch mode: the
-# operand's wrapper in the argument tuple, and ours.
-_LOCAL_REFERENCES = 6
+
+def _local_references() -> int:
+    """References that exist while an operator's scalar operand, made by C++ a moment ago, reaches `_is_internal_scalar`: that
+    of the tuple of arguments, and those of our functions on the way, which from CPython 3.14 on borrow most of them."""
+
+    def referred(real: object) -> int:
+        return sys.getrefcount(real)
+
+    def stand_in(real: object) -> int:
+        return referred(real)
+
+    def argument(value: object) -> int:
+        return stand_in(value)
+
+    (found,) = [argument(a) for a in (object(),)]
+    return found
+
+
+_LOCAL_REFERENCES = _local_references()
 
 
 class Inputs(Sequence[FakeTensor]):

@@ -17,7 +17,7 @@ _HARMLESS = frozenset(
     (
         "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__", "__new__",
         "__init_subclass__", "__firstlineno__", "__static_attributes__", "__orig_bases__", "__parameters__",
-        "__slotnames__",
+        "__slotnames__", "__annotate__", "__annotate_func__", "__annotations_cache__",
         # texts, copies and pickles of such tensors are made at graph breaks
         "__repr__", "__str__", "__format__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__setstate__",
     )

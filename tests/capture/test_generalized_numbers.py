@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -236,13 +237,12 @@ def test_the_compiled_frame_is_python() -> None:
             compiled(X, 1 / (k + 1), state)
     assert state.calls == 4
     lines = [line.partition("  #")[0].strip() for line in entries(compiled)[1].source.splitlines()]
-    stored = "set_attribute(state, 'calls', (calls + 1))"
-    if types.SimpleNamespace.__setattr__ is object.__setattr__:  # from 3.14 on it has none of its own
-        stored = "state.calls = (calls + 1)"
+    # before 3.13 a SimpleNamespace has a `__setattr__` of its own
+    plain = sys.version_info >= (3, 13)
     for line in (
         "calls = inputs[1]",
         "t0, = graph((*inputs[:1], (lr / (calls + 1)),))",
-        stored,
+        "state.calls = (calls + 1)" if plain else "set_attribute(state, 'calls', (calls + 1))",
         "return (t0, ((calls + 1) % 2))",
     ):
         assert line in lines

@@ -258,3 +258,28 @@ def test_a_first_call_near_the_recursion_limit(left: int) -> None:
             depth += 1
     compiled = smelt.compile(one_more, backend="eager")
     assert runs_at(depth - left, compiled) == 2
+
+
+@smelt.disable
+def fails() -> None:
+    raise ValueError("not captured")
+
+
+def test_what_a_finally_block_lets_through_after_a_break_has_its_traceback() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        try:
+            y = x + 1
+            fails()
+        finally:
+            x = x * 2
+        return y
+
+    def lines(fn: Program) -> list[tuple[str, int | None]]:
+        with pytest.raises(ValueError, match="not captured") as caught:
+            fn(torch.ones(2))
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        return [(f.name, f.lineno) for f in frames if f.filename == __file__ and f.name != "lines"]
+
+    compiled = smelt.compile(fn)
+    for _ in range(3):
+        assert lines(compiled) == lines(fn)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import Unlike, program, tensor
+from tests.harness.catalogue import Unlike, program, since, tensor
 
 JUMPS = {"3.12": Unlike("conditions at the end of a loop are other jumps")}
+AT_ITS_BEGINNING = "the condition of a `while` loop is at its beginning only"
 
 
 def xs():
@@ -265,7 +266,12 @@ def exit_stack_and_closing():
     return fn, xs()
 
 
-@program(graphs=2, later=2, breaks=["graph-break-requested"] * 5, unlike=JUMPS)
+@program(
+    graphs=2,
+    later=2,
+    breaks=["graph-break-requested"] * 5,
+    unlike=JUMPS | since("3.14", AT_ITS_BEGINNING, 2, later=1, breaks=["graph-break-requested"] * 4),
+)
 def conditions_in_asserts_and_loops():
     class T:
         def __init__(self, n):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import Unlike, program, tensor
+from tests.harness.catalogue import Unlike, program, since, tensor
 
 JUMPS = {"3.12": Unlike("conditions at the end of a loop, `and` and `or` are other jumps")}
 
@@ -287,7 +287,15 @@ def items_that_raise():
     return fn, xs()
 
 
-@program(graphs=2, later=4, breaks=["graph-break-requested"] * 8, unlike=JUMPS)
+AT_ITS_BEGINNING = "the condition of a `while` loop is at its beginning only"
+
+
+@program(
+    graphs=2,
+    later=4,
+    breaks=["graph-break-requested"] * 8,
+    unlike=JUMPS | since("3.14", AT_ITS_BEGINNING, 2, later=4, breaks=["graph-break-requested"] * 6),
+)
 def lengths():
     def fn(x, n):
         b = Box([x] * n)
@@ -303,7 +311,12 @@ def lengths():
     return fn, xs()
 
 
-@program(graphs=2, later=4, breaks=["graph-break-requested"] * 5, unlike=JUMPS)
+@program(
+    graphs=2,
+    later=4,
+    breaks=["graph-break-requested"] * 5,
+    unlike=JUMPS | since("3.13", JUMPS["3.12"], 2, later=4, breaks=["graph-break-requested"] * 7),
+)
 def containment():
     def fn(x, n):
         b = Box([x, 1])
@@ -631,7 +644,12 @@ def default_that_a_guard_asks_for():
     return fn, xs()
 
 
-@program(graphs=1, later=1, breaks=["graph-break-requested"] * 6, unlike=JUMPS)
+@program(
+    graphs=1,
+    later=1,
+    breaks=["graph-break-requested"] * 6,
+    unlike=JUMPS | since("3.13", JUMPS["3.12"], 1, later=1, breaks=["graph-break-requested"] * 4),
+)
 def and_or():
     class T:
         def __init__(self, n):

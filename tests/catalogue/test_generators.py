@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from tests.harness.catalogue import call, program, tensor
+from tests.harness.catalogue import INLINED, ITER_TWICE, call, program, since, tensor
 
 
 def scaled(x, n):
@@ -85,7 +85,12 @@ def advances_a_generator_from_outside():
     return fn, [(tensor(3),), (tensor(3),), (tensor(3),)]
 
 
-@program(graphs=1, later=3, breaks=["unsupported-object", "unsupported-object", "unsupported-object"])
+@program(
+    graphs=1,
+    later=3,
+    breaks=["unsupported-object"] * 3,
+    unlike=since("3.13", ITER_TWICE, 1, later=3, breaks=["unsupported-object"] * 4),
+)
 def takes_a_generator_as_argument():
     def fn(x, values):
         return [x * v for v in values]
@@ -866,7 +871,13 @@ def async_function_compiled():
     return fn, [(tensor(3),)] * 3
 
 
-@program(graphs=0, breaks=["unsupported-call", "unsupported-call", "unsupported-call"])
+@program(
+    graphs=0,
+    breaks=["unsupported-call", "unsupported-call", "unsupported-call"],
+    unlike=since(
+        "3.12", INLINED, 1, breaks=[*["unsupported-call"] * 8, "unsupported-object", "unsupported-object"]
+    ),
+)
 def async_generator_is_made():
     async def gen(x):
         yield x

@@ -1074,3 +1074,48 @@ def counter_and_chain_of_objects():
         )
 
     return fn, [(tensor(3),)] * 3
+
+
+@program(graphs=1)
+def a_property_hides_a_slot():
+    asked = []
+
+    class Base:
+        __slots__ = ("a", "b")
+
+        def __init__(self, a):
+            self.b = a
+
+    class Derived(Base):
+        __slots__ = ()
+
+        @property
+        def a(self):
+            asked.append("a")
+            return self.b + 1
+
+    def fn(x):
+        made = Derived(x * 2)
+        return made, made.a
+
+    return fn, [(tensor(3),)] * 3, asked
+
+
+@program(graphs=2, breaks=["unsupported-call", "unsupported-call"])
+def a_value_hides_a_slot():
+    class Base:
+        __slots__ = ("a",)
+
+    class Derived(Base):
+        __slots__ = ()
+        a = 5
+
+    hidden = vars(Base)["a"]
+
+    def fn(x):
+        made = Derived()
+        y = x + made.a
+        hidden.__set__(made, 7)
+        return made, y * 2, hidden.__get__(made)
+
+    return fn, [(tensor(3),)] * 3

@@ -11,11 +11,14 @@ import typing
 import zoneinfo
 
 import smelt
-from tests.harness.catalogue import Changing, program, tensor
+from tests.harness.catalogue import Changing, program, since, tensor
 
 
 def thrice(*state):
     return [(tensor(3), *state)] * 3
+
+
+OF_C = "the classes of type variables are of C, and no guard tells what those from outside hold"
 
 
 def is_new(part, seen):
@@ -52,7 +55,16 @@ def generic_types_of_type_variables():
     return fn, thrice()
 
 
-@program(graphs=1, breaks=["graph-break-requested"])
+@program(
+    graphs=1,
+    breaks=["graph-break-requested"],
+    unlike=since(
+        "3.12",
+        OF_C,
+        1,
+        breaks=["graph-break-requested", "unsupported-object", "unsupported-object"],
+    ),
+)
 def typing_keeps_what_it_was_asked_for():
     def fn(x):
         names = typing.TypeVarTuple("names")
@@ -60,6 +72,31 @@ def typing_keeps_what_it_was_asked_for():
         pair = typing.Tuple[int, unpacked]
         smelt.graph_break()
         return x * 2, unpacked is typing.Unpack[names], pair is typing.Tuple[int, typing.Unpack[names]]
+
+    return fn, thrice()
+
+
+@program(
+    graphs=1,
+    breaks=["graph-break-requested"],
+    unlike=since(
+        "3.12",
+        OF_C,
+        1,
+        breaks=["graph-break-requested", *["unsupported-call"] * 4, *["unsupported-object"] * 2],
+    ),
+)
+def type_variables():
+    def fn(x):
+        bound = typing.TypeVar("bound", bound=int)
+        constrained = typing.TypeVar("constrained", int, str, covariant=True)
+        listed = typing.ParamSpec("listed")
+        bound.own = 3
+        made = bound, constrained, listed
+        smelt.graph_break()
+        names = [(v.__name__, v.__module__, repr(v)) for v in made]
+        parts = bound.__bound__, constrained.__constraints__, constrained.__covariant__, listed.__bound__
+        return x * 2, names, parts, bound.own
 
     return fn, thrice()
 

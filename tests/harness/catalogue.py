@@ -124,6 +124,24 @@ class Unlike:
 INLINED = Unlike("comprehensions are instructions of their function, so breaks in them are that function's")
 
 
+def since(version: str, unlike: Unlike | str, graphs: int, **numbers: Any) -> dict[str, Unlike]:
+    """Other numbers from a version of Python ("3.13") on, for the reason of `unlike`; as those of `program`."""
+    reason = unlike if isinstance(unlike, str) else unlike.reason
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()}
+    return {f"{version}+": Unlike(reason, Compilation(graphs, **given))}
+
+
+# A break at the `iter` of what a comprehension goes over comes twice.
+ITER_TWICE = "3.13.5 takes the iterator of a comprehension's iterator once more"
+
+
+def _holds(version: str) -> bool:
+    """Whether a key of `unlike` is of the Python or torch that runs."""
+    if version.endswith("+"):
+        return sys.version_info >= tuple(map(int, version[:-1].split(".")))
+    return version in (PYTHON, TORCH)
+
+
 def compilation_of(compiled: Any, first: int) -> Compilation:
     """What was compiled for `compiled`, of which there were `first` graphs after its first call."""
     found = [record for _, record in inspect.records(compiled)]
@@ -153,7 +171,8 @@ def program(
         later: how many more the other calls compile.
         breaks: ids of the reasons why graphs break, once for each place, sorted.
         eager: ids of the reasons why a call, or the rest of one, runs eagerly, once for each place, sorted.
-        unlike: by version of Python ("3.12") or torch ("torch 2.11"), where bytecode or operators make other numbers.
+        unlike: by version of Python ("3.12"; "3.13+": from that on) or torch ("torch 2.11"), where bytecode or operators
+            make other numbers.
         fullgraph: compile with `fullgraph=True`: anything uncaptured is an error.
         grad: True, False: grad mode during the calls; None: enabled, as by default.
         rtol, atol: tolerance of float32 values and Python floats.
@@ -162,7 +181,7 @@ def program(
     row = Compilation(graphs, later, tuple(breaks), tuple(eager))
     unknown = {*row.breaks, *row.eager} - REASONS.keys()
     assert not unknown, f"no reason of smelt/reasons.py: {unknown}"
-    said = next((unlike[version].compilation for version in (PYTHON, TORCH) if version in unlike), row)
+    said = next((other.compilation for version, other in unlike.items() if _holds(version)), row)
 
     def decorate(factory: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(factory)

@@ -58,6 +58,7 @@ _CLASS_NOISE = {
     "_abc_impl",
 }
 _CLASS_NOISE |= {"__static_attributes__", "__firstlineno__", "__annotations__", "__slotnames__"}
+_CLASS_NOISE |= {"__annotate_func__", "__annotations_cache__"}  # where annotations are from 3.14 on
 
 
 def _is_leaf(t: torch.Tensor) -> bool | None:

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any, Protocol, cast
 
 from smelt._native import isinstance
-from smelt.capture.base.bytecode import Code
+from smelt.capture.base.bytecode import PY313, Code
 from smelt.capture.base.values import FunctionType, Sentinel
 from smelt.graph.ir import Line
 
@@ -332,17 +332,20 @@ class Generator:
         if self.state is SUSPENDED and self.vm.running:
             self.vm.drop(self)
 
-    def close(self) -> None:
-        """As `generator.close`. Raises RuntimeError if the frame yields once more."""
+    def close(self) -> object:
+        """As `generator.close`; from 3.13 on it gives what the frame returns. Raises RuntimeError if that yields again."""
         if self.state is SUSPENDED:
             try:
                 self.throw(GeneratorExit())
-            except (GeneratorExit, StopIteration):
-                return
+            except GeneratorExit:
+                return None
+            except StopIteration as stop:
+                return stop.value if PY313 else None
             # dropped, it would be closed again; what that raises no one sees
             self.vm.frames.stubborn.append(self)
             raise RuntimeError(f"{self.kind} ignored GeneratorExit")
         self.state = FINISHED
+        return None
 
     def _resume(self, error: BaseException | None) -> object:
         if self.state is RUNNING:

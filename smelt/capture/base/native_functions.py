@@ -217,7 +217,8 @@ INTERPRETED: set[Any] = {
 for _class in (
     collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap, collections.Counter
 ):  # fmt: skip
-    INTERPRETED.update(f for f in vars(_class).values() if isinstance(f, types.FunctionType))
+    # unwrapped: what `reprlib.recursive_repr` puts around a `__repr__` is around those of data classes too (from 3.13 on)
+    INTERPRETED.update(inspect.unwrap(f) for f in vars(_class).values() if isinstance(f, types.FunctionType))
 
 # Modules of C functions (and C classes) that only compute.
 PURE_C_MODULES = frozenset(
@@ -258,6 +259,8 @@ PURE_SYS = frozenset(
         "is_finalizing",
     }
 )
+# Functions of the modules `posix` and `nt` that only compute with texts; `os.path` has some of them under other names.
+PURE_POSIX = frozenset({"_path_splitroot", "_path_splitroot_ex", "_path_normpath"})
 
 # Python modules of the standard library around locks, random states, processes and files: called as a whole or not at all.
 _NEVER_ENTERED = frozenset(
@@ -529,6 +532,8 @@ def refusal(function: object) -> tuple[ReasonKind, str] | None:
     if module in PURE_C_MODULES or module.startswith(("torch", "numpy", "einops")):
         return None
     if module == "sys" and name in PURE_SYS:
+        return None
+    if module in ("posix", "nt") and name in PURE_POSIX:
         return None
     if module in ("random", "_random"):
         return RANDOM_STATE, f"random.{name}"

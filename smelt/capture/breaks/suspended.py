@@ -1,7 +1,7 @@
 """Iterators that leave capture half consumed: rows for `rebuilding.kinds.KINDS` (generators: `generators.py`).
 
-An iterator of C is made again from what its `__reduce__` says; one over a dictionary or a set from that itself, so that what
-changes there shows in the loop.
+An iterator of C is made again from what its `__reduce__` says, or from its parts (`itertools_parts.py`); one over a
+dictionary or a set from that itself, so that what changes there shows in the loop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from typing import Protocol, TypeVar, cast
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.frames import (
     SEQUENCE_ITERATOR,
     VMCallable,
@@ -24,6 +25,7 @@ from smelt.capture.base.frames import (
     VMTuples,
 )
 from smelt.capture.base.values import is_constant
+from smelt.capture.breaks.itertools_parts import advanced, made_again
 from smelt.capture.breaks.worth import has_tensors
 from smelt.capture.rebuilding.containers import list_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
@@ -47,6 +49,11 @@ _Reduced = tuple[Callable[..., object], tuple[object, ...], object]  # the last 
 
 
 def _reduced(x: object) -> _Reduced:
+    made = made_again(x)
+    if made is not None:
+        return made.make, made.arguments, None
+    if type(x).__module__ == "itertools" and PY314:
+        raise unsupported(x, "and does not tell how far it is")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy support")  # of itertools, from 3.12 on
         reduced = cast(_Reduced, x.__reduce__())
@@ -60,11 +67,14 @@ def _reduced_parts(x: object) -> list[object]:
 
 def _reduced_text(x: object, text: Expressions) -> str:
     made, arguments, state = _reduced(x)
+    again = made_again(x)
     if made is iter and type(x) is _BACKWARDS:  # at its end
         return "reversed([])"
     compiles = has_tensors(arguments)
     given = ", ".join(_argument_text(a, text, compiles) for a in arguments)
     call = f"{text.constant(made, made.__name__)}({given})"
+    if again is not None and again.taken:
+        return f"advanced({call}, {again.taken})"
     if state is None:
         return call
     shown = f"({', '.join(map(text, state))},)" if type(state) is tuple else text(state)
@@ -216,6 +226,7 @@ _SEQUENCE = Kind(lambda x: (x.sequence,), lambda x, text: text(x.sequence))
 KINDS.update(dict.fromkeys((VMIterator, VMIterables, VMTuples), _ITERATOR))
 KINDS.update(dict.fromkeys((VMSequence, VMSizedSequence), _SEQUENCE))
 NAMES.update(
+    advanced=advanced,
     downwards=downwards,
     elements_from=elements_from,
     entries_from=entries_from,

@@ -250,7 +250,9 @@ def _run_to_end(vm: VM, frame: Frame) -> Return | None:
             raise
         if vm.failure is not None:
             raise vm.failure from e
-        raise UserException(e, vm.where(), vm.disclosed.was_asked) from e
+        # what ends here may let go of the traceback of its cause; an exception from outside keeps its own
+        cause = None if id(e) in vm.outside.origins else e
+        raise UserException(e, vm.where(), vm.disclosed.was_asked) from cause
 
 
 def _stack_depth() -> int:

@@ -69,11 +69,14 @@ class Gone:
 
 
 def slot_names(cls: type) -> Iterator[str]:
-    """The names of `__slots__` of a class and its bases, those of C classes left out."""
+    """The names of `__slots__` of a class and its bases. Those of C classes are left out, and those by which the class finds
+    another attribute, which may run code."""
+    seen: set[str] = set()
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
-            if is_slot(found) and not is_special_name(name):
+            if name not in seen and is_slot(found) and not is_special_name(name):
                 yield name
+        seen.update(base.__dict__)
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
@@ -87,13 +88,22 @@ def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[o
 def _pair(vm: VM, number: int, pair: object) -> tuple[object, ...]:
     if not isinstance(pair, tuple):
         if not hasattr(type(pair), "__iter__") and not hasattr(type(pair), "__getitem__"):
-            raise TypeError(f"cannot convert dictionary update sequence element #{number} to a sequence")
+            raise _no_pair(number)
         pair = tuple(vm.elements(pair))
     if len(pair) != 2:
         raise ValueError(
             f"dictionary update sequence element #{number} has length {len(pair)}; 2 is required"
         )
     return pair
+
+
+def _no_pair(number: int) -> TypeError:
+    what = f"annot convert dictionary update sequence element #{number} to a sequence"
+    if not PY314:
+        return TypeError("c" + what)
+    error = TypeError("object is not iterable")
+    error.add_note("C" + what)
+    return error
 
 
 def mapping(vm: VM, obj: object) -> dict[object, object]:

@@ -42,6 +42,7 @@ from smelt.capture.outside.change_log import slot_names
 from smelt.capture.outside.effects import Count
 from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import attributes
+from smelt.capture.protocol.attributes.annotations import check_annotations
 from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
@@ -151,21 +152,6 @@ def _use_chain(outside: Outside, fn: FunctionType, origin: Origin, value: object
         use_native(outside, value)
 
 
-# What the compiler of Python makes of annotations that are names, attributes, subscripts and constants.
-_OF_NAMES = frozenset(
-    (
-        "RESUME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT", "COMPARE_OP", "POP_JUMP_IF_FALSE", "NOT_TAKEN",
-        "LOAD_COMMON_CONSTANT", "RAISE_VARARGS", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "BINARY_OP",
-        "BUILD_MAP", "BUILD_TUPLE", "COPY_FREE_VARS", "RETURN_VALUE", "CACHE",
-    )
-)  # fmt: skip
-
-
-def _only_names(annotate: FunctionType) -> bool:
-    """Whether making annotations has no effect, as far as their code shows."""
-    return all(i.opname in _OF_NAMES for i in dis.get_instructions(annotate.__code__))
-
-
 def use_signature(outside: Outside, target: object) -> None:
     """The trace depends on `inspect.signature(target)`."""
     if isinstance(target, types.MethodType):
@@ -183,8 +169,7 @@ def use_signature(outside: Outside, target: object) -> None:
     if id(target) not in outside.origins:
         return None
     outside.facts.use_function(target)
-    if _native.annotations_wait(target) and not _only_names(target.__annotate__):  # type: ignore[attr-defined]
-        raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that nobody has asked for before"))
+    check_annotations(outside, target)
     if target.__annotations__:
         origin = outside.origins.const(target).child("member", "__annotations__")
         contents.open_compared(outside, (wrapping.wrap(outside, target.__annotations__, origin),))

@@ -10,6 +10,7 @@ import types
 import typing
 
 from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.values import INTERPOLATION, TEMPLATE
 from smelt.capture.rebuilding.constants import TYPE_VARIABLES, stands_for_itself
 from smelt.capture.rebuilding.containers import tuple_text
@@ -34,8 +35,8 @@ def _union_text(x: types.UnionType, text: Expressions) -> str:
 
 
 def _union(*parts: type) -> object:
-    if types.UnionType is typing.Union:  # from 3.14 on: also of what has no `|`
-        return operator.getitem(types.UnionType, parts)
+    if PY314:  # from 3.14 on: also of what has no `|`
+        return operator.getitem(typing.cast("dict[object, object]", types.UnionType), parts)
     return functools.reduce(operator.or_, parts)
 
 
@@ -43,20 +44,32 @@ def _in_zone(x: datetime.time | datetime.datetime, text: Expressions) -> str:
     return f"{text(x.replace(tzinfo=None))}.replace(tzinfo={text(x.tzinfo)})"
 
 
-def _template_text(x: typing.Any, text: Expressions) -> str:
+class _Template(typing.Protocol):
+    strings: tuple[str, ...]
+    interpolations: tuple[object, ...]
+
+
+class _Interpolation(typing.Protocol):
+    value: object
+    expression: str
+    conversion: str | None
+    format_spec: str
+
+
+def _template_text(x: _Template, text: Expressions) -> str:
     return f"{text.constant(TEMPLATE, 'Template')}({', '.join(map(text, _template_parts(x)))})"
 
 
-def _template_parts(x: typing.Any) -> list[object]:
+def _template_parts(x: _Template) -> list[object]:
     """What a t-string is made of, in turn."""
     return [*(part for pair in zip(x.strings, x.interpolations) for part in pair), x.strings[-1]]
 
 
-def _interpolation_parts(x: typing.Any) -> tuple[object, ...]:
+def _interpolation_parts(x: _Interpolation) -> tuple[object, ...]:
     return x.value, x.expression, x.conversion, x.format_spec
 
 
-def _interpolation_text(x: typing.Any, text: Expressions) -> str:
+def _interpolation_text(x: _Interpolation, text: Expressions) -> str:
     made = text.constant(INTERPOLATION, "Interpolation")
     return f"{made}({', '.join(map(text, _interpolation_parts(x)))})"
 
@@ -90,7 +103,7 @@ def subscripted(x: object) -> Kind | None:
     if type(x) not in _SUBSCRIPTED:
         return None
     how, (origin, given) = _reduced(x)
-    if how is not operator.getitem or type(origin).__module__ != "typing" or not _is_plain(given):
+    if how is not operator.getitem or type(origin).__module__ != "typing" or not is_plain(given):
         return None
     return _SUBSCRIPTION if vars(x).keys() <= _FIELDS and origin[given] is x else None
 
@@ -107,12 +120,12 @@ _FIELDS = {
 }
 
 
-def _is_plain(part: object) -> bool:
+def is_plain(part: object) -> bool:
     """Whether no code of the user's runs where `part` is looked up."""
     if type(part) is tuple or type(part) is list:
-        return all(map(_is_plain, part))
+        return all(map(is_plain, part))
     if type(part) in _SUBSCRIPTED:
-        return all(map(_is_plain, (part.__origin__, *part.__args__)))  # type: ignore[attr-defined]
+        return all(map(is_plain, (part.__origin__, *part.__args__)))  # type: ignore[attr-defined]
     if isinstance(part, type):
         return type(part) is type
     return isinstance(part, TYPE_VARIABLES) or stands_for_itself(part) or type(part).__module__ == "typing"

@@ -6,6 +6,7 @@ The class's own `__new__`, `__init__` and `__setattr__` do not run: the built-in
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from smelt.capture.rebuilding.exceptions import (
     new_exception,
 )
 from smelt.capture.rebuilding.kind import Expressions, Kind
+from smelt.capture.rebuilding.names import NAMES
 
 
 @dataclass(frozen=True)
@@ -138,26 +140,52 @@ BASES: tuple[_Base, ...] = (
 )
 
 
-def _slot_names(cls: type) -> list[str]:
-    """Names of the `__slots__` of a class and its bases, mangled, without `__dict__` and `__weakref__`."""
-    names = []
-    for k in cls.__mro__:
-        slots = k.__dict__.get("__slots__", ())
+@dataclass(frozen=True)
+class _Slot:
+    """A slot that `owner` declares in its `__slots__`. `hidden`: by its name the class finds another attribute."""
+
+    owner: type
+    name: str
+    descriptor: types.MemberDescriptorType
+    hidden: bool
+
+    def store(self, instance: str, value: object, text: Expressions) -> str:
+        """The statement that stores `value` in the slot of `instance`."""
+        if self.hidden:
+            return f"slot_of({text(self.owner)}, {self.name!r}).__set__({instance}, {text(value)})"
+        return f"set_attribute({instance}, {self.name!r}, {text(value)})"
+
+
+def _declared_slots(cls: type) -> list[_Slot]:
+    """The slots of a class and its bases."""
+    found = []
+    for owner in cls.__mro__:
+        slots = owner.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if name not in ("__dict__", "__weakref__"):
-                private = name.startswith("__") and not name.endswith("__")
-                names.append(f"_{k.__name__.lstrip('_')}{name}" if private else name)
-    return names
+            private = name.startswith("__") and not name.endswith("__")
+            mangled = f"_{owner.__name__.lstrip('_')}{name}" if private else name
+            descriptor = owner.__dict__.get(mangled)
+            if type(descriptor) is types.MemberDescriptorType:
+                first = next(k for k in cls.__mro__ if mangled in k.__dict__)
+                found.append(_Slot(owner, mangled, descriptor, hidden=first is not owner))
+    return found
 
 
-def _slots(x: object, names: list[str]) -> dict[str, object]:
-    found = {}
-    for name in names:
+def _slots(x: object, declared: list[_Slot]) -> Iterable[tuple[_Slot, object]]:
+    """The slots that hold something, and what."""
+    for slot in declared:
         try:
-            found[name] = object.__getattribute__(x, name)
+            value = slot.descriptor.__get__(x, type(x))
         except AttributeError:
             continue
-    return found
+        yield slot, value
+
+
+def _slot_of(owner: type, name: str) -> object:
+    return owner.__dict__[name]
+
+
+NAMES["slot_of"] = _slot_of
 
 
 def _attributes(x: object) -> list[dict[str, object]]:
@@ -191,17 +219,17 @@ def instance_kind(cls: type) -> Kind | str:
     refusal = _refusal(cls, base)
     if refusal is not None:
         return refusal
-    names = _slot_names(cls)
+    declared = _declared_slots(cls)
 
     def holds(x: object) -> list[object]:
-        return [*base.holds(x), *base.parts(x), *_slots(x, names).values(), *_attributes(x)]
+        return [*base.holds(x), *base.parts(x), *(v for _, v in _slots(x, declared)), *_attributes(x)]
 
     def create(x: object, text: Expressions) -> str:
         return base.create(x, text(cls), text)
 
     def fill(x: object, text: Expressions, name: str) -> list[str]:
         lines = base.fill(x, text, name)
-        lines += [f"set_attribute({name}, {slot!r}, {text(v)})" for slot, v in _slots(x, names).items()]
+        lines += [slot.store(name, value, text) for slot, value in _slots(x, declared)]
         return [*lines, *(f"set_attribute({name}, '__dict__', {text(own)})" for own in _attributes(x))]
 
     def needs(x: object) -> list[object]:

@@ -21,9 +21,10 @@ from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
 from smelt.capture.rebuilding.numpy_values import numpy_kind
 from smelt.capture.rebuilding.standins import STANDINS
 from smelt.capture.rebuilding.tracebacks import TRACEBACKS
+from smelt.capture.rebuilding.type_variables import VARIABLES
 
 # By exact type. Packages above add rows of their own: iterators and generators, handles of hooks.
-KINDS: dict[type, Kind] = {**CONTAINERS, **FUNCTIONS, **STANDINS, **TRACEBACKS, **ALIASES}
+KINDS: dict[type, Kind] = {**CONTAINERS, **FUNCTIONS, **STANDINS, **TRACEBACKS, **ALIASES, **VARIABLES}
 
 
 # Classes of C whose rows above do not speak of the `__dict__` that their instances have.

@@ -321,6 +321,11 @@ PyObject* py_keep_annotations(PyObject*, PyObject* const* args, Py_ssize_t count
     Py_RETURN_NONE;
 }
 
+PyObject* py_hidden_dict(PyObject*, PyObject* x) {
+    PyObject* dict = instance_dict(x);
+    return Py_NewRef(dict ? dict : Py_None);
+}
+
 // Whether reading `__class__` gives the type and runs no code of its class.
 bool shows_its_type(PyTypeObject* type) {
     return type->tp_getattro == PyObject_GenericGetAttr &&
@@ -371,6 +376,8 @@ PyMethodDef functions[] = {
      "isinstance(x, kinds): as Python's, without asking x for its __class__."},
     {"made_by_python", py_made_by_python, METH_O,
      "made_by_python(cls): whether a class statement or a call of a metaclass made the class, not C code."},
+    {"hidden_dict", py_hidden_dict, METH_O,
+     "hidden_dict(x): the dictionary of an object, which its class may hide; None if it has none."},
     {"annotations_wait", py_annotations_wait, METH_O,
      "annotations_wait(x): whether reading the annotations of a function, class or module would run code of "
      "the "

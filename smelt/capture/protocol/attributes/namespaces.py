@@ -7,7 +7,6 @@ import types
 from collections.abc import Sequence
 from typing import cast
 
-from smelt._native import annotations_wait
 from smelt.capture.base.frames import Coroutine, Generator
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.type_info import NATIVE_DATA
@@ -15,6 +14,7 @@ from smelt.capture.base.values import MISSING, FunctionType, MethodType, module_
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
 from smelt.capture.protocol import scopes
+from smelt.capture.protocol.attributes.annotations import annotations_of
 from smelt.capture.protocol.attributes.instances import (
     CLASS_LOADERS,
     DATA_LOADERS,
@@ -111,8 +111,8 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     outside = vm.outside
     if name == "__globals__":
         return scopes.expose(vm, function.__globals__)
-    if name == "__annotations__" and annotations_wait(function):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that nobody has asked for before"))
+    if name == "__annotations__":
+        annotations_of(vm, function)
     if outside.origins.of(function) is None:
         return getattr(function, name)
     own = outside.overlay.own(function) or {}
