@@ -1,4 +1,4 @@
-"""What the C++ core may include: what torch keeps to itself stands in the headers that are for it."""
+"""What the C++ core may name: what torch and CPython keep to themselves stands in the files that are for it."""
 
 import re
 from pathlib import Path
@@ -38,8 +38,28 @@ BESIDE = {
     ("operators/shapes.cpp", "ATen/ops/empty_like_native.h"),
 }
 
+# Functions of CPython that are no part of its interface, and that every version from 3.11 on exports.
+FUNCTIONS = {
+    "_PyDict_GetItem_KnownHash",
+    "_PyObject_GetDictPtr",
+    "_PySet_NextEntry",
+    "_PyType_Lookup",
+    "_PyEval_EvalFrameDefault",
+    "_PyFrameEvalFunction",
+    "_PyInterpreterState_GetEvalFrameFunc",
+    "_PyInterpreterState_SetEvalFrameFunc",
+}
+# Members and types whose place in memory is CPython's own affair.
+LAYOUTS = re.compile(
+    r"\b(?:_Py\w+|Py_BUILD_CORE\w*|internal/pycore_\w+"
+    r"|Py(?:Dict|Set)Object|PyDict(?:Keys|Values)\w*|setentry|DK_\w+|(?:ma|dk|me|ht|_ht)_\w+|co_extra"
+    r"|localsplus|f_(?:code|func|funcobj|executable|locals|globals)|frame_obj|FRAME_OWNED\w+|instr_ptr|prev_instr|stacktop"
+    r"|cframe|datastack_\w+|(?:py_|c_)?recursion_(?:limit|remaining)|generations)\b"
+    r"|\binterp->\w+"
+)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 INCLUDE = re.compile(r'#\s*include\s*[<"]([^>"]+)[>"]')
+OBJECT = re.compile(r"struct (\w+) \{[^}]*?PyObject_(?:VAR_)?HEAD")
 
 
 def is_private(header: str) -> bool:
@@ -56,6 +76,29 @@ def torch_problems(files: dict[str, str]) -> list[str]:
         for header in INCLUDE.findall(COMMENT.sub("", text))
         if is_private(header) and (path, header) not in BESIDE
     ]
+
+
+def cpython_problems(files: dict[str, str]) -> list[str]:
+    """A struct that begins as an object does is of a type that is made here: its size is given to that."""
+    code = {path: COMMENT.sub("", text) for path, text in files.items() if not is_for_cpython(path)}
+    everywhere = "\n".join(code.values())
+    named = [
+        f"{path} names {name}"
+        for path, text in code.items()
+        for name in LAYOUTS.findall(text)
+        if name not in FUNCTIONS
+    ]
+    foreign = [
+        f"{path} lays out {struct}"
+        for path, text in code.items()
+        for struct in OBJECT.findall(text)
+        if f"sizeof({struct})" not in everywhere
+    ]
+    return named + foreign
+
+
+def is_for_cpython(path: str) -> bool:
+    return re.fullmatch(r"cpython(_\w+)?\.(h|cpp)", path) is not None
 
 
 def sources() -> dict[str, str]:
@@ -95,3 +138,35 @@ def test_an_include_of_a_private_header_is_found(text):
 def test_what_torch_offers_to_extensions_is_not_meant():
     text = "#include <ATen/core/Tensor.h>\n#include <ATen/ops/add.h>\n#include <torch/library.h>"
     assert torch_problems({"plan/run.cpp": text + "\n// #include <torch/csrc/Device.h>"}) == []
+
+
+def test_layouts_of_cpython_stand_in_the_files_for_them():
+    assert cpython_problems(sources()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#define Py_BUILD_CORE 1",
+        "#include <internal/pycore_frame.h>",
+        "return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;",
+        "auto* set = reinterpret_cast<PySetObject*>(x);",
+        "const setentry& entry = table[i];",
+        "int n = frame->localsplus[0];",
+        "thread->interp->gc.enabled = 0;",
+        "PyObject* dummy = _PySet_Dummy;",
+        "struct Walk {\n    PyObject_HEAD Py_ssize_t index;\n};",
+    ],
+)
+def test_a_layout_of_cpython_is_found(text):
+    assert cpython_problems({"cpython.h": text, "cpython_sets.cpp": text}) == []
+    assert cpython_problems({"guards/sets.cpp": text})
+    assert cpython_problems({"guards/cpython.h": text})
+
+
+def test_exported_functions_and_types_of_our_own_are_not_meant():
+    files = {
+        "a.h": "struct Plan {\n    PyObject_HEAD Program* program;\n};  // unlike ma_keys",
+        "a.cpp": "PyType_Spec spec = {name, sizeof(Plan)};\nPyObject* found = _PyType_Lookup(type, name);",
+    }
+    assert cpython_problems(files) == []

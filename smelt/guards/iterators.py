@@ -1,6 +1,6 @@
 """Iterators of C, read without advancing them: what they will give, and the iterators inside of others.
 
-The Python side of `native/guards/iterators.cpp`, by what `__reduce__` says; it runs no code of the user's.
+The Python side of `native/cpython_iterators.cpp`, by what `__reduce__` says; it runs no code of the user's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 // What differs between CPython versions, or is read by memory layout because no exported function gives it
-// cheaply.
+// cheaply. Sets and iterators are read in cpython_sets.cpp and cpython_iterators.cpp; no other file has such layouts
+// (tests/test_native_layers.py).
 //
 // Everything here needs the GIL. To support another version, go through each `SMELT_PY31x` and through the
-// layouts used below (frames, co_extra, dictionaries, inline instance values); an unknown version must not
-// compile. Include this file before any other that includes Python.h: it turns on the interpreter's internal
-// headers.
+// layouts used (probes.cpp tries them at import); an unknown version must not compile. Include this file before any other
+// that includes Python.h: it turns on the interpreter's internal headers.
 #pragma once
 
 #ifndef Py_BUILD_CORE
@@ -75,6 +75,16 @@ inline PyObject* frame_slot(Frame* frame, Py_ssize_t slot) {
 #endif
 }
 
+// Whether a frame is no generator's that has started.
+inline bool is_on_thread(Frame* frame) {
+    return frame->owner == FRAME_OWNED_BY_THREAD;
+}
+
+// The dictionary of names of a module's body, a class's, or code that is executed in one; null for a function's.
+inline PyObject* frame_names(Frame* frame) {
+    return frame->f_locals;
+}
+
 // The frame of Python code that runs in a thread.
 inline Frame* current_frame(PyThreadState* thread) {
 #if SMELT_PY313
@@ -84,7 +94,20 @@ inline Frame* current_frame(PyThreadState* thread) {
 #endif
 }
 
+inline Py_ssize_t code_size(PyCodeObject* code) {  // in bytes
+    return _PyCode_NBYTES(code);
+}
+
 // Where tracebacks say that a frame stands: at this byte of its code. Where it goes on is in a register.
+inline Py_ssize_t shown_at(Frame* frame) {
+#if SMELT_PY313
+    _Py_CODEUNIT* at = frame->instr_ptr;
+#else
+    _Py_CODEUNIT* at = frame->prev_instr;
+#endif
+    return (at - _PyCode_CODE(frame_code(frame))) * static_cast<Py_ssize_t>(sizeof(_Py_CODEUNIT));
+}
+
 inline void show_at(Frame* frame, Py_ssize_t offset) {
     _Py_CODEUNIT* at =
         _PyCode_CODE(frame_code(frame)) + offset / static_cast<Py_ssize_t>(sizeof(_Py_CODEUNIT));
@@ -167,6 +190,27 @@ inline int set_thread_recursion_limit(PyThreadState* thread, int limit) {
     now = limit;
     return before;
 }
+
+// Calls go no more than so many levels deeper for the life of the object. From 3.12 on C code has a limit of its own, which
+// stays.
+class Shallow {
+  public:
+#if SMELT_PY312
+    explicit Shallow(long) {}
+#else
+    explicit Shallow(long levels) : remaining_(PyThreadState_Get()->recursion_remaining) {
+        spare_ = remaining_ > levels ? remaining_ - static_cast<int>(levels) : 0;
+        remaining_ -= spare_;
+    }
+    ~Shallow() { remaining_ += spare_; }
+
+  private:
+    int& remaining_;
+    int spare_;
+#endif
+    Shallow(const Shallow&) = delete;
+    Shallow& operator=(const Shallow&) = delete;
+};
 
 // How many objects were made since the youngest were looked at. 3.14.0 to 3.14.4 have other generations.
 inline int& young_count(PyThreadState* thread) {
@@ -267,6 +311,24 @@ inline PyObject* dict_get_name(PyObject* dict, PyObject* name, Py_hash_t hash, H
     return value;
 }
 
+// The word of memory that says how many entries a dictionary has.
+inline const void* dict_size_word(PyObject* dict) {
+    return &reinterpret_cast<PyDictObject*>(dict)->ma_used;
+}
+
+#if SMELT_PY313
+// Whether a dictionary shares the values inside of an object.
+inline bool shares_values(PyObject* dict) {
+    PyDictValues* values = reinterpret_cast<PyDictObject*>(dict)->ma_values;
+    return values && values->embedded;
+}
+#else
+// The word of memory that each change of a dictionary renews.
+inline const uint64_t* dict_version_word(PyObject* dict) {
+    return &reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+}
+#endif
+
 // Where an ordinary instance keeps its attributes: `dict`, or `values` with the type's shared keys, or
 // neither.
 struct InstanceAttributes {
@@ -360,6 +422,13 @@ inline unsigned int assign_type_version(PyTypeObject* type) {
     if (name) _PyType_Lookup(type, name);  // a lookup assigns one
 #endif
     return type_version_tag(type);
+}
+
+// Whether a class statement or a call of a metaclass made the class. Only type objects that C code makes from a PyType_Spec
+// keep a copy of the name that the specification gives.
+inline bool made_by_python(PyTypeObject* type) {
+    return PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) &&
+           !reinterpret_cast<PyHeapTypeObject*>(type)->_ht_tpname;
 }
 
 // ----------------------------------------------------------------------------------------------- annotations

@@ -66,11 +66,6 @@ const uint64_t* word_of(PyObject* dict) {
     return word;
 }
 
-bool shares_values(PyObject* dict) {
-    PyDictValues* values = reinterpret_cast<PyDictObject*>(dict)->ma_values;
-    return values && values->embedded;
-}
-
 // Whether a watcher hears of `x.name = value` where the dictionary shares the values inside of `x`: 3.13.0 forgets to tell.
 bool hears_of_shared() {
     auto* base = reinterpret_cast<PyObject*>(&PyBaseObject_Type);

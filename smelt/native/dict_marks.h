@@ -33,7 +33,7 @@ class DictMark {
 #else
 
 inline const uint64_t* dict_word(PyObject* dict) {
-    return &reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+    return dict_version_word(dict);
 }
 
 class DictMark {

@@ -12,8 +12,8 @@ constexpr int (*kParts[])(PyObject* module) = {
     calls::init_tracers,     calls::init_call,    calls::init_window,
     calls::init_interpreter, guards::init_tree,   guards::init_global_state,
     plan::init_type,         init_autograd,       init_shapes,
-    plan::init_blocks,       calls::init_frames,  guards::init_sets,
-    guards::init_itertools,  init_probes,
+    plan::init_blocks,       calls::init_frames,  init_sets,
+    init_itertools,          init_probes,
 };
 
 }  // namespace

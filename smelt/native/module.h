@@ -16,8 +16,6 @@ int init_frames(PyObject* module);
 }  // namespace calls
 
 namespace guards {
-int init_sets(PyObject* module);
-int init_itertools(PyObject* module);
 int init_tree(PyObject* module);
 int init_global_state(PyObject* module);
 }  // namespace guards
@@ -29,5 +27,7 @@ int init_blocks(PyObject* module);
 
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
+int init_sets(PyObject* module);
+int init_itertools(PyObject* module);
 int init_probes(PyObject* module);
 }  // namespace smelt

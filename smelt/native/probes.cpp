@@ -7,11 +7,13 @@
 
 #include "autograd/errors.h"
 #include "calls/entries.h"
-#include "guards/iterators.h"
+#include "cpython_iterators.h"
+#include "cpython_sets.h"
 #include "guards/lookup.h"
-#include "guards/sets.h"
 #include "module.h"
 #include "torch_autograd.h"
+
+#include <frameobject.h>
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -120,8 +122,8 @@ void try_class_versions() {
         done(PyObject_SetAttr(changed, name("one"), Py_None));
         must(!has_class_version(type, version), "a change is not noticed");
     }
-    must(guards::made_by_python(type), "a class of Python's counts as one of C's");
-    must(!guards::made_by_python(guards::deque_type), "a class of C's counts as one of Python's");
+    must(made_by_python(type), "a class of Python's counts as one of C's");
+    must(!made_by_python(guards::deque_type), "a class of C's counts as one of Python's");
 }
 
 void try_code_objects() {
@@ -132,64 +134,64 @@ void try_code_objects() {
 void try_sets() {
     THPObjectPtr numbers = made(Py_BuildValue("(iii)", 1, 2, 5));
     THPObjectPtr set = made(PySet_New(numbers));
-    must(same(made(guards::set_table(set)), made(Py_BuildValue("(ii(iii))", 7, 0, 1, 2, 5))),
+    must(same(made(set_table(set)), made(Py_BuildValue("(ii(iii))", 7, 0, 1, 2, 5))),
          "elements are not found where they are");
     done(PySet_Discard(set, made(PyLong_FromLong(2))));
-    must(same(made(guards::set_table(set)), made(Py_BuildValue("(ii(iii))", 7, 0, 1, -3, 5))),
+    must(same(made(set_table(set)), made(Py_BuildValue("(ii(iii))", 7, 0, 1, -3, 5))),
          "it is not seen that one was removed");
     THPObjectPtr copy = made(PySet_New(nullptr));
-    must(guards::copy_set(copy, set) && same(copy, set), "a copy has other elements");
+    must(copy_set(copy, set) && same(copy, set), "a copy has other elements");
 }
 
 THPObjectPtr part(PyObject* iterator, const char* what) {
-    guards::IteratorPart read = guards::find_iterator_part(name(what));
+    IteratorPart read = find_iterator_part(name(what));
     return made(read(iterator));
 }
 
-// `iterator` and `other` go alike.
-void must_foresee(THPObjectPtr iterator, THPObjectPtr other) {
+// What an iterator gives is foreseen. `over`: what it walks over, if it has that.
+template <class Make>
+void must_foresee(Make make, PyObject* over) {
+    THPObjectPtr iterator = made(make()), other = made(make());
+    must(!over || keeps(iterator, over), "what one walks over is not found");
     THPObjectPtr items = made(PySequence_Tuple(other));
     const Py_ssize_t count = PyTuple_GET_SIZE(items.get());
     made(PyIter_Next(iterator));
     must(is_number(part(iterator, "left"), count - 1), "how much is left is not found");
     for (Py_ssize_t i = 1; i < count; i++)
-        must(same(made(guards::item_ahead(iterator, i - 1)), PyTuple_GET_ITEM(items.get(), i)),
+        must(same(made(item_ahead(iterator, i - 1)), PyTuple_GET_ITEM(items.get(), i)),
              "what comes next is not found");
     for (Py_ssize_t i = 1; i < count; i++) made(PyIter_Next(iterator));
     must(!PyIter_Next(iterator) && is_number(part(iterator, "left"), 0), "the end is not seen");
 }
 
-void must_foresee_all(PyObject* over) {
-    must_foresee(made(PyObject_GetIter(over)), made(PyObject_GetIter(over)));
-}
-
 void try_iterators() {
     THPObjectPtr list = made(Py_BuildValue("[iii]", 5, 6, 7));
-    must_foresee_all(list);
-    must_foresee_all(made(PyList_AsTuple(list)));
-    must_foresee_all(made(PyUnicode_FromString("abc")));
-    must_foresee_all(made(PyUnicode_FromString("\xc4\x80z")));
-    must_foresee_all(
-        made(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "iii", 5, 20, 4)));
-    auto reversed = [&] { return made(PyObject_CallMethod(list, "__reversed__", nullptr)); };
-    must_foresee(reversed(), reversed());
     THPObjectPtr dict = made(Py_BuildValue("{s:i,s:i,s:i}", "a", 1, "b", 2, "c", 3));
-    for (const char* view : {"keys", "values", "items"})
-        must_foresee_all(made(PyObject_CallMethod(dict, view, nullptr)));
+    THPObjectPtr tuple = made(PyList_AsTuple(list));
+    THPObjectPtr ascii = made(PyUnicode_FromString("abc")), text = made(PyUnicode_FromString("\xc4\x80z"));
+    for (PyObject* over : {list.get(), tuple.get(), ascii.get(), text.get(), dict.get()})
+        must_foresee([&] { return PyObject_GetIter(over); }, over);
+    must_foresee([&] { return PyObject_CallMethod(list, "__reversed__", nullptr); }, list);
+    for (const char* view : {"values", "items"})
+        must_foresee([&] { return PyObject_GetIter(made(PyObject_CallMethod(dict, view, nullptr))); }, dict);
+    THPObjectPtr range =
+        made(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "iii", 5, 20, 4));
+    must_foresee([&] { return PyObject_GetIter(range); }, nullptr);
 }
 
 void try_nested_iterators() {
     THPObjectPtr inner = made(PyObject_GetIter(made(Py_BuildValue("[iii]", 5, 6, 7))));
     THPObjectPtr numbered =
         made(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyEnum_Type), "Oi", inner.get(), 40));
+    must(keeps(numbered, inner), "the iterator in enumerate is not found");
     made(PyIter_Next(numbered));
-    must(part(numbered, "inner") == inner, "the iterator in enumerate is not found");
     must(is_number(part(numbered, "index"), 41), "the number of enumerate is not found");
     THPObjectPtr both = made(PyTuple_Pack(1, inner.get()));
     for (PyObject* strict : {Py_False, Py_True}) {
         THPObjectPtr named = made(Py_BuildValue("{s:O}", "strict", strict));
         THPObjectPtr zipped = made(PyObject_Call(reinterpret_cast<PyObject*>(&PyZip_Type), both, named));
-        must(same(part(zipped, "inner"), both), "the iterators in zip are not found");
+        THPObjectPtr reduced = made(PyObject_CallMethod(zipped, "__reduce__", nullptr));
+        must(keeps(zipped, PyTuple_GET_ITEM(reduced.get(), 1)), "the iterators in zip are not found");
         must(part(zipped, "strict") == strict, "whether zip is strict is not found");
     }
 }
@@ -198,17 +200,18 @@ THPObjectPtr call(const char* module, const char* function) {
     return made(PyObject_CallMethod(made(PyImport_ImportModule(module)), function, nullptr));
 }
 
-// Those of the Python function that asks.
+// That of the Python function that asks.
 void try_frames() {
     PyThreadState* thread = PyThreadState_Get();
-    THPObjectPtr object(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(thread)));
+    PyFrameObject* object = PyThreadState_GetFrame(thread);
     if (!object) return;
-    THPObjectPtr code(
-        reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(object.get()))));
+    THPObjectPtr owner(reinterpret_cast<PyObject*>(object));
+    THPObjectPtr code(reinterpret_cast<PyObject*>(PyFrame_GetCode(object)));
     Frame* frame = current_frame(thread);
     must(reinterpret_cast<PyObject*>(frame_code(frame)) == code, "the code of one is not found");
     must(PyFunction_GET_CODE(frame_function(frame)) == code, "the function of one is not found");
-    must(frame->owner == FRAME_OWNED_BY_THREAD, "one that runs counts as a generator's");
+    must(is_on_thread(frame), "one that runs counts as a generator's");
+    must(shown_at(frame) == PyFrame_GetLasti(object), "where one stands is not found");
 }
 
 void try_recursion_limit() {
@@ -224,6 +227,14 @@ void try_collector() {
         const CollectorOff off;
         must(!PyGC_IsEnabled(), "it is not switched off");
     }
+    constexpr int kMark = -1000000, kFew = 1000;  // asking makes objects, too
+    THPObjectPtr module = made(PyImport_ImportModule("gc"));
+    int& count = young_count(PyThreadState_Get());
+    const int before = std::exchange(count, kMark);
+    THPObjectPtr counts(PyObject_CallMethod(module, "get_count", nullptr));
+    count = before;
+    const long said = counts ? PyLong_AsLong(PyTuple_GET_ITEM(counts.get(), 0)) : 0;
+    must(kMark <= said && said < kMark + kFew, "the number of new objects is not found");
 }
 
 // ------------------------------------------------------------------------------------------------------ torch

@@ -74,6 +74,7 @@ PLANTED = [
     ("torch.sparse_coo = torch.strided", "dtypes, devices and layouts", "layout"),
     ("torch.device = lambda text: type('Device', (), {})()", "dtypes, devices and layouts", "device"),
     ("sys.getrecursionlimit = lambda: 77", "the recursion limit", "another limit"),
+    ("gc.get_count = lambda: (0, 0, 0)", "the garbage collector", "number of new objects"),
 ]
 
 

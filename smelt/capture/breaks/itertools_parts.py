@@ -1,7 +1,7 @@
 """How an iterator of `itertools` is made again where it does not tell that itself: from CPython 3.14 on.
 
-What is inside of it is read by its layout (`native/guards/itertools.cpp`). It is made of iterators that go on where its own
-stand, and then advanced_over over what it has given before, as far as that is its own and no code of the program runs.
+What is inside of it is read by its layout (`native/cpython_itertools.cpp`). It is made of iterators that go on where its own
+stand, and then advanced over what it has given before, as far as that is its own and no code of the program runs.
 """
 
 from __future__ import annotations

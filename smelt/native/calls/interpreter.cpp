@@ -26,17 +26,8 @@ PyObject* py_call_within(PyObject*, PyObject* const* args, Py_ssize_t count) {
         return PyErr_Format(PyExc_ValueError,
                             "call_within(levels, function, ...): expected a number of levels");
     }
-#if SMELT_PY312
-    return PyObject_Vectorcall(args[1], args + 2, count - 2,
-                               nullptr);  // C code has a limit of its own, which stays
-#else
-    int& remaining = PyThreadState_Get()->recursion_remaining;
-    int spare = remaining > levels ? remaining - static_cast<int>(levels) : 0;
-    remaining -= spare;
-    PyObject* result = PyObject_Vectorcall(args[1], args + 2, count - 2, nullptr);
-    remaining += spare;
-    return result;
-#endif
+    const Shallow within(levels);
+    return PyObject_Vectorcall(args[1], args + 2, count - 2, nullptr);
 }
 
 // Collections are due when the count of new objects passes a threshold; a count far below zero takes its time.
@@ -57,7 +48,7 @@ PyObject* py_postpone_collections(PyObject*, PyObject* arg) {
 PyObject* py_raise_at(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_ssize_t offset = count == 2 ? PyLong_AsSsize_t(args[1]) : -1;
     Frame* frame = current_frame(PyThreadState_Get());  // the caller's: functions of C have none
-    if (offset < 0 || !PyExceptionInstance_Check(args[0]) || offset >= _PyCode_NBYTES(frame_code(frame))) {
+    if (offset < 0 || !PyExceptionInstance_Check(args[0]) || offset >= code_size(frame_code(frame))) {
         PyErr_Clear();
         return PyErr_Format(PyExc_ValueError, "raise_at(error, offset): no such place in the caller's code");
     }

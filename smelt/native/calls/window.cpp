@@ -69,7 +69,7 @@ bool is_function_body(PyCodeObject* code) {  // not a module, a class body, or e
 }
 
 PyObject* evaluate_natively(PyThreadState* thread, Frame* frame, int throwing) {
-    if (UNLIKELY(low_on_stack()) && frame->owner == FRAME_OWNED_BY_THREAD && !throwing) {
+    if (UNLIKELY(low_on_stack()) && is_on_thread(frame) && !throwing) {
         raise_depth();
         end_unrun_frame(thread, frame);
         return nullptr;
@@ -108,8 +108,8 @@ enum class Handling { HandToVm, Natively, NativelyWithHookOff };
 Handling handling_in_window(PyThreadState* thread, Frame* frame, PyCodeObject* code, int throwing) {
     CodeState* state = find_code_state(code);
     if ((state && state->skip) || runs_for_interpreter(thread)) return Handling::NativelyWithHookOff;
-    bool resumed = throwing || frame->owner != FRAME_OWNED_BY_THREAD;  // a generator that has started
-    if (resumed || !is_function_body(code) || frame->f_locals) return Handling::Natively;
+    bool resumed = throwing || !is_on_thread(frame);  // a generator that has started
+    if (resumed || !is_function_body(code) || frame_names(frame)) return Handling::Natively;
     return Handling::HandToVm;
 }
 

@@ -1,6 +1,6 @@
 // The accessors: one class per kind of step in smelt/guards/origin.py.
 #include "guards/accessor.h"
-#include "guards/iterators.h"
+#include "cpython_iterators.h"
 #include "guards/kinds.h"
 #include "guards/lookup.h"
 

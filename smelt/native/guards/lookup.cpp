@@ -35,30 +35,6 @@ bool set_contains(PyObject* set, PyObject* key, Py_hash_t hash) {
     return false;
 }
 
-bool copy_set(PyObject* empty, PyObject* from) {
-    auto* made = reinterpret_cast<PySetObject*>(empty);
-    auto* set = reinterpret_cast<PySetObject*>(from);
-    auto size = static_cast<size_t>(set->mask) + 1;
-    if (set->table != set->smalltable) {
-        auto* table = static_cast<setentry*>(PyMem_Malloc(size * sizeof(setentry)));
-        if (!table) {
-            PyErr_NoMemory();
-            return false;
-        }
-        made->table = table;
-    }
-    for (size_t i = 0; i < size; i++) {
-        made->table[i] = set->table[i];
-        bool removed = set->table[i].hash == -1;  // what stands where a key was is not counted
-        if (!removed) Py_XINCREF(set->table[i].key);
-    }
-    made->fill = set->fill;
-    made->used = set->used;
-    made->mask = set->mask;
-    made->finger = set->finger;
-    return true;
-}
-
 namespace {
 
 bool init_names() {

@@ -17,18 +17,8 @@ struct ModuleNames {  // the dictionaries of an nn.Module, and special names
 };
 inline ModuleNames names;
 
-// Fills a set that was never filled with what `from` holds, in the same places. False: no memory, the error is set.
-bool copy_set(PyObject* empty, PyObject* from);
-
 inline Py_hash_t name_hash(PyObject* name) {
     return reinterpret_cast<PyASCIIObject*>(name)->hash;
-}
-
-// Whether a class statement or a call of a metaclass made the class. Only type objects that C code makes from a PyType_Spec
-// keep a copy of the name that the specification gives.
-inline bool made_by_python(PyTypeObject* type) {
-    return PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) &&
-           !reinterpret_cast<PyHeapTypeObject*>(type)->_ht_tpname;
 }
 
 // A name, and where it was found last.

@@ -12,11 +12,11 @@
 //   - A pass runs as a whole: no other thread, no finalizer runs within it. The few trees that ask something of Python
 //     code, or of what waits, hold on to all that they read, and keep no memo.
 #include "cpython.h"
+#include "cpython_iterators.h"
 
 #include "guards/accessor.h"
 #include "guards/check.h"
 #include "guards/checks/tensors.h"
-#include "guards/iterators.h"
 #include "guards/lookup.h"
 #include "guards/memo.h"
 #include "guards/tree.h"
@@ -353,13 +353,6 @@ PyObject* py_isinstance(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return found < 0 ? nullptr : PyBool_FromLong(found);
 }
 
-PyObject* py_copy_set(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    bool sets = count == 2 && PySet_Check(args[0]) && PySet_Check(args[1]);
-    if (!sets || reinterpret_cast<PySetObject*>(args[0])->fill)
-        return PyErr_Format(PyExc_TypeError, "copy_set: expected an empty set and a set");
-    return copy_set(args[0], args[1]) ? Py_NewRef(Py_None) : nullptr;
-}
-
 PyObject* py_is_plain_leaf(PyObject*, PyObject* x) {
     return PyBool_FromLong(is_plain_leaf(x));
 }
@@ -379,8 +372,6 @@ PyMethodDef functions[] = {
     {"is_generic", py_is_generic, METH_O,
      "is_generic(cls): whether attributes of instances are read as object.__getattribute__ reads them, and "
      "whether they are stored as object.__setattr__ stores them."},
-    {"copy_set", fast(py_copy_set), METH_FASTCALL,
-     "copy_set(empty, set): fills a set with the elements of another, in the same places."},
     {"isinstance", fast(py_isinstance), METH_FASTCALL,
      "isinstance(x, kinds): as Python's, without asking x for its __class__."},
     {"made_by_python", py_made_by_python, METH_O,

@@ -73,7 +73,7 @@ struct NoHooks : Check {
     bool stamp(PyObject* x, Stamps& stamps, bool) override {
         if (!stamps.take_instance(x)) return false;
         for (Name& name : hooks)
-            if (!stamps.take(&reinterpret_cast<PyDictObject*>(name.in_instance(x))->ma_used)) return false;
+            if (!stamps.take(dict_size_word(name.in_instance(x)))) return false;
         return true;
     }
 };

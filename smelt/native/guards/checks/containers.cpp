@@ -2,7 +2,7 @@
 #include "guards/checks/makers.h"
 #include "guards/checks/values.h"
 #include "guards/lookup.h"
-#include "guards/sets.h"
+#include "cpython_sets.h"
 
 namespace smelt::guards {
 
@@ -25,7 +25,7 @@ struct LengthIs : Check {
     bool holds(PyObject* x, Pass&) override { return length(x) == value; }
     bool stamp(PyObject* x, Stamps& stamps, bool) override {
         if (PyDict_Check(x)) return stamps.take_dict(x);
-        if (PyAnySet_Check(x)) return stamps.take(&reinterpret_cast<PySetObject*>(x)->used);
+        if (PyAnySet_Check(x)) return stamps.take(set_size_word(x));
         return (PyList_Check(x) || PyTuple_Check(x)) && stamps.take_size(x);
     }
 };

@@ -5,7 +5,7 @@
 #pragma once
 #include "cpython.h"
 
-namespace smelt::guards {
+namespace smelt {
 
 // The item that `iterator` gives after `count` others: a new reference, or null with or without a Python error.
 PyObject* item_ahead(PyObject* iterator, Py_ssize_t count);
@@ -14,6 +14,10 @@ PyObject* item_ahead(PyObject* iterator, Py_ssize_t count);
 using IteratorPart = PyObject* (*)(PyObject* iterator);
 IteratorPart find_iterator_part(PyObject* name);  // null with a Python error
 
+// Whether an iterator of one of the kinds has a pointer to `inside` where that is looked for: what it walks over, of enumerate the
+// iterator, of zip the tuple of them. Nothing is read through the pointer that is there.
+bool keeps(PyObject* iterator, PyObject* inside);
+
 bool init_iterators();  // false with a Python error
 
-}  // namespace smelt::guards
+}  // namespace smelt

@@ -1,6 +1,8 @@
-#include "guards/sets.h"
+#include "cpython_sets.h"
 
-namespace smelt::guards {
+#include "module.h"
+
+namespace smelt {
 
 namespace {
 
@@ -79,16 +81,26 @@ PyObject* py_lay_out(PyObject*, PyObject* args) {
     return done ? Py_NewRef(x) : nullptr;
 }
 
-PyMethodDef functions[] = {{"set_table", py_set_table, METH_O,
-                            "set_table(x): (size of the set's table less one, where pop begins to look, the "
-                            "places in use, in order; "
-                            "-1 - place where the element was removed)."},
-                           {"lay_out", py_lay_out, METH_VARARGS,
-                            "lay_out(x, items, table): puts `items`, in order, into the empty set x, so that "
-                            "set_table(x) == table, and "
-                            "returns it. Raises ValueError, and leaves x for nothing but to be dropped, if "
-                            "the items have other hashes."},
-                           {}};
+PyObject* py_copy_set(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    bool sets = count == 2 && PySet_Check(args[0]) && PySet_Check(args[1]);
+    if (!sets || reinterpret_cast<PySetObject*>(args[0])->fill)
+        return PyErr_Format(PyExc_TypeError, "copy_set: expected an empty set and a set");
+    return copy_set(args[0], args[1]) ? Py_NewRef(Py_None) : nullptr;
+}
+
+PyMethodDef functions[] = {
+    {"copy_set", reinterpret_cast<PyCFunction>(py_copy_set), METH_FASTCALL,
+     "copy_set(empty, set): fills a set with the elements of another, in the same places."},
+    {"set_table", py_set_table, METH_O,
+     "set_table(x): (size of the set's table less one, where pop begins to look, the "
+     "places in use, in order; "
+     "-1 - place where the element was removed)."},
+    {"lay_out", py_lay_out, METH_VARARGS,
+     "lay_out(x, items, table): puts `items`, in order, into the empty set x, so that "
+     "set_table(x) == table, and "
+     "returns it. Raises ValueError, and leaves x for nothing but to be dropped, if "
+     "the items have other hashes."},
+    {}};
 
 }  // namespace
 
@@ -117,8 +129,32 @@ bool has_table(PyObject* x, PyObject* table) {
     });
 }
 
+bool copy_set(PyObject* empty, PyObject* from) {
+    auto* made = reinterpret_cast<PySetObject*>(empty);
+    auto* set = reinterpret_cast<PySetObject*>(from);
+    auto size = static_cast<size_t>(set->mask) + 1;
+    if (set->table != set->smalltable) {
+        auto* table = static_cast<setentry*>(PyMem_Malloc(size * sizeof(setentry)));
+        if (!table) {
+            PyErr_NoMemory();
+            return false;
+        }
+        made->table = table;
+    }
+    for (size_t i = 0; i < size; i++) {
+        made->table[i] = set->table[i];
+        bool removed = set->table[i].hash == -1;  // what stands where a key was is not counted
+        if (!removed) Py_XINCREF(set->table[i].key);
+    }
+    made->fill = set->fill;
+    made->used = set->used;
+    made->mask = set->mask;
+    made->finger = set->finger;
+    return true;
+}
+
 int init_sets(PyObject* module) {
     return PyModule_AddFunctions(module, functions);
 }
 
-}  // namespace smelt::guards
+}  // namespace smelt

@@ -1,10 +1,10 @@
 // The layouts are those of CPython's dictobject.c, listobject.c, tupleobject.c, unicodeobject.c, rangeobject.c, enumobject.c and
-// bltinmodule.c, the same in 3.11 and 3.12 but for ranges.
-#include "guards/iterators.h"
+// bltinmodule.c, the same from 3.11 on but for ranges.
+#include "cpython_iterators.h"
 
 #include "guards/kinds.h"
 
-namespace smelt::guards {
+namespace smelt {
 
 namespace {
 
@@ -183,8 +183,19 @@ PyObject* item_ahead(PyObject* iterator, Py_ssize_t count) {
 }
 
 IteratorPart find_iterator_part(PyObject* name) {
-    const PartKind* found = find_row(kParts, name, "part of an iterator");
+    const PartKind* found = guards::find_row(kParts, name, "part of an iterator");
     return found ? found->read : nullptr;
+}
+
+bool keeps(PyObject* iterator, PyObject* inside) {
+    auto at = [&](size_t size, auto pointer) {
+        bool is_large_enough = Py_TYPE(iterator)->tp_basicsize >= static_cast<Py_ssize_t>(size);
+        return is_large_enough && reinterpret_cast<PyObject*>(*pointer) == inside;
+    };
+    if (is_walk(iterator)) return at(sizeof(Walk), &as<Walk>(iterator)->over);
+    if (walks_dict(iterator)) return at(sizeof(DictWalk), &as<DictWalk>(iterator)->over);
+    if (Py_IS_TYPE(iterator, &PyEnum_Type)) return at(sizeof(Enumerate), &as<Enumerate>(iterator)->inner);
+    return Py_IS_TYPE(iterator, &PyZip_Type) && at(sizeof(Zip), &as<Zip>(iterator)->inner);
 }
 
 bool init_iterators() {
@@ -199,4 +210,4 @@ bool init_iterators() {
     return (ascii_iterator = type_of("a")) && (text_iterator = type_of("\xc4\x80"));
 }
 
-}  // namespace smelt::guards
+}  // namespace smelt

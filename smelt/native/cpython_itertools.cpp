@@ -1,12 +1,16 @@
 // What is inside of the iterators of `itertools`, which do not tell it (`__reduce__`) from CPython 3.14 on.
 //
 // The layouts are those of itertoolsmodule.c of 3.14: fields behind the head of the object, in order.
-#include "guards/lookup.h"
+#include "cpython.h"
 #include "module.h"
 
-namespace smelt::guards {
+#include <cstring>
+
+namespace smelt {
 
 namespace {
+
+#if SMELT_PY314
 
 // How a field is read: `o` an object as a tuple that is empty for a null pointer, `t` a tuple whose items may be null, as
 // a tuple of such, `b` whether there is an object, `n` a number, `i` a flag, `p` an array with a number for each item of
@@ -91,6 +95,8 @@ const char* fields_of(PyObject* x) {
     return nullptr;
 }
 
+#endif
+
 // None where it is not known.
 PyObject* py_parts_of_itertools(PyObject*, [[maybe_unused]] PyObject* x) {
 #if SMELT_PY314
@@ -121,4 +127,4 @@ int init_itertools(PyObject* module) {
     return PyModule_AddFunctions(module, functions);
 }
 
-}  // namespace smelt::guards
+}  // namespace smelt
