@@ -31,19 +31,21 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // ------------------------------------------------------------------------------------------------------ metadata
+//
+// Guards ask it of each tensor at each call: two of these are inlined even where the compiler would rather not.
 
 inline const torch::autograd::AutogradMeta* autograd_meta(const at::TensorImpl* t) {
     return static_cast<const torch::autograd::AutogradMeta*>(t->autograd_meta());
 }
 
 // Whether it carries a tangent of forward-mode differentiation.
-inline bool is_dual(const at::TensorImpl* t) {
+[[gnu::always_inline]] inline bool is_dual(const at::TensorImpl* t) {
     const auto* meta = autograd_meta(t);
     return meta && meta->fw_grad_ && !meta->fw_grad_->empty();
 }
 
 // As `requires_grad()` says, which is a virtual call. Only the history of a view may be out of date.
-inline bool requires_grad(const at::TensorImpl* t) {
+[[gnu::always_inline]] inline bool requires_grad(const at::TensorImpl* t) {
     const auto* meta = autograd_meta(t);
     if (!meta) return false;
     return meta->requires_grad_ || meta->grad_fn_ || (meta->is_view_ && meta->requires_grad());
