@@ -8,10 +8,12 @@ import dataclasses
 import functools
 import pathlib
 import sys
+import warnings
 
 import pytest
 import torch
 
+import smelt
 from tests.harness.captured import check_replay
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 13), reason="Python 3.13")
@@ -199,16 +201,52 @@ def paths(x):
     return p, p.name, p.suffix, p.parent, p.parts, p.with_suffix(".py"), str(p.relative_to("/a")), x + 1
 
 
+def deprecated_functions(x):
+    def old(value):
+        return value + 1
+
+    return warnings.deprecated("no more")(old).__deprecated__, x + 1
+
+
 PROGRAMS = (
     locals_are_snapshots, locals_in_a_comprehension, locals_in_a_class_body, what_classes_know_of_themselves,
     docstrings_are_stripped, close_gives_a_value, close_of_a_delegating_generator, comprehensions_take_iterators_twice,
     replaced_copies, texts_of_data_classes, texts_of_a_chain_map, methods_by_class, paths,
+    deprecated_functions,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
 def test_program(fn):
     check_replay(fn, torch.randn(3))
+
+
+if sys.version_info >= (3, 13):
+
+    @warnings.deprecated("an old function")
+    def old_function(x):
+        return x + 1
+
+    @warnings.deprecated("an old class")
+    class OldClass:
+        def __init__(self, x):
+            self.x = x
+
+
+def test_what_is_deprecated_warns_of_the_line_that_uses_it():
+    def fn(x):
+        y = old_function(x)
+        return OldClass(y).x
+
+    def warned(fn):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = fn(torch.ones(2)).tolist()
+        return result, [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
+
+    compiled = smelt.compile(fn, fullgraph=True)
+    for _ in range(3):
+        assert warned(compiled) == warned(fn)
 
 
 NEW_SYNTAX = {

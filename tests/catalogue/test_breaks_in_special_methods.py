@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import smelt
-from tests.harness.catalogue import Unlike, program, since, tensor
+from tests.harness.catalogue import INLINED, Unlike, program, since, tensor
 
 JUMPS = {"3.12": Unlike("conditions at the end of a loop, `and` and `or` are other jumps")}
 
@@ -315,7 +315,7 @@ def lengths():
     graphs=2,
     later=4,
     breaks=["graph-break-requested"] * 5,
-    unlike=JUMPS | since("3.13", JUMPS["3.12"], 2, later=4, breaks=["graph-break-requested"] * 7),
+    unlike=JUMPS | since("3.13", INLINED, 2, later=4, breaks=["graph-break-requested"] * 7),
 )
 def containment():
     def fn(x, n):

@@ -206,6 +206,7 @@ INTERPRETED: set[Any] = {
         functools.singledispatchmethod.__get__, functools.lru_cache, functools.cache,
         ast.increment_lineno, ast.fix_missing_locations, ast.copy_location, ast.iter_child_nodes, ast.iter_fields, ast.walk,
         getattr(warnings, "_deprecated", None), abc.abstractmethod,
+        vars(getattr(warnings, "deprecated", object)).get("__call__"),  # from 3.13 on; warns of the line of its caller
         vars(typing)["_BaseGenericAlias"].__call__, typing.final, typing.overload, typing.no_type_check,
         chunk_or_narrow_cat,
         torch.is_tensor, torch.is_storage, torch.overrides.is_tensor_like,
