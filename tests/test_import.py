@@ -1,20 +1,6 @@
 """What `import smelt` imports, and what the first `smelt.compile(...)` does: nothing that the program could notice."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
-
-
-def run(program: str) -> object:
-    """What `program` prints as JSON, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+from tests.harness.processes import run
 
 
 def test_to_import_smelt_does_not_import_the_compiler():

@@ -13,6 +13,7 @@ whole programs, eager and compiled
     generated      a random program run eager and compiled, and where they differ
     models         the ten benchmark models, tiny
     threads        functions side by side
+    processes      programs that need a process of their own
 
 one stage, on example tensors
     captured       a call captured and replayed, without backend and emission

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smelt import _native
-from tests.test_import import run
+from tests.harness.processes import run
 
 NAMES = {
     "attributes of instances",
