@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from smelt.capture.breaks.itertools_parts import advanced, made_again
+from smelt.capture.breaks.itertools_parts import behind, made_again
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 14), reason="iterators of itertools are pickled before Python 3.14"
@@ -57,7 +57,7 @@ def test_goes_on_where_it_stood(name, taken):
     assert list(islice(iterator, taken)) == list(islice(other, taken))
     made = made_again(iterator)
     assert made is not None
-    again = advanced(made.make(*made.arguments), made.taken)
+    again = behind(made.make(*made.arguments), made.taken)
     assert type(again) is type(other)
     assert list(islice(again, 12)) == list(islice(other, 12))
 

@@ -177,7 +177,7 @@ _RULES: dict[type, Callable[..., Made | None]] = {
 _I = TypeVar("_I", bound=Iterator[object])
 
 
-def advanced(iterator: _I, taken: int) -> _I:
+def behind(iterator: _I, taken: int) -> _I:
     """`iterator`, behind its first items."""
     advance(iterator, taken)
     return iterator

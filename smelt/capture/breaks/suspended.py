@@ -25,7 +25,7 @@ from smelt.capture.base.frames import (
     VMTuples,
 )
 from smelt.capture.base.values import is_constant
-from smelt.capture.breaks.itertools_parts import advanced, made_again
+from smelt.capture.breaks.itertools_parts import behind, made_again
 from smelt.capture.breaks.worth import has_tensors
 from smelt.capture.rebuilding.containers import list_text
 from smelt.capture.rebuilding.kind import Expressions, Kind, unsupported
@@ -74,7 +74,7 @@ def _reduced_text(x: object, text: Expressions) -> str:
     given = ", ".join(_argument_text(a, text, compiles) for a in arguments)
     call = f"{text.constant(made, made.__name__)}({given})"
     if again is not None and again.taken:
-        return f"advanced({call}, {again.taken})"
+        return f"behind({call}, {again.taken})"
     if state is None:
         return call
     shown = f"({', '.join(map(text, state))},)" if type(state) is tuple else text(state)
@@ -226,7 +226,7 @@ _SEQUENCE = Kind(lambda x: (x.sequence,), lambda x, text: text(x.sequence))
 KINDS.update(dict.fromkeys((VMIterator, VMIterables, VMTuples), _ITERATOR))
 KINDS.update(dict.fromkeys((VMSequence, VMSizedSequence), _SEQUENCE))
 NAMES.update(
-    advanced=advanced,
+    behind=behind,
     downwards=downwards,
     elements_from=elements_from,
     entries_from=entries_from,
