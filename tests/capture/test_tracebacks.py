@@ -84,6 +84,16 @@ def raised_by_native_code(x):
 
 
 @program
+def raised_by_an_import(x):
+    def runs():
+        from json import nothing
+
+        return nothing
+
+    return report(runs), x + 1
+
+
+@program
 def raised_at_a_break(x):
     def runs():
         return calls_refused(x) + 1

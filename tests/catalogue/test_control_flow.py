@@ -672,3 +672,20 @@ def annotations_in_the_body():
             return x * b, str(e), box.attr
 
     return fn, numbers()
+
+
+@program(graphs=1)
+def a_name_that_a_module_lacks():
+    def fn(x):
+        found = []
+        try:
+            from math import nothing
+        except ImportError as e:
+            found += [str(e), e.name, e.path]
+        try:
+            from json import nothing  # noqa: F401
+        except ImportError as e:
+            found += [str(e), e.name, e.path]
+        return x + 1, found
+
+    return fn, [(tensor(3),)] * 3

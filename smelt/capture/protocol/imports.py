@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Sequence
+from typing import NoReturn
 
 from smelt.capture.base.handlers import Args, Kwargs, function, unsupported
 from smelt.capture.machine.vm import VM
@@ -27,6 +29,17 @@ def imported(
         wrapping.wrap(vm.outside, module, vm.outside.origins.const(sys.modules).child("item", held))
     vm.outside.origins.known(module)
     return module
+
+
+def raise_missing(module: types.ModuleType, name: str) -> NoReturn:
+    """Raises the ImportError of `from module import name`, which says where the module lies."""
+    shown = types.ModuleType(module.__name__)
+    for attribute in ("__spec__", "__file__"):
+        if attribute in vars(module):
+            setattr(shown, attribute, vars(module)[attribute])
+    scope = {"__builtins__": {"__import__": lambda *_: shown}, "__name__": __name__}
+    exec(f"from module import {name}", scope)
+    raise AssertionError(f"{module.__name__} has no {name}")
 
 
 @function(importlib.import_module)

@@ -72,7 +72,7 @@ def _import_from(vm: VM, frame: Frame, arg: str) -> None:
     if found is MISSING:
         found = sys.modules.get(f"{module.__name__}.{arg}", MISSING)
         if found is MISSING:
-            raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}", name=module.__name__)
+            imports.raise_missing(module, arg)
         vm.outside.origins.known(found)
     frame.stack.append(found)
 
