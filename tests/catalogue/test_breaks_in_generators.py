@@ -10,7 +10,7 @@ import traceback
 import torch
 
 import smelt
-from tests.harness.catalogue import INLINED, ITER_TWICE, Unlike, program, since, tensor
+from tests.harness.catalogue import INLINED, ITER_TWICE, Unlike, program, since, tensor, within
 
 WHOLE = Unlike("every generator is protected as a whole, for which fewer of its parts are captured")
 
@@ -519,7 +519,7 @@ def generator_that_writes_tensors():
     graphs=3,
     later=3,
     breaks=[*["graph-break-requested"] * 3, "unsupported-call", *["unsupported-object"] * 2],
-    unlike=since(
+    unlike=within(
         "3.13",
         ITER_TWICE,
         3,

@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from tests.harness.catalogue import INLINED, ITER_TWICE, call, program, since, tensor
+from tests.harness.catalogue import INLINED, ITER_TWICE, call, program, since, tensor, within
 
 
 def scaled(x, n):
@@ -89,7 +89,7 @@ def advances_a_generator_from_outside():
     graphs=1,
     later=3,
     breaks=["unsupported-object"] * 3,
-    unlike=since("3.13", ITER_TWICE, 1, later=3, breaks=["unsupported-object"] * 4),
+    unlike=within("3.13", ITER_TWICE, 1, later=3, breaks=["unsupported-object"] * 4),
 )
 def takes_a_generator_as_argument():
     def fn(x, values):

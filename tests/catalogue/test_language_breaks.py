@@ -8,7 +8,7 @@ import re
 import sys
 
 import smelt
-from tests.harness.catalogue import INLINED, ITER_TWICE, program, since, tensor
+from tests.harness.catalogue import INLINED, ITER_TWICE, program, tensor, within
 
 
 def numbers():
@@ -288,7 +288,7 @@ def break_in_a_loop_over_a_generator():
         "unsupported-object",
         "unsupported-object",
     ],
-    unlike=since(
+    unlike=within(
         "3.13",
         ITER_TWICE,
         3,

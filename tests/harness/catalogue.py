@@ -131,6 +131,12 @@ def since(version: str, unlike: Unlike | str, graphs: int, **numbers: Any) -> di
     return {f"{version}+": Unlike(reason, Compilation(graphs, **given))}
 
 
+def within(version: str, unlike: Unlike | str, graphs: int, **numbers: Any) -> dict[str, Unlike]:
+    """The same for this version alone."""
+    (other,) = since(version, unlike, graphs, **numbers).values()
+    return {version: other}
+
+
 # A break at the `iter` of what a comprehension goes over comes twice.
 ITER_TWICE = "3.13.5 takes the iterator of a comprehension's iterator once more"
 
