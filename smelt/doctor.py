@@ -51,7 +51,7 @@ def _section(title: str, rows: Rows | list[tuple[str, str]]) -> None:
 
 def versions() -> Rows:
     """Of smelt, Python, torch and of libraries that programs are made of."""
-    yield "smelt", f"{_version('smelt') or smelt.__version__}, {Path(smelt.__file__).parent}"
+    yield "smelt", f"{smelt.__version__}, {Path(smelt.__file__).parent}"
     yield "extension", support.built_for() or "none for this Python"
     yield "Python", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     yield "torch", f"{torch.__version__}, {_torch_build()}"

@@ -23,9 +23,10 @@ OBJECTS = ROOT / f"build/{sys.implementation.cache_tag}-torch-{torch.__version__
 pytestmark = pytest.mark.skipif(not OBJECTS.exists(), reason="the extension was not built here")
 
 
-def setup(*command: str, **variables: str) -> None:
+def setup(notes: Path, *command: str, **variables: str) -> None:
+    """`notes`: a folder for what would otherwise lie in the checkout."""
     subprocess.run(
-        [sys.executable, "setup.py", "-q", *command],
+        [sys.executable, "setup.py", "-q", "egg_info", f"--egg-base={notes}", *command],
         cwd=ROOT, env=os.environ | variables, check=True, timeout=280,
     )  # fmt: skip
 
@@ -33,7 +34,8 @@ def setup(*command: str, **variables: str) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wheel")
-    setup("bdist_wheel", f"--dist-dir={made}", f"--bdist-dir={made / 'parts'}", SMELT_NAME_TORCH="1")
+    notes = tmp_path_factory.mktemp("notes")
+    setup(notes, "bdist_wheel", f"--dist-dir={made}", f"--bdist-dir={made / 'parts'}", SMELT_NAME_TORCH="1")
     [path] = made.glob("*.whl")
     return path
 
@@ -110,8 +112,8 @@ def test_with_another_torch_it_says_what_to_install(empty: Path):
 
 
 def test_the_source_distribution_holds_all_that_a_build_needs(tmp_path: Path):
-    setup("sdist", f"--dist-dir={tmp_path}", SMELT_NAME_TORCH="1")
-    [path] = tmp_path.iterdir()
+    setup(tmp_path, "sdist", f"--dist-dir={tmp_path / 'dist'}", SMELT_NAME_TORCH="1")
+    [path] = (tmp_path / "dist").iterdir()
     assert path.name == f"smelt-{smelt.__version__}.tar.gz"  # for any torch
     with tarfile.open(path) as parts:
         held = {name.split("/", 1)[1] for name in parts.getnames() if "/" in name}

@@ -30,6 +30,9 @@ from tests.harness.snapshot import difference
 
 PLACES = int(os.environ.get("SMELT_BREAKS", "0"))
 BREAKS = 3  # forced in a program; what comes after is captured as usual
+# By how much results may differ where that is known. Behind a break, a weight that autocast has cast is cast again: its
+# gradient is a sum of two in float32, of which eager rounds the sum to bfloat16 (docs/capture.md, Limits).
+TOLERANCE = {"autocast_as_a_decorator_with_breaks": 2.0**-7}
 
 
 def _programs() -> Iterator[Any]:
@@ -80,6 +83,7 @@ class Forced:
 @pytest.mark.parametrize("factory", _programs())
 def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     want = list(observe_world(factory, lambda fn: fn))
+    tolerance = TOLERANCE.get(factory.__name__, 1e-5)
     places = random.Random(factory.__qualname__).sample(range(3, 40), PLACES or 1)
     for at in places:
         forced = Forced(at)
@@ -94,7 +98,7 @@ def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
             )
             compiled: list[Any] = []
             for number, got in enumerate(observe_world(factory, lambda fn: _compile(fn, compiled))):
-                problem = difference(got.facts, want[number].facts, 1e-5, 1e-5)
+                problem = difference(got.facts, want[number].facts, tolerance, tolerance)
                 assert problem is None, f"broken at {at}, call {number}: {problem}\n{report(compiled[0])}"
     torch.set_grad_enabled(True)
     assert close_autocasts() == 0
