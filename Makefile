@@ -1,4 +1,4 @@
-# Every target sets itself up: a fresh machine needs Python 3.11 or 3.12 with venv, g++ and make, nothing else.
+# Every target sets itself up: a fresh machine needs Python 3.11 to 3.14 with venv, g++ and make, nothing else.
 #   make demo    the main job: compile real models, compare eager, torch.compile and smelt
 #   make test    all tests            make lint    ruff, mypy, clang-format
 #   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save

@@ -88,6 +88,8 @@ setup(
                 "-O2",
                 "-std=c++20",
                 "-Wall",
+                # GCC takes the address of the room in a SmallVector of torch's for a read of what is in it.
+                "-Wno-maybe-uninitialized",
                 # Makes at::parallel_for parallel; libgomp is deliberately not linked, so that the symbols resolve to
                 # torch's own copy and there is one thread pool.
                 "-fopenmp",

@@ -18,6 +18,10 @@ IteratorPart find_iterator_part(PyObject* name);  // null with a Python error
 // iterator, of zip the tuple of them. Nothing is read through the pointer that is there.
 bool keeps(PyObject* iterator, PyObject* inside);
 
+// What is inside of an iterator of `itertools` from CPython 3.14 on, field by field: a tuple, or None where that is not known. Null
+// with a Python error.
+PyObject* parts_of_itertools(PyObject* iterator);
+
 bool init_iterators();  // false with a Python error
 
 }  // namespace smelt

@@ -1,7 +1,7 @@
 // What is inside of the iterators of `itertools`, which do not tell it (`__reduce__`) from CPython 3.14 on.
 //
 // The layouts are those of itertoolsmodule.c of 3.14: fields behind the head of the object, in order.
-#include "cpython.h"
+#include "cpython_iterators.h"
 #include "module.h"
 
 #include <cstring>
@@ -18,6 +18,7 @@ namespace {
 struct Layout {
     const char* type;
     const char* fields;
+    int others = 0;  // fields behind those, which are not read
 };
 
 constexpr Layout kLayouts[] = {
@@ -26,7 +27,7 @@ constexpr Layout kLayouts[] = {
     {"cycle", "oon"},     // what is walked over the first time, what that gave, the next place in it
     {"repeat", "on"},     // what is given, how many times more
     {"islice", "onnnn"},  // what is walked over, the next place, the end or -1, the step, the place it is at
-    {"accumulate", "oooo"},  // the total, what is walked over, the function, the value to begin with
+    {"accumulate", "oooo", 1},  // the total, what is walked over, the function, the value to begin with
     {"starmap", "oo"},
     {"filterfalse", "oo"},
     {"compress", "oo"},
@@ -85,20 +86,28 @@ PyObject* read(char kind, void* const* fields, void* const* at) {
     }
 }
 
+// Whether its objects are as large as the layout says: all fields have the size of a pointer.
+bool fits(const Layout& layout, PyTypeObject* type) {
+    const size_t count = strlen(layout.fields) + layout.others;
+    return static_cast<size_t>(type->tp_basicsize) == sizeof(PyObject) + count * sizeof(void*);
+}
+
 const char* fields_of(PyObject* x) {
     const char* name = Py_TYPE(x)->tp_name;
     constexpr const char* kModule = "itertools.";
     if (made_by_python(Py_TYPE(x))) return nullptr;
     if (strncmp(name, kModule, strlen(kModule)) != 0) return nullptr;
     for (const Layout& layout : kLayouts)
-        if (strcmp(name + strlen(kModule), layout.type) == 0) return layout.fields;
+        if (strcmp(name + strlen(kModule), layout.type) == 0)
+            return fits(layout, Py_TYPE(x)) ? layout.fields : nullptr;
     return nullptr;
 }
 
 #endif
 
-// None where it is not known.
-PyObject* py_parts_of_itertools(PyObject*, [[maybe_unused]] PyObject* x) {
+}  // namespace
+
+PyObject* parts_of_itertools([[maybe_unused]] PyObject* x) {
 #if SMELT_PY314
     const char* fields = fields_of(x);
     if (!fields) Py_RETURN_NONE;
@@ -114,6 +123,12 @@ PyObject* py_parts_of_itertools(PyObject*, [[maybe_unused]] PyObject* x) {
 #else
     Py_RETURN_NONE;
 #endif
+}
+
+namespace {
+
+PyObject* py_parts_of_itertools(PyObject*, PyObject* x) {
+    return parts_of_itertools(x);
 }
 
 PyMethodDef functions[] = {{"parts_of_itertools", py_parts_of_itertools, METH_O,

@@ -196,6 +196,23 @@ void try_nested_iterators() {
     }
 }
 
+// From 3.14 on; earlier ones tell what they hold.
+void try_itertools() {
+    THPObjectPtr module = made(PyImport_ImportModule("itertools"));
+    THPObjectPtr over = made(PyObject_GetIter(made(Py_BuildValue("[iii]", 5, 6, 7))));
+    auto must_be = [](THPObjectPtr iterator, THPObjectPtr parts) {
+        THPObjectPtr found = made(parts_of_itertools(iterator));
+        must(found == Py_None || same(found, parts), "what one of itertools holds is not found");
+    };
+    must_be(made(PyObject_CallMethod(module, "repeat", "ii", 7, 3)), made(Py_BuildValue("((i)i)", 7, 3)));
+    must_be(made(PyObject_CallMethod(module, "islice", "Oiii", over.get(), 1, 9, 2)),
+            made(Py_BuildValue("((O)iiii)", over.get(), 1, 9, 2, 0)));
+    must_be(made(PyObject_CallMethod(module, "takewhile", "OO", Py_None, over.get())),
+            made(Py_BuildValue("((O)(O)O)", Py_None, over.get(), Py_False)));
+    must_be(made(PyObject_CallMethod(module, "combinations", "(ii)i", 8, 9, 2)),
+            made(Py_BuildValue("(((ii))(ii)OiO)", 8, 9, 0, 1, Py_False, 2, Py_False)));
+}
+
 THPObjectPtr call(const char* module, const char* function) {
     return made(PyObject_CallMethod(made(PyImport_ImportModule(module)), function, nullptr));
 }
@@ -333,6 +350,7 @@ constexpr Probe kProbes[] = {
     {"sets", try_sets},
     {"iterators", try_iterators},
     {"enumerate and zip", try_nested_iterators},
+    {"iterators of itertools", try_itertools},
     {"frames", try_frames},
     {"the recursion limit", try_recursion_limit},
     {"the garbage collector", try_collector},
