@@ -19,6 +19,7 @@ NAMES = {
     "sets",
     "iterators",
     "enumerate and zip",
+    "iterators of itertools",
     "frames",
     "the recursion limit",
     "the garbage collector",
