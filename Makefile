@@ -40,7 +40,7 @@ $(VENV)/.native: $(VENV)/.torch $(NATIVE) setup.py pyproject.toml smelt/_built.p
 
 $(VENV)/.test: $(VENV)/.torch requirements/test.txt
 	@echo "== what tests, demo and benchmarks use"
-	$(PIP) install -q -r requirements/test.txt "torch==$$($(PY) -c 'import torch; print(torch.__version__)')"
+	$(PIP) install -q -r requirements/test.txt "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))')"
 	$(PIP) show -q torchvision 2>/dev/null || $(PIP) install -q --no-deps $(TORCHVISION)
 	$(PIP) show -q triton 2>/dev/null || $(PIP) install -q $(TRITON)  # CUDA builds of torch bring their own
 	touch $@
