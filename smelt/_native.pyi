@@ -199,7 +199,7 @@ GLOBAL_STATE: tuple[str, ...]
 
 # ------------------------------------------------------------------------------------------- plans (native/plan/)
 
-# n_inputs, n_registers, constants, steps, outputs (register or -1), arena_bytes, release_gil, keepalive, numbers
+# n_inputs, n_registers, constants, steps, outputs (register or -1), arena_bytes, release_gil, keepalive, numbers, device
 _PlanSpec = tuple[
     int,
     int,
@@ -210,6 +210,7 @@ _PlanSpec = tuple[
     bool,
     tuple[object, ...],
     tuple[int, ...],
+    torch.device,
 ]
 
 class Plan:
@@ -229,6 +230,19 @@ def release_blocks() -> int:
 
 def kept_bytes() -> int:
     """Bytes of the large blocks that are kept."""
+
+# ------------------------------------------------------------------------------------- GPUs (native/devices/)
+
+class DeviceKernel:
+    """The kernel `name` of `image` (PTX as text, or a device's own code), in blocks of `threads` threads with `shared` bytes
+    of shared memory. What was loaded stays loaded."""
+
+    def __init__(self, image: bytes, name: str, threads: int, shared: int) -> None: ...
+    def load(self, device: int, /) -> None:
+        """Loads it on a device, without the GIL. Raises RuntimeError with what the driver says."""
+
+def use_driver(file: str, /) -> None:
+    """Opens `file` in place of the machine's driver of GPUs: for tests, before the first kernel is loaded."""
 
 # ------------------------------------------------------------------------------------- autograd (native/autograd/)
 

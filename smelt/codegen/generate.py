@@ -34,10 +34,10 @@ def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Prod
     compiled = compile_kernels([i.kernel for i in kernels]) if kernels else ()
     products_code = compile_items([i for i in items if isinstance(i, ProductItem)])
     code = dict(zip(map(id, kernels), compiled)) | products_code
-    return [_launched(i, code) for i in items]
+    return [launched(i, code) for i in items]
 
 
-def _launched(item: ScheduleItem | ProductItem, code: Mapping[int, CompiledKernel]) -> Item:
+def launched(item: ScheduleItem | ProductItem, code: Mapping[int, CompiledKernel]) -> Item:
     """`item` as the plan's builder takes it; `code` by id of item."""
     if isinstance(item, KernelItem):
         used = [

@@ -13,7 +13,7 @@ constexpr int (*kParts[])(PyObject* module) = {
     calls::init_interpreter, guards::init_tree,   guards::init_global_state,
     plan::init_type,         init_autograd,       init_shapes,
     plan::init_blocks,       calls::init_frames,  init_sets,
-    init_itertools,          init_probes,
+    init_itertools,          init_probes,         devices::init_kernels,
 };
 
 }  // namespace

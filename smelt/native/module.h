@@ -25,6 +25,10 @@ int init_type(PyObject* module);
 int init_blocks(PyObject* module);
 }  // namespace plan
 
+namespace devices {
+int init_kernels(PyObject* module);
+}  // namespace devices
+
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
 int init_sets(PyObject* module);

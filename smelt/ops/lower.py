@@ -277,18 +277,31 @@ def _number_overload(op: OpOverload, numbers: frozenset[int]) -> OpOverload:
 
 
 def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
-    """Loops compute known dtypes, on one device, of tensors that have elements."""
+    """Loops compute known dtypes, on one device, of tensors that have elements. Beside those of another device, numbers on
+    the CPU may be read, if they are in memory before: a kernel is given their values."""
     specs = (
         [node.spec] if isinstance(node.spec, TensorSpec) else [s for s in node.spec or () if s is not None]
     )
     first = specs[0]
     found = leaves([args, kwargs], (Tensor, complex))
-    tensors = [t.spec for t in found if isinstance(t, Tensor)]
+    read = [t for t in found if isinstance(t, Tensor)]
+    tensors = [t.spec for t in read]
     if any(0 in s.shape for s in specs[:1] + tensors):
         return node.target is aten.cat.default and 0 not in first.shape
     if len(tensors) < len(found):
         return False
-    return all(s.dtype in LOWERABLE and s.device == first.device for s in specs[:1] + tensors)
+    beside = {id(t.spec) for t in read if _is_number_on_cpu(t)}
+    return all(
+        s.dtype in LOWERABLE and (s.device == first.device or id(s) in beside) for s in specs[:1] + tensors
+    )
+
+
+def _is_number_on_cpu(tensor: Tensor) -> bool:
+    return (
+        isinstance(tensor.definition, Stored)
+        and tensor.spec.shape == ()
+        and tensor.spec.device.type == "cpu"
+    )
 
 
 def _takes_numbers(node: Node, args: Any, kwargs: Any) -> bool:

@@ -31,7 +31,7 @@ def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         device = _device_of([args, kwargs]) or torch.device("cpu")
         with torch.no_grad():
             found = _RESULTS[key] = _specs(
-                on_metas(op, _meta(args), _meta(kwargs), device.type == "cpu"), device
+                on_metas(op, _meta(args), _meta(kwargs), device), device
             )
     return found
 

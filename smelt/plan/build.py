@@ -43,6 +43,7 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
         arena_bytes=arena_bytes,
         release_gil=is_long(steps, schedule, target.costs.gil_bytes),
         kernels=writer.kernels,
+        device=target.memory.device,
     )
 
 
@@ -116,7 +117,7 @@ class _Writer:
             self.touched[len(self.steps)] = self._touched(item)
         regs = tuple(map(self.register, item.buffers))
         grain = self.target.sharing.grain(code.extent, code.grain)
-        self.steps.append(Launch(self._symbol(code), regs, code.extent, grain, item.note))
+        self.steps.append(Launch(self._symbol(code), regs, code.extent, grain, item.note, item.by_value))
 
     def _symbol(self, code: CompiledKernel) -> str:
         """The kernel's name, with a number where other code has that name."""

@@ -30,7 +30,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     2: (TensorSpec, ("shape", "stride", "dtype", "device", "offset", "requires_grad")),
     3: (Alloc, ("out", "shape", "stride", "dtype", "device", "arena")),
     4: (View, ("out", "src", "shape", "stride", "offset", "user_visible")),
-    5: (Launch, ("kernel", "regs", "extent", "grain", "note")),
+    5: (Launch, ("kernel", "regs", "extent", "grain", "note", "by_value")),
     6: (Together, ("launches", "work", "grain", "note")),
     7: (Aten, ("op", "args", "kwargs", "outs", "note", "expect", "user_visible")),
     8: (BumpVersion, ("regs",)),
@@ -41,7 +41,7 @@ _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
 # A library: its processor, object files, exports, and where among the libraries each imported symbol is defined.
 LibraryFields = tuple[Processor, tuple[bytes, ...], tuple[str, ...], dict[str, int]]
 # Fields of a plan, in order, behind torch's version, the libraries and the kernels.
-PLAN = ("n_inputs", "constants", "n_registers", "steps", "outputs", "arena_bytes", "release_gil", "numbers")
+PLAN = ("n_inputs", "constants", "n_registers", "steps", "outputs", "arena_bytes", "release_gil", "numbers", "device")
 
 
 def to_bytes(plan: Plan) -> bytes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from smelt import _native
+
 
 @dataclass(frozen=True)
 class Processor:
@@ -56,4 +58,5 @@ class CompiledKernel:
     grain: int
 
 
-AddressOf = Callable[[Function], int]
+# What launches a function: its address, or a GPU's kernel.
+AddressOf = Callable[[Function], int | _native.DeviceKernel]

@@ -23,7 +23,7 @@ from smelt.plan.steps import (
     kernel_names,
 )
 
-Addresses = Mapping[str, int]  # by symbol
+Addresses = Mapping[str, int | _native.DeviceKernel]  # by symbol
 Spec = tuple[Any, ...]  # a step for the native side: its kind, then its fields
 
 
@@ -48,6 +48,7 @@ def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
         plan.release_gil,
         (*plan.kernels.values(), *_inner_graphs(plan)),
         plan.numbers,
+        plan.device,
     )
     return _native.Plan(spec)
 
@@ -86,7 +87,7 @@ def _view(s: View, addresses: Addresses) -> Spec:
 
 
 def _launch(s: Launch, addresses: Addresses) -> Spec:
-    return ("launch", addresses[s.kernel], s.regs, *static_sizes((s.extent,)), s.grain)
+    return ("launch", addresses[s.kernel], s.regs, *static_sizes((s.extent,)), s.grain, s.by_value)
 
 
 def _together(s: Together, addresses: Addresses) -> Spec:

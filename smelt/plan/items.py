@@ -14,13 +14,15 @@ Role = Literal["in", "out", "inout"]
 @dataclass(frozen=True)
 class LaunchItem:
     """Machine code in place of a kernel, or of an extern and what it absorbed. `buffers` are the schedule's, as the code
-    takes them; `roles[i]` says what it does with `buffers[i]`. `joins`: it may become a part of a `Together`."""
+    takes them; `roles[i]` says what it does with `buffers[i]`. `joins`: it may become a part of a `Together`. `by_value`:
+    positions of buffers that are passed as the numbers that they hold (`plan.steps.Launch`)."""
 
     code: CompiledKernel
     buffers: tuple[int, ...]
     roles: tuple[Role, ...]
     note: str = ""
     joins: bool = True
+    by_value: tuple[int, ...] = ()
 
 
 Item = LaunchItem | ExternItem | ViewItem

@@ -23,6 +23,9 @@ from smelt.plan.code import Function
 from smelt.torch_private import OpOverload
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Reg:
     """A register used as (part of) an ATen argument."""
@@ -58,15 +61,19 @@ class View:
 
 @dataclass(frozen=True)
 class Launch:
-    """Machine code: `void kernel(void **buffers, int64_t begin, int64_t end)` over [0, extent), split among threads in
-    pieces of at least `grain`. `kernel` is a key of `Plan.kernels`; `buffers[i]` is the data pointer of register
-    `regs[i]`."""
+    """Machine code over [0, extent). `kernel` is a key of `Plan.kernels`.
+
+    On a CPU it is `void kernel(void **buffers, int64_t begin, int64_t end)`, split among threads in pieces of at least
+    `grain`; `buffers[i]` is the data pointer of register `regs[i]`. On a GPU each block takes `grain` items, and its
+    parameters are those pointers, then `extent` (int64). `by_value`: positions of `regs` whose tensor, of one element on the
+    CPU, is passed as the number that it holds then."""
 
     kernel: str
     regs: tuple[int, ...]
     extent: Size
     grain: int
     note: str = ""
+    by_value: tuple[int, ...] = ()
 
 
 WORK = 64  # units of work that a thread should take at least
@@ -123,7 +130,7 @@ Step = Alloc | View | Launch | Together | Aten | BumpVersion | Free
 class Plan:
     """`release_gil`: the plan runs long enough for giving other Python threads a turn to be worth its cost. `numbers`: the
     inputs that are Python numbers, each held as a 0-d tensor (float64 or int64) that does not take part in promotion.
-    `kernels`: the code of what is launched, by symbol."""
+    `kernels`: the code of what is launched, by symbol. `device`: where it runs, and where its arena is."""
 
     n_inputs: int
     constants: tuple[torch.Tensor, ...]
@@ -134,6 +141,7 @@ class Plan:
     release_gil: bool = True
     numbers: tuple[int, ...] = ()
     kernels: Mapping[str, Function] = field(default_factory=dict)
+    device: torch.device = CPU
 
 
 # ------------------------------------------------------------------------------------- what a step reads and defines

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from smelt import _native
 from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
@@ -17,14 +19,14 @@ from smelt.torch_private import OpOverload
 
 @dataclass(frozen=True)
 class Memory:
-    """Where temporaries may live. `device`: the type of device; `alignment`: of every arena offset, in bytes."""
+    """Where temporaries may live. `alignment`: of every arena offset, in bytes."""
 
-    device: str
+    device: torch.device
     alignment: int
 
     def holds(self, spec: TensorSpec) -> bool:
         """Whether a tensor of `spec` may be in the arena."""
-        return spec.device.type == self.device
+        return spec.device == self.device
 
 
 @dataclass(frozen=True)

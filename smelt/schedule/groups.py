@@ -115,6 +115,8 @@ def stage_loops(loops: Sequence[tuple[Sym, Size]]) -> Loops:
 
 def fit(group: Group, unit: Unit) -> Fit | Refusal:
     """The place of `unit` in `group`, or why it has none."""
+    if group.units[0].tensor.spec.device != unit.tensor.spec.device:
+        return Refusal("they are on different devices")
     refusal: Fit | Refusal = Refusal("they have nothing in common")
     for anchor in _anchors(group, unit):
         refusal = _fit_by(group, unit, anchor)

@@ -1,8 +1,10 @@
-"""The devices that graphs are compiled for: one `Target` for each graph, with all that depends on the machine (`cpu`)."""
+"""The devices that graphs are compiled for: one `Target` for each graph, with all that depends on the machine (`cpu`,
+`cuda`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
@@ -10,18 +12,30 @@ from smelt.config import Config
 from smelt.errors import Unsupported
 from smelt.plan.target import Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.targets import cpu
+from smelt.targets import cpu, cuda
+
+Maker = Callable[[Config], Target]
 
 # By type of device.
-TARGETS: dict[str, Callable[[Config], Target]] = {"cpu": cpu.target}
+TARGETS: dict[str, Callable[[torch.device], Maker]] = {
+    "cpu": lambda device: cpu.target,
+    "cuda": lambda device: partial(cuda.target, device),
+}
+CPU = torch.device("cpu")
 
 
-def maker(devices: Iterable[torch.device]) -> Callable[[Config], Target]:
+def maker(devices: Iterable[torch.device]) -> Maker:
     """What makes the targets of graphs whose tensors are on `devices`. Raises Unsupported where there is no target."""
     devices = set(devices)
     elsewhere = {str(d) for d in devices if d.type not in TARGETS}
     if elsewhere:
-        detail = f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for the CPU only so far"
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
-    beside = sorted({d.type for d in devices} - {"cpu"})
-    return TARGETS[beside[0] if beside else "cpu"]
+        raise _unsupported(f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for CPUs and CUDA")
+    beside = sorted(devices - {CPU}, key=str)
+    if len(beside) > 1:
+        raise _unsupported(f"tensors on {' and '.join(map(str, beside))}; a graph is compiled for one GPU so far")
+    device = beside[0] if beside else CPU
+    return TARGETS[device.type](device)
+
+
+def _unsupported(detail: str) -> Unsupported:
+    return Unsupported(Reason(UNSUPPORTED_OBJECT, detail))

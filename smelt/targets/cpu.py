@@ -134,7 +134,7 @@ def target(config: Config, cpu: str | None = None) -> Target:
         compile=partial(compile_schedule, config, products),
         load=load,
         out_variant=out_variant,
-        memory=Memory("cpu", ALIGNMENT),  # a cache line
+        memory=Memory(torch.device("cpu"), ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),
     )
 

@@ -181,7 +181,7 @@ class _FirstCall:
         if info.data_dependent:
             raise self._unsupported(DATA_DEPENDENT, str(self.func))
         try:
-            return on_metas(self.func, args, kwargs, self.device.type == "cpu")
+            return on_metas(self.func, args, kwargs, self.device)
         except (NotImplementedError, RuntimeError) as error:
             if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error

@@ -104,7 +104,8 @@ _BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.de
 def _attention_choice(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Which kernel `scaled_dot_product_attention` takes is asked of the real device: on uninitialized tensors laid out
     as the arguments, since only layouts decide."""
-    if args[0].device.type != "cpu":
+    device = args[0].device
+    if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
         return NotImplemented
     return func(*(_laid_out(a) for a in args), **{k: _laid_out(v) for k, v in kwargs.items()})
 
@@ -112,7 +113,7 @@ def _attention_choice(recorder: OperatorRecorder, func: OpOverload, args: Args, 
 def _laid_out(value: Any) -> Any:
     if type(value) is not FakeTensor:
         return value
-    like = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+    like = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return like.requires_grad_(value.requires_grad) if value.requires_grad else like
 
 

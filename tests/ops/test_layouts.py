@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from smelt.graph.effects import effects
 from smelt.ops import layouts
+from smelt.ops.layouts.meta import CPU
 
 aten = torch.ops.aten
 
@@ -306,7 +307,7 @@ def test_layer_norm_backward(dtypes, wanted, transposed):
     args = torch.randn_like(x), x, [8], mean, rstd, weight, bias, wanted
     operator = aten.native_layer_norm_backward.default
     meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
-    for got, want in zip(layouts.on_metas(operator, meta, {}, cpu=True), operator(*args), strict=True):
+    for got, want in zip(layouts.on_metas(operator, meta, {}, device=CPU), operator(*args), strict=True):
         assert (got is None) is (want is None)
         assert want is None or (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
 
@@ -380,7 +381,7 @@ def test_group_norm(dtypes, shape, lay_out):
 
 
 def found_as_on_a_cpu(operator, args):
-    got = layouts.on_metas(operator, [on_meta(a) for a in args], {}, cpu=True)
+    got = layouts.on_metas(operator, [on_meta(a) for a in args], {}, device=CPU)
     assert layout(got) == layout(operator(*args))
 
 
@@ -432,21 +433,21 @@ def test_the_gradient_of_a_gated_linear_unit(shape):
 )
 def test_what_has_no_kernel_raises(func, args):
     with pytest.raises(RuntimeError, match="not implemented for|expected scalar type"):
-        layouts.on_metas(func, args, {}, cpu=True)
+        layouts.on_metas(func, args, {}, device=CPU)
 
 
 def test_zeros_and_indices_are_no_reason_to_refuse():
     whole = meta(4, dtype=torch.int64)
-    assert layouts.on_metas(aten.remainder.Tensor, [whole, whole], {}, cpu=True).shape == (4,)
+    assert layouts.on_metas(aten.remainder.Tensor, [whole, whole], {}, device=CPU).shape == (4,)
     assert layouts.on_metas(
-        aten.gather.default, [meta(2, 3), 1, meta(2, 5, dtype=torch.int64)], {}, cpu=True
+        aten.gather.default, [meta(2, 3), 1, meta(2, 5, dtype=torch.int64)], {}, device=CPU
     ).shape == (2, 5)
 
 
 def test_random_numbers_are_not_drawn():
     before = torch.get_rng_state()
-    layouts.on_metas(aten.randn_like.default, [meta(3)], {}, cpu=True)
-    layouts.on_metas(aten.bernoulli.p, [meta(3), 0.5], {}, cpu=True)
+    layouts.on_metas(aten.randn_like.default, [meta(3)], {}, device=CPU)
+    layouts.on_metas(aten.bernoulli.p, [meta(3), 0.5], {}, device=CPU)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -1,43 +1,67 @@
 #include "plan/frame.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
 
 namespace smelt::plan {
 namespace {
 
 std::unique_ptr<Frame> make_frame(const Program& p) {
-    // Arena tensors are ordinary ones, whatever mode the first caller is in.
-    c10::InferenceMode ordinary(false);
     auto frame = std::make_unique<Frame>();
     frame->tensors.resize(p.n_registers);
     frame->data.resize(p.n_registers, nullptr);
     for (size_t i = 0; i < p.constants.size(); ++i) frame->tensors[p.n_inputs + i] = p.constants[i];
-    if (p.arena_bytes == 0) return frame;
-    frame->bytes = p.arena_bytes;
-    frame->arena = std::make_shared<c10::DataPtr>(c10::GetCPUAllocator()->allocate(p.arena_bytes));
-    for (const Step& s : p.steps) {
-        if (s.kind == Kind::alloc && p.allocs[s.index].arena >= 0) {
-            const Alloc& a = p.allocs[s.index];
-            frame->tensors[a.out] = arena_tensor(a, frame->arena);
-            frame->data[a.out] = static_cast<char*>(frame->arena->get()) + a.arena;
-        } else if (s.kind == Kind::view && p.views[s.index].in_arena) {
-            const View& v = p.views[s.index];
-            frame->tensors[v.out] = raw_view(v, frame->tensors[v.src]);
-            frame->data[v.out] =
-                static_cast<char*>(frame->data[v.src]) + v.offset * frame->tensors[v.out].element_size();
-        }
-    }
     return frame;
 }
 
-}  // namespace
-
-Place current_place(const Program& program) {
-    if (program.device.is_cpu()) return {program.device, 0};
-    const c10::impl::VirtualGuardImpl device(program.device.type());
-    return {program.device, device.getStream(program.device).id()};
+// Builds the tensors of the arena, or moves them to where it is now.
+void place_arena(const Program& p, Frame& f) {
+    c10::InferenceMode ordinary(false);  // for these tensors, whatever mode the first caller is in
+    const bool built = f.built_at != nullptr;
+    f.built_at = f.arena->get();
+    for (const Step& s : p.steps) {
+        if (s.kind == Kind::alloc && p.allocs[s.index].arena >= 0) {
+            const Alloc& a = p.allocs[s.index];
+            if (built)
+                move_to_arena(f.tensors[a.out], a, f.arena);
+            else
+                f.tensors[a.out] = arena_tensor(a, f.arena);
+            f.data[a.out] = static_cast<char*>(f.built_at) + a.arena;
+        } else if (s.kind == Kind::view && p.views[s.index].in_arena) {
+            const View& v = p.views[s.index];
+            if (!built) f.tensors[v.out] = raw_view(v, f.tensors[v.src]);
+            f.data[v.out] = static_cast<char*>(f.data[v.src]) + v.offset * f.tensors[v.out].element_size();
+        }
+    }
 }
+
+void take_arena(const Program& p, Frame& f) {
+    if (p.arena_bytes == 0 || f.arena) return;
+    f.bytes = p.arena_bytes;
+    f.arena = make_arena(p.arena_bytes, p.device);
+    if (f.arena->get() != f.built_at) place_arena(p, f);
+}
+
+void give_arena(const Program& p, Frame& f) {
+    if (p.device.is_cpu()) return;
+    f.arena.reset();
+    f.bytes = 0;
+}
+
+std::optional<c10::Device> other_than_cpu(c10::Device device) {
+    return device.is_cpu() ? std::nullopt : std::optional(device);
+}
+
+Place place_on(c10::Device device) {
+    if (device.is_cpu()) return {device, 0, nullptr};
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const c10::Stream stream = guard.getStream(device);
+    return {device, stream.id(), guard.getStreamNativeHandle(stream)};
+}
+
+}  // namespace
 
 std::unique_ptr<Frame> IdleFrames::take(const Place& place) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -76,13 +100,20 @@ size_t IdleFrames::bytes() {
 }
 
 Borrowed::Borrowed(const Program& program, IdleFrames& idle)
-    : program_(program), idle_(idle), place_(current_place(program)), frame_(idle.take(place_)) {
+    : program_(program),
+      idle_(idle),
+      guard_(other_than_cpu(program.device)),
+      place_(place_on(program.device)),
+      frame_(idle.take(place_)) {
     if (!frame_) frame_ = make_frame(program);
+    take_arena(program, *frame_);
 }
 
 Borrowed::~Borrowed() {
     for (Reg r : program_.dynamic) frame_->tensors[r].reset();
     frame_->stack.clear();
+    frame_->realigned.clear();
+    give_arena(program_, *frame_);
     idle_.give(place_, std::move(frame_));
 }
 

@@ -3,7 +3,12 @@
 // A call borrows a `Frame`: the registers, with every tensor that lives in the arena built beforehand, so that a call
 // allocates only what it returns. Frames are private to a call; idle ones wait for the next call. What always holds
 // between calls: a frame's dynamic registers are empty.
+//
+// On a CPU the arena stays with its frame: fresh pages are slow. On other devices it is taken from torch's allocator for
+// each call and given back, so that plans do not hold memory from each other or from the user; that allocator keeps what is
+// given back, so the arena is mostly where it was, and its tensors stay as they are.
 #pragma once
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 
 #include <memory>
@@ -16,10 +21,18 @@
 
 namespace smelt::plan {
 
+// An input whose address is no multiple of `kVector`, as kernels of a GPU rely on, and what they are given instead.
+struct Realigned {
+    at::Tensor memory, copy;  // of one dimension: all from the first to the last element
+    bool written;
+};
+
 struct Frame {
     Arena arena;
+    void* built_at = nullptr;         // where the arena was when its tensors were built or moved
     std::vector<at::Tensor> tensors;  // per register
     std::vector<void*> data;          // per register, address of the first element
+    std::vector<Realigned> realigned;
     torch::jit::Stack stack;
 
     bool owns(const at::Tensor& t) const {
@@ -36,12 +49,10 @@ struct Frame {
 struct Place {
     c10::Device device;
     c10::StreamId stream;
+    void* handle;  // the driver's, of the stream
 
     bool operator==(const Place& other) const { return device == other.device && stream == other.stream; }
 };
-
-// Where the kernels of a call made now, on this thread, run.
-Place current_place(const Program& program);
 
 // The frames that no call has, at most one for each place. Any thread.
 class IdleFrames {
@@ -64,10 +75,12 @@ class Borrowed {
     Borrowed(const Borrowed&) = delete;
     Borrowed& operator=(const Borrowed&) = delete;
     Frame& operator*() { return *frame_; }
+    const Place& place() const { return place_; }
 
   private:
     const Program& program_;
     IdleFrames& idle_;
+    const c10::OptionalDeviceGuard guard_;  // the program's device is the current one
     const Place place_;
     std::unique_ptr<Frame> frame_;
 };

@@ -4,60 +4,89 @@
 
 #include <algorithm>
 
+#include "devices/driver.h"
+
 namespace smelt::plan {
 namespace {
 
 using Buffers = c10::SmallVector<void*, 32>;
+using CpuKernel = void (*)(void**, int64_t, int64_t);
 
-// On torch's threads.
+CpuKernel cpu_kernel(const Launch& l) {
+    return reinterpret_cast<CpuKernel>(l.function);
+}
+
 class CpuLauncher final : public Launcher {
   public:
-    void launch(const Launch& l, void* const* data) const override {
+    void launch(const Launch& l, void* const* data, void* /*stream*/) const override {
         Buffers buffers(l.regs.size());
         for (size_t i = 0; i < l.regs.size(); ++i) buffers[i] = data[l.regs[i]];
+        const CpuKernel kernel = cpu_kernel(l);
         if (l.extent <= l.grain) {
-            l.function(buffers.data(), 0, l.extent);
+            kernel(buffers.data(), 0, l.extent);
             return;
         }
         at::parallel_for(0, l.extent, l.grain,
-                         [&](int64_t begin, int64_t end) { l.function(buffers.data(), begin, end); });
+                         [&](int64_t begin, int64_t end) { kernel(buffers.data(), begin, end); });
     }
+};
 
-    void together(const Together& t, const Launch* launches, void* const* data) const override {
-        const int64_t total = t.ends.back();
-        if (total <= t.grain) return share(t, launches, data, 0, total);
-        at::parallel_for(0, total, t.grain,
-                         [&](int64_t begin, int64_t end) { share(t, launches, data, begin, end); });
+// The items of all launches that are in [begin, end) of the work.
+void share(const Together& t, const Launch* launches, void* const* data, int64_t begin, int64_t end) {
+    Buffers buffers;
+    auto i = static_cast<size_t>(std::upper_bound(t.ends.begin(), t.ends.end(), begin) - t.ends.begin());
+    for (int64_t start = i ? t.ends[i - 1] : 0; i < t.count && start < end; start = t.ends[i++]) {
+        const Launch& l = launches[i];
+        const int64_t work = t.ends[i] - start;
+        auto item = [&](int64_t at) {
+            return at <= start ? 0 : at - start >= work ? l.extent : l.extent * (at - start) / work;
+        };
+        const int64_t first = item(begin), last = item(end);
+        if (first >= last) continue;
+        buffers.clear();
+        for (Reg r : l.regs) buffers.push_back(data[r]);
+        cpu_kernel(l)(buffers.data(), first, last);
     }
+}
 
-  private:
-    // The items of all launches that are in [begin, end) of the work.
-    static void share(const Together& t, const Launch* launches, void* const* data, int64_t begin,
-                      int64_t end) {
-        Buffers buffers;
-        auto i = static_cast<size_t>(std::upper_bound(t.ends.begin(), t.ends.end(), begin) - t.ends.begin());
-        for (int64_t start = i ? t.ends[i - 1] : 0; i < t.count && start < end; start = t.ends[i++]) {
-            const Launch& l = launches[i];
-            const int64_t work = t.ends[i] - start;
-            auto item = [&](int64_t at) {
-                return at <= start ? 0 : at - start >= work ? l.extent : l.extent * (at - start) / work;
-            };
-            const int64_t first = item(begin), last = item(end);
-            if (first >= last) continue;
-            buffers.clear();
-            for (Reg r : l.regs) buffers.push_back(data[r]);
-            l.function(buffers.data(), first, last);
-        }
+class GpuLauncher final : public Launcher {
+  public:
+    void launch(const Launch& l, void* const* data, void* stream) const override {
+        // The driver takes the address of each parameter: of the register for an address, what the register holds for
+        // a number, which is in the host's memory. Two more parameters are Triton's, for kinds of scratch memory that no
+        // kernel here has.
+        int64_t items = l.extent;
+        void* none = nullptr;
+        Buffers parameters(l.regs.size() + 3);
+        for (size_t i = 0; i < l.regs.size(); ++i)
+            parameters[i] = l.by_value[i] ? data[l.regs[i]] : const_cast<void**>(&data[l.regs[i]]);
+        parameters[l.regs.size()] = &items;
+        parameters[l.regs.size() + 1] = parameters[l.regs.size() + 2] = &none;
+        const auto blocks = static_cast<unsigned>((l.extent + l.grain - 1) / l.grain);
+        devices::check(devices::driver().launch(l.function, blocks, 1, 1, l.threads, 1, 1, l.shared, stream,
+                                                parameters.data(), nullptr),
+                       "launching a kernel");
     }
 };
 
 const CpuLauncher kCpu;
+const GpuLauncher kGpu;
 
 }  // namespace
 
-const Launcher& launcher_of(c10::Device device) {
-    TORCH_CHECK(device.is_cpu(), "Plan: kernels cannot be launched on ", device);
+const Launcher& cpu_launcher() {
     return kCpu;
+}
+
+const Launcher& gpu_launcher() {
+    return kGpu;
+}
+
+void launch_together(const Together& t, const Launch* launches, void* const* data) {
+    const int64_t total = t.ends.back();
+    if (total <= t.grain) return share(t, launches, data, 0, total);
+    at::parallel_for(0, total, t.grain,
+                     [&](int64_t begin, int64_t end) { share(t, launches, data, begin, end); });
 }
 
 }  // namespace smelt::plan

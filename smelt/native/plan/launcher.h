@@ -4,17 +4,21 @@
 
 namespace smelt::plan {
 
-// `data[r]` is the address of register r. Calls return when the work is done or queued behind what the device was given
-// before.
+// `data[r]` is the address of register r. Calls return when the work is done, or queued on `stream` behind what that was
+// given before.
 class Launcher {
   public:
     virtual ~Launcher() = default;
-    virtual void launch(const Launch& l, void* const* data) const = 0;
-    // `launches` are those of `t`.
-    virtual void together(const Together& t, const Launch* launches, void* const* data) const = 0;
+    virtual void launch(const Launch& l, void* const* data, void* stream) const = 0;
 };
 
-// That of a kind of device. Throws where there is none.
-const Launcher& launcher_of(c10::Device device);
+// On torch's threads; `function` is `void (*)(void** buffers, int64_t begin, int64_t end)`.
+const Launcher& cpu_launcher();
+// Launches on the CPU, side by side; `launches` are those of `t`.
+void launch_together(const Together& t, const Launch* launches, void* const* data);
+
+// In blocks of `grain` items on a GPU; `function` is the driver's. The kernel's parameters are the registers, then the
+// number of items (64 bits).
+const Launcher& gpu_launcher();
 
 }  // namespace smelt::plan

@@ -1,23 +1,45 @@
 #include "plan/memory.h"
 
-#include <ATen/ops/empty_strided.h>
+#include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/TensorOptions.h>
 
 #include "plan/blocks.h"
 
 namespace smelt::plan {
 
+namespace {
+
+c10::DispatchKeySet keys_of(const Alloc& a) {
+    return c10::DispatchKeySet(c10::computeDispatchKey(a.layout.dtype, at::kStrided, a.device));
+}
+
+c10::DataPtr part_of(const Arena& arena, const Alloc& a) {
+    void* begin = static_cast<char*>(arena->get()) + a.arena;
+    if (!a.device.is_cpu()) return {begin, a.device};
+    return {begin, new Arena(arena), [](void* p) { delete static_cast<Arena*>(p); }, a.device};
+}
+
+}  // namespace
+
+Arena make_arena(size_t bytes, c10::Device device) {
+    c10::Allocator* allocator = device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(device.type());
+    return std::make_shared<c10::DataPtr>(allocator->allocate(bytes));
+}
+
 at::Tensor arena_tensor(const Alloc& a, const Arena& arena) {
-    auto* owner = new Arena(arena);
-    auto deleter = [](void* p) { delete static_cast<Arena*>(p); };
-    c10::DataPtr data(static_cast<char*>(arena->get()) + a.arena, owner, deleter, c10::Device(c10::kCPU));
-    auto storage = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(a.nbytes), std::move(data), nullptr, false);
-    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                      c10::DispatchKeySet(c10::DispatchKey::CPU),
+    auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                         static_cast<int64_t>(a.nbytes), part_of(arena, a),
+                                                         nullptr, false);
+    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_of(a),
                                                       c10::scalarTypeToTypeMeta(a.layout.dtype));
     t.unsafeGetTensorImpl()->set_sizes_and_strides(a.layout.shape, a.layout.stride);
     return t;
+}
+
+void move_to_arena(const at::Tensor& t, const Alloc& a, const Arena& arena) {
+    t.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(part_of(arena, a));
 }
 
 at::Tensor raw_view(const View& v, const at::Tensor& src) {
@@ -28,9 +50,11 @@ at::Tensor raw_view(const View& v, const at::Tensor& src) {
 }
 
 at::Tensor allocate(const Alloc& a) {
-    if (!a.device.is_cpu())
-        return at::empty_strided(a.layout.shape, a.layout.stride,
-                                 at::TensorOptions(a.layout.dtype).device(a.device));
+    if (!a.device.is_cpu()) {
+        const c10::DeviceGuard guard(a.device);
+        return at::detail::empty_strided_generic(
+            a.layout.shape, a.layout.stride, c10::GetAllocator(a.device.type()), keys_of(a), a.layout.dtype);
+    }
     c10::DataPtr memory =
         a.nbytes >= kLargeBlock ? take_block(a.nbytes) : c10::GetCPUAllocator()->allocate(a.nbytes);
     auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), a.nbytes,

@@ -9,12 +9,19 @@
 namespace smelt::plan {
 
 constexpr size_t kAlignment = 64;  // bytes, of every offset in an arena
+constexpr size_t kVector = 16;     // bytes that a thread of a GPU reads at once
 
 using Arena = std::shared_ptr<c10::DataPtr>;
 
-// Has a storage of its own, not resizable, that keeps the whole arena alive: an operator that holds on to it sees
-// stale values at worst, never freed memory, and one that resizes it gets an error.
+// Memory of an arena, of the allocator that torch has for the device.
+Arena make_arena(size_t bytes, c10::Device device);
+
+// Has a storage of its own, not resizable: an operator that resizes it gets an error. On a CPU it keeps the whole arena
+// alive: an operator that holds on to it sees stale values at worst, never freed memory. On other devices it does not: arenas
+// there are given back after each call.
 at::Tensor arena_tensor(const Alloc& a, const Arena& arena);
+// Lets `t`, an arena's tensor, lie in another arena; so do its views.
+void move_to_arena(const at::Tensor& t, const Alloc& a, const Arena& arena);
 
 // `as_strided` below the dispatcher: for tensors that only steps of the plan see.
 at::Tensor raw_view(const View& v, const at::Tensor& src);

@@ -10,7 +10,6 @@
 
 namespace smelt::plan {
 
-using Kernel = void (*)(void**, int64_t, int64_t);
 using Reg = int32_t;  // -1: none
 
 struct Alloc {
@@ -30,10 +29,17 @@ struct View {
     bool in_arena;  // built with the frame
 };
 
+class Launcher;
+
 struct Launch {
-    Kernel function;
+    const Launcher* launcher;
+    void* function;  // as the launcher takes it
     std::vector<Reg> regs;
     int64_t extent, grain;
+    // Of a block of a GPU: threads, bytes of shared memory; the registers (positions of `regs`) whose number is passed
+    // instead of their address.
+    unsigned threads = 0, shared = 0;
+    std::vector<char> by_value = {};
 };
 
 // Launches that do not depend on one another, shared among threads as one piece of work.
@@ -77,8 +83,6 @@ struct Step {
     uint32_t index;  // into the vector of its kind
 };
 
-class Launcher;
-
 struct Program {
     size_t n_inputs = 0, n_registers = 0, arena_bytes = 0;
     std::vector<at::Tensor> constants;
@@ -91,8 +95,7 @@ struct Program {
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;
     bool release_gil = false;
-    c10::Device device = c10::kCPU;      // that the plan runs on
-    const Launcher* launcher = nullptr;  // of that device, where there are launches
+    c10::Device device = c10::kCPU;  // where it runs: kernels, and temporaries in the arena
     // Of registers, see `derive`:
     std::vector<char> needs_tensor, needs_data, in_arena, written;
     std::vector<char> is_number, is_read;  // of inputs; is_read: returned, or by a step

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "devices/kernel.h"
 #include "layout_reader.h"
 #include "plan/launcher.h"
 #include "plan/memory.h"
@@ -55,8 +56,8 @@ class Reader {
             flags->assign(p_.n_registers, 0);
         p_.is_number.assign(p_.n_inputs, 0);
         for (py::handle h : py::tuple(spec[8])) p_.is_number.at(h.cast<size_t>()) = 1;
+        p_.device = device(spec[9]);
         for (py::handle h : py::tuple(spec[3])) step(py::reinterpret_borrow<py::tuple>(h));
-        if (!p_.launches.empty()) p_.launcher = &launcher_of(p_.device);
         derive(p_);
     }
 
@@ -108,9 +109,21 @@ class Reader {
         p_.frees.push_back(std::move(registers));
     }
 
-    static Launch launch(const py::tuple& s) {
-        auto* function = reinterpret_cast<Kernel>(s[1].cast<uintptr_t>());  // NOLINT
-        return {function, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>()};
+    Launch launch(const py::tuple& s) const {
+        Launch l{nullptr, nullptr, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>()};
+        if (!devices::is_kernel(s[1].ptr())) {
+            l.launcher = &cpu_launcher();
+            l.function = reinterpret_cast<void*>(s[1].cast<uintptr_t>());  // NOLINT
+            return l;
+        }
+        devices::Kernel& kernel = devices::as_kernel(s[1].ptr());
+        l.launcher = &gpu_launcher();
+        l.function = kernel.on(p_.device.index());
+        l.threads = kernel.threads;
+        l.shared = kernel.shared;
+        l.by_value.assign(l.regs.size(), 0);
+        for (py::handle h : py::tuple(s[5])) l.by_value.at(h.cast<size_t>()) = 1;
+        return l;
     }
 
     Together together(const py::tuple& s) {
@@ -127,11 +140,10 @@ class Reader {
 
     Alloc alloc(const py::tuple& s) {
         Alloc a{s[1].cast<Reg>(), layout(s[2], s[3], s[4]), device(s[5]), s[6].cast<int64_t>(), 0, false};
-        if (!a.device.is_cpu()) p_.device = a.device;
         a.nbytes = span_bytes(a.layout);
         a.contiguous = is_contiguous(a.layout);
         if (a.arena >= 0) {
-            if (a.arena % kAlignment != 0 || a.arena + a.nbytes > p_.arena_bytes || !a.device.is_cpu())
+            if (a.arena % kAlignment != 0 || a.arena + a.nbytes > p_.arena_bytes || a.device != p_.device)
                 throw py::value_error("Plan: an allocation does not fit its arena");
             p_.in_arena[a.out] = 1;
         }

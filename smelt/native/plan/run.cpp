@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "devices/driver.h"
 #include "plan/launcher.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
@@ -11,15 +12,18 @@ namespace {
 
 class Run {
   public:
-    Run(const Program& p, Frame& f)
-        : p_(p), f_(f), launcher_(p.launcher), caller_(c10::impl::tls_local_dispatch_key_set()) {}
+    Run(const Program& p, Borrowed& frame)
+        : p_(p),
+          f_(*frame),
+          stream_(frame.place().handle),
+          caller_(c10::impl::tls_local_dispatch_key_set()) {}
 
     void operator()(const std::vector<Step>& steps) {
         c10::impl::ForceDispatchKeyGuard guard(below_autograd(caller_));
         for (const Step& s : steps) {
             switch (s.kind) {
                 case Kind::launch:
-                    launcher_->launch(p_.launches[s.index], f_.data.data());
+                    launch(p_.launches[s.index]);
                     break;
                 case Kind::together:
                     together(p_.togethers[s.index]);
@@ -64,7 +68,9 @@ class Run {
                 static_cast<char*>(f_.data[v.src]) + v.offset * static_cast<int64_t>(src.element_size());
     }
 
-    void together(const Together& t) { launcher_->together(t, p_.launches.data() + t.first, f_.data.data()); }
+    void launch(const Launch& l) { l.launcher->launch(l, f_.data.data(), stream_); }
+
+    void together(const Together& t) { launch_together(t, p_.launches.data() + t.first, f_.data.data()); }
 
     void aten(const Aten& a) {
         // A custom operator may call this very plan again: that call has a frame, and so a stack, of its own.
@@ -145,14 +151,26 @@ class Run {
 
     const Program& p_;
     Frame& f_;
-    const Launcher* const launcher_;
+    void* const stream_;  // the driver's, of the device's work
     const c10::impl::LocalDispatchKeySet caller_;
 };
 
 }  // namespace
 
-void run(const Program& program, Frame& frame, const std::vector<Step>& steps) {
+namespace {
+
+void write_back(const Realigned& r) {
+    const BelowAutograd beneath;
+    r.memory.copy_(r.copy);
+}
+
+}  // namespace
+
+void run(const Program& program, Borrowed& frame, const std::vector<Step>& steps) {
+    if (!program.device.is_cpu() && !program.launches.empty()) devices::enter(program.device.index());
     Run(program, frame)(steps);
+    for (const Realigned& r : (*frame).realigned)
+        if (r.written) write_back(r);
 }
 
 }  // namespace smelt::plan

@@ -11,6 +11,6 @@ namespace smelt::plan {
 //
 // Dispatch: steps run below autograd, ADInplaceOrView and autocast (the trace was recorded there). Those marked
 // `user_visible` run with the caller's own dispatch state, as if the user's eager code had made the call.
-void run(const Program& program, Frame& frame, const std::vector<Step>& steps);
+void run(const Program& program, Borrowed& frame, const std::vector<Step>& steps);
 
 }  // namespace smelt::plan

@@ -5,6 +5,7 @@
 
 #include "module.h"
 #include "plan/frame.h"
+#include "plan/memory.h"
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "plan/reader.h"
@@ -38,9 +39,23 @@ struct PlanObject {
     PyObject* weakrefs;
 };
 
+// Gives kernels a copy of an input. Its dimensions may overlap, and do not matter.
+void realign(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
+    const BelowAutograd beneath;
+    int64_t last = 0;
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    at::Tensor memory = t.as_strided({last + 1}, {1});
+    at::Tensor copy = memory.clone();
+    f.data[i] = copy.unsafeGetTensorImpl()->mutable_data();
+    f.realigned.push_back({std::move(memory), std::move(copy), p.written[i] != 0});
+}
+
 void set_address(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
+    if (!p.needs_data[i]) return;
     auto* impl = t.unsafeGetTensorImpl();
-    if (p.needs_data[i]) f.data[i] = p.written[i] ? impl->mutable_data() : const_cast<void*>(impl->data());
+    f.data[i] = p.written[i] ? impl->mutable_data() : const_cast<void*>(impl->data());
+    const bool aligned = reinterpret_cast<uintptr_t>(f.data[i]) % kVector == 0;
+    if (!aligned && p.device != c10::kCPU && t.device() == p.device && t.numel() != 0) realign(p, f, i, t);
 }
 
 void set_constant_addresses(const Program& p, Frame& f) {
@@ -115,7 +130,7 @@ PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
     if (!bind_inputs(p, *frame, args[0])) return nullptr;
     {
         ReleaseGil gil(p.release_gil);
-        run(p, *frame, p.steps);
+        run(p, frame, p.steps);
     }
     return collect_outputs(p, *frame, args[0]);
     END_HANDLE_TH_ERRORS
@@ -249,7 +264,7 @@ Results run_plan(PyObject* plan, PyObject* inputs) {
     if (!bind_inputs(p, *frame, inputs)) throw python_error();
     {
         ReleaseGil gil(p.release_gil);
-        run(p, *frame, p.steps);
+        run(p, frame, p.steps);
     }
     Results results(p.outputs.size());
     for (size_t i = 0; i < p.outputs.size(); ++i) {
@@ -283,7 +298,7 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
     }
     inputs.clear();
     set_constant_addresses(p, f);
-    run(p, f, p.owning_steps);
+    run(p, frame, p.owning_steps);
     std::vector<at::Tensor> outputs(p.outputs.size());
     for (size_t i = 0; i < p.outputs.size(); ++i)
         if (p.outputs[i] >= 0) outputs[i] = f.tensors[p.outputs[i]];

@@ -8,7 +8,8 @@ them that runs in a process imports torch's own compiler and sympy, for a second
 3. the operator itself on real tensors of zeros, if they are few and it would otherwise be a Python function;
 4. torch's function.
 
-The answers of 2 and 3 are those of a CPU. Shape functions do not know for which dtypes a CPU has kernels, and whether a
+The answers of 2 and 3 are those of a CPU. On a GPU the operator itself is run in their place, on zeros of the sizes that are
+asked about: which library computes, and so how results lie, differs from device to device and from version to version. Shape functions do not know for which dtypes a CPU has kernels, and whether a
 number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
 on real ones, whose refusal counts. Where a row says `run_on_zeros`, that comes first. Where a layout returns NotImplemented,
 or an operator refuses zeros, the next in the list is asked.
@@ -19,14 +20,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from smelt.ops.layouts.meta import of_cpp
-from smelt.ops.layouts.trial import accepts, check_numbers, check_refused, of_zeros, tried
+import torch
+
+from smelt.graph.effects import effects
+from smelt.ops.layouts.meta import CPU, of_cpp
+from smelt.ops.layouts.trial import accepts, check_numbers, check_refused, may_be_tried, of_zeros, tried
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
 
 
-def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cpu: bool) -> Any:
-    """What `func` returns for meta tensors; `cpu` says that they stand for tensors on a CPU. Raises what `func` raises."""
+def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
+    """What `func` returns for meta tensors that stand for tensors on `device`. Raises what `func` raises."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return _on_gpu(func, args, kwargs, device)
+    cpu = device == CPU
     if cpu and row(func).run_on_zeros:
         out = tried(func, args, kwargs)
         if out is not NotImplemented:
@@ -47,6 +54,20 @@ def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cpu:
     if cpu:
         check_refused(func, args, kwargs)
     return func(*args, **kwargs)
+
+
+def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
+    out = of_cpp(func, args, kwargs)
+    if out is not NotImplemented and accepts(func, args, kwargs, device):
+        return out
+    if out is NotImplemented and effects(func).random:
+        out = of_row(func, args, kwargs)
+    elif out is NotImplemented and may_be_tried(effects(func)):
+        try:
+            out = tried(func, args, kwargs, device)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            out = NotImplemented  # zeros may be what it refuses
+    return func(*args, **kwargs) if out is NotImplemented else out
 
 
 def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

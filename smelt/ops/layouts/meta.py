@@ -35,9 +35,9 @@ def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         return NotImplemented
 
 
-def uninitialized(x: torch.Tensor) -> torch.Tensor:
-    """A tensor on the CPU with the sizes, strides and dtype of x, and whatever is in its memory."""
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=CPU)
+def uninitialized(x: torch.Tensor, device: torch.device = CPU) -> torch.Tensor:
+    """A tensor on `device` with the sizes, strides and dtype of x, and whatever is in its memory."""
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
 
 
 def to_meta(value: Any) -> Any:

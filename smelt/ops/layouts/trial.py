@@ -1,4 +1,4 @@
-"""Trying an operator on real tensors of a CPU: of one element to see whether it has a kernel, of zeros to see the layouts
+"""Trying an operator on real tensors of a device: of one element to see whether it has a kernel, of zeros to see the layouts
 of its results."""
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ _OVERFLOW = "without overflow"  # in what torch says of a number that does not f
 _FEW = 1 << 16  # elements, at least as many as an operator that is tried on zeros may touch
 
 
-def accepts(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the operator runs on a CPU when every dimension is cut down to one element. Raises RuntimeError where it has
-    no kernel for the dtypes."""
-    for fill in (0, 1):  # neither a division by zero nor an index out of range counts
+def accepts(
+    func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device = CPU
+) -> bool:
+    """Whether the operator runs on `device` when every dimension is cut down to one element. Raises RuntimeError where it
+    has no kernel for the dtypes."""
+    # Neither a division by zero nor an index out of range counts. On a GPU, where nothing checks divisors, the latter would
+    # end the process's use of it.
+    for fill in (0, 1) if device == CPU else (0,):
         try:
-            func(*(_cut(a, fill) for a in args), **{k: _cut(v, fill) for k, v in kwargs.items()})
+            func(*(_cut(a, fill, device) for a in args), **{k: _cut(v, fill, device) for k, v in kwargs.items()})
             return True
         except NotImplementedError as error:
             raise RuntimeError(*error.args) from error
@@ -61,7 +65,7 @@ def scalar_arguments(func: OpOverload) -> tuple[tuple[int, str], ...]:
 def check_refused(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raises what the operator raises on real tensors of the given sizes, whatever they hold: a refusal that torch's shape
     function leaves out. Not for operators whose errors depend on values, nor for large sizes."""
-    if func.namespace != "aten" or row(func).raises or not _may_be_tried(effects(func)):
+    if func.namespace != "aten" or row(func).raises or not may_be_tried(effects(func)):
         return
     if _size(func, args, kwargs) > _FEW:
         return
@@ -71,7 +75,7 @@ def check_refused(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _refusal(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], fill: int) -> Exception | None:
-    real = map_leaves((list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, fill))
+    real = map_leaves((list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, fill, CPU))
     try:
         func(*real[0], **real[1])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -79,18 +83,18 @@ def _refusal(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], fill
     return None
 
 
-def _cut(value: Any, fill: int) -> Any:
+def _cut(value: Any, fill: int, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
-        return torch.full([min(n, 1) for n in value.size()], fill, dtype=value.dtype, device=CPU)
+        return torch.full([min(n, 1) for n in value.size()], fill, dtype=value.dtype, device=device)
     if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
-        return [_cut(v, fill) for v in value]
-    return CPU if value == META and isinstance(value, torch.device) else value
+        return [_cut(v, fill, device) for v in value]
+    return device if value == META and isinstance(value, torch.device) else value
 
 
 def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Layouts of what `func` returns for zeros. NotImplemented where its shape function is not Python, a call could have
     effects or depend on data, the sizes are large, or the call raises."""
-    if META_KEY not in func.py_kernels or not _may_be_tried(effects(func)):
+    if META_KEY not in func.py_kernels or not may_be_tried(effects(func)):
         return NotImplemented
     if _size(func, args, kwargs) > _FEW:
         return NotImplemented
@@ -100,7 +104,8 @@ def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         return NotImplemented
 
 
-def _may_be_tried(info: Effects) -> bool:
+def may_be_tried(info: Effects) -> bool:
+    """Whether running the operator once more changes nothing and its results' layouts depend on no values."""
     return not (
         info.random or info.view or info.data_dependent or info.dynamic_shape or info.changes_metadata
     )
@@ -120,11 +125,11 @@ def _size(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     return size
 
 
-def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Layouts of what `func` gives on real tensors of zeros, as meta tensors; NotImplemented if it gives an argument back
-    that its schema does not name."""
+def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device = CPU) -> Any:
+    """Layouts of what `func` gives on `device` for zeros, as meta tensors; NotImplemented if it gives an argument back that
+    its schema does not name."""
     real_args, real_kwargs = map_leaves(
-        (list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, 0)
+        (list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, 0, device)
     )
     out = func(*real_args, **real_kwargs)
     if not effects(func).writes:
@@ -134,7 +139,9 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return to_meta(out)
 
 
-def _filled(value: torch.Tensor | torch.device, fill: int) -> torch.Tensor | torch.device:
+def _filled(
+    value: torch.Tensor | torch.device, fill: int, device: torch.device
+) -> torch.Tensor | torch.device:
     if isinstance(value, torch.Tensor):
-        return uninitialized(value).fill_(fill)
-    return CPU if value == META else value
+        return uninitialized(value, device).fill_(fill)
+    return device if value == META else value

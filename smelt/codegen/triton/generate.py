@@ -1,0 +1,80 @@
+"""A schedule's kernels as launches on a GPU; those whose tensors are on the CPU run there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smelt.codegen.generate import launched
+from smelt.codegen.llvm import compile_kernels as compile_for_cpu
+from smelt.codegen.triton.arch import Arch
+from smelt.codegen.triton.compile import Request, compile_kernels
+from smelt.config import Config
+from smelt.plan.code import CompiledKernel
+from smelt.plan.items import Item, LaunchItem
+from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
+
+VECTOR = 16  # bytes: an address that is a multiple of it can be read by whole vectors
+
+
+def generate(schedule: Schedule, arch: Arch, config: Config) -> list[Item]:
+    """The items of `schedule` with launches in place of its kernels."""
+    kernels = [i for i in schedule.items if isinstance(i, KernelItem)]
+    on_cpu = [i for i in kernels if _runs_on_cpu(schedule, i)]
+    on_gpu = [i for i in kernels if not _runs_on_cpu(schedule, i)]
+    aligned = _aligned(schedule)
+    requests = [Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned)) for i in on_gpu]
+    code: dict[int, CompiledKernel] = dict(zip(map(id, on_gpu), compile_kernels(requests, arch)))
+    if on_cpu:
+        code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
+    return [_launched(schedule, i, code) for i in schedule.items]
+
+
+def _launched(
+    schedule: Schedule, item: KernelItem | ExternItem | ViewItem, code: dict[int, CompiledKernel]
+) -> Item:
+    made = launched(item, code)
+    if not isinstance(item, KernelItem) or not isinstance(made, LaunchItem) or _runs_on_cpu(schedule, item):
+        return made
+    places = {b: n for n, b in enumerate(made.buffers)}
+    by_value = (places[item.buffers[k]] for k in _by_value(schedule, item))  # type: ignore[index]
+    return replace(made, joins=False, by_value=tuple(sorted(by_value)))
+
+
+def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:
+    """What it writes is there."""
+    return any(
+        f.role in ("out", "inout") and schedule.buffers[b].spec.device.type == "cpu"
+        for b, f in zip(item.buffers, item.kernel.buffers)
+        if b is not None
+    )
+
+
+def _by_value(schedule: Schedule, item: KernelItem) -> frozenset[int]:
+    """Positions of the kernel's buffers that are numbers on the CPU."""
+    return frozenset(
+        k
+        for k, b in enumerate(item.buffers)
+        if b is not None and schedule.buffers[b].spec.device.type == "cpu"
+    )
+
+
+def _unaligned(item: KernelItem, aligned: Sequence[bool]) -> frozenset[int]:
+    return frozenset(k for k, b in enumerate(item.buffers) if b is not None and not aligned[b])
+
+
+def _aligned(schedule: Schedule) -> list[bool]:
+    """Which buffers begin at a multiple of VECTOR. Inputs do, or the plan copies them; so does what torch allocates. A result
+    that may be a view of something may begin anywhere."""
+    aligned = [True] * len(schedule.buffers)
+    for item in schedule.items:
+        if isinstance(item, ViewItem):
+            itemsize = schedule.buffers[item.src].spec.dtype.itemsize
+            offset = item.offset
+            whole = isinstance(offset, int) and offset * itemsize % VECTOR == 0
+            aligned[item.out] = aligned[item.src] and whole
+        elif isinstance(item, ExternItem):
+            for declared, out in zip(item.op._schema.returns, item.outs):
+                if out is not None and declared.alias_info is not None:
+                    aligned[out] = False
+    return aligned

@@ -1,0 +1,83 @@
+#include "devices/driver.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+namespace smelt::devices {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+std::string& driver_file() {
+    static std::string file = "libcuda.so.1";
+    return file;
+}
+
+template <class F>
+void find(void* library, const char* name, F& function) {
+    function = reinterpret_cast<F>(dlsym(library, name));  // NOLINT
+    TORCH_CHECK(function, "smelt: the driver in ", driver_file(), " has no function ", name);
+}
+
+Driver open() {
+    void* library = dlopen(driver_file().c_str(), RTLD_NOW);
+    TORCH_CHECK(library, "smelt: no driver of a GPU: ", dlerror());
+    Driver d{};
+    find(library, "cuCtxGetCurrent", d.context_of_thread);
+    find(library, "cuCtxSetCurrent", d.set_context);
+    find(library, "cuDeviceGet", d.device);
+    find(library, "cuDevicePrimaryCtxRetain", d.retain_primary_context);
+    find(library, "cuModuleLoadDataEx", d.load_module);
+    find(library, "cuModuleGetFunction", d.function_of_module);
+    find(library, "cuFuncSetAttribute", d.set_attribute);
+    find(library, "cuLaunchKernel", d.launch);
+    find(library, "cuGetErrorName", d.error_name);
+    find(library, "cuGetErrorString", d.error_text);
+    return d;
+}
+
+// Retained once, for the life of the process, as torch does.
+Context primary_context(int device) {
+    static std::mutex mutex;
+    static std::array<Context, kMaxDevices> contexts{};
+    TORCH_CHECK(device >= 0 && device < kMaxDevices, "smelt: no GPU ", device);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!contexts[device]) {
+        int handle = 0;
+        check(driver().device(&handle, device), "looking for the GPU");
+        check(driver().retain_primary_context(&contexts[device], handle), "entering the GPU's context");
+    }
+    return contexts[device];
+}
+
+}  // namespace
+
+void use_driver(const std::string& file) {
+    driver_file() = file;
+}
+
+const Driver& driver() {
+    static const Driver opened = open();
+    return opened;
+}
+
+void check(Status status, const std::string& doing) {
+    if (status == 0) return;
+    const char *name = nullptr, *text = nullptr;
+    driver().error_name(status, &name);
+    driver().error_text(status, &text);
+    TORCH_CHECK(false, "smelt: ", doing, " failed: ", name ? name : std::to_string(status), ", ",
+                text ? text : "an error that the driver does not know");
+}
+
+void enter(int device) {
+    Context current = nullptr;
+    check(driver().context_of_thread(&current), "asking for the thread's context");
+    if (!current) check(driver().set_context(primary_context(device)), "entering the GPU's context");
+}
+
+}  // namespace smelt::devices

@@ -1,0 +1,44 @@
+// The driver of NVIDIA's GPUs, without its headers: the library that the machine has is opened when it is needed first.
+//
+// What always holds: a process that launches nothing on a GPU loads nothing of it. Names are those of the driver's C
+// interface (docs.nvidia.com/cuda/cuda-driver-api), whose versions with a suffix are the ones that headers choose.
+#pragma once
+#include <cstddef>
+#include <string>
+
+namespace smelt::devices {
+
+using Status = int;  // 0: done
+using Context = void*;
+using Module = void*;
+using Function = void*;
+using Stream = void*;
+
+struct Driver {
+    Status (*context_of_thread)(Context*);
+    Status (*set_context)(Context);
+    Status (*device)(int*, int ordinal);
+    Status (*retain_primary_context)(Context*, int device);
+    Status (*load_module)(Module*, const void* image, unsigned options, int* names, void** values);
+    Status (*function_of_module)(Function*, Module, const char* name);
+    Status (*set_attribute)(Function, int attribute, int value);
+    Status (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                     unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream, void** parameters,
+                     void** extra);
+    Status (*error_name)(Status, const char**);
+    Status (*error_text)(Status, const char**);
+};
+
+// Throws where there is none.
+const Driver& driver();
+
+// Throws what the driver says of `status` if that is an error; `doing` says what was tried.
+void check(Status status, const std::string& doing);
+
+// Sees to it that this thread has a context: the one of `device`, which torch uses too.
+void enter(int device);
+
+// `file` is opened instead of the machine's driver. Before anything else here.
+void use_driver(const std::string& file);
+
+}  // namespace smelt::devices

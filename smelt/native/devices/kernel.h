@@ -1,0 +1,36 @@
+// Machine code of a GPU as `smelt._native.DeviceKernel`, loaded on each device that launches it.
+#pragma once
+#include <Python.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "devices/driver.h"
+
+namespace smelt::devices {
+
+class Kernel {
+  public:
+    Kernel(std::string image, std::string name, unsigned threads, unsigned shared)
+        : threads(threads), shared(shared), image_(std::move(image)), name_(std::move(name)) {}
+
+    // The function on `device`; loaded at the first call, which takes milliseconds if the image is text. Any thread,
+    // without the GIL. A module is never unloaded: a graph that the user captured may launch from it at any time.
+    Function on(int device);
+
+    const std::string& name() const { return name_; }
+    const unsigned threads, shared;  // of a block: threads, bytes of shared memory
+
+  private:
+    Function load() const;
+
+    std::mutex mutex_;
+    std::vector<Function> functions_;  // by device, nullptr: not loaded
+    const std::string image_, name_;
+};
+
+bool is_kernel(PyObject* object);
+Kernel& as_kernel(PyObject* object);
+
+}  // namespace smelt::devices

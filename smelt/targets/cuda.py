@@ -1,0 +1,77 @@
+"""GPUs of NVIDIA: kernels by Triton, products and convolutions by ATen (cuBLAS, cuDNN), and what things cost there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from smelt import _native, runtime
+from smelt.codegen.llvm.link import address_of as address_on_cpu
+from smelt.codegen.triton.arch import arch_of
+from smelt.codegen.triton.generate import generate
+from smelt.codegen.triton.link import kernel_of, load_kernels
+from smelt.config import Config
+from smelt.costs import Costs
+from smelt.ops.registry import row
+from smelt.plan.code import Function
+from smelt.plan.executable import executable
+from smelt.plan.steps import Plan
+from smelt.plan.target import Memory, Sharing, Target
+from smelt.torch_private import OpOverload
+
+ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
+
+# Not measured yet but for what is said. A GPU adds some 50 times as many numbers as it reads from memory.
+COSTS = Costs(
+    threads=0,  # replaced by the device's number of multiprocessors
+    load=20.0,
+    store=40.0,
+    launch=50e6,  # 2 us of a whole device
+    inline_limit=250.0,
+    inline_depth=60,
+    candidates=6,
+    kernel_buffers=64,
+    row_kernel_rows=64,
+    row_kernel_points=1 << 17,
+    shortest_loop=4,
+    scratch_bytes=0,  # what a row keeps would be in memory
+    scratch_cost=8.0,
+    split_points=1 << 16,
+    part_points=1 << 11,
+    item_columns=64,
+    worker_items=2,
+    together_pieces=0,
+    gil_bytes=0,  # the driver makes the caller wait when its queue is full
+    products=None,
+)
+
+
+def target(device: torch.device, config: Config) -> Target:
+    """The GPU `device`, under `config`."""
+    workers = torch.cuda.get_device_properties(device).multi_processor_count
+    return Target(
+        costs=replace(COSTS, threads=workers),
+        compile=partial(generate, arch=arch_of(device), config=config),
+        load=partial(load, device),
+        out_variant=out_variant,
+        memory=Memory(device, ALIGNMENT),
+        sharing=Sharing(),
+    )
+
+
+def out_variant(op: OpOverload) -> OpOverload | None:
+    """The operator that computes what `op` does, in memory given as `out`."""
+    return row(op).out
+
+
+def load(device: torch.device, plan: Plan) -> _native.Plan:
+    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`. Raises what the driver says."""
+    load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index)
+    return runtime.track(executable(plan, address_of))
+
+
+def address_of(function: Function) -> int | _native.DeviceKernel:
+    """What a launch of it names: an address on the CPU, or a GPU's kernel."""
+    return address_on_cpu(function) if function.block is None else kernel_of(function)
