@@ -1,4 +1,5 @@
-"""Shared set-up: deterministic seeds, and timm beside a CPU-only torch (benchmarks/models.py declares what it needs)."""
+"""Shared set-up: deterministic seeds, processes with a simulated device, timm beside a CPU-only torch
+(benchmarks/models.py declares what it needs)."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ import torch
 from hypothesis import settings
 
 import smelt
+from tests.harness import simulated
 from tests.harness.settings import close_autocasts
+from tests.simulated import cuda
 
 assert smelt.unavailable is None, smelt.unavailable
 
@@ -21,6 +24,23 @@ if not os.environ.get("SMELT_RANDOM"):
 if not torch.cuda.is_available():
     # Read when triton is imported, by whichever test is first: printed kernels then run on CPU tensors.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the processes of tests with a simulated device, it is there before anything asks for one."""
+    config.addinivalue_line(
+        "markers", "simulated_cuda: runs where `cuda` is simulated, in a process of its file"
+    )
+    if simulated.inside():
+        cuda.activate()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that needs the simulated device runs in another process, which is asked for the outcome."""
+    if not simulated.inside():
+        for item in items:
+            if item.get_closest_marker("simulated_cuda"):
+                simulated.run_elsewhere(item)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ whole programs, eager and compiled
     models         the ten benchmark models, tiny
     threads        functions side by side
     processes      programs that need a process of their own
+    simulated      tests marked `simulated_cuda`, in a process that has the device of tests/simulated
 
 one stage, on example tensors
     captured       a call captured and replayed, without backend and emission

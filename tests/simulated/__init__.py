@@ -1,0 +1,1 @@
+"""A simulated CUDA device for a torch without CUDA: see `cuda`."""

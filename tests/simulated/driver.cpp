@@ -1,0 +1,319 @@
+// A simulated CUDA driver: the functions of libcuda that load and launch kernels, with their signatures and errors.
+//
+// A module's image is the text `simulated <address> <pointers>`: the address of a host function
+// `void (void** buffers, int64_t begin, int64_t end)` and how many buffers it takes. Its parameters are that many
+// pointers, then an int64 number of items; what follows is ignored. A launch calls it for all items before it returns.
+//
+// What a real driver refuses is refused here: a thread without a context, a context that the function or the stream does
+// not belong to, a module that was unloaded, an empty or too large grid or block, more shared memory than was asked for.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr int kDevices = 2, kDriverVersion = 12080;
+constexpr int kSharedByDefault = 48 << 10, kSharedAtMost = 227 << 10;
+constexpr int kMaxThreadsPerBlock = 0, kSharedSizeBytes = 1, kMaxDynamicShared = 8;  // CUfunction_attribute
+
+enum Result : int {
+    kSuccess = 0,
+    kInvalidValue = 1,
+    kInvalidDevice = 101,
+    kInvalidImage = 200,
+    kInvalidContext = 201,
+    kInvalidHandle = 400,
+};
+
+const std::map<int, std::pair<const char*, const char*>> kErrors = {
+    {kSuccess, {"CUDA_SUCCESS", "no error"}},
+    {kInvalidValue, {"CUDA_ERROR_INVALID_VALUE", "invalid argument"}},
+    {2, {"CUDA_ERROR_OUT_OF_MEMORY", "out of memory"}},
+    {kInvalidDevice, {"CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"}},
+    {kInvalidImage, {"CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"}},
+    {kInvalidContext, {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"}},
+    {kInvalidHandle, {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}},
+    {700, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
+    {701, {"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}},
+};
+
+struct Context {
+    int device;
+};
+
+struct Module;
+
+struct Function {
+    Module* module;
+    std::string name;
+    int shared = kSharedByDefault;  // how much dynamic shared memory a launch may ask for
+};
+
+using Kernel = void (*)(void** buffers, int64_t begin, int64_t end);
+
+struct Module {
+    Context* context;
+    Kernel kernel;
+    unsigned pointers;
+    std::map<std::string, std::unique_ptr<Function>> functions;
+};
+
+// As Python reads it.
+struct Launch {
+    unsigned grid[3], block[3], shared;
+    int device;
+    void* stream;
+    const char* name;  // kept by the log
+    int64_t items;
+};
+
+Context contexts[kDevices] = {{0}, {1}};
+thread_local Context* current = nullptr;
+
+std::mutex mutex;  // of what is below
+std::vector<std::unique_ptr<Module>> modules;
+std::vector<Launch> launches;
+std::map<std::string, int> launched;  // how often each name was, and the names themselves
+int next_failure = kSuccess;
+
+// The error that a test asked for, once.
+int injected() {
+    std::lock_guard lock(mutex);
+    return std::exchange(next_failure, kSuccess);
+}
+
+Module* live_module(void* handle) {
+    auto at = std::find_if(modules.begin(), modules.end(), [&](auto& m) { return m.get() == handle; });
+    return at == modules.end() ? nullptr : at->get();
+}
+
+Function* live_function(void* handle) {
+    for (auto& module : modules)
+        for (auto& [name, function] : module->functions)
+            if (function.get() == handle) return function.get();
+    return nullptr;
+}
+
+// The lowest byte of a stream's handle is its device and one: see `handle_of` in device.cpp. Null is the default stream
+// of the current context.
+bool belongs_to(void* stream, const Context& context) {
+    return !stream ||
+           (reinterpret_cast<uintptr_t>(stream) & 0xff) == static_cast<uintptr_t>(context.device + 1);
+}
+
+int why_not(const Launch& l, const Function& f) {
+    if (f.module->context != current || !belongs_to(l.stream, *current)) return kInvalidHandle;
+    auto empty = [](const unsigned (&size)[3]) { return !size[0] || !size[1] || !size[2]; };
+    if (empty(l.grid) || empty(l.block)) return kInvalidValue;
+    if (l.grid[1] > 65535 || l.grid[2] > 65535 || l.grid[0] > 0x7fffffff) return kInvalidValue;
+    if (l.block[0] > 1024 || l.block[1] > 1024 || l.block[2] > 64) return kInvalidValue;
+    if (uint64_t{l.block[0]} * l.block[1] * l.block[2] > 1024) return kInvalidValue;
+    return static_cast<int>(l.shared) > f.shared ? kInvalidValue : kSuccess;
+}
+
+void call(const Module& m, void** parameters, int64_t items) {
+    std::vector<void*> buffers(m.pointers);
+    for (unsigned i = 0; i < m.pointers; ++i) buffers[i] = *static_cast<void**>(parameters[i]);
+    m.kernel(buffers.data(), 0, items);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------- the driver
+
+EXPORT int cuInit(unsigned) {
+    return injected();
+}
+
+EXPORT int cuDriverGetVersion(int* version) {
+    *version = kDriverVersion;
+    return injected();
+}
+
+EXPORT int cuDeviceGet(int* device, int ordinal) {
+    if (ordinal < 0 || ordinal >= kDevices) return kInvalidDevice;
+    *device = ordinal;
+    return injected();
+}
+
+EXPORT int cuDeviceGetCount(int* count) {
+    *count = kDevices;
+    return injected();
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
+    if (device < 0 || device >= kDevices) return kInvalidDevice;
+    *context = &contexts[device];
+    return injected();
+}
+
+EXPORT int cuDevicePrimaryCtxRelease(int) {
+    return injected();
+}
+
+EXPORT int cuCtxGetCurrent(void** context) {
+    *context = current;
+    return injected();
+}
+
+EXPORT int cuCtxSetCurrent(void* context) {
+    current = static_cast<Context*>(context);
+    return injected();
+}
+
+EXPORT int cuModuleLoadData(void** module, const void* image) {
+    if (int error = injected()) return error;
+    if (!current) return kInvalidContext;
+    unsigned long long address;
+    unsigned pointers;
+    if (std::sscanf(static_cast<const char*>(image), "simulated %llu %u", &address, &pointers) != 2)
+        return kInvalidImage;
+    std::lock_guard lock(mutex);
+    modules.push_back(
+        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(address), pointers, {}}));
+    *module = modules.back().get();
+    return kSuccess;
+}
+
+EXPORT int cuModuleLoadDataEx(void** module, const void* image, unsigned, int*, void**) {
+    return cuModuleLoadData(module, image);
+}
+
+EXPORT int cuModuleUnload(void* handle) {
+    if (int error = injected()) return error;
+    std::lock_guard lock(mutex);
+    if (!live_module(handle)) return kInvalidHandle;
+    std::erase_if(modules, [&](auto& m) { return m.get() == handle; });
+    return kSuccess;
+}
+
+EXPORT int cuModuleGetFunction(void** function, void* handle, const char* name) {
+    if (int error = injected()) return error;
+    std::lock_guard lock(mutex);
+    Module* module = live_module(handle);
+    if (!module) return kInvalidHandle;
+    auto& made = module->functions[name];
+    if (!made) made = std::make_unique<Function>(Function{module, name});
+    *function = made.get();
+    return kSuccess;
+}
+
+EXPORT int cuFuncSetAttribute(void* handle, int attribute, int value) {
+    if (int error = injected()) return error;
+    std::lock_guard lock(mutex);
+    Function* function = live_function(handle);
+    if (!function) return kInvalidHandle;
+    if (attribute == kMaxDynamicShared && value > kSharedAtMost) return kInvalidValue;
+    if (attribute == kMaxDynamicShared) function->shared = value;
+    return kSuccess;
+}
+
+EXPORT int cuFuncGetAttribute(int* value, int attribute, void* handle) {
+    if (int error = injected()) return error;
+    std::lock_guard lock(mutex);
+    Function* function = live_function(handle);
+    if (!function) return kInvalidHandle;
+    *value = attribute == kMaxThreadsPerBlock ? 1024
+             : attribute == kMaxDynamicShared ? function->shared
+             : attribute == kSharedSizeBytes  ? 0
+                                              : 32;
+    return kSuccess;
+}
+
+EXPORT int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                          unsigned block_y, unsigned block_z, unsigned shared, void* stream,
+                          void** parameters, void**) {
+    if (int error = injected()) return error;
+    if (!current) return kInvalidContext;
+    const Module* module;
+    int64_t items;
+    {
+        std::lock_guard lock(mutex);
+        Function* function = live_function(handle);
+        if (!function) return kInvalidHandle;
+        module = function->module;
+        Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, current->device, stream};
+        if (int error = why_not(launch, *function)) return error;
+        items = launch.items = *static_cast<int64_t*>(parameters[module->pointers]);
+        auto at = launched.try_emplace(function->name).first;
+        ++at->second;
+        launch.name = at->first.c_str();
+        launches.push_back(launch);
+    }
+    call(*module, parameters, items);
+    return kSuccess;
+}
+
+// CUlaunchConfig, without what its attributes ask for.
+struct Config {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+};
+
+EXPORT int cuLaunchKernelEx(const Config* c, void* function, void** parameters, void** extra) {
+    return cuLaunchKernel(function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2],
+                          c->shared, c->stream, parameters, extra);
+}
+
+EXPORT int cuStreamIsCapturing(void*, int* status) {
+    *status = 0;
+    return injected();
+}
+
+EXPORT int cuGetErrorName(int error, const char** name) {
+    auto at = kErrors.find(error);
+    *name = at == kErrors.end() ? nullptr : at->second.first;
+    return at == kErrors.end() ? kInvalidValue : kSuccess;
+}
+
+EXPORT int cuGetErrorString(int error, const char** text) {
+    auto at = kErrors.find(error);
+    *text = at == kErrors.end() ? nullptr : at->second.second;
+    return at == kErrors.end() ? kInvalidValue : kSuccess;
+}
+
+// ------------------------------------------------------------------------------------- for the device and for tests
+
+EXPORT int simulated_device_count() {
+    return kDevices;
+}
+
+// As the runtime has it: without a context, that of device 0 is about to be made current.
+EXPORT int simulated_current_device() {
+    return current ? current->device : 0;
+}
+
+EXPORT void simulated_set_device(int device) {
+    current = &contexts[device];
+}
+
+EXPORT void simulated_fail_next(int error) {
+    std::lock_guard lock(mutex);
+    next_failure = error;
+}
+
+EXPORT int64_t simulated_launch_count() {
+    std::lock_guard lock(mutex);
+    return static_cast<int64_t>(launches.size());
+}
+
+// False where there were fewer.
+EXPORT bool simulated_launch(int64_t index, Launch* launch) {
+    std::lock_guard lock(mutex);
+    if (index < 0 || index >= static_cast<int64_t>(launches.size())) return false;
+    *launch = launches[static_cast<size_t>(index)];
+    return true;
+}
+
+EXPORT void simulated_forget_launches() {
+    std::lock_guard lock(mutex);
+    launches.clear();
+}
