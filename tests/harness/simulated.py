@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +17,8 @@ from tests.simulated import cuda
 
 ROOT = Path(__file__).parent.parent.parent
 INSIDE = "SMELT_TESTS_INSIDE_SIMULATED_CUDA"
-REPORTS = pytest.StashKey[dict[Path, dict[str, ElementTree.Element]]]()
+Report = Iterable[ElementTree.Element]  # failures and skips
+REPORTS = pytest.StashKey[dict[Path, dict[str, Report]]]()
 
 
 def inside() -> bool:
@@ -36,8 +38,7 @@ def _repeat_outcome(item: pytest.Item) -> None:
         pytest.skip(reason)
     reports = item.session.stash.setdefault(REPORTS, {})
     if item.path not in reports:
-        tests = [i.nodeid for i in item.session.items if i.path == item.path]
-        reports[item.path] = _run(tests)
+        reports[item.path] = _run([i for i in item.session.items if i.path == item.path])
     for said in reports[item.path][item.name]:
         if said.tag == "skipped":
             pytest.skip(said.get("message", ""))
@@ -45,13 +46,16 @@ def _repeat_outcome(item: pytest.Item) -> None:
             pytest.fail(said.text or said.get("message", ""), pytrace=False)
 
 
-def _run(tests: list[str]) -> dict[str, ElementTree.Element]:
-    """What was said of each test, by its name."""
+def _run(tests: list[pytest.Item]) -> dict[str, Report]:
+    """What was said of each, by its name; where the process died, that."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *tests]
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(t.nodeid for t in tests)]
         done = subprocess.run(
             command, cwd=ROOT, env=os.environ | {INSIDE: "1"}, capture_output=True, text=True, timeout=280
         )
-        assert report.exists(), f"the process ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        if not report.exists():
+            died = ElementTree.Element("failure")
+            died.text = f"the process ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+            return {t.name: [died] for t in tests}
         return {str(case.get("name")): case for case in ElementTree.parse(report).iter("testcase")}

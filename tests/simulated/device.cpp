@@ -251,6 +251,8 @@ const std::unordered_set<std::string> kMixesDevices = {
     "aten::_index_put_impl_",
     "aten::_copy_from",
     "aten::_pack_padded_sequence",
+    "aten::_ctc_loss",
+    "aten::_ctc_loss_backward",
 };
 
 void place(const at::Tensor& t, const at::Tensor& like) {

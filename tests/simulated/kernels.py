@@ -1,4 +1,5 @@
-"""Operators that torch only asks for on CUDA, and which the CPU lacks: the cells of LSTM and GRU, by their formulas."""
+"""Operators that torch only asks for on CUDA, and which the CPU lacks: the cells of LSTM and GRU, by
+their formulas, and whether a library does it all."""
 
 from __future__ import annotations
 
@@ -17,11 +18,19 @@ def register() -> torch.library.Library:
         "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
         "_thnn_fused_gru_cell": gru_cell,
         "_thnn_fused_gru_cell_backward": gru_cell_backward,
-        "_use_cudnn_ctc_loss": lambda *operands: False,
-        "_use_cudnn_ctc_loss.Tensor": lambda *operands: False,
+        **{
+            f"_use_{library}_ctc_loss{form}": no
+            for library in ("cudnn", "miopen")
+            for form in ("", ".Tensor")
+        },
     }.items():
         aten.impl(name, kernel, "CUDA")
     return aten
+
+
+def no(*operands: object) -> bool:
+    """Whether a library does it."""
+    return False
 
 
 def _with(gates: Tensor, bias: Tensor | None) -> Tensor:
