@@ -252,9 +252,10 @@ def driver() -> Path:
     return build()
 
 
-def image(address: int, pointers: int) -> bytes:
-    """What `cuModuleLoadData` takes, of a host function `void (void** buffers, int64_t begin, int64_t end)`."""
-    return f"simulated {address} {pointers}".encode() + b"\0"
+def image(address: int, parameters: str) -> bytes:
+    """What `cuModuleLoadData` takes, of a host function `void (void** buffers, int64_t begin, int64_t end)`. `parameters`: a
+    letter for each, `p` for a pointer, `v` for a number that is given by value."""
+    return f"simulated {address} {parameters}".encode() + b"\0"
 
 
 def launches() -> list[Launch]:

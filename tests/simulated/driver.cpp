@@ -1,8 +1,9 @@
 // A simulated CUDA driver: the functions of libcuda that load and launch kernels, with their signatures and errors.
 //
-// A module's image is the text `simulated <address> <pointers>`: the address of a host function
-// `void (void** buffers, int64_t begin, int64_t end)` and how many buffers it takes. Its parameters are that many
-// pointers, then an int64 number of items; what follows is ignored. A launch calls it for all items before it returns.
+// A module's image is the text `simulated <address> <parameters>`: the address of a host function
+// `void (void** buffers, int64_t begin, int64_t end)` and a letter for each parameter: p, a pointer to a buffer; v, a number,
+// which the function finds in memory. An int64 number of items follows these; what follows that is ignored. A launch calls
+// the function for all items before it returns.
 //
 // What a real driver refuses is refused here: a thread without a context, a context that the function or the stream does
 // not belong to, a module that was unloaded, an empty or too large grid or block, more shared memory than was asked for.
@@ -62,7 +63,7 @@ using Kernel = void (*)(void** buffers, int64_t begin, int64_t end);
 struct Module {
     Context* context;
     Kernel kernel;
-    unsigned pointers;
+    std::string parameters;  // a letter for each: p, a pointer; v, a number, which the function reads from memory
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
@@ -120,8 +121,9 @@ int why_not(const Launch& l, const Function& f) {
 }
 
 void call(const Module& m, void** parameters, int64_t items) {
-    std::vector<void*> buffers(m.pointers);
-    for (unsigned i = 0; i < m.pointers; ++i) buffers[i] = *static_cast<void**>(parameters[i]);
+    std::vector<void*> buffers(m.parameters.size());
+    for (size_t i = 0; i < buffers.size(); ++i)
+        buffers[i] = m.parameters[i] == 'v' ? parameters[i] : *static_cast<void**>(parameters[i]);
     m.kernel(buffers.data(), 0, items);
 }
 
@@ -173,12 +175,12 @@ EXPORT int cuModuleLoadData(void** module, const void* image) {
     if (int error = injected()) return error;
     if (!current) return kInvalidContext;
     unsigned long long address;
-    unsigned pointers;
-    if (std::sscanf(static_cast<const char*>(image), "simulated %llu %u", &address, &pointers) != 2)
+    char kinds[512] = "";
+    if (std::sscanf(static_cast<const char*>(image), "simulated %llu %511[pv]", &address, kinds) < 1)
         return kInvalidImage;
     std::lock_guard lock(mutex);
     modules.push_back(
-        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(address), pointers, {}}));
+        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(address), kinds, {}}));
     *module = modules.back().get();
     return kSuccess;
 }
@@ -242,7 +244,7 @@ EXPORT int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsign
         module = function->module;
         Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, current->device, stream};
         if (int error = why_not(launch, *function)) return error;
-        items = launch.items = *static_cast<int64_t*>(parameters[module->pointers]);
+        items = launch.items = *static_cast<int64_t*>(parameters[module->parameters.size()]);
         auto at = launched.try_emplace(function->name).first;
         ++at->second;
         launch.name = at->first.c_str();

@@ -30,10 +30,10 @@ def library() -> Iterator[ctypes.CDLL]:
     torch.cuda.set_device(0)
 
 
-def load(library: ctypes.CDLL, pointers: int = 2) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+def load(library: ctypes.CDLL, parameters: str = "pp") -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     """A module and its function `double`."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    image = cuda.image(ctypes.cast(double, ctypes.c_void_p).value, pointers)
+    image = cuda.image(ctypes.cast(double, ctypes.c_void_p).value, parameters)
     assert library.cuModuleLoadData(ctypes.byref(module), image) == 0
     assert library.cuModuleGetFunction(ctypes.byref(function), module, b"double") == 0
     return module, function

@@ -1,0 +1,48 @@
+"""smelt on the simulated device: its kernels for a GPU are compiled for the CPU, and launched by the simulated driver.
+
+Everything but Triton's code is what runs on a GPU: capture, guards, traces, fusion with a GPU's costs, plans, the native
+launcher, autograd.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import pytest
+
+from smelt import _native
+from smelt.codegen.llvm import compile_kernels as compile_for_cpu
+from smelt.codegen.llvm.link import address_of
+from smelt.codegen.triton import generate
+from smelt.codegen.triton.compile import Request
+from smelt.config import Config
+from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
+from tests.simulated import cuda
+
+_LINKED: list[Function] = []  # code that images name by its address
+
+
+@functools.cache
+def activate() -> None:
+    """From now on `smelt.compile` compiles for the simulated device, which is activated."""
+    cuda.activate()
+    _native.use_driver(str(cuda.driver()))
+    pytest.MonkeyPatch().setattr(generate, "compile_kernels", compile_kernels)
+
+
+def compile_kernels(requests: Sequence[Request], arch: object) -> list[CompiledKernel]:
+    """Kernels of one program, which does everything."""
+    code = compile_for_cpu([r.kernel for r in requests], Config())
+    return [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]
+
+
+def _simulated(request: Request, compiled: CompiledKernel) -> CompiledKernel:
+    _LINKED.append(compiled.function)
+    passed = [k for k, b in enumerate(request.kernel.buffers) if b.role != "local"]
+    letters = "".join("v" if k in request.by_value else "p" for k in passed)
+    image = cuda.image(address_of(compiled.function), letters)
+    library = Library(Processor("simulated", "simulated", ""), (image,), (compiled.name,))
+    block = Block(threads=32, shared=0)
+    extent = max(compiled.extent, 1) if compiled.extent else 0
+    return CompiledKernel(compiled.name, Function(library, compiled.name, block), extent, max(extent, 1))
