@@ -43,7 +43,9 @@ class Library:
         """How all kernels are compiled."""
         return {"num_warps": warps, **OPTIONS}
 
-    def module(self, function: Any, source: Source, target: Any, backend: Any, options: Any) -> tuple[Any, Any]:
+    def module(
+        self, function: Any, source: Source, target: Any, backend: Any, options: Any
+    ) -> tuple[Any, Any]:
         """Triton's form of the kernel, and the language that it is in."""
         names = function.arg_names
         ast = self.compiler.ASTSource(

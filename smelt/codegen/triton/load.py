@@ -1,4 +1,4 @@
-"""Kernels as callables through Triton's own launcher: what tests run on a GPU, and on CPU tensors in Triton's interpreter."""
+"""Kernels as callables by Triton's own launcher: for tests, on a GPU or, in Triton's interpreter, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smelt.loops.ir import Kernel
 
 @functools.lru_cache(1024)
 def load_kernel(kernel: Kernel, host: frozenset[int] = frozenset()) -> Callable[..., None]:
-    """`launch(*tensors)` of the kernel, on the tensors' device and the current stream; those of `host` are passed as numbers.
+    """`launch(*tensors)` of the kernel, on the tensors' device and the current stream; those of `host` are passed by value.
     Needs triton."""
     source = triton_source(kernel, host, _dialect())
     function = function_of(source)

@@ -58,7 +58,9 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
     """PTX for processors `sm_<arch>`; the kernel is called `name` there. Thread-safe; needs triton, but no other program."""
     text, found = _run(source, Chip("cuda", arch), "ptx", ptx_version=ptx_version(arch))
     if found["global_scratch_size"]:
-        raise NotImplementedError(f"a kernel that needs {found['global_scratch_size']} bytes of global memory")
+        raise NotImplementedError(
+            f"a kernel that needs {found['global_scratch_size']} bytes of global memory"
+        )
     # Triton asks for what only this very processor has (`sm_90a`), for its products: later ones would not take it.
     text = re.sub(rf"^\.target sm_{arch}a\b", f".target sm_{arch}", _undebugged(text), flags=re.M)
     named = re.sub(r"\bkernel(?=\(|_param_)", name, text)

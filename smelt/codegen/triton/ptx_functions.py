@@ -23,7 +23,19 @@ _CONSTRAINTS = {"float": "f", "double": "d"}
 _FLOATS = dict(fadd="add.rn", fsub="sub.rn", fmul="mul.rn", fdiv="div.rn")
 _INTEGERS = dict(add="add", sub="sub", ashr="shr")
 _BITS = {"shl": "shl", "and": "and", "or": "or", "xor": "xor"}
-_COMPARISONS = dict(oeq="eq", one="ne", olt="lt", ole="le", ogt="gt", oge="ge", uno="nan", eq="eq", ne="ne", slt="lt", sgt="gt")
+_COMPARISONS = dict(
+    oeq="eq",
+    one="ne",
+    olt="lt",
+    ole="le",
+    ogt="gt",
+    oge="ge",
+    uno="nan",
+    eq="eq",
+    ne="ne",
+    slt="lt",
+    sgt="gt",
+)
 _CONVERSIONS = dict(sitofp="cvt.rn", fptosi="cvt.rzi", fpext="cvt", fptrunc="cvt.rn", sext="cvt", trunc="cvt")
 _ROUNDINGS = dict(rint="cvt.rni", floor="cvt.rmi", ceil="cvt.rpi", trunc="cvt.rzi")
 
@@ -46,12 +58,15 @@ class Assembler(Builder):
         return memo[text]
 
     def const(self, elem: str, value: float | int | bool) -> Ref:
+        """A literal of the PTX type for `elem`."""
         return Ref(_literal(elem, value), elem)
 
     def like(self, ref: Ref, value: float | int | bool) -> Ref:
+        """A literal of `ref`'s type."""
         return self.const(ref.elem, value)
 
     def op(self, opcode: str, a: Ref, b: Ref) -> Ref:
+        """A binary instruction, named as LLVM names it."""
         if b.elem == "i1" and b.text == "1" and opcode == "xor":
             return self.emit("not.pred", "i1", a)
         if a.elem == "i1":
@@ -63,12 +78,15 @@ class Assembler(Builder):
         raise KeyError(opcode)
 
     def compare(self, predicate: str, a: Ref, b: Ref) -> Ref:
+        """A predicate; NaNs as in LLVM."""
         return self.emit(f"setp.{_COMPARISONS[predicate.split()[1]]}.{_KINDS[a.elem]}", "i1", a, b)
 
     def select(self, condition: Ref, a: Ref, b: Ref) -> Ref:
+        """`a` where `condition` holds, else `b`."""
         return self.emit(f"selp.{_KINDS[a.elem]}", a.elem, a, b, condition)
 
     def convert(self, opcode: str, a: Ref, elem: str) -> Ref:
+        """A conversion, named as LLVM names it; `a` if it has the type."""
         if a.elem == elem:
             return a
         if opcode == "bitcast":
@@ -76,9 +94,11 @@ class Assembler(Builder):
         return self.emit(f"{_CONVERSIONS[opcode]}.{_KINDS[elem]}.{_KINDS[a.elem]}", elem, a)
 
     def fneg(self, a: Ref) -> Ref:
+        """-a, with the sign of zero turned as well."""
         return self.emit(f"neg.{_KINDS[a.elem]}", a.elem, a)
 
     def intrinsic(self, name: str, *args: Ref, tail: str = "") -> Ref:
+        """One of LLVM's intrinsics that is one instruction."""
         elem = args[0].elem
         kind = _KINDS[elem]
         if name in _ROUNDINGS:

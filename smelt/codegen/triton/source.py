@@ -75,9 +75,9 @@ class Source:
 def triton_source(kernel: Kernel, host: frozenset[int] = frozenset(), dialect: Dialect = "ptx") -> Source:
     """`kernel` as Triton. `host`: those of its buffers that are passed by value, `in` buffers of one element.
 
-    Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is the same for all sizes.
-    What a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at
-    the index at which it was stored. Raises NotImplementedError elsewhere."""
+    Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
+    a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
+    index at which it was stored. Raises NotImplementedError elsewhere."""
     return _Module(kernel, host, dialect).source()
 
 
@@ -98,7 +98,9 @@ class _Block:
     axes: Axes
     indent: int
     r: str = ""
-    masks: dict[str, str] = field(default_factory=dict)  # axis -> which of its points exist; none where all do
+    masks: dict[str, str] = field(
+        default_factory=dict
+    )  # axis -> which of its points exist; none where all do
     names: dict[Value, str] = field(default_factory=dict)
 
 
@@ -347,7 +349,7 @@ class _Module:
 
     def _text(self, at: _Block, v: Value) -> tuple[str, Axes]:
         if v.op == "load":
-            return self._load(at, *v.args, v.dtype)
+            return self._load(at, v)
         if v.op == "const":
             return values.constant(v.args[0], v.dtype), NONE
         if v.op == "index":
@@ -367,14 +369,13 @@ class _Module:
             else self.value(at, a)
             for a in v.args
         ]
-        axes = frozenset[str]().union(*(self.axes_of.get(o, NONE) for o in operands))
+        axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
         if v.op == "cast":
             return values.cast(operands[0], v.args[0].dtype, v.dtype), axes
         return self.values.operation(v.op, dtype, operands), axes
 
-    def _load(
-        self, at: _Block, buffer: int, e: Size, condition: Value | None, dtype: torch.dtype
-    ) -> tuple[str, Axes]:
+    def _load(self, at: _Block, v: Value) -> tuple[str, Axes]:
+        buffer, e, condition = v.args
         spec, rewritten = self.kernel.buffers[buffer], subs(e, at.rewrite)
         kept = self.kept.get((buffer, rewritten))
         if kept is not None and condition is None:
@@ -385,9 +386,8 @@ class _Module:
             self._line(at, "tl.debug_barrier()")  # what other threads stored in an earlier stage
         masked = self.value(at, condition) if condition is not None else ""
         if buffer in self.host:
-            return (f"tl.where({masked}, p{buffer}, 0).to({NAMES[dtype]})" if masked else f"p{buffer}"), (
-                self.axes_of.get(masked, NONE)
-            )
+            text = f"tl.where({masked}, p{buffer}, 0).to({NAMES[v.dtype]})" if masked else f"p{buffer}"
+            return text, self.axes_of.get(masked, NONE)
         axes = self._axes(rewritten) | self.axes_of.get(masked, NONE)
         masks = [at.masks[a] for a in sorted(axes) if a in at.masks] + ([masked] if masked else [])
         mask = f", {' & '.join(masks)}, other=0" if masks else ""

@@ -185,7 +185,21 @@ UNROUNDED = frozenset(
 )  # fmt: skip
 # Operations in which a Python number takes the dtype of the other operand.
 LITERALS = frozenset(
-    ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "bitwise_and", "bitwise_or")
+    (
+        "add",
+        "sub",
+        "mul",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "logical_and",
+        "logical_or",
+        "bitwise_and",
+        "bitwise_or",
+    )
 )
 _FIRST_OF_FLOAT32 = frozenset(("div", "where", "maximum", "minimum"))  # there it is a float32
 
@@ -229,7 +243,9 @@ class Values:
     def prelude(self, body: str) -> str:
         """What a module with this body needs above it."""
         assembly = [f'{name} = tl.constexpr("{text}")\n' for name, text in self.blocks.items()]
-        helpers = [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in body or f" {name})" in body]
+        helpers = [
+            f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in body or f" {name})" in body
+        ]
         return "".join([IMPORTS[self.dialect], *assembly, *helpers])
 
 
