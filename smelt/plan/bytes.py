@@ -14,14 +14,14 @@ import torch
 
 from smelt.errors import PlanError, VerificationError
 from smelt.graph.ir import TensorSpec
-from smelt.plan.code import Function, Library, Processor
+from smelt.plan.code import Block, Function, Library, Processor
 from smelt.plan.conforms import fields_of
 from smelt.plan.encoding import Reader, Writer
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together, View
 from smelt.plan.verify import verify
 
 MAGIC = b"smeltpln"
-VERSION = 1  # of the form: raised with each change of what follows, also of the meaning of a step
+VERSION = 2  # of the form: raised with each change of what follows, also of the meaning of a step
 HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, bytes of the body
 
 # Number of a record -> its class, and its fields in order.
@@ -36,6 +36,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     8: (BumpVersion, ("regs",)),
     9: (Free, ("regs",)),
     10: (Processor, ("triple", "name", "features")),
+    11: (Block, ("threads", "shared")),
 }
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
 # A library: its processor, object files, exports, and where among the libraries each imported symbol is defined.
@@ -49,7 +50,7 @@ def to_bytes(plan: Plan) -> bytes:
     numbers as an argument, a constant that is not on the CPU)."""
     libraries = _in_order({f.library: None for f in plan.kernels.values()})
     place = {library: i for i, library in enumerate(libraries)}
-    kernels = {symbol: (place[f.library], f.name) for symbol, f in plan.kernels.items()}
+    kernels = {symbol: (place[f.library], f.name, f.block) for symbol, f in plan.kernels.items()}
     writer = Writer(_NUMBERS)
     writer.value(str(torch.__version__))
     writer.value([_library_fields(library, place) for library in libraries])
@@ -98,17 +99,17 @@ def _read_plan(reader: Reader) -> Plan:
             Library(processor, objects, exports, {s: _at(libraries, i) for s, i in imports.items()})
         )
     kernels = {
-        symbol: _exported(_at(libraries, i), name)
-        for symbol, (i, name) in reader.of(dict[str, tuple[int, str]]).items()
+        symbol: _exported(_at(libraries, i), name, block)
+        for symbol, (i, name, block) in reader.of(dict[str, tuple[int, str, Block | None]]).items()
     }
     declared = fields_of(Plan)
     return Plan(kernels=kernels, **{field: reader.like(declared[field], field) for field in PLAN})
 
 
-def _exported(library: Library, name: str) -> Function:
+def _exported(library: Library, name: str, block: Block | None) -> Function:
     if name not in library.exports:
         raise PlanError(f"a library without the function {name}")
-    return Function(library, name)
+    return Function(library, name, block)
 
 
 def _at(libraries: Sequence[Library], place: int) -> Library:

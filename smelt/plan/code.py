@@ -1,4 +1,4 @@
-"""Machine code as data: object files, what they export and import, and the processor that they were made for.
+"""Machine code as data: object files (a GPU's: PTX), what they export and import, and the processor that they were made for.
 
 What always holds: a `Library` is the same in every process; only who links it (`codegen.llvm.link`) knows addresses. Machine
 code that is linked lives as long as its library.
@@ -38,19 +38,29 @@ class Library:
     imports: Mapping[str, Library] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True)
+class Block:
+    """How a GPU runs one program of a kernel: with how many threads, and bytes of shared memory."""
+
+    threads: int
+    shared: int
+
+
 @dataclass(frozen=True, eq=False)
 class Function:
-    """The function that `library` exports as `name`: `void (void **buffers, int64_t begin, int64_t end)`, see
-    `plan.steps.Launch`."""
+    """The function that `library` exports as `name`. On a CPU: `void (void **buffers, int64_t begin, int64_t end)`, see
+    `plan.steps.Launch`. A GPU's has a `block`; it takes each buffer as an argument, then the launch's extent as an int64 and
+    two null pointers; program k computes `grain` items from k * grain on."""
 
     library: Library
     name: str
+    block: Block | None = None
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order; fewer than `grain` do not
-    pay a thread."""
+    """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order. Fewer than `grain` do not
+    pay a thread of a CPU; a program on a GPU computes `grain`."""
 
     name: str
     function: Function

@@ -12,7 +12,7 @@ import os
 from typing import Protocol, TypeVar
 
 # The order in which locks are taken, outermost first.
-CAPTURE, BACKWARD, KERNELS, LIBRARY, EMISSION, LINKS, LLVM = range(7)
+CAPTURE, BACKWARD, KERNELS, GPU_KERNELS, LIBRARY, EMISSION, LINKS, LLVM = range(8)
 
 
 class Lock(Protocol):

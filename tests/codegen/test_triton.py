@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     )
 
 from smelt.codegen.triton import load_kernel, triton_source
-from smelt.loops.ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store
+from smelt.loops.ir import Kernel, MapStage, Store
 from tests.harness.kernels import (
     REDUCE,
     bias_gelu,
@@ -22,13 +22,14 @@ from tests.harness.kernels import (
     const,
     doubled_and_summed,
     flat,
+    kept,
     layer_norm,
     load,
     loop,
     op,
     pad,
     reduction,
-    result,
+    scaled,
     scan,
     softmax,
     softmax_columns,
@@ -45,8 +46,9 @@ def run(kernel: Kernel, *tensors: torch.Tensor) -> None:
 UNARY = dict(
     neg=torch.neg, abs=torch.abs, sqrt=torch.sqrt, rsqrt=torch.rsqrt, reciprocal=torch.reciprocal, exp=torch.exp,
     exp2=torch.exp2, expm1=torch.expm1, log=torch.log, log2=torch.log2, log1p=torch.log1p, sin=torch.sin,
-    cos=torch.cos, tanh=torch.tanh, erf=torch.erf, sigmoid=torch.sigmoid, floor=torch.floor, ceil=torch.ceil,
-    trunc=torch.trunc, round=torch.round, sign=torch.sign,
+    cos=torch.cos, tanh=torch.tanh, erf=torch.erf, tan=torch.tan, log10=torch.log10, erfc=torch.erfc,
+    sinh=torch.sinh, sigmoid=torch.sigmoid, floor=torch.floor, ceil=torch.ceil, trunc=torch.trunc,
+    round=torch.round, sign=torch.sign,
 )  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def test_unary(name: str) -> None:
     x = torch.cat(
         [torch.randn(200) * 3, torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 1e-6, 0.0, 1.0, 30.0, -30.0])]
     )
-    if name in ("sqrt", "rsqrt", "log", "log2"):
+    if name in ("sqrt", "rsqrt", "log", "log2", "log10"):
         x = x.abs() + 1e-3
     y = torch.empty_like(x)
     run(flat(len(x), [f32], f32, lambda v: op(name, v)), x, y)
@@ -175,18 +177,31 @@ def test_transpose_and_pad() -> None:
     assert torch.equal(y, torch.nn.functional.pad(x, [2] * 4))
 
 
-def test_local_scratch() -> None:
-    r, lr = loop("r", 6)
-    (a, la), (c, lc) = loop("a", 40), loop("c", 40)
-    stages = (
-        MapStage((la,), (Store(2, a, op("exp", load(0, r * 40 + a))),)),
-        ReduceStage((lc,), (Reduction("s", "sum", load(2, c)),)),
-        MapStage((la,), (Store(1, r * 40 + a, load(2, a) / result("s")),)),
-    )
-    kernel = Kernel("k", (*buffers((f32, "in"), (f32, "out")), Buffer("t", f32, "local", 40)), (lr,), stages)
+def test_what_is_kept_for_later_stages() -> None:
     x, y = torch.randn(6, 40), torch.empty(6, 40)
-    run(kernel, x, y)
+    run(kept(6, 40), x, y)
     torch.testing.assert_close(y, x.softmax(1))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, f32, torch.int64))
+def test_numbers_passed_by_value(dtype: torch.dtype) -> None:
+    number, x, y = torch.tensor(1.5).to(dtype), torch.randn(70), torch.empty(70)
+    load_kernel(scaled(70, dtype), frozenset((1,)))(x, number, y)
+    assert torch.equal(y, x * number.float().item())
+
+
+def test_what_was_stored_is_loaded_from_registers() -> None:
+    r, lr = loop("r", 6)
+    (a, la), (b, lb) = loop("a", 40), loop("b", 40)
+    stages = (
+        MapStage((la,), (Store(1, r * 40 + a, load(0, r * 40 + a) * 2.0),)),
+        MapStage((lb,), (Store(2, r * 40 + b, load(1, r * 40 + b) + 1.0),)),
+    )
+    kernel = Kernel("k", buffers((f32, "in"), (f32, "out"), (f32, "out")), (lr,), stages)
+    x, y, z = torch.randn(6, 40), torch.empty(6, 40), torch.empty(6, 40)
+    run(kernel, x, y, z)
+    assert torch.equal(y, x * 2) and torch.equal(z, x * 2 + 1)
+    assert triton_source(kernel).text.count("tl.load") == 1
 
 
 def test_infinite_constants() -> None:
@@ -196,5 +211,5 @@ def test_infinite_constants() -> None:
 
 
 def test_what_a_persistent_row_loaded_is_loaded_once() -> None:
-    source = triton_source(softmax(8, 64)).split("def kernel")[1]
-    assert source.count("tl.load") == 1 and source.count("tl.exp") == 1
+    source = triton_source(softmax(8, 64)).text.split("def kernel")[1]
+    assert source.count("tl.load") == 1 and source.count("exp_fp32") == 1

@@ -18,10 +18,12 @@ from smelt.loops.ir import Kernel
 from tests.harness.kernels import (
     bias_gelu,
     flat,
+    kept,
     layer_norm,
     op,
     pad,
     reduction,
+    scaled,
     scan,
     softmax,
     softmax_columns,
@@ -108,6 +110,17 @@ def test_scan_transpose_pad() -> None:
     y = torch.empty(94, 304, device="cuda")
     run(pad(90, 300, 2), x, y)
     assert torch.equal(y, torch.nn.functional.pad(x, [2] * 4))
+
+
+def test_what_is_kept_and_what_is_passed_by_value() -> None:
+    x = rand(64, 1000)
+    y = torch.empty_like(x)
+    run(kept(64, 1000), x, y)
+    torch.testing.assert_close(y, x.softmax(1))
+    for dtype in (torch.float64, f32, bf16, torch.int64, torch.bool):
+        number, x, y = torch.tensor(1.5).to(dtype), rand(5000), torch.empty(5000, device="cuda")
+        load_kernel(scaled(5000, dtype), frozenset((1,)))(x, number, y)
+        assert torch.equal(y, x * number.float().item())
 
 
 def _milliseconds(call: object) -> float:

@@ -179,6 +179,28 @@ def pad(rows: int, columns: int, border: int) -> Kernel:
     return Kernel("pad", buffers((f32, "in"), (f32, "out")), (lr, lc), (stage,))
 
 
+def kept(rows: int, columns: int, shift: int = 0) -> Kernel:
+    """A softmax that keeps the exponentials of a row; `shift` loads others than were stored."""
+    r, lr = loop("r", rows)
+    (a, la), (b, lb), (c, lc) = (loop(f"c{k}", columns) for k in range(3))
+    place: Size = (c + shift) % columns if shift else c
+    stages = (
+        MapStage((la,), (Store(2, a, op("exp", load(0, r * columns + a))),)),
+        ReduceStage((lb,), (Reduction("s", "sum", load(2, b)),)),
+        MapStage((lc,), (Store(1, r * columns + c, load(2, place) / result("s")),)),
+    )
+    local = Buffer("kept", f32, "local", columns)
+    return Kernel("kept", (*buffers((f32, "in"), (f32, "out")), local), (lr,), stages)
+
+
+def scaled(n: int, dtype: torch.dtype = torch.float64) -> Kernel:
+    """x times a number of its own."""
+    i, li = loop("i", n)
+    value = load(0, i) * op("cast", load(1, 0, dtype), dtype=f32)
+    specs = buffers((f32, "in"), (dtype, "in"), (f32, "out"))
+    return Kernel("scaled", specs, (li,), (MapStage((), (Store(2, i, value),)),))
+
+
 # ---- expecting
 
 REDUCE: dict[str, Callable] = dict(

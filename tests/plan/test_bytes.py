@@ -19,7 +19,7 @@ from smelt.graph.inner import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym
 from smelt.plan.bytes import HEADER, MAGIC, VERSION, from_bytes, to_bytes
-from smelt.plan.code import Function, Library
+from smelt.plan.code import Block, Function, Library, Processor
 from smelt.plan.encoding import READERS, Reader, Writer
 from smelt.plan.printer import print_plan
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Step, Together, View
@@ -180,6 +180,15 @@ def test_a_processor_that_lacks_a_feature_refuses() -> None:
         load(again(plan))
 
 
+def test_how_a_gpu_runs_code_is_kept() -> None:
+    processor = Processor("nvptx64-nvidia-cuda", "sm_90", "+ptx80")
+    library = Library(processor, (b".version 8.0",), ("increment",))
+    code = Function(library, "increment", Block(threads=128, shared=2048))
+    read = again(replace(increment(), kernels={"increment": code})).kernels["increment"]
+    assert read.block == code.block
+    assert read.library.processor == processor and read.library.objects == library.objects
+
+
 def test_a_launch_without_code_is_refused() -> None:
     with pytest.raises(PlanError, match="without the code of increment"):
         load(replace(increment(), kernels={}))
@@ -277,7 +286,7 @@ def test_damage_that_the_checksum_does_not_see_is_an_error_or_a_plan(kind: str) 
         Free((2, 3, 4)),
     )
     compiled = hand_written()["increment"].library
-    code = Function(Library(compiled.processor, (b"object",), ("increment",)), "increment")
+    code = Function(Library(compiled.processor, (b"object",), ("increment",)), "increment", Block(128, 0))
     plan = Plan(1, (torch.ones(2),), 6, steps, (5,), 64, kernels={"increment": code})
     body, rng = to_bytes(plan)[HEADER.size :], random.Random(kind)
     for _ in range(1000):

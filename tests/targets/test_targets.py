@@ -86,7 +86,7 @@ def test_on_hosts_that_were_measured_they_are_not(name, host):
 def printed(kernels):
     """Kernels as text, in place of machine code."""
     processor = Processor("second", "device", "")
-    code = [Library(processor, (triton_source(k).encode(),), (k.name,)) for k in kernels]
+    code = [Library(processor, (triton_source(k).text.encode(),), (k.name,)) for k in kernels]
     return [CompiledKernel(k.name, Function(c, k.name), 1, 1) for k, c in zip(kernels, code)]
 
 

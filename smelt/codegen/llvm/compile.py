@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -25,7 +25,7 @@ from smelt.runtime.forks import KERNELS, hold_at_fork
 class _KernelCode(Function):
     """The code of one kernel, as `text` says it."""
 
-    text: KernelText
+    text: KernelText = field(kw_only=True)
 
 
 _CACHE: WeakValueDictionary[tuple[Kernel, Host], _KernelCode] = WeakValueDictionary()
@@ -80,7 +80,7 @@ def _compile(kernels: Mapping[Kernel, str], config: Config, target: Host) -> dic
 
     writers = {symbol: partial(write, kernel=kernel, symbol=symbol) for kernel, symbol in kernels.items()}
     library = assemble_functions(writers, target, config.verify)
-    return {kernel: _KernelCode(library, symbol, texts[symbol]) for kernel, symbol in kernels.items()}
+    return {kernel: _KernelCode(library, symbol, text=texts[symbol]) for kernel, symbol in kernels.items()}
 
 
 def _identifier(name: str) -> str:

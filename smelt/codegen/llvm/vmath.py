@@ -271,7 +271,7 @@ def _reduce_angle(b: Builder, x: Ref) -> tuple[Ref, Ref]:
     return quadrant, b.convert("fptrunc", r, "float")
 
 
-def _sine(b: Builder, x: Ref, shift: int) -> Ref:
+def sine(b: Builder, x: Ref, shift: int) -> Ref:
     """sin(x + shift*pi/2)."""
     quadrant, r = _reduce_angle(b, x)
     quadrant = _i(b, "add", quadrant, shift)
@@ -300,7 +300,7 @@ def _trigonometric(name: str, shift: int) -> Callable[[Builder, Ref], Ref]:
         exact = slow(b, x)
         b.line(f"ret {exact}\nusual:")
         b.scopes[-1].memo = {}
-        return _sine(b, x, shift)
+        return sine(b, x, shift)
 
     return lambda b, x: helper_at(b, name, write, x)
 
@@ -326,7 +326,7 @@ def _log2_double(b: Builder, x: Ref) -> Ref:
     return b.fma(s, b.polynomial(b.op("fmul", s, s), LOG2_DOUBLE), whole)
 
 
-def _write_pow(b: Builder, args: list[Ref]) -> Ref:
+def power(b: Builder, args: list[Ref]) -> Ref:
     """2**(y*log2|x|) in double precision, then the sign and the special cases of C's pow."""
     x, y = args
     a = absolute(b, x)
@@ -362,7 +362,7 @@ def _write_pow(b: Builder, args: list[Ref]) -> Ref:
 
 def pow(b: Builder, x: Ref, y: Ref) -> Ref:
     """x**y of float32, in a function of its own in the module."""
-    return helper_at(b, "pow", _write_pow, x, y)
+    return helper_at(b, "pow", power, x, y)
 
 
 def _fmod_step(b: Builder, r: Ref, y: Ref) -> tuple[Ref, Ref]:

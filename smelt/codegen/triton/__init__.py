@@ -1,6 +1,7 @@
-"""GPU code: kernels printed as Triton."""
+"""GPU code: kernels printed as Triton, and compiled to PTX."""
 
+from smelt.codegen.triton.compile import compile_kernels
 from smelt.codegen.triton.load import load_kernel
-from smelt.codegen.triton.source import triton_source
+from smelt.codegen.triton.source import Source, triton_source
 
-__all__ = ["load_kernel", "triton_source"]
+__all__ = ["Source", "compile_kernels", "load_kernel", "triton_source"]

@@ -1,28 +1,37 @@
-"""Printed Triton modules to callables."""
+"""Kernels as callables by Triton's own launcher: for tests, on a GPU or, in Triton's interpreter, on CPU tensors."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import linecache
 from collections.abc import Callable
-from typing import Any
 
-from smelt.codegen.triton.source import triton_source
+import torch
+
+from smelt.codegen.triton.library import function_of, library
+from smelt.codegen.triton.source import Source, triton_source
+from smelt.codegen.triton.values import Dialect
 from smelt.loops.ir import Kernel
 
 
 @functools.lru_cache(1024)
-def load_kernel(kernel: Kernel) -> Callable[..., None]:
-    """`launch(*tensors)` of the kernel's module; compiled for the device by Triton at the first call. Needs triton."""
-    source = triton_source(kernel)
-    return _execute(source)["launch"]
+def load_kernel(kernel: Kernel, host: frozenset[int] = frozenset()) -> Callable[..., None]:
+    """`launch(*tensors)` of the kernel, on the tensors' device and the current stream; those of `host` are passed by value.
+    Needs triton."""
+    source = triton_source(kernel, host, _dialect())
+    function = function_of(source)
+    if not source.points:
+        return lambda *tensors: None
+    return functools.partial(_launch, function, source, host)
 
 
-def _execute(source: str) -> dict[str, Any]:
-    """Runs the module. Triton reads functions back from their source, so it is registered under a file name."""
-    filename = f"smelt_triton_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {"__name__": filename[:-3]}
-    exec(compile(source, filename, "exec"), namespace)
-    return namespace
+def _dialect() -> Dialect:
+    if library().interprets:
+        return "torch"
+    return "libdevice" if torch.version.hip else "ptx"
+
+
+def _launch(function: Callable, source: Source, host: frozenset[int], *tensors: torch.Tensor) -> None:
+    arguments = [t.item() if i in host else t for i, t in enumerate(tensors)]
+    options = {} if library().interprets else library().options(source.warps)
+    grid = (-(-source.points // source.block),)
+    function[grid](*arguments, source.points, **source.constants, **options)  # type: ignore[index]

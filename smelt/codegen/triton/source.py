@@ -3,18 +3,23 @@
 A program computes a block of XBLOCK outer points; a stage runs over its own loops in blocks of RBLOCK points (one block
 if they fit: a persistent reduction). Outer loops are flattened to one index `x`, the loops of a stage to one index
 `r`; index expressions are rewritten over these and simplified, so that contiguous memory stays visibly contiguous.
+
+Blocks have as few axes as do: those of kernels whose stages have no loops are [XBLOCK], those of programs of one outer point
+are [RBLOCK] (`x` is a number, what belongs to the outer point as well), others [XBLOCK, RBLOCK]. What is known to hold for
+each point of a block is not asked again: there is no mask where the blocks divide what they cover.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
+from smelt.codegen.llvm.flat import ANY, is_flat
 from smelt.codegen.triton import values
-from smelt.codegen.triton.values import NAMES
+from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
 from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
 from smelt.loops.ir import (
     Kernel,
@@ -35,13 +40,45 @@ from smelt.loops.ir import (
 PERSISTENT = 8192  # stage points that one block may hold
 LOOPED = 2048  # block of a longer stage
 POINTWISE = 1024
-BLOCK = 4096  # elements of a two-dimensional block
+TILE = 1024  # elements of a block of several rows
+ALIGNED = 16  # what vector loads need of addresses and sizes
+
+Axes = frozenset[str]  # of a block: those of "x" and "r" along which it varies
+X, R, NONE = frozenset("x"), frozenset("r"), frozenset[str]()
 
 # kind -> combining function, neutral element of floats and of integers (lowest, highest: of the dtype)
 KINDS: dict[str, tuple[str, str]] = dict(
     sum=("_add", "zero"), prod=("_multiply", "one"), max=("_maximum", "lowest"), min=("_minimum", "highest"),
     any=("_or", "zero"), all=("_and", "one"), argmax=("_argmax", "lowest"), argmin=("_argmin", "highest"),
 )  # fmt: skip
+OF_BOOLS = dict(sum="_or", prod="_and", max="_or", min="_and")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module with the `triton.jit` function `kernel`, and what launching it takes.
+
+    `kernel`'s arguments are the kernel's buffers that are not local (pointers, or numbers where they were asked for by
+    value), then `points`: how many outer points there are, as an i64. Program k computes `block` of them from k * block on.
+    `signature` names Triton's type of each argument; `aligned` are those that are multiples of 16. `constants` are further
+    arguments that are known."""
+
+    text: str
+    points: int
+    block: int
+    warps: int
+    signature: Mapping[str, str]
+    aligned: frozenset[str]
+    constants: Mapping[str, int]
+
+
+def triton_source(kernel: Kernel, host: frozenset[int] = frozenset(), dialect: Dialect = "ptx") -> Source:
+    """`kernel` as Triton. `host`: those of its buffers that are passed by value, `in` buffers of one element.
+
+    Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
+    a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
+    index at which it was stored. Raises NotImplementedError elsewhere."""
+    return _Module(kernel, host, dialect).source()
 
 
 @dataclass(frozen=True)
@@ -53,94 +90,98 @@ class Blocks:
     warps: int
 
 
-def triton_source(kernel: Kernel) -> str:
-    """Source of a module with `kernel` (a `triton.jit` function) and `launch(*tensors)`, which takes the kernel's
-    buffers that are not local, in order, and runs on their device and the current stream."""
-    return _Module(kernel).module()
-
-
 @dataclass
 class _Block:
-    """A place in the program: loop symbols rewritten over x and r, the mask of existing points, values already named."""
+    """A place in the program: loop symbols rewritten over x and r, the axes that a block has there, values already named."""
 
     rewrite: dict[Sym, Size]
-    mask: str
-    shape: str
+    axes: Axes
     indent: int
     r: str = ""
-    names: dict[int, str] = field(default_factory=dict)
+    masks: dict[str, str] = field(
+        default_factory=dict
+    )  # axis -> which of its points exist; none where all do
+    names: dict[Value, str] = field(default_factory=dict)
 
 
 class _Module:
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, host: frozenset[int], dialect: Dialect) -> None:
+        self.kernel, self.host = kernel, host
+        self.values = Values(dialect)
+        self.flat = is_flat(kernel)
         self.points = prod(static(l.size) for l in kernel.outer)
-        self.x = Sym("x", 0, max(self.points - 1, 0))
-        self.r = Sym("r", 0, max([_trips(s) for s in kernel.stages] + [1]) - 1)
-        self.blocks = _blocks(kernel, self.points)
+        self.x = Sym("x", 0, ANY if self.flat else max(self.points - 1, 0))
+        self.blocks = _blocks(kernel, self.points, self.flat)
+        # the axes that "x" and "r" are: of no block where the program has one outer point
+        self.x_axes = NONE if self.blocks.r and self.blocks.x == 1 else X
+        self.wide = "tl.int64" if self._top_index() >= 1 << 31 else "tl.int32"
         self.lines: list[str] = []
         self.count = 0
         self.results: dict[str, str] = {}
         self.outer = _digits(kernel.outer, self.x)
         self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
+        self.kept: dict[tuple[int, Size], str] = {}  # what was stored at an index and is in registers still
+        self.axes_of: dict[str, Axes] = {}  # of named values
 
     # ---- the module
 
-    def module(self) -> str:
+    def source(self) -> Source:
         for stage in self.kernel.stages:
             self.stage(stage)
-        arguments = ", ".join(f"p{i}" for i in range(len(self.kernel.buffers)))
-        wide = self._index_type()
-        head = [
-            "",
-            "",
-            "@triton.jit",
-            f"def kernel({arguments}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):",
-            f"    x = tl.program_id(0).to({wide}) * XBLOCK + tl.arange(0, XBLOCK).to({wide})[:, None]",
-            f"    xmask = x < {self.points}",
-        ]
-        return "\n".join([values.PRELUDE, *head, *self.lines, *self._launcher(), ""])
+        passed = {f"p{i}": self._type(i) for i, b in enumerate(self.kernel.buffers) if b.role != "local"}
+        constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
+        arguments = [*passed, "points", *(f"{name}: tl.constexpr" for name in constants)]
+        body = "\n".join([f"def kernel({', '.join(arguments)}):", *self._head(), *self.lines, ""])
+        aligned = {name for name, kind in passed.items() if kind.startswith("*")}
+        if self.points % ALIGNED == 0:
+            aligned.add("points")
+        return Source(
+            text=f"{self.values.prelude(body)}\n\n@triton.jit\n{body}",
+            points=self.points,
+            block=self.blocks.x,
+            warps=self.blocks.warps,
+            signature=passed | {"points": "i64"} | dict.fromkeys(constants, "constexpr"),
+            aligned=frozenset(aligned),
+            constants=constants,
+        )
 
-    def _index_type(self) -> str:
-        """int64 only where an offset may need it."""
+    def _type(self, buffer: int) -> str:
+        kind = TYPES[self.kernel.buffers[buffer].dtype]
+        return kind if buffer in self.host else f"*{kind}"
+
+    def _head(self) -> list[str]:
+        program = "tl.program_id(0)" + (".to(tl.int64)" if self.wide == "tl.int64" else "")
+        if not self.x_axes:
+            return [f"    x = {program}"]
+        across = "" if not self.blocks.r else "[:, None]"
+        head = [f"    x = {program} * XBLOCK + tl.arange(0, XBLOCK){across}"]
+        if "x" in self._masks():
+            bound = f"points.to({self.wide})" if self.flat else str(self.points)
+            head.append(f"    xmask = x < {bound}")
+        return head
+
+    def _masks(self) -> dict[str, str]:
+        exact = not self.flat and self.points % self.blocks.x == 0
+        return {} if exact or not self.x_axes else {"x": "xmask"}
+
+    def _top_index(self) -> int:
+        """The largest number that an index computes with."""
         top = self.points * max([_trips(s) for s in self.kernel.stages] + [1])
         for stage in self.kernel.stages:
             for e in _stage_indices(stage):
                 top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
-        return "tl.int32" if top < 1 << 31 else "tl.int64"
-
-    def _launcher(self) -> list[str]:
-        passed = [f"p{i}" for i, b in enumerate(self.kernel.buffers) if b.role != "local"]
-        lines = ["", "", f"def launch({', '.join(passed)}):"]
-        for i, b in enumerate(self.kernel.buffers):
-            if b.role == "local":
-                size = f"{self.points * static(b.size)}, dtype={b.dtype}, device={passed[0]}.device"
-                lines.append(f"    p{i} = torch.empty({size})")
-        arguments = ", ".join(f"p{i}" for i in range(len(self.kernel.buffers)))
-        blocks = f"XBLOCK={self.blocks.x}, RBLOCK={max(self.blocks.r, 1)}, num_warps={self.blocks.warps}"
-        grid = -(-self.points // self.blocks.x)
-        if grid:
-            lines.append(f"    kernel[({grid},)]({arguments}, {blocks})")
-        else:
-            lines.append("    pass")
-        return lines
+        return top + self.blocks.x
 
     # ---- stages
 
     def stage(self, stage: Stage) -> None:
-        if self.lines and _reads_written(self.kernel, stage):
-            self.lines.append("    tl.debug_barrier()")  # what other threads stored in an earlier stage
         if isinstance(stage, MapStage):
-            self.map(stage)
+            at = self._open(stage) if stage.loops else self._top()
+            self._stores(at, stage.stores)
         elif isinstance(stage, ReduceStage):
             self.reduce(stage)
         else:
             self.scan(stage)
-
-    def map(self, stage: MapStage) -> None:
-        if not stage.loops:
-            return self._stores(self._top(), stage.stores)
-        self._stores(self._open(stage), stage.stores)
 
     def _stores(self, at: _Block, stores: Sequence[Store]) -> None:
         computed = [self.value(at, s.value) for s in stores]
@@ -148,30 +189,35 @@ class _Module:
             self.store(at, store, value)
 
     def store(self, at: _Block, store: Store, value: str) -> None:
-        target = self.kernel.buffers[store.buffer].dtype
-        value = f"tl.broadcast_to({value}, {at.shape})"
-        if target is torch.bool:
-            value += ".to(tl.int1)"
-        self._line(
-            at,
-            f"tl.store(p{store.buffer} + {self._offset(at, store.buffer, store.index)}, {value}, {at.mask})",
-        )
+        if at.indent == 1:
+            self.kept[store.buffer, subs(store.index, at.rewrite)] = value
+        if self.kernel.buffers[store.buffer].role == "local":
+            if at.indent > 1:
+                raise NotImplementedError("a loop over blocks keeps values, which do not fit into registers")
+            return
+        offset = self._offset(at, store.index, at.axes)
+        masks = [at.masks[a] for a in sorted(at.masks)]
+        mask = f", {' & '.join(masks)}" if masks else ""
+        self._line(at, f"tl.store(p{store.buffer} + {offset}, {value}{mask})")
 
     def _top(self) -> _Block:
         """Once per outer point."""
-        return _Block(self.outer, "xmask", "[XBLOCK, 1]", 1)
+        return _Block(self.outer, self.x_axes, 1, masks=self._masks())
 
     def _open(self, stage: Stage) -> _Block:
         """The block of the stage's points; begins the loop over blocks if there are several."""
-        trips, wide = _trips(stage), self._index_type()
-        rewrite = {**self.outer, **_digits(stage_loops(stage), self.r)}
-        looped = self._looped(stage)
+        trips, looped = _trips(stage), self._looped(stage)
+        rewrite = {**self.outer, **_digits(stage_loops(stage), _r(trips))}
         r = "r" if looped else f"r{trips}"
         if looped:
             self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
-        at = _Block(rewrite, f"xmask & {r}mask", "[XBLOCK, RBLOCK]", 2 if looped else 1, r)
-        lanes = f"tl.arange(0, RBLOCK).to({wide})[None, :]"
-        for line in (f"{r} = start + {lanes}" if looped else f"{r} = {lanes}", f"{r}mask = {r} < {trips}"):
+        at = _Block(rewrite, self.x_axes | R, 2 if looped else 1, r, self._masks())
+        lanes = "tl.arange(0, RBLOCK)" + ("[None, :]" if self.x_axes else "")
+        lines = [f"{r} = start + {lanes}" if looped else f"{r} = {lanes}"]
+        if trips % max(self.blocks.r, 1):
+            at.masks["r"] = f"{r}mask"
+            lines.append(f"{r}mask = {r} < {trips}")
+        for line in lines:
             if looped or line not in self.shared:
                 self.shared[line] = r
                 self._line(at, line)
@@ -187,29 +233,29 @@ class _Module:
         contributions = [self._contribution(at, r) for r in stage.reductions]
         self._stores(at, stage.stores)
         for r, value in zip(stage.reductions, contributions, strict=True):
-            self.results[r.name] = self._across(r, value, at.r or "tl.zeros([1, 1], tl.int32)")
+            if at.r:
+                self.results[r.name] = self._across(r, value, at.r)
+            else:
+                self.results[r.name] = self._alone(r, value)
 
     def _reduce_looped(self, stage: ReduceStage) -> None:
         """Accumulators of whole blocks, combined across the block after the loop."""
         accumulators: dict[str, tuple[str, str]] = {}
+        shape = self._shape(self.x_axes | R)
         for r in stage.reductions:
-            acc, where = self._fresh(), self._fresh()
+            acc, where = self._fresh(self.x_axes | R), self._fresh(self.x_axes | R)
             accumulators[r.name] = acc, where
-            neutral = _neutral(r)
-            self.lines.append(f"    {acc} = tl.full([XBLOCK, RBLOCK], {neutral}, {_accumulator(r)})")
+            self.lines.append(f"    {acc} = tl.full({shape}, {_neutral(r)}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
-                self.lines.append(
-                    f"    {where} = tl.full([XBLOCK, RBLOCK], {(1 << 31) - 1}, {self._index_type()})"
-                )
+                self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, tl.int32)")
         at = self._open(stage)
         for r in stage.reductions:
             acc, where = accumulators[r.name]
             value = self._contribution(at, r)
-            function = KINDS[r.kind][0]
+            function = _combining(r)
             if r.kind.startswith("arg"):
-                self._line(
-                    at, f"{acc}, {where} = {function}({acc}, {where}, {value}, r + tl.zeros_like({where}))"
-                )
+                place = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
+                self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {place})")
             else:
                 self._line(at, f"{acc} = {function}({acc}, {value})")
         self._stores(at, stage.stores)
@@ -219,116 +265,170 @@ class _Module:
 
     def _contribution(self, at: _Block, r: Reduction) -> str:
         """The value reduced, neutral where there is no point, as a whole block."""
-        value = self.value(at, r.value)
+        text = self.value(at, r.value)
+        axes = self.axes_of.get(text, NONE)
         if r.kind in ("any", "all") and r.value.dtype is not torch.bool:
-            value = f"({value} != 0)"
-        kind = _accumulator(r)
-        name = self._fresh()
-        if not at.r:
-            self._line(at, f"{name} = tl.broadcast_to({value}, [XBLOCK, 1]).to({kind})")
-            return name
-        block = f"tl.broadcast_to({value}, [XBLOCK, RBLOCK]).to({kind})"
-        neutral = f"tl.full([1, 1], {_neutral(r)}, {kind})"
-        self._line(at, f"{name} = tl.where({at.mask}, {block}, {neutral})")
-        return name
+            text = f"({text} != 0)"
+        elif _accumulator(r) != NAMES[r.value.dtype]:
+            text = f"{text}.to({_accumulator(r)})"
+        if axes != at.axes:
+            text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
+        if at.r and "r" in at.masks:  # outer points that do not exist are not stored
+            text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
+        return self._named(at, text, at.axes)
 
     def _across(self, r: Reduction, block: str, position: str) -> str:
-        """Combines a block along its second axis; [XBLOCK, 1], in the dtype of the result."""
-        function = KINDS[r.kind][0]
-        name = self._fresh()
+        """Combines a block along its last axis; the result varies with x, and has the dtype of the reduction's."""
+        function, axis = _combining(r), "1" if self.x_axes else "0"
+        column = "[:, None]" if self.x_axes else ""
+        name = self._fresh(self.x_axes)
         if r.kind.startswith("arg"):
-            places = f"tl.broadcast_to({position}, {block}.shape)"
-            self.lines.append(f"    {name}_value, {name} = tl.reduce(({block}, {places}), 1, {function})")
-            self.lines.append(f"    {name} = {name}[:, None].to(tl.int64)")
+            if self.axes_of.get(position) != self.axes_of[block]:
+                position = f"tl.broadcast_to({position}, {self._shape(self.x_axes | R)})"
+            self.lines.append(
+                f"    {name}_value, {name} = tl.reduce(({block}, {position}), {axis}, {function})"
+            )
+            self.lines.append(f"    {name} = {name}{column}.to(tl.int64)")
             return name
-        reduced = f"tl.sum({block}, 1)" if r.kind == "sum" else f"tl.reduce({block}, 1, {function})"
         target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
-        self.lines.append(f"    {name} = {reduced}[:, None].to({target})")
+        rounded = "" if target == _accumulator(r) else f".to({target})"
+        self.lines.append(f"    {name} = tl.reduce({block}, {axis}, {function}){column}{rounded}")
         return name
+
+    def _alone(self, r: Reduction, value: str) -> str:
+        """The reduction of one point."""
+        if r.kind.startswith("arg"):
+            return self._named(self._top(), "tl.full([], 0, tl.int64)", NONE)
+        target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
+        if target == _accumulator(r):
+            return value
+        return self._named(self._top(), f"{value}.to({target})", self.axes_of[value])
 
     def scan(self, stage: ScanStage) -> None:
         r = Reduction("scan", stage.kind, stage.store.value)
-        carry, function, looped = self._fresh(), KINDS[stage.kind][0], self._looped(stage)
+        carry, function, looped = self._fresh(self.x_axes), _combining(r), self._looped(stage)
+        axis, column = ("1", "[:, None]") if self.x_axes else ("0", "")
         if looped:
-            self.lines.append(f"    {carry} = tl.full([XBLOCK, 1], {_neutral(r)}, {_accumulator(r)})")
+            shape = self._shape(self.x_axes) if self.x_axes else "[]"
+            self.lines.append(f"    {carry} = tl.full({shape}, {_neutral(r)}, {_accumulator(r)})")
         at = self._open(stage)
         value = self._contribution(at, r)
-        name = self._fresh()
-        self._line(at, f"{name} = tl.associative_scan({value}, 1, {function})")
+        name = self._named(at, f"tl.associative_scan({value}, {axis}, {function})", at.axes)
         if looped:
             self._line(at, f"{name} = {function}({carry}, {name})")
-            self._line(at, f"{carry} = {function}({carry}, tl.reduce({value}, 1, {function})[:, None])")
-        self.store(at, stage.store, f"{name}.to({NAMES[stage.store.value.dtype]})")
+            self._line(at, f"{carry} = {function}({carry}, tl.reduce({value}, {axis}, {function}){column})")
+        target = NAMES[stage.store.value.dtype]
+        if target != _accumulator(r):
+            name = self._named(at, f"{name}.to({target})", at.axes)
+        self.store(at, stage.store, name)
 
     # ---- values
 
     def value(self, at: _Block, v: Value) -> str:
-        name = at.names.get(id(v))
+        """The name of `v` at this place."""
+        name = at.names.get(v)
         if name is None:
-            text = self._text(at, v)
-            fixed = v.op != "load" or self.kernel.buffers[v.args[0]].role == "in"
-            known = self.shared.get(text) if fixed else None
-            name = known or self._fresh()
-            if known is None:
-                self._line(at, f"{name} = {text}")
-                if fixed and at.indent == 1:
-                    self.shared[text] = name
-            at.names[id(v)] = name
+            text, axes = self._text(at, v)
+            if text in self.axes_of:  # a name already
+                name = text
+            else:
+                fixed = v.op != "load" or self.kernel.buffers[v.args[0]].role == "in"
+                name = self._named(at, text, axes, fixed)
+            at.names[v] = name
         return name
 
-    def _text(self, at: _Block, v: Value) -> str:
+    def _named(self, at: _Block, text: str, axes: Axes, fixed: bool = True) -> str:
+        """A name for `text`; the one that it has already, if it is `fixed`: the same wherever it is computed."""
+        known = self.shared.get(text) if fixed else None
+        if known is None:
+            known = self._fresh(axes)
+            self._line(at, f"{known} = {text}")
+            if fixed and at.indent == 1:
+                self.shared[text] = known
+        return known
+
+    def _text(self, at: _Block, v: Value) -> tuple[str, Axes]:
         if v.op == "load":
-            return self._load(at, *v.args)
+            return self._load(at, v)
         if v.op == "const":
-            return values.constant(v.args[0], v.dtype)
+            return values.constant(v.args[0], v.dtype), NONE
         if v.op == "index":
-            return f"({self._index(at, v.args[0])} + tl.zeros_like(x)).to(tl.int64)"
+            rewritten = subs(v.args[0], at.rewrite)
+            text = self._index(at, rewritten)
+            if isinstance(rewritten, int):
+                return values.constant(rewritten, v.dtype), NONE
+            return f"({text}).to(tl.int64)", self._axes(rewritten)
         if v.op == "result":
-            return self.results[v.args[0]]
-        operands = [self.value(at, a) for a in v.args]
+            name = self.results[v.args[0]]
+            return name, self.axes_of[name]
+        dtype = v.args[-1].dtype
+        literals = values.takes_literal(v.op, dtype) and any(a.op != "const" for a in v.args[-2:])
+        operands = [
+            values.literal(a.args[0], a.dtype)
+            if literals and a.op == "const" and a.dtype == dtype
+            else self.value(at, a)
+            for a in v.args
+        ]
+        axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
         if v.op == "cast":
-            return values.cast(operands[0], v.args[0].dtype, v.dtype)
-        return values.operation(v.op, v.args[-1].dtype, operands)
+            return values.cast(operands[0], v.args[0].dtype, v.dtype), axes
+        return self.values.operation(v.op, dtype, operands), axes
 
-    def _load(self, at: _Block, buffer: int, e: Size, condition: Value | None) -> str:
-        offset = self._offset(at, buffer, e)
-        mask = self._mask_for(at, buffer, e)
-        if condition is not None:
-            mask = f"{at.mask} & {self.value(at, condition)}"
-            offset = f"tl.broadcast_to({offset}, {at.shape})"
-        text = f"tl.load(p{buffer} + {offset}, {mask}, other=0)"
-        return f"({text} != 0)" if self.kernel.buffers[buffer].dtype is torch.bool else text
-
-    def _mask_for(self, at: _Block, buffer: int, e: Size) -> str:
-        """Only the axes that the address varies along, so that the loaded block is no larger than needed."""
-        syms = free_syms(self._rewritten(at, e))
-        if self.kernel.buffers[buffer].role == "local":
-            syms |= {self.x}
-        parts = [f"{n}mask" for s, n in ((self.x, "x"), (self.r, at.r)) if s in syms]
-        return " & ".join(parts) if parts else "tl.full([1, 1], 1, tl.int1)"
-
-    def _rewritten(self, at: _Block, e: Size) -> Size:
-        return subs(e, at.rewrite)
-
-    def _index(self, at: _Block, e: Size) -> str:
-        return values.index(self._rewritten(at, e), {self.x: "x", self.r: at.r})
-
-    def _offset(self, at: _Block, buffer: int, e: Size) -> str:
-        """A block of offsets (never a scalar, so that the load is a block)."""
-        spec = self.kernel.buffers[buffer]
-        rewritten = self._rewritten(at, e)
-        text = values.index(rewritten, {self.x: "x", self.r: at.r})
+    def _load(self, at: _Block, v: Value) -> tuple[str, Axes]:
+        buffer, e, condition = v.args
+        spec, rewritten = self.kernel.buffers[buffer], subs(e, at.rewrite)
+        kept = self.kept.get((buffer, rewritten))
+        if kept is not None and condition is None:
+            return kept, self.axes_of.get(kept, NONE)
         if spec.role == "local":
-            text = f"(x * {static(spec.size)} + {text})"
-            return text
-        return text if free_syms(rewritten) else f"({text} + tl.zeros([1, 1], tl.int32))"
+            raise NotImplementedError(f"the values kept in {spec.name} are not in registers at {e}")
+        if spec.role != "in" and not self.lines[-1].endswith("tl.debug_barrier()"):
+            self._line(at, "tl.debug_barrier()")  # what other threads stored in an earlier stage
+        masked = self.value(at, condition) if condition is not None else ""
+        if buffer in self.host:
+            text = f"tl.where({masked}, p{buffer}, 0).to({NAMES[v.dtype]})" if masked else f"p{buffer}"
+            return text, self.axes_of.get(masked, NONE)
+        axes = self._axes(rewritten) | self.axes_of.get(masked, NONE)
+        masks = [at.masks[a] for a in sorted(axes) if a in at.masks] + ([masked] if masked else [])
+        mask = f", {' & '.join(masks)}, other=0" if masks else ""
+        return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
 
-    def _fresh(self) -> str:
+    def _axes(self, e: Size) -> Axes:
+        """Along which a rewritten index varies; fewer than its symbols say where the program has one outer point."""
+        return frozenset(s.name for s in free_syms(e)) & (self.x_axes | R)
+
+    def _shape(self, axes: Axes) -> str:
+        if not self.blocks.r:
+            return "[XBLOCK]"
+        if not self.x_axes:
+            return "[RBLOCK]"
+        return f"[{'XBLOCK' if 'x' in axes else '1'}, {'RBLOCK' if 'r' in axes else '1'}]"
+
+    def _index(self, at: _Block, rewritten: Size) -> str:
+        return values.index(rewritten, {s: at.r if s.name == "r" else "x" for s in free_syms(rewritten)})
+
+    def _offset(self, at: _Block, e: Size, axes: Axes) -> str:
+        """A block of offsets with these axes."""
+        rewritten = subs(e, at.rewrite)
+        text = self._index(at, rewritten)
+        if self._axes(rewritten) == axes:
+            return text
+        if isinstance(rewritten, int):
+            return f"tl.full({self._shape(axes)}, {text}, {self.wide})"
+        return f"tl.broadcast_to({text}, {self._shape(axes)})"
+
+    def _fresh(self, axes: Axes) -> str:
         self.count += 1
-        return f"v{self.count}"
+        name = f"v{self.count}"
+        self.axes_of[name] = axes
+        return name
 
     def _line(self, at: _Block, text: str) -> None:
         self.lines.append("    " * at.indent + text)
+
+
+def _r(trips: int) -> Sym:
+    return Sym("r", 0, max(trips - 1, 0))
 
 
 def _trips(stage: Stage) -> int:
@@ -339,28 +439,34 @@ def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
     """Each loop's symbol as an expression of the flattened index."""
     digits: dict[Sym, Size] = {}
     rest: Size = number
-    total = prod(static(l.size) for l in loops)
-    number_is_exact = number.hi == total - 1
     for position, loop in reversed(list(enumerate(loops))):
-        first = position == 0 and number_is_exact
-        digits[loop.sym] = rest if first else rest % loop.size
+        digits[loop.sym] = rest if position == 0 else rest % loop.size
         rest = rest // loop.size
     return digits
+
+
+def _combining(r: Reduction) -> str:
+    return OF_BOOLS.get(r.kind, KINDS[r.kind][0]) if r.value.dtype is torch.bool else KINDS[r.kind][0]
 
 
 def _neutral(r: Reduction) -> str:
     kind = KINDS[r.kind][1]
     dtype = r.value.dtype
-    if kind == "zero":
-        return "0"
-    if kind == "one":
-        return "1"
+    if kind in ("zero", "one"):
+        return "0" if kind == "zero" else "1"
     if dtype.is_floating_point:
         return "float('-inf')" if kind == "lowest" else "float('inf')"
     if dtype is torch.bool:
         return "0" if kind == "lowest" else "1"
     info = torch.iinfo(dtype)
     return str(info.min if kind == "lowest" else info.max)
+
+
+def _typed_neutral(r: Reduction) -> str:
+    """As a number where that has the dtype of the accumulator."""
+    if _accumulator(r) == "tl.float32":
+        return {"0": "0.0", "1": "1.0"}.get(_neutral(r), _neutral(r))
+    return f"tl.full([], {_neutral(r)}, {_accumulator(r)})"
 
 
 def _accumulator(r: Reduction) -> str:
@@ -376,23 +482,17 @@ def _stage_indices(stage: Stage) -> list[Size]:
     return [store.index for store in stage_stores(stage)] + loads
 
 
-def _reads_written(kernel: Kernel, stage: Stage) -> bool:
-    """The stage loads a buffer that the kernel writes, so another thread of the program may have written it."""
-    loads = (v for v in walk(stage_values(stage)) if v.op == "load")
-    return any(kernel.buffers[v.args[0]].role != "in" for v in loads)
-
-
-def _blocks(kernel: Kernel, points: int) -> Blocks:
+def _blocks(kernel: Kernel, points: int, flat: bool) -> Blocks:
     """Heuristic: whole rows in a block while they fit; several short rows together; where neighbouring outer points
     are neighbours in memory and those of a stage are not, wide in x."""
     trips = max([_trips(s) for s in kernel.stages] + [0])
     if all(not stage_loops(s) for s in kernel.stages):
-        return Blocks(min(POINTWISE, _power(points)), 0, 4)
+        return Blocks(POINTWISE if flat else min(POINTWISE, _power(points)), 0, 4)
     if _outer_is_contiguous(kernel):
         return Blocks(min(64, _power(points)), min(32, _power(trips)), 8)
     r = _power(trips) if trips <= PERSISTENT else LOOPED
-    x = max(1, min(BLOCK // 4 // r, 32, _power(points)))
-    return Blocks(x, r, 16 if r * x > 4096 else 8 if r * x > 2048 else 4)
+    x = max(1, min(TILE // r, 32, _power(points)))
+    return Blocks(x, r, max(1, min(16, r * x // 256)))
 
 
 def _power(n: int) -> int:

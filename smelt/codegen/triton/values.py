@@ -1,18 +1,23 @@
 """Loop values as Triton expressions.
 
-Every expression is a block that broadcasts to (outer points, stage points). Narrow floats are computed in float32 and
-rounded after each operation, as everywhere in smelt.
+Every expression is a scalar or a block that broadcasts to the block of its stage. Narrow floats are computed in float32 and
+rounded after each operation, as everywhere in smelt. Where mathematical functions come from is a `Dialect`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
-from smelt.codegen.llvm.vmath import TANH
+from smelt.codegen.triton import ptx_functions
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds
+
+# ptx: assembly for NVIDIA's processors (libdevice for what has none); libdevice: for every processor; torch: for Triton's
+# interpreter, which runs neither.
+Dialect = Literal["ptx", "libdevice", "torch"]
 
 NAMES: dict[torch.dtype, str] = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.float16: "tl.float16",
@@ -20,119 +25,64 @@ NAMES: dict[torch.dtype, str] = {
     torch.int16: "tl.int16", torch.int32: "tl.int32", torch.int64: "tl.int64", torch.uint16: "tl.uint16",
     torch.uint32: "tl.uint32", torch.uint64: "tl.uint64",
 }  # fmt: skip
+# As in signatures of kernels.
+TYPES: dict[torch.dtype, str] = {
+    torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.bool: "i1",
+    torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint16: "u16",
+    torch.uint32: "u32", torch.uint64: "u64",
+}  # fmt: skip
 NARROW = (torch.float16, torch.bfloat16)
 
-# Helper functions of the printed module. expm1 and log1p are Kahan's: the rounding error of exp(x) or 1 + x cancels
-# in the quotient. tanh has the polynomial of the CPU code near 0.
-_TANH = " + s * (".join(repr(c) for c in TANH) + ")" * (len(TANH) - 1)
-PRELUDE = f"""\
-import torch
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-
-
+_ARG = """\
 @triton.jit
-def _maximum(a, b):
-    return tl.where((a > b) | (a != a), a, b)
-
-
-@triton.jit
-def _minimum(a, b):
-    return tl.where((a < b) | (a != a), a, b)
-
-
-@triton.jit
-def _argmax(a, i, b, j):
-    wins = (b > a) | ((b != b) & (a == a))
+def {name}(a, i, b, j):
+    wins = (b {order} a) | ((b != b) & (a == a))
     ties = (b == a) | ((b != b) & (a != a))
     take = wins | (ties & (j < i))
     return tl.where(take, b, a), tl.where(take, j, i)
-
-
-@triton.jit
-def _argmin(a, i, b, j):
-    wins = (b < a) | ((b != b) & (a == a))
-    ties = (b == a) | ((b != b) & (a != a))
-    take = wins | (ties & (j < i))
-    return tl.where(take, b, a), tl.where(take, j, i)
-
-
-@triton.jit
-def _add(a, b):
-    return a + b
-
-
-@triton.jit
-def _multiply(a, b):
-    return a * b
-
-
-@triton.jit
-def _or(a, b):
-    return a | b
-
-
-@triton.jit
-def _and(a, b):
-    return a & b
-
-
-@triton.jit
-def _tanh(x):
-    s = x * x
-    small = x + x * s * ({_TANH})
-    e = tl.exp(2.0 * tl.abs(x))
-    large = 1.0 - 2.0 / (e + 1.0)
-    return tl.where(tl.abs(x) < 0.625, small, tl.where(x < 0, -large, large))
-
-
-@triton.jit
-def _expm1(x):
-    u = tl.exp(x)
-    y = (u - 1.0) * (x / tl.log(u))
-    y = tl.where(u == 1.0, x, y)
-    return tl.where((u == 0.0) | (u == float("inf")), u - 1.0, y)
-
-
-@triton.jit
-def _log1p(x):
-    u = 1.0 + x
-    y = tl.log(u) * (x / (u - 1.0))
-    y = tl.where(u == 1.0, x, y)
-    return tl.where(u == float("inf"), u, y)
-
-
-@triton.jit
-def _sign(x):
-    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
-
-
-@triton.jit
-def _round(x):
-    r = tl.floor(x)
-    d = x - r
-    odd = r - 2.0 * tl.floor(r * 0.5)
-    up = (d > 0.5) | ((d == 0.5) & (odd == 1.0))
-    return tl.where(up, r + 1.0, r)
-
-
-@triton.jit
-def _trunc(x):
-    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
-
-
+"""
+_PAIR = "@triton.jit\ndef {name}(a, b):\n    return {result}\n"
+# Functions of the printed module; it has those that it names.
+HELPERS: dict[str, str] = {
+    "_argmax": _ARG.format(name="_argmax", order=">"),
+    "_argmin": _ARG.format(name="_argmin", order="<"),
+    "_add": _PAIR.format(name="_add", result="a + b"),
+    "_multiply": _PAIR.format(name="_multiply", result="a * b"),
+    "_or": _PAIR.format(name="_or", result="a | b"),
+    "_and": _PAIR.format(name="_and", result="a & b"),
+    "_maximum": _PAIR.format(name="_maximum", result="tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)"),
+    "_minimum": _PAIR.format(name="_minimum", result="tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)"),
+    "_floordiv": """\
 @triton.jit
 def _floordiv(a, b):
     q = a // b
     return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
-
-
+""",
+    "_remainder": """\
 @triton.jit
 def _remainder(a, b):
     r = a % b
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-"""
+""",
+    "_signed_remainder": """\
+@triton.jit
+def _signed_remainder(r, b):
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+""",
+    "_torch": """\
+def _torch(name, *operands):
+    shape = [int(n) for n in operands[0].shape]
+    data = [torch.from_numpy(numpy.broadcast_to(x.handle.data, shape).copy()) for x in operands]
+    result = numpy.asarray(getattr(torch, name)(*data).numpy()).reshape(operands[0].handle.data.shape)
+    return tl.tensor(TensorHandle(result, operands[0].handle.dtype), operands[0].type)
+""",
+}
+IMPORTS: dict[Dialect, str] = dict(
+    ptx="import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n",
+    libdevice="import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n",
+    torch="import numpy\nimport torch\nimport triton\nimport triton.language as tl\n"
+    "from triton.runtime.interpreter import TensorHandle\n",
+)
 
 
 def _call(name: str) -> Callable[..., str]:
@@ -151,54 +101,49 @@ def _logical(symbol: str) -> Callable[..., str]:
     return lambda dtype, a, b: f"({_truth(dtype, a)} {symbol} {_truth(dtype, b)})"
 
 
-def _by_kind(floating: Callable[..., str], integer: Callable[..., str]) -> Callable[..., str]:
-    return lambda dtype, *xs: (floating if dtype.is_floating_point else integer)(dtype, *xs)
-
-
-# Correctly rounded division and square root; Triton's plain ones are approximate in float32.
-
-
 def _divide(dtype: torch.dtype, a: str, b: str) -> str:
+    """Rounded correctly: Triton's plain division of float32 is not."""
     return f"tl.div_rn({a}, {b})" if dtype is torch.float32 else f"({a} / {b})"
-
-
-def _sqrt(dtype: torch.dtype, x: str) -> str:
-    return f"tl.sqrt_rn({x})" if dtype is torch.float32 else f"tl.sqrt({x})"
-
-
-def _one(dtype: torch.dtype) -> str:
-    return constant(1.0, dtype)
 
 
 def _same(dtype: torch.dtype, x: str) -> str:
     return x
 
 
-LIBDEVICE = ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log10", "pow", "atan2",
-             "copysign")  # fmt: skip
+def _extreme(name: str, nan: str, of_bools: str) -> Callable[..., str]:
+    def text(dtype: torch.dtype, a: str, b: str) -> str:
+        if dtype is torch.bool:
+            return f"({a} {of_bools} {b})"
+        return f"tl.{name}({a}, {b}, propagate_nan=tl.PropagateNan.{nan})"
 
+    return text
+
+
+# What the interpreter takes from torch; `fmod` of floats (Triton's `%` of them is not exact) and the rest.
+FUNCTIONS = frozenset(
+    ("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
+     "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "floor", "ceil", "trunc",
+     "round", "fmod", "pow", "atan2", "copysign")
+)  # fmt: skip
+# In libdevice under another name, or made of others.
+LIBDEVICE: dict[str, Callable[..., str]] = dict(
+    rsqrt=lambda d, x: _divide(d, "1.0", _sqrt(d, x)),
+    sqrt=lambda d, x: _sqrt(d, x),
+    reciprocal=lambda d, x: _divide(d, "1.0", x),
+    sigmoid=lambda d, x: f"(1.0 / (1.0 + libdevice.exp(-{x})))",
+    round=_call("libdevice.rint"),
+)
+
+
+def _sqrt(dtype: torch.dtype, x: str) -> str:
+    return f"tl.sqrt_rn({x})" if dtype is torch.float32 else f"tl.sqrt({x})"
+
+
+# Plain Triton; operands of `dtype`.
 OPS: dict[str, Callable[..., str]] = dict(
     neg=lambda d, x: f"(-{x})",
     abs=_call("tl.abs"),
-    sqrt=_sqrt,
-    rsqrt=lambda d, x: _divide(d, _one(d), _sqrt(d, x)),
-    reciprocal=lambda d, x: _divide(d, _one(d), x),
-    exp=_call("tl.exp"),
-    exp2=_call("tl.exp2"),
-    expm1=_call("_expm1"),
-    log=_call("tl.log"),
-    log2=_call("tl.log2"),
-    log1p=_call("_log1p"),
-    sin=_call("tl.sin"),
-    cos=_call("tl.cos"),
-    tanh=_call("_tanh"),
-    erf=_call("tl.erf"),
-    sigmoid=lambda d, x: f"(1.0 / (1.0 + tl.exp(-{x})))",
-    floor=_by_kind(_call("tl.floor"), _same),
-    ceil=_by_kind(_call("tl.ceil"), _same),
-    trunc=_by_kind(_call("_trunc"), _same),
-    round=_by_kind(_call("_round"), _same),
-    sign=_call("_sign"),
+    sign=lambda d, x: f"(({x} > 0).to({NAMES[d]}) - ({x} < 0).to({NAMES[d]}))",
     isnan=lambda d, x: f"({x} != {x})",
     isinf=lambda d, x: f"(tl.abs({x}) == float('inf'))",
     logical_not=lambda d, x: f"({x} == 0)",
@@ -207,14 +152,14 @@ OPS: dict[str, Callable[..., str]] = dict(
     sub=_infix("-"),
     mul=_infix("*"),
     div=_divide,
-    floordiv=_by_kind(lambda d, a, b: f"tl.floor({_divide(d, a, b)})", _call("_floordiv")),
-    truncdiv=_by_kind(lambda d, a, b: f"_trunc({_divide(d, a, b)})", _infix("//")),
+    floordiv=_call("_floordiv"),
+    truncdiv=_infix("//"),
     remainder=_call("_remainder"),
     fmod=_infix("%"),
-    maximum=_call("_maximum"),
-    minimum=_call("_minimum"),
-    fmax=lambda d, a, b: f"tl.where({a} != {a}, {b}, tl.where({b} > {a}, {b}, {a}))",
-    fmin=lambda d, a, b: f"tl.where({a} != {a}, {b}, tl.where({b} < {a}, {b}, {a}))",
+    maximum=_extreme("maximum", "ALL", "|"),
+    minimum=_extreme("minimum", "ALL", "&"),
+    fmax=_extreme("maximum", "NONE", "|"),
+    fmin=_extreme("minimum", "NONE", "&"),
     eq=_infix("=="),
     ne=_infix("!="),
     lt=_infix("<"),
@@ -232,29 +177,100 @@ OPS: dict[str, Callable[..., str]] = dict(
     where=_call("tl.where"),
     fma=_call("tl.fma"),
 )
-OPS.update({name: _call(f"libdevice.{name}") for name in LIBDEVICE})
+OPS.update(dict.fromkeys(("floor", "ceil", "trunc", "round"), _same))  # of integers
 
 UNROUNDED = frozenset(
-    ("neg", "abs", "where", "maximum", "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf",
-     "logical_not", "logical_and", "logical_or", "logical_xor")
+    ("neg", "abs", "where", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "logical_not", "logical_and", "logical_or",
+     "logical_xor")
 )  # fmt: skip
+# Operations in which a Python number takes the dtype of the other operand.
+LITERALS = frozenset(
+    (
+        "add",
+        "sub",
+        "mul",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "logical_and",
+        "logical_or",
+        "bitwise_and",
+        "bitwise_or",
+    )
+)
+_FIRST_OF_FLOAT32 = frozenset(("div", "where", "maximum", "minimum"))  # there it is a float32
 
 
-def operation(name: str, dtype: torch.dtype, operands: list[str]) -> str:
-    """`dtype` is the operands' (of the last one for `where`)."""
-    if dtype in NARROW and name not in UNROUNDED:
-        wide = [f"{x}.to(tl.float32)" for x in operands]
-        return f"({OPS[name](torch.float32, *wide)}).to({NAMES[dtype]})"
-    return OPS[name](dtype, *operands)
+class Values:
+    """Prints values in one dialect, and knows the pieces of assembly that they used."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.blocks: dict[str, str] = {}  # name in the module -> assembly
+
+    def operation(self, name: str, dtype: torch.dtype, operands: list[str]) -> str:
+        """`dtype` is the operands' (of the last one for `where`)."""
+        if dtype in NARROW and name not in UNROUNDED:
+            wide = [x if _is_number(x) else f"{x}.to(tl.float32)" for x in operands]
+            return f"{self.operation(name, torch.float32, wide)}.to({NAMES[dtype]})"
+        if dtype.is_floating_point:
+            if name in FUNCTIONS or (self.dialect == "torch" and name in ("fmax", "fmin")):  # it lets NaN win
+                return self.function(name, dtype, operands)
+            if name in ("floordiv", "truncdiv"):
+                rounding = "floor" if name == "floordiv" else "trunc"
+                return self.function(rounding, dtype, [_divide(dtype, *operands)])
+            if name == "remainder":
+                return f"_signed_remainder({self.function('fmod', dtype, operands)}, {operands[1]})"
+        return OPS[name](dtype, *operands)
+
+    def function(self, name: str, dtype: torch.dtype, operands: list[str]) -> str:
+        """A mathematical function of float32 or float64."""
+        if self.dialect == "torch":
+            return f"_torch('{name}', {', '.join(operands)})"
+        found = None
+        if self.dialect == "ptx":
+            found = ptx_functions.block(name, "float" if dtype is torch.float32 else "double")
+        if found is None:
+            return LIBDEVICE.get(name, _call(f"libdevice.{name}"))(dtype, *operands)
+        text, constraints = found
+        symbol = f"{name}_{TYPES[dtype]}"
+        self.blocks[symbol] = text
+        return f"tl.inline_asm_elementwise({symbol}, '{constraints}', [{', '.join(operands)}], {NAMES[dtype]}, True, 1)"
+
+    def prelude(self, body: str) -> str:
+        """What a module with this body needs above it."""
+        assembly = [f'{name} = tl.constexpr("{text}")\n' for name, text in self.blocks.items()]
+        helpers = [
+            f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in body or f" {name})" in body
+        ]
+        return "".join([IMPORTS[self.dialect], *assembly, *helpers])
+
+
+def takes_literal(name: str, dtype: torch.dtype) -> bool:
+    """Whether an operand of the operation may be a Python number (others must not all be)."""
+    return name in LITERALS or (name in _FIRST_OF_FLOAT32 and dtype is torch.float32)
+
+
+def _is_number(text: str) -> bool:
+    return text[0] in "-0123456789" or text.startswith("float(")
+
+
+def literal(number: float | int | bool, dtype: torch.dtype) -> str:
+    """A Python number."""
+    if dtype is torch.bool:
+        return str(bool(number))
+    if not dtype.is_floating_point:
+        return str(int(number))
+    rounded = torch.tensor(float(number), dtype=torch.float64).to(dtype).item()
+    return repr(rounded) if math.isfinite(rounded) else f"float('{rounded}')"
 
 
 def constant(number: float | int | bool, dtype: torch.dtype) -> str:
-    """A block of one element."""
-    if isinstance(number, float) and not math.isfinite(number):
-        text = f"float('{number}')"
-    else:
-        text = repr(number)
-    return f"tl.full([1, 1], {text}, {NAMES[dtype]})"
+    """A scalar of `dtype`."""
+    return f"tl.full([], {literal(number, dtype)}, {NAMES[dtype]})"
 
 
 def cast(x: str, source: torch.dtype, target: torch.dtype) -> str:
@@ -280,7 +296,7 @@ def index(e: Size, names: dict[Sym, str]) -> str:
     terms = [_term(m, c, names) for m, c in e.terms]
     if e.const:
         terms.append(str(e.const))
-    return f"({' + '.join(terms)})"
+    return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
 
 
 def _term(atoms: tuple[Expr, ...], factor: int, names: dict[Sym, str]) -> str:

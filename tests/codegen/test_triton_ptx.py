@@ -1,0 +1,327 @@
+"""Printed Triton kernels compiled to PTX: without a GPU, and without any program beside Python."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import triton
+import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
+
+from smelt.codegen.triton import compile_kernels, ptx_functions, triton_source
+from smelt.codegen.triton.ptx import Chip, to_image, to_ptx
+from smelt.loops.ir import Kernel
+from smelt.plan.code import Block
+from tests.harness.kernels import (
+    bias_gelu,
+    doubled_and_summed,
+    flat,
+    kept,
+    layer_norm,
+    op,
+    pad,
+    reduction,
+    scaled,
+    scan,
+    softmax,
+    softmax_columns,
+    transpose,
+)
+from tests.harness.processes import run
+
+f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled here, also where other tests use the interpreter."""
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+
+
+def add(n: int, dtype: torch.dtype = f32) -> Kernel:
+    return flat(n, [dtype, dtype], dtype, lambda a, b: op("add", a, b))
+
+
+KERNELS: dict[str, Kernel] = {
+    "pointwise": add(4096),
+    "pointwise of any size": add(4097),
+    "bf16": add(4096, bf16),
+    "bool": flat(4096, [f32, f32], torch.bool, lambda a, b: op("lt", a, b, dtype=torch.bool)),
+    "gelu": bias_gelu(64, 512),
+    "softmax": softmax(64, 1000),
+    "short rows": softmax(64, 33),
+    "long rows": softmax(4, 20_000),
+    "softmax of columns": softmax_columns(100, 100),
+    "softmax with its exponentials kept": kept(64, 1000),
+    "layer norm": layer_norm(64, 768),
+    "layer norm of bf16": layer_norm(64, 768, bf16),
+    "scan": scan("sum", 64, 100, "columns"),
+    "scan in blocks": scan("sum", 4, 20_000, "columns"),
+    "transpose": transpose(64, 100),
+    "pad": pad(17, 33, 2),
+    "sums beside": doubled_and_summed(100, 200, "rows"),
+    **{f"{kind} of {over}": reduction(kind, 100, 200, f32, over)
+       for kind in ("sum", "max", "argmax", "any", "prod") for over in ("columns", "rows")},
+    "all of it": reduction("sum", 64, 64, f32, "all"),
+    "largest of integers": reduction("min", 30, 40, torch.int64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", (80, 90))
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles(name: str, arch: int) -> None:
+    source = triton_source(KERNELS[name])
+    ptx = to_ptx(source, arch, "some_name")
+    assert f".target sm_{arch}\n" in ptx.text and ".visible .entry some_name(" in ptx.text
+    assert ptx.threads == 32 * source.warps and f".reqntid {ptx.threads}" in ptx.text
+    assert not re.search(r"__nv_|\.extern \.func|\.loc|\.debug", ptx.text)
+    parameters = re.findall(r"\.param .*some_name_param_\d", ptx.text)
+    passed = [b for b in KERNELS[name].buffers if b.role != "local"]
+    assert len(parameters) == len(passed) + 3  # points and two pointers that Triton adds
+
+
+def test_contiguous_memory_is_read_and_written_in_vectors() -> None:
+    text = to_ptx(triton_source(add(4096)), 90).text
+    assert text.count("ld.global.v4.b32") == 4 and text.count("st.global.v4.b32") == 2
+    assert "ld.global.v4" in to_ptx(triton_source(layer_norm(64, 1024)), 90).text
+    assert "v4" not in to_ptx(triton_source(add(4097)), 90).text
+
+
+def test_products_and_sums_are_not_contracted() -> None:
+    kernel = flat(4096, [f32, f32, f32], f32, lambda a, b, c: a * b + c)
+    text = to_ptx(triton_source(kernel), 90).text
+    assert "mul.rn.f32" in text and "add.rn.f32" in text and "fma" not in text
+
+
+def test_elementwise_kernels_of_all_sizes_are_two() -> None:
+    sizes = (16, 4096, 1 << 20, 17, 4097, 1 << 40)
+    one, two, three, odd, prime, huge = compile_kernels([add(n) for n in sizes], 90, 1)
+    assert one.function is two.function is three.function
+    assert odd.function is prime.function and odd.function is not one.function
+    assert huge.function is not one.function  # its indices are wider
+    assert [k.extent for k in (one, two, prime)] == [16, 4096, 4097] and one.grain == prime.grain
+    assert "4096" not in triton_source(add(4096)).text
+
+
+def test_equal_kernels_are_compiled_once() -> None:
+    first, other, again = compile_kernels([softmax(8, 64), layer_norm(8, 64), softmax(8, 64)], 90, threads=2)
+    assert first.function is again.function is not other.function
+    assert compile_kernels([softmax(8, 64)], 90, 1)[0].function is first.function
+    assert compile_kernels([softmax(8, 64)], 80, 1)[0].function is not first.function
+
+
+def test_what_a_launch_needs_is_said() -> None:
+    kernel = softmax(100, 1000)
+    (compiled,) = compile_kernels([kernel], 90, 1)
+    function, source = compiled.function, triton_source(kernel)
+    assert function.block == Block(source.warps * 32, function.block.shared) and function.block.shared > 0
+    assert function.name == "smelt_softmax" == function.library.exports[0]
+    assert function.library.processor.name == "sm_90"
+    assert (compiled.extent, compiled.grain) == (100, source.block)
+    assert dict(source.signature) == dict(
+        p0="*fp32", p1="*fp32", points="i64", XBLOCK="constexpr", RBLOCK="constexpr"
+    )
+
+
+@pytest.mark.parametrize("dtype", (f64, f32, torch.int64, torch.bool, bf16))
+def test_numbers_are_passed_by_value(dtype: torch.dtype) -> None:
+    source = triton_source(scaled(4096, dtype), host=frozenset((1,)))
+    assert not source.signature["p1"].startswith("*") and "p1 +" not in source.text
+    text = to_ptx(source, 90).text
+    assert text.count("cvta.to.global") == 0 and text.count("ld.global.v4") == 2
+    assert "kernel_param_1" in text
+
+
+def test_what_is_kept_stays_in_registers() -> None:
+    source = triton_source(kept(64, 1000))
+    assert source.text.count("tl.load") == source.text.count("tl.store") == 1
+    with pytest.raises(NotImplementedError, match="kept in kept are not in registers"):
+        triton_source(kept(64, 1000, shift=1))
+    with pytest.raises(NotImplementedError, match="do not fit into registers"):
+        triton_source(kept(4, 20_000))
+
+
+ALONE = """
+import json, os
+os.environ["PATH"] = ""
+os.environ["HOME"] = "/nonexistent"
+os.environ.pop("TRITON_INTERPRET", None)
+from smelt.codegen.triton import compile_kernels
+from tests.harness.kernels import layer_norm
+(kernel,) = compile_kernels([layer_norm(8, 64)], 90, 1)
+print(json.dumps(kernel.function.name))
+"""
+
+
+def test_no_other_program_is_needed() -> None:
+    assert run(ALONE) == "smelt_layer_norm"
+
+
+MISSING = """
+import json, sys
+sys.modules["triton"] = None
+from smelt.codegen.triton import compile_kernels
+try:
+    compile_kernels([], 90, 1)
+except ImportError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_without_triton_the_error_says_what_to_install() -> None:
+    assert "pip install triton" in run(MISSING)
+
+
+@pytest.mark.parametrize("name", ("pointwise", "gelu", "layer norm of bf16", "argmax of columns"))
+def test_amd(name: str) -> None:
+    image = to_image(triton_source(KERNELS[name], dialect="libdevice"), Chip("hip", "gfx942", 64))
+    assert image.code.startswith(b"\x7fELF") and image.name == "kernel" and image.threads % 64 == 0
+
+
+# ---- the assembly of functions, interpreted
+
+FLOATS = {
+    "f32": numpy.float32,
+    "f64": numpy.float64,
+    "s32": numpy.int32,
+    "s64": numpy.int64,
+    "b32": numpy.int32,
+    "b64": numpy.int64,
+}
+COMPARISONS: dict[str, Callable] = dict(
+    lt=numpy.less, le=numpy.less_equal, gt=numpy.greater, ge=numpy.greater_equal, eq=numpy.equal,
+    ne=lambda a, b: (a != b) & (a == a) & (b == b), nan=lambda a, b: (a != a) | (b != b),
+)  # fmt: skip
+ROUND: dict[str, Callable] = dict(rni=numpy.rint, rmi=numpy.floor, rpi=numpy.ceil, rzi=numpy.trunc)
+
+
+def fused(a: numpy.ndarray, b: numpy.ndarray, c: numpy.ndarray) -> numpy.ndarray:
+    """a * b + c; of float32 exact enough in float64, of float64 in what is wider."""
+    wide = numpy.float64 if a.dtype == numpy.float32 else numpy.longdouble
+    return a.astype(wide) * b.astype(wide) + c.astype(wide)
+
+
+def arithmetic(parts: list[str], kind: type, args: list[numpy.ndarray]) -> numpy.ndarray:
+    """The result of an instruction whose opcode has these parts."""
+    opcode, *modes = parts
+    if opcode == "fma":
+        value = fused(*args)
+        if "sat" in modes:
+            value = numpy.nan_to_num(numpy.clip(value, 0, 1), nan=0.0)
+        rounded = value.astype(kind)
+        lower = numpy.nextafter(rounded, kind(-math.inf))
+        return numpy.where(rounded > value, lower, rounded) if "rm" in modes else rounded
+    if opcode == "cvt":
+        round_to = ROUND.get("".join(modes[:1]), lambda x: x)
+        return numpy.nan_to_num(round_to(args[0])).astype(kind) if kind in (numpy.int32, numpy.int64) else (
+            round_to(args[0]).astype(kind)
+        )  # fmt: skip
+    return ARITHMETIC[opcode](*args).astype(kind)
+
+
+ARITHMETIC: dict[str, Callable] = {
+    "add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "div": numpy.divide, "neg": numpy.negative,
+    "abs": numpy.abs, "copysign": lambda sign, x: numpy.copysign(x, sign), "min": numpy.minimum, "shr": numpy.right_shift,
+    "shl": numpy.left_shift, "and": numpy.bitwise_and, "or": numpy.bitwise_or, "xor": numpy.bitwise_xor,
+    "not": numpy.logical_not, "selp": lambda a, b, p: numpy.where(p, a, b), "sqrt": numpy.sqrt,
+    "ex2": lambda x: numpy.exp2(x.astype(float)), "rcp": lambda x: 1 / x.astype(float),
+    "rsqrt": lambda x: 1 / numpy.sqrt(x.astype(float)),
+}  # fmt: skip
+
+
+def interpreted(text: str, *inputs: numpy.ndarray) -> numpy.ndarray:
+    """What a block of assembly gives for its operands; approximations are exact here."""
+    known = {f"${i + 1}": x for i, x in enumerate(inputs)}
+    kinds: dict[str, str] = {}
+    for line in filter(None, (part.strip() for part in text.strip("{} ").split(";"))):
+        opcode, _, rest = line.partition(" ")
+        names = [name.strip() for name in rest.split(",")]
+        if opcode == ".reg":
+            kind, first = names[0].split()
+            kinds.update(dict.fromkeys([first, *names[1:]], kind[1:]))
+            continue
+        parts = opcode.split(".")
+        source = FLOATS.get(parts[-1], numpy.bool_)
+        args = [operand(name, known, source) for name in names[1:]]
+        target = FLOATS.get(kinds.get(names[0], parts[-1]), numpy.bool_)
+        if parts[0] == "setp":
+            known[names[0]] = COMPARISONS[parts[1]](*args)
+        elif parts[0] == "mov":
+            known[names[0]] = args[0].view(target)
+        else:
+            known[names[0]] = arithmetic(parts[: -1 - (parts[0] == "cvt")], target, args)
+    return known["$0"]
+
+
+def operand(name: str, known: dict[str, numpy.ndarray], kind: type) -> numpy.ndarray:
+    if name in known:
+        return known[name]
+    if name[:2] == "0f":
+        return numpy.uint32(int(name[2:], 16)).view(numpy.float32)
+    if name[:2] == "0d":
+        return numpy.uint64(int(name[2:], 16)).view(numpy.float64)
+    return kind(int(name))
+
+
+def units(got: numpy.ndarray, want: torch.Tensor) -> float:
+    """The largest error in units of the last place of `got`'s dtype; both must have the same infinities and NaNs."""
+    exact = want.double().numpy()
+    rounded = exact.astype(got.dtype)
+    finite = numpy.isfinite(rounded)
+    assert numpy.array_equal(got[~finite], rounded[~finite], equal_nan=True)
+    spacing = numpy.spacing(numpy.abs(rounded[finite])).astype(float)
+    return float((numpy.abs(got[finite].astype(float) - exact[finite]) / spacing).max())
+
+
+EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, 1e-6, -1e-6, 1e-40, 87.0, 88.8, -87.5, -100.0, -110.0, 300.0, -300.0,
+         3e38, -3e38, math.inf, -math.inf, math.nan]  # fmt: skip
+BOUNDED = {"sin": 1e9, "cos": 1e9, "tan": 1e3}
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ptx_functions.FUNCTIONS["float"] if n not in ("pow", "copysign")]
+)
+def test_functions_of_float32(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat(
+        [torch.randn(20_000, generator=generator) * s for s in (1e-3, 1, 5, 40)] + [torch.tensor(EDGES)]
+    )
+    if name in BOUNDED:
+        x = x[~(x.abs() > BOUNDED[name])]
+    if name == "sigmoid":
+        x = x[~(x < -88)]  # where e**-x is infinite it is 0, as eager's
+    text, constraints = ptx_functions.block(name, "float")
+    assert constraints == "=f,f"
+    with numpy.errstate(all="ignore"):
+        got = interpreted(text, x.numpy())
+    assert units(got, getattr(torch, name)(x.double())) < (3.5 if name == "tan" else 2.5)
+
+
+@pytest.mark.parametrize("name", [n for n in ptx_functions.FUNCTIONS["double"] if n != "copysign"])
+def test_functions_of_float64(name: str) -> None:
+    x = torch.cat(
+        [torch.randn(20_000, dtype=f64) * s for s in (1e-3, 1, 40)] + [torch.tensor(EDGES, dtype=f64)]
+    )
+    text, _ = ptx_functions.block(name, "double")
+    with numpy.errstate(all="ignore"):
+        got = interpreted(text, x.numpy())
+    assert units(got, getattr(torch, name)(x)) < 4
+
+
+@pytest.mark.parametrize("name", ("pow", "copysign"))
+def test_functions_of_two_operands(name: str) -> None:
+    edges = torch.cartesian_prod(
+        *[torch.tensor([e for e in EDGES if abs(e) != 1e-40] + [2.0, 3.0, -3.0])] * 2
+    )
+    x = torch.cat([torch.rand(20_000) * 20, edges[:, 0]])
+    y = torch.cat([torch.randn(20_000) * 3, edges[:, 1]])
+    text, _ = ptx_functions.block(name, "float")
+    with numpy.errstate(all="ignore"):
+        got = interpreted(text, x.numpy(), y.numpy())
+    assert units(got, getattr(torch, name)(x.double(), y.double())) < 2
