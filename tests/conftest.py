@@ -10,8 +10,9 @@ from hypothesis import settings
 
 import smelt
 from tests.harness import simulated
+from tests.harness.catalogue import DEVICE
 from tests.harness.settings import close_autocasts
-from tests.simulated import cuda
+from tests.simulated import compiled
 
 assert smelt.unavailable is None, smelt.unavailable
 
@@ -31,8 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "simulated_cuda: runs where `cuda` is simulated, in a process of its file"
     )
-    if simulated.inside():
-        cuda.activate()
+    if simulated.inside() or (DEVICE == "cuda" and not torch.cuda.is_available()):
+        compiled.activate()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

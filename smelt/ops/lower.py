@@ -298,9 +298,7 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
 
 def _is_number_on_cpu(tensor: Tensor) -> bool:
     return (
-        isinstance(tensor.definition, Stored)
-        and tensor.spec.shape == ()
-        and tensor.spec.device.type == "cpu"
+        isinstance(tensor.definition, Stored) and tensor.spec.shape == () and tensor.spec.device.type == "cpu"
     )
 
 

@@ -30,9 +30,7 @@ def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if found is None:
         device = _device_of([args, kwargs]) or torch.device("cpu")
         with torch.no_grad():
-            found = _RESULTS[key] = _specs(
-                on_metas(op, _meta(args), _meta(kwargs), device), device
-            )
+            found = _RESULTS[key] = _specs(on_metas(op, _meta(args), _meta(kwargs), device), device)
     return found
 
 

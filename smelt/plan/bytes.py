@@ -42,7 +42,17 @@ _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
 # A library: its processor, object files, exports, and where among the libraries each imported symbol is defined.
 LibraryFields = tuple[Processor, tuple[bytes, ...], tuple[str, ...], dict[str, int]]
 # Fields of a plan, in order, behind torch's version, the libraries and the kernels.
-PLAN = ("n_inputs", "constants", "n_registers", "steps", "outputs", "arena_bytes", "release_gil", "numbers", "device")
+PLAN = (
+    "n_inputs",
+    "constants",
+    "n_registers",
+    "steps",
+    "outputs",
+    "arena_bytes",
+    "release_gil",
+    "numbers",
+    "device",
+)
 
 
 def to_bytes(plan: Plan) -> bytes:

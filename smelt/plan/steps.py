@@ -22,7 +22,6 @@ from smelt.graph.tree import leaves
 from smelt.plan.code import Function
 from smelt.torch_private import OpOverload
 
-
 CPU = torch.device("cpu")
 
 

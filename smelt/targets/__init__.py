@@ -29,10 +29,14 @@ def maker(devices: Iterable[torch.device]) -> Maker:
     devices = set(devices)
     elsewhere = {str(d) for d in devices if d.type not in TARGETS}
     if elsewhere:
-        raise _unsupported(f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for CPUs and CUDA")
+        raise _unsupported(
+            f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for CPUs and CUDA"
+        )
     beside = sorted(devices - {CPU}, key=str)
     if len(beside) > 1:
-        raise _unsupported(f"tensors on {' and '.join(map(str, beside))}; a graph is compiled for one GPU so far")
+        raise _unsupported(
+            f"tensors on {' and '.join(map(str, beside))}; a graph is compiled for one GPU so far"
+        )
     device = beside[0] if beside else CPU
     return TARGETS[device.type](device)
 

@@ -9,7 +9,6 @@ import torch
 
 from smelt import _native, runtime
 from smelt.codegen.llvm.link import address_of as address_on_cpu
-from smelt.codegen.triton.arch import arch_of
 from smelt.codegen.triton.generate import generate
 from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
@@ -51,9 +50,10 @@ COSTS = Costs(
 def target(device: torch.device, config: Config) -> Target:
     """The GPU `device`, under `config`."""
     workers = torch.cuda.get_device_properties(device).multi_processor_count
+    major, minor = torch.cuda.get_device_capability(device)
     return Target(
         costs=replace(COSTS, threads=workers),
-        compile=partial(generate, arch=arch_of(device), config=config),
+        compile=partial(generate, arch=10 * major + minor, config=config),
         load=partial(load, device),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT),

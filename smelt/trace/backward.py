@@ -54,7 +54,8 @@ class Backward:
     def run(self, run: Callable[[], Any]) -> Any:
         """`run()`, which has autograd's engine compute gradients; the user's code that the engine calls is interpreted."""
         custom = self._autograd.custom
-        return run() if custom is None else custom.window(run)
+        with on_this_thread():
+            return run() if custom is None else custom.window(run)
 
     @property
     def is_recorded(self) -> bool:
@@ -80,6 +81,11 @@ class Backward:
             call.node, call.backward_lines, call.is_opaque, self._in_user_backward = before
         check_entries(user, self._tape.entries[start:])
         self._autograd.custom.called.append(user)
+
+
+def on_this_thread() -> AbstractContextManager[object]:
+    """Autograd's engine runs nodes of every device on the thread that called it, which is the one that records."""
+    return torch.autograd.set_multithreading_enabled(False)  # type: ignore[attr-defined, no-any-return]
 
 
 @contextmanager

@@ -232,12 +232,15 @@ def _replace(through: dict[int, Any], value: int, tangent: FakeTensor, gradient:
     return None if gradient is None else tangent  # of views that one operator gave, some may have none
 
 
+_DEVICES = ("cpu", "cuda")
+
+
 def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
     inputs, first_history = parts.inputs, parts.inputs.first_history
     if torch.is_anomaly_enabled():
         raise refuse("autograd looks for anomalies")
-    if any(f.device.type != "cpu" for f in inputs):
-        raise refuse("a tensor that is not on the CPU")
+    if any(f.device.type not in _DEVICES for f in inputs):
+        raise refuse("a tensor that is neither on a CPU nor on CUDA")
     if any(node.target is forward_ad.enter_dual_level for node in parts.tape.torch.graph):
         raise refuse("forward-mode differentiation")
     inference = parts.call_recorder.first_state[1]

@@ -20,7 +20,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
 from smelt.ops import results
-from smelt.ops.layouts import on_metas
+from smelt.ops.layouts import on_metas, tried_on_several
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -181,6 +181,8 @@ class _FirstCall:
         if info.data_dependent:
             raise self._unsupported(DATA_DEPENDENT, str(self.func))
         try:
+            if self._is_on_several_devices():
+                return tried_on_several(self.func, self.args, self.kwargs)
             return on_metas(self.func, args, kwargs, self.device)
         except (NotImplementedError, RuntimeError) as error:
             if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):
@@ -188,6 +190,11 @@ class _FirstCall:
             if not isinstance(error, NotImplementedError) and _NO_FAKE not in str(error):
                 raise
             raise self._unsupported(UNSUPPORTED_CALL, f"{self.func} has no shape function") from error
+
+    def _is_on_several_devices(self) -> bool:
+        """Whether a device must be asked whether it takes tensors of another; numbers on the CPU are taken by all."""
+        tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
+        return len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1
 
     def _wrap_results(self, out: Any) -> tuple[Any, Answer | None]:
         results = self.info.results

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.triton import compile_kernels, ptx_functions, triton_source
+from smelt.codegen.triton import Request, compile_kernels, ptx_functions, triton_source
 from smelt.codegen.triton.ptx import Chip, to_image, to_ptx
 from smelt.loops.ir import Kernel
 from smelt.plan.code import Block
@@ -101,7 +101,7 @@ def test_products_and_sums_are_not_contracted() -> None:
 
 def test_elementwise_kernels_of_all_sizes_are_two() -> None:
     sizes = (16, 4096, 1 << 20, 17, 4097, 1 << 40)
-    one, two, three, odd, prime, huge = compile_kernels([add(n) for n in sizes], 90, 1)
+    one, two, three, odd, prime, huge = compile_kernels([Request(add(n)) for n in sizes], 90, 1)
     assert one.function is two.function is three.function
     assert odd.function is prime.function and odd.function is not one.function
     assert huge.function is not one.function  # its indices are wider
@@ -110,15 +110,17 @@ def test_elementwise_kernels_of_all_sizes_are_two() -> None:
 
 
 def test_equal_kernels_are_compiled_once() -> None:
-    first, other, again = compile_kernels([softmax(8, 64), layer_norm(8, 64), softmax(8, 64)], 90, threads=2)
+    first, other, again = compile_kernels(
+        [Request(softmax(8, 64)), Request(layer_norm(8, 64)), Request(softmax(8, 64))], 90, threads=2
+    )
     assert first.function is again.function is not other.function
-    assert compile_kernels([softmax(8, 64)], 90, 1)[0].function is first.function
-    assert compile_kernels([softmax(8, 64)], 80, 1)[0].function is not first.function
+    assert compile_kernels([Request(softmax(8, 64))], 90, 1)[0].function is first.function
+    assert compile_kernels([Request(softmax(8, 64))], 80, 1)[0].function is not first.function
 
 
 def test_what_a_launch_needs_is_said() -> None:
     kernel = softmax(100, 1000)
-    (compiled,) = compile_kernels([kernel], 90, 1)
+    (compiled,) = compile_kernels([Request(kernel)], 90, 1)
     function, source = compiled.function, triton_source(kernel)
     assert function.block == Block(source.warps * 32, function.block.shared) and function.block.shared > 0
     assert function.name == "smelt_softmax" == function.library.exports[0]
@@ -152,9 +154,9 @@ import json, os
 os.environ["PATH"] = ""
 os.environ["HOME"] = "/nonexistent"
 os.environ.pop("TRITON_INTERPRET", None)
-from smelt.codegen.triton import compile_kernels
+from smelt.codegen.triton import Request, compile_kernels
 from tests.harness.kernels import layer_norm
-(kernel,) = compile_kernels([layer_norm(8, 64)], 90, 1)
+(kernel,) = compile_kernels([Request(layer_norm(8, 64))], 90, 1)
 print(json.dumps(kernel.function.name))
 """
 
@@ -166,7 +168,7 @@ def test_no_other_program_is_needed() -> None:
 MISSING = """
 import json, sys
 sys.modules["triton"] = None
-from smelt.codegen.triton import compile_kernels
+from smelt.codegen.triton import Request, compile_kernels
 try:
     compile_kernels([], 90, 1)
 except ImportError as error:

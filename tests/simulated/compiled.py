@@ -31,7 +31,7 @@ def activate() -> None:
     pytest.MonkeyPatch().setattr(generate, "compile_kernels", compile_kernels)
 
 
-def compile_kernels(requests: Sequence[Request], arch: object) -> list[CompiledKernel]:
+def compile_kernels(requests: Sequence[Request], arch: int, threads: int) -> list[CompiledKernel]:
     """Kernels of one program, which does everything."""
     code = compile_for_cpu([r.kernel for r in requests], Config())
     return [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]

@@ -1,7 +1,7 @@
 """GPU code: kernels printed as Triton, and compiled to PTX."""
 
-from smelt.codegen.triton.compile import compile_kernels
+from smelt.codegen.triton.compile import Request, compile_kernels
 from smelt.codegen.triton.load import load_kernel
 from smelt.codegen.triton.source import Source, triton_source
 
-__all__ = ["Source", "compile_kernels", "load_kernel", "triton_source"]
+__all__ = ["Request", "Source", "compile_kernels", "load_kernel", "triton_source"]

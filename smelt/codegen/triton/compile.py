@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from smelt.codegen.triton.library import library
@@ -19,6 +19,21 @@ from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
 _Key = tuple[int, str, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
 
 
+@dataclass(frozen=True)
+class Request:
+    """A kernel, and of its buffers those that are passed by value (`triton_source`) and those that need not begin at a
+    multiple of 16 bytes."""
+
+    kernel: Kernel
+    by_value: frozenset[int] = frozenset()
+    unaligned: frozenset[int] = frozenset()
+
+    def printed(self) -> Source:
+        """Its source."""
+        source = triton_source(self.kernel, self.by_value)
+        return replace(source, aligned=source.aligned - {f"p{i}" for i in self.unaligned})
+
+
 @dataclass(frozen=True, eq=False)
 class _KernelCode(Function):
     """The code of one kernel."""
@@ -28,26 +43,19 @@ _CACHE: WeakValueDictionary[_Key, _KernelCode] = WeakValueDictionary()
 _LOCK = hold_at_fork(threading.RLock(), GPU_KERNELS)
 
 
-def compile_kernels(
-    kernels: Sequence[Kernel], arch: int, threads: int, hosts: Sequence[frozenset[int]] = ()
-) -> list[CompiledKernel]:
-    """PTX for `kernels`, in order, for processors `sm_<arch>`, compiled by `threads` threads, which end before this returns.
-    It is kept for equal kernels as long as somebody holds it. `hosts`: for each kernel, which of its buffers are passed by
-    value (`triton_source`); none if it is empty. Raises ImportError, with what to install, where Triton is not. Thread-safe.
+def compile_kernels(requests: Sequence[Request], arch: int, threads: int) -> list[CompiledKernel]:
+    """PTX for what is asked for, in order, for processors `sm_<arch>`, compiled by `threads` threads, which end before this
+    returns. It is kept for equal kernels as long as somebody holds it. Raises ImportError, with what to install, where
+    Triton is not. Thread-safe.
 
     A kernel's `extent` is its number of outer points, `grain` how many a program computes."""
     library()
-    printed: dict[tuple[Kernel, frozenset[int]], Source] = {}
-    asked = list(zip(kernels, hosts or [frozenset[int]()] * len(kernels), strict=True))
-    for kernel, host in asked:
-        if (kernel, host) not in printed:
-            printed[kernel, host] = triton_source(kernel, host)
-    sources = [printed[pair] for pair in asked]
+    printed = {request: request.printed() for request in dict.fromkeys(requests)}
+    sources = [printed[request] for request in requests]
+    names = [request.kernel.name for request in requests]
     with _LOCK:
-        codes = _codes(sources, [k.name for k in kernels], arch, threads)
-    return [
-        CompiledKernel(k.name, c, s.points, s.block) for k, c, s in zip(kernels, codes, sources, strict=True)
-    ]
+        codes = _codes(sources, names, arch, threads)
+    return [CompiledKernel(n, c, s.points, s.block) for n, c, s in zip(names, codes, sources, strict=True)]
 
 
 def _codes(sources: Sequence[Source], names: Sequence[str], arch: int, threads: int) -> list[_KernelCode]:

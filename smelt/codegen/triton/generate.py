@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from smelt.codegen.generate import launched
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
-from smelt.codegen.triton.arch import Arch
 from smelt.codegen.triton.compile import Request, compile_kernels
 from smelt.config import Config
 from smelt.plan.code import CompiledKernel
 from smelt.plan.items import Item, LaunchItem
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 
+THREADS = min(os.cpu_count() or 1, 16)
 VECTOR = 16  # bytes: an address that is a multiple of it can be read by whole vectors
 
 
-def generate(schedule: Schedule, arch: Arch, config: Config) -> list[Item]:
-    """The items of `schedule` with launches in place of its kernels."""
+def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
+    """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`."""
     kernels = [i for i in schedule.items if isinstance(i, KernelItem)]
     on_cpu = [i for i in kernels if _runs_on_cpu(schedule, i)]
     on_gpu = [i for i in kernels if not _runs_on_cpu(schedule, i)]
     aligned = _aligned(schedule)
     requests = [Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned)) for i in on_gpu]
-    code: dict[int, CompiledKernel] = dict(zip(map(id, on_gpu), compile_kernels(requests, arch)))
+    code: dict[int, CompiledKernel] = dict(zip(map(id, on_gpu), compile_kernels(requests, arch, THREADS)))
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_launched(schedule, i, code) for i in schedule.items]
@@ -64,8 +65,8 @@ def _unaligned(item: KernelItem, aligned: Sequence[bool]) -> frozenset[int]:
 
 
 def _aligned(schedule: Schedule) -> list[bool]:
-    """Which buffers begin at a multiple of VECTOR. Inputs do, or the plan copies them; so does what torch allocates. A result
-    that may be a view of something may begin anywhere."""
+    """Which buffers begin at a multiple of VECTOR. Inputs do, or the plan copies them; so does what torch allocates. A
+    result that may be a view of something may begin anywhere."""
     aligned = [True] * len(schedule.buffers)
     for item in schedule.items:
         if isinstance(item, ViewItem):

@@ -54,15 +54,16 @@ PyTypeObject* kernel_type = nullptr;
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     static const std::array<const char*, 5> names{"image", "name", "threads", "shared", nullptr};
-    const char *image = nullptr, *name = nullptr;
-    Py_ssize_t bytes = 0;
+    PyObject* image = nullptr;
+    const char* name = nullptr;
     unsigned threads = 0, shared = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#sII:DeviceKernel", const_cast<char**>(names.data()),
-                                     &image, &bytes, &name, &threads, &shared))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SsII:DeviceKernel", const_cast<char**>(names.data()),
+                                     &image, &name, &threads, &shared))
         return nullptr;
     auto* self = reinterpret_cast<KernelObject*>(type->tp_alloc(type, 0));
     if (!self) return nullptr;
-    self->kernel = new Kernel(std::string(image, static_cast<size_t>(bytes)), name, threads, shared);
+    self->kernel =
+        new Kernel(std::string(PyBytes_AS_STRING(image), PyBytes_GET_SIZE(image)), name, threads, shared);
     return reinterpret_cast<PyObject*>(self);
 }
 

@@ -8,8 +8,10 @@ them that runs in a process imports torch's own compiler and sympy, for a second
 3. the operator itself on real tensors of zeros, if they are few and it would otherwise be a Python function;
 4. torch's function.
 
-The answers of 2 and 3 are those of a CPU. On a GPU the operator itself is run in their place, on zeros of the sizes that are
-asked about: which library computes, and so how results lie, differs from device to device and from version to version. Shape functions do not know for which dtypes a CPU has kernels, and whether a
+The answers of 2 and 3 are those of a CPU. On a GPU the operator itself is run in their place, on zeros of the sizes that
+are asked about: which library computes, and so how results lie, differs from device to device and from version to version.
+
+Shape functions do not know for which dtypes a device has kernels, and on a CPU whether a
 number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
 on real ones, whose refusal counts. Where a row says `run_on_zeros`, that comes first. Where a layout returns NotImplemented,
 or an operator refuses zeros, the next in the list is asked.
@@ -24,7 +26,15 @@ import torch
 
 from smelt.graph.effects import effects
 from smelt.ops.layouts.meta import CPU, of_cpp
-from smelt.ops.layouts.trial import accepts, check_numbers, check_refused, may_be_tried, of_zeros, tried
+from smelt.ops.layouts.trial import (
+    accepts,
+    check_numbers,
+    check_refused,
+    may_be_tried,
+    of_zeros,
+    tried,
+    tried_on_several,
+)
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
 
@@ -76,4 +86,4 @@ def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return NotImplemented if function is None else function(*args, **kwargs)
 
 
-__all__ = ["of_cpp", "of_row", "of_zeros", "on_metas", "tried"]
+__all__ = ["of_cpp", "of_row", "of_zeros", "on_metas", "tried", "tried_on_several"]

@@ -30,7 +30,10 @@ def accepts(
     # end the process's use of it.
     for fill in (0, 1) if device == CPU else (0,):
         try:
-            func(*(_cut(a, fill, device) for a in args), **{k: _cut(v, fill, device) for k, v in kwargs.items()})
+            func(
+                *(_cut(a, fill, device) for a in args),
+                **{k: _cut(v, fill, device) for k, v in kwargs.items()},
+            )
             return True
         except NotImplementedError as error:
             raise RuntimeError(*error.args) from error
@@ -137,6 +140,13 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device:
         if any(id(v) in given for v in leaves(out, torch.Tensor)):
             return NotImplemented
     return to_meta(out)
+
+
+def tried_on_several(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Layouts of what `func` gives for zeros on the devices that its arguments (fakes) say they are on. Shape functions do not
+    know which operators take tensors of several devices; what this raises is what eager raises."""
+    real_args, real_kwargs = map_leaves((list(args), kwargs), torch.Tensor, lambda v: _filled(v, 0, v.device))
+    return to_meta(func(*real_args, **real_kwargs))
 
 
 def _filled(

@@ -20,6 +20,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import native_calls
 from smelt.torch_private import are_transforms_active
+from smelt.trace.backward import on_this_thread
 from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor
 from smelt.trace.history import read_by
@@ -64,7 +65,7 @@ def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> objec
     log = vm.outside.log
     before, log.closed = log.closed, "the backward of a custom autograd.Function changes an outside object"
     try:
-        with natively(vm, torch.autograd.grad), replaced(met):
+        with natively(vm, torch.autograd.grad), replaced(met), on_this_thread():
             return _engine(*args, **kwargs)
     finally:
         log.closed = before
@@ -73,7 +74,7 @@ def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> objec
 def check_leaf(vm: VM, fake: FakeTensor) -> None:
     """Gradients must not lead out of the trace: to what another function computed, or to hooks."""
     real = vm.trace.real(fake)
-    if fake.device.type != "cpu" or not _native.is_plain_leaf(real):
+    if fake.device.type not in ("cpu", "cuda") or not _native.is_plain_leaf(real):
         raise unsupported("gradients of a tensor computed outside, or of one with hooks")
     vm.outside.facts.guard("plain_leaf", vm.outside.origins.known(fake))
 
