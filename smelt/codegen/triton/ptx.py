@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from smelt.codegen.triton.library import function_of, library
@@ -56,7 +57,10 @@ def ptx_version(arch: int) -> int:
 
 def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
     """PTX for processors `sm_<arch>`; the kernel is called `name` there. Thread-safe; needs triton, but no other program."""
-    text, found = _run(source, Chip("cuda", arch), "ptx", ptx_version=ptx_version(arch))
+    given = dict(
+        ptx_version=ptx_version(arch), enable_reflect_ftz=False
+    )  # libdevice keeps denormals, as eager's kernels do
+    text, found = _run(source, Chip("cuda", arch), "ptx", **given)
     if found["global_scratch_size"]:
         raise NotImplementedError(
             f"a kernel that needs {found['global_scratch_size']} bytes of global memory"
@@ -86,6 +90,8 @@ def _run(source: Source, chip: Chip, last: str, **further: Any) -> tuple[Any, di
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, language)
     found = {"target": target, **options.__dict__}
+    if chip.backend == "cuda":
+        stages["ttgir"] = partial(triton.to_threads, arch=chip.arch, own=stages["ttgir"])
     for name, stage in stages.items():
         module = stage(module, found)
         if name == last:

@@ -11,6 +11,7 @@ each point of a block is not asked again: there is no mask where the blocks divi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -20,8 +21,9 @@ import torch
 from smelt.codegen.llvm.flat import ANY, is_flat
 from smelt.codegen.triton import values
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
-from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
+from smelt.graph.sizes import Quotient, Size, Sym, affine, free_syms, static, subs
 from smelt.loops.ir import (
+    Buffer,
     Kernel,
     Loop,
     MapStage,
@@ -39,9 +41,11 @@ from smelt.loops.ir import (
 
 PERSISTENT = 8192  # stage points that one block may hold
 LOOPED = 2048  # block of a longer stage
-POINTWISE = 1024
-TILE = 1024  # elements of a block of several rows
+WARPS = 4  # of a program that could have any number
+MOST_WARPS = 16
 ALIGNED = 16  # what vector loads need of addresses and sizes
+
+_NAME = re.compile(r"\bv\d+\b")
 
 Axes = frozenset[str]  # of a block: those of "x" and "r" along which it varies
 X, R, NONE = frozenset("x"), frozenset("r"), frozenset[str]()
@@ -102,6 +106,7 @@ class _Block:
         default_factory=dict
     )  # axis -> which of its points exist; none where all do
     names: dict[Value, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # as `_Module.shared`, for this block alone
 
 
 class _Module:
@@ -111,7 +116,7 @@ class _Module:
         self.flat = is_flat(kernel)
         self.points = prod(static(l.size) for l in kernel.outer)
         self.x = Sym("x", 0, ANY if self.flat else max(self.points - 1, 0))
-        self.blocks = _blocks(kernel, self.points, self.flat)
+        self.blocks = _blocks(kernel, self.points, self.flat, host)
         # the axes that "x" and "r" are: of no block where the program has one outer point
         self.x_axes = NONE if self.blocks.r and self.blocks.x == 1 else X
         self.wide = "tl.int64" if self._top_index() >= 1 << 31 else "tl.int32"
@@ -120,8 +125,11 @@ class _Module:
         self.results: dict[str, str] = {}
         self.outer = _digits(kernel.outer, self.x)
         self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
+        self.inner: set[str] = set()  # names that a loop over blocks gives
+        self.loop: int | None = None  # which line opens the loop over blocks where there is one
         self.kept: dict[tuple[int, Size], str] = {}  # what was stored at an index and is in registers still
         self.axes_of: dict[str, Axes] = {}  # of named values
+        self.written: set[int] = set()  # buffers whose elements other threads of the program may have written
 
     # ---- the module
 
@@ -189,19 +197,22 @@ class _Module:
             self.store(at, store, value)
 
     def store(self, at: _Block, store: Store, value: str) -> None:
+        self.kept = {place: name for place, name in self.kept.items() if place[0] != store.buffer}
         if at.indent == 1:
             self.kept[store.buffer, subs(store.index, at.rewrite)] = value
         if self.kernel.buffers[store.buffer].role == "local":
             if at.indent > 1:
                 raise NotImplementedError("a loop over blocks keeps values, which do not fit into registers")
             return
+        self.written.add(store.buffer)
         offset = self._offset(at, store.index, at.axes)
-        masks = [at.masks[a] for a in sorted(at.masks)]
-        mask = f", {' & '.join(masks)}" if masks else ""
+        masks = [at.masks[a] for a in sorted(at.masks, reverse=True)]
+        mask = f", {self._both(at, masks)}" if masks else ""
         self._line(at, f"tl.store(p{store.buffer} + {offset}, {value}{mask})")
 
     def _top(self) -> _Block:
         """Once per outer point."""
+        self.loop = None
         return _Block(self.outer, self.x_axes, 1, masks=self._masks())
 
     def _open(self, stage: Stage) -> _Block:
@@ -209,18 +220,22 @@ class _Module:
         trips, looped = _trips(stage), self._looped(stage)
         rewrite = {**self.outer, **_digits(stage_loops(stage), _r(trips))}
         r = "r" if looped else f"r{trips}"
+        self.loop = None
         if looped:
+            self.loop = len(self.lines)
             self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
         at = _Block(rewrite, self.x_axes | R, 2 if looped else 1, r, self._masks())
-        lanes = "tl.arange(0, RBLOCK)" + ("[None, :]" if self.x_axes else "")
+        wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
+        lanes = f"tl.arange(0, RBLOCK){wide}" + ("[None, :]" if self.x_axes else "")
         lines = [f"{r} = start + {lanes}" if looped else f"{r} = {lanes}"]
         if trips % max(self.blocks.r, 1):
             at.masks["r"] = f"{r}mask"
             lines.append(f"{r}mask = {r} < {trips}")
         for line in lines:
             if looped or line not in self.shared:
-                self.shared[line] = r
                 self._line(at, line)
+            if not looped:
+                self.shared[line] = r
         return at
 
     def _looped(self, stage: Stage) -> bool:
@@ -247,7 +262,7 @@ class _Module:
             accumulators[r.name] = acc, where
             self.lines.append(f"    {acc} = tl.full({shape}, {_neutral(r)}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
-                self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, tl.int32)")
+                self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, {self.wide})")
         at = self._open(stage)
         for r in stage.reductions:
             acc, where = accumulators[r.name]
@@ -257,7 +272,7 @@ class _Module:
                 place = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
                 self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {place})")
             else:
-                self._line(at, f"{acc} = {function}({acc}, {value})")
+                self._line(at, f"{acc} = {_combined(r, acc, value)}")
         self._stores(at, stage.stores)
         for r in stage.reductions:
             acc, where = accumulators[r.name]
@@ -275,7 +290,7 @@ class _Module:
             text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
         if at.r and "r" in at.masks:  # outer points that do not exist are not stored
             text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
-        return self._named(at, text, at.axes)
+        return text if text in self.axes_of else self._named(at, text, at.axes)
 
     def _across(self, r: Reduction, block: str, position: str) -> str:
         """Combines a block along its last axis; the result varies with x, and has the dtype of the reduction's."""
@@ -315,8 +330,9 @@ class _Module:
         value = self._contribution(at, r)
         name = self._named(at, f"tl.associative_scan({value}, {axis}, {function})", at.axes)
         if looped:
-            self._line(at, f"{name} = {function}({carry}, {name})")
-            self._line(at, f"{carry} = {function}({carry}, tl.reduce({value}, {axis}, {function}){column})")
+            self._line(at, f"{name} = {_combined(r, carry, name)}")
+            whole = f"tl.reduce({value}, {axis}, {function}){column}"
+            self._line(at, f"{carry} = {_combined(r, carry, whole)}")
         target = NAMES[stage.store.value.dtype]
         if target != _accumulator(r):
             name = self._named(at, f"{name}.to({target})", at.axes)
@@ -338,14 +354,24 @@ class _Module:
         return name
 
     def _named(self, at: _Block, text: str, axes: Axes, fixed: bool = True) -> str:
-        """A name for `text`; the one that it has already, if it is `fixed`: the same wherever it is computed."""
-        known = self.shared.get(text) if fixed else None
-        if known is None:
-            known = self._fresh(axes)
-            self._line(at, f"{known} = {text}")
-            if fixed and at.indent == 1:
-                self.shared[text] = known
-        return known
+        """A name for `text`; the one that it has already, if it is `fixed`: the same wherever it is computed. What does not
+        change in a loop over blocks is given before it (its body is walked twice by Triton)."""
+        outside = at.indent == 1 or (fixed and axes <= X and self.inner.isdisjoint(_NAME.findall(text)))
+        texts = self.shared if outside else at.texts
+        known = texts.get(text) if fixed else None
+        if known is not None:
+            return known
+        name = self._fresh(axes)
+        if outside and self.loop is not None:
+            self.lines.insert(self.loop, f"    {name} = {text}")
+            self.loop += 1
+        else:
+            self._line(at, f"{name} = {text}")
+        if not outside:
+            self.inner.add(name)
+        if fixed:
+            texts[text] = name
+        return name
 
     def _text(self, at: _Block, v: Value) -> tuple[str, Axes]:
         if v.op == "load":
@@ -357,7 +383,7 @@ class _Module:
             text = self._index(at, rewritten)
             if isinstance(rewritten, int):
                 return values.constant(rewritten, v.dtype), NONE
-            return f"({text}).to(tl.int64)", self._axes(rewritten)
+            return f"{text}.to(tl.int64)", self._axes(rewritten)
         if v.op == "result":
             name = self.results[v.args[0]]
             return name, self.axes_of[name]
@@ -382,15 +408,19 @@ class _Module:
             return kept, self.axes_of.get(kept, NONE)
         if spec.role == "local":
             raise NotImplementedError(f"the values kept in {spec.name} are not in registers at {e}")
-        if spec.role != "in" and not self.lines[-1].endswith("tl.debug_barrier()"):
-            self._line(at, "tl.debug_barrier()")  # what other threads stored in an earlier stage
+        if buffer in self.written:
+            self._line(at, "tl.debug_barrier()")
+            self.written.clear()
         masked = self.value(at, condition) if condition is not None else ""
         if buffer in self.host:
             text = f"tl.where({masked}, p{buffer}, 0).to({NAMES[v.dtype]})" if masked else f"p{buffer}"
             return text, self.axes_of.get(masked, NONE)
         axes = self._axes(rewritten) | self.axes_of.get(masked, NONE)
-        masks = [at.masks[a] for a in sorted(axes) if a in at.masks] + ([masked] if masked else [])
-        mask = f", {' & '.join(masks)}, other=0" if masks else ""
+        masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
+        mask = self._both(at, masks) if masks else ""
+        if masked:
+            mask = f"{masked} & {mask}" if mask else masked
+        mask = f", {mask}, other={values.literal(0, v.dtype)}" if mask else ""
         return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
 
     def _axes(self, e: Size) -> Axes:
@@ -404,15 +434,25 @@ class _Module:
             return "[RBLOCK]"
         return f"[{'XBLOCK' if 'x' in axes else '1'}, {'RBLOCK' if 'r' in axes else '1'}]"
 
+    def _both(self, at: _Block, masks: Sequence[str]) -> str:
+        """Those points that exist by each of the masks (one or two, of an axis each)."""
+        return masks[0] if len(masks) == 1 else self._named(at, " & ".join(masks), self.x_axes | R)
+
     def _index(self, at: _Block, rewritten: Size) -> str:
-        return values.index(rewritten, {s: at.r if s.name == "r" else "x" for s in free_syms(rewritten)})
+        """Quotients have names: there are many equal ones."""
+
+        def named(e: Quotient, text: str) -> str:
+            return self._named(at, text, self._axes(e))
+
+        names = {s: at.r if s.name == "r" else "x" for s in free_syms(rewritten)}
+        return values.index(rewritten, names, named)
 
     def _offset(self, at: _Block, e: Size, axes: Axes) -> str:
         """A block of offsets with these axes."""
         rewritten = subs(e, at.rewrite)
         text = self._index(at, rewritten)
         if self._axes(rewritten) == axes:
-            return text
+            return text if text.isalnum() else self._named(at, text, axes)
         if isinstance(rewritten, int):
             return f"tl.full({self._shape(axes)}, {text}, {self.wide})"
         return f"tl.broadcast_to({text}, {self._shape(axes)})"
@@ -449,6 +489,12 @@ def _combining(r: Reduction) -> str:
     return OF_BOOLS.get(r.kind, KINDS[r.kind][0]) if r.value.dtype is torch.bool else KINDS[r.kind][0]
 
 
+def _combined(r: Reduction, a: str, b: str) -> str:
+    """What the combining function gives, as an expression."""
+    infix = {"_add": "+", "_multiply": "*", "_or": "|", "_and": "&"}.get(_combining(r))
+    return f"({a} {infix} {b})" if infix else f"{_combining(r)}({a}, {b})"
+
+
 def _neutral(r: Reduction) -> str:
     kind = KINDS[r.kind][1]
     dtype = r.value.dtype
@@ -482,17 +528,26 @@ def _stage_indices(stage: Stage) -> list[Size]:
     return [store.index for store in stage_stores(stage)] + loads
 
 
-def _blocks(kernel: Kernel, points: int, flat: bool) -> Blocks:
+def _blocks(kernel: Kernel, points: int, flat: bool, host: frozenset[int]) -> Blocks:
     """Heuristic: whole rows in a block while they fit; several short rows together; where neighbouring outer points
     are neighbours in memory and those of a stage are not, wide in x."""
     trips = max([_trips(s) for s in kernel.stages] + [0])
+    lanes = 32 * _elements([b for i, b in enumerate(kernel.buffers) if i not in host])
     if all(not stage_loops(s) for s in kernel.stages):
-        return Blocks(POINTWISE if flat else min(POINTWISE, _power(points)), 0, 4)
+        block = WARPS * lanes
+        return Blocks(block if flat else min(block, _power(points)), 0, WARPS)
     if _outer_is_contiguous(kernel):
         return Blocks(min(64, _power(points)), min(32, _power(trips)), 8)
     r = _power(trips) if trips <= PERSISTENT else LOOPED
-    x = max(1, min(TILE // r, 32, _power(points)))
-    return Blocks(x, r, max(1, min(16, r * x // 256)))
+    x = max(1, min(WARPS * lanes // r, 32, _power(points)))
+    return Blocks(x, r, max(1, min(MOST_WARPS, r * x // lanes)))
+
+
+def _elements(buffers: Sequence[Buffer]) -> int:
+    """How many a thread computes: what one vector load reads, 16 bytes, of the narrowest floats (as eager's kernels do).
+    More would take longer to compile, as each is code of its own."""
+    narrowest = min((b.dtype.itemsize for b in buffers if b.dtype.is_floating_point), default=4)
+    return 16 // max(2, min(narrowest, 4))
 
 
 def _power(n: int) -> int:

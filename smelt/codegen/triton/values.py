@@ -71,15 +71,15 @@ def _signed_remainder(r, b):
 """,
     "_torch": """\
 def _torch(name, *operands):
-    shape = [int(n) for n in operands[0].shape]
-    data = [torch.from_numpy(numpy.broadcast_to(x.handle.data, shape).copy()) for x in operands]
-    result = numpy.asarray(getattr(torch, name)(*data).numpy()).reshape(operands[0].handle.data.shape)
-    return tl.tensor(TensorHandle(result, operands[0].handle.dtype), operands[0].type)
+    data = numpy.broadcast_arrays(*[x.handle.data for x in operands])
+    result = numpy.asarray(getattr(torch, name)(*[torch.from_numpy(d.copy()) for d in data]).numpy())
+    like = max(operands, key=lambda x: x.handle.data.size)
+    return tl.tensor(TensorHandle(result, like.handle.dtype), like.type)
 """,
 }
 IMPORTS: dict[Dialect, str] = dict(
-    ptx="import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n",
-    libdevice="import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n",
+    ptx="import triton\nimport triton.language as tl\n",
+    libdevice="import triton\nimport triton.language as tl\n",
     torch="import numpy\nimport torch\nimport triton\nimport triton.language as tl\n"
     "from triton.runtime.interpreter import TensorHandle\n",
 )
@@ -246,7 +246,8 @@ class Values:
         helpers = [
             f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in body or f" {name})" in body
         ]
-        return "".join([IMPORTS[self.dialect], *assembly, *helpers])
+        extra = "from triton.language.extra import libdevice\n" if "libdevice." in body else ""
+        return "".join([IMPORTS[self.dialect], extra, *assembly, *helpers])
 
 
 def takes_literal(name: str, dtype: torch.dtype) -> bool:
@@ -282,23 +283,25 @@ def cast(x: str, source: torch.dtype, target: torch.dtype) -> str:
     return f"{x}.to({NAMES[target]})"
 
 
-def index(e: Size, names: dict[Sym, str]) -> str:
-    """An index expression over named blocks."""
+def index(e: Size, names: dict[Sym, str], named: Callable[[Quotient, str], str]) -> str:
+    """An index expression over named blocks; `named` says how a quotient with this text is written."""
     if isinstance(e, int):
         return str(e)
     if isinstance(e, Sym):
         return names[e]
     if isinstance(e, Quotient):
-        left, right = index(e.left, names), index(e.right, names)
+        left, right = index(e.left, names, named), index(e.right, names, named)
         if bounds(e.left)[0] >= 0:
-            return f"({left} {e.op} {right})"
-        return f"{'_floordiv' if e.op == '//' else '_remainder'}({left}, {right})"
-    terms = [_term(m, c, names) for m, c in e.terms]
+            return named(e, f"{left} {e.op} {right}")
+        return named(e, f"{'_floordiv' if e.op == '//' else '_remainder'}({left}, {right})")
+    terms = [_term(m, c, names, named) for m, c in e.terms]
     if e.const:
         terms.append(str(e.const))
-    return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
+    return f"({' + '.join(terms)})" if len(terms) > 1 else f"({terms[0]})"
 
 
-def _term(atoms: tuple[Expr, ...], factor: int, names: dict[Sym, str]) -> str:
-    parts = [index(a, names) for a in atoms]
+def _term(
+    atoms: tuple[Expr, ...], factor: int, names: dict[Sym, str], named: Callable[[Quotient, str], str]
+) -> str:
+    parts = [index(a, names, named) for a in atoms]
     return " * ".join(parts if factor == 1 else [*parts, str(factor)])
