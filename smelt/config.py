@@ -20,6 +20,7 @@ class Config:
     native_gemm       generate matrix products, convolutions and pooling where they were measured (False: ATen's always)
     verify            run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
+    gpu               compile for CUDA; off by default as long as it has not been run on a GPU
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
@@ -30,6 +31,7 @@ class Config:
     native_gemm: bool = True
     verify: bool = False
     threads: int = 0
+    gpu: bool = False
     activation_memory_budget: float = 1.0
 
     def __post_init__(self) -> None:

@@ -13,11 +13,13 @@ from smelt.codegen.triton.generate import generate
 from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
 from smelt.costs import Costs
+from smelt.errors import Unsupported
 from smelt.ops.registry import row
 from smelt.plan.code import Function
 from smelt.plan.executable import executable
 from smelt.plan.steps import Plan
 from smelt.plan.target import Memory, Sharing, Target
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import OpOverload
 
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
@@ -48,7 +50,10 @@ COSTS = Costs(
 
 
 def target(device: torch.device, config: Config) -> Target:
-    """The GPU `device`, under `config`."""
+    """The GPU `device`, under `config`. Raises Unsupported where that does not say `gpu`."""
+    if not config.gpu:
+        detail = f"a tensor on {device}; smelt compiles for GPUs only where options say gpu=True"
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     workers = torch.cuda.get_device_properties(device).multi_processor_count
     major, minor = torch.cuda.get_device_capability(device)
     return Target(

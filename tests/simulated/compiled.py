@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from smelt import _native
+from smelt import _native, config
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.triton import generate
@@ -28,7 +29,9 @@ def activate() -> None:
     """From now on `smelt.compile` compiles for the simulated device, which is activated."""
     cuda.activate()
     _native.use_driver(str(cuda.driver()))
-    pytest.MonkeyPatch().setattr(generate, "compile_kernels", compile_kernels)
+    changed = pytest.MonkeyPatch()
+    changed.setattr(generate, "compile_kernels", compile_kernels)
+    changed.setattr(config, "DEFAULT", replace(config.DEFAULT, gpu=True))
 
 
 def compile_kernels(requests: Sequence[Request], arch: int, threads: int) -> list[CompiledKernel]:

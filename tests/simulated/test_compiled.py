@@ -1,0 +1,134 @@
+"""smelt on a GPU, simulated: graphs, kernels, memory, streams, devices and gradients, beside eager there."""
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.report import inspect
+from tests.simulated import cuda
+
+pytestmark = pytest.mark.simulated_cuda
+
+
+def check(fn, *args, graphs=1):
+    """Compiled and eager agree, twice; the launches of the second call."""
+    compiled = smelt.compile(fn)
+    for _ in range(2):
+        want = fn(*args)
+        cuda.forget_launches()
+        got = compiled(*args)
+        torch.testing.assert_close(got, want)
+    assert inspect.graph_count(compiled) == graphs and not inspect.reasons(compiled)
+    return cuda.launches()
+
+
+def test_operators_become_one_kernel_on_the_current_stream():
+    x, weight = torch.randn(5, 300, device="cuda"), torch.randn(300, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        [launch] = check(lambda x, w: ((x * 2 + w).relu()).softmax(-1), x, weight)
+    assert launch.stream == side.cuda_stream and launch.device == 0
+
+
+def test_the_second_device_is_used_while_the_first_is_current():
+    x = torch.randn(7, device="cuda:1")
+    [launch] = check(lambda x: x.sin() + 1, x)
+    assert launch.device == 1 and torch.cuda.current_device() == 0
+
+
+def test_temporaries_share_an_arena_that_is_given_back():
+    def fn(x):
+        return ((x @ x).relu() @ x).sum(0)
+
+    x = torch.randn(64, 64, device="cuda")
+    compiled = smelt.compile(fn)
+    compiled(x)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = compiled(x)
+    assert torch.cuda.memory_allocated() - before <= 512 + result.nbytes
+    assert torch.cuda.max_memory_allocated() - before <= 2 * x.nbytes + 512
+
+
+def test_numbers_on_the_cpu_are_passed_by_value():
+    x = torch.randn(9, device="cuda")
+    scale, whole = torch.tensor(1.5), torch.tensor(3)
+    assert len(check(lambda x, s, n: x * s + n, x, scale, whole)) == 1
+    scale.fill_(2.5)
+    check(lambda x, s, n: x * s + n, x, scale, whole)
+
+
+def test_python_numbers_that_change():
+    compiled = smelt.compile(lambda x, n: x * n + n)
+    x = torch.randn(4, device="cuda")
+    for n in (1.5, 2.5, 3.5, 4.5):
+        torch.testing.assert_close(compiled(x, n), x * n + n)
+    assert not inspect.reasons(compiled)
+
+
+def test_parts_on_the_cpu_run_there():
+    def fn(x, y):
+        return x.sin() + 1, (y.cos() * 2).sum(), (x * 2).cpu() + y
+
+    assert len(check(fn, torch.randn(6, device="cuda"), torch.randn(6))) == 1
+
+
+@pytest.mark.parametrize(
+    "fn", (lambda x: x + torch.ones(3), lambda x: torch.cat([x, torch.ones(2)]), lambda x: x @ torch.ones(3))
+)
+def test_operands_on_different_devices_are_eagers_error(fn):
+    x = torch.randn(3, device="cuda")
+    with pytest.raises(RuntimeError, match="same device"):
+        smelt.compile(fn)(x)
+
+
+def test_inputs_that_begin_anywhere_are_copied_for_kernels():
+    memory = torch.arange(40.0, device="cuda")
+    check(lambda x: x * 2, memory[1:17])
+    check(lambda x: x.sum(1), memory[3:4].expand(5).as_strided((5, 3), (0, 1)))
+
+    def grows(x):
+        x.mul_(2)
+        return x + 1
+
+    theirs, ours = memory.clone(), memory.clone()
+    want, got = grows(theirs[1:9]), smelt.compile(grows)(ours[1:9])
+    assert torch.equal(want, got) and torch.equal(theirs, ours)
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16))
+def test_a_module_trains(dtype):
+    def steps(compile):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        run = compile(model)
+        for step in range(4):
+            x = torch.randn(8, 12, generator=torch.Generator().manual_seed(step)).to("cuda")
+            with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+                loss = run(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    for want, got in zip(steps(lambda m: m), steps(smelt.compile), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 if dtype else 1e-5)
+
+
+def test_a_kernel_that_the_driver_refuses_is_its_error():
+    compiled = smelt.compile(lambda x: x * 3)
+    x = torch.randn(4, device="cuda")
+    compiled(x)
+    cuda.fail_next(700)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        compiled(x)
+    torch.testing.assert_close(compiled(x), x * 3)
+
+
+def test_elsewhere_a_graph_on_a_gpu_runs_eagerly():
+    compiled = smelt.compile(lambda x: x * 3, options={"gpu": False})
+    compiled(torch.randn(4, device="cuda"))
+    [reason] = inspect.reasons(compiled)
+    assert "gpu=True" in str(reason)
