@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from smelt import _native, runtime
+from smelt.codegen.gpu import generate
 from smelt.codegen.llvm.link import address_of as address_on_cpu
-from smelt.codegen.triton.generate import generate
 from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
 from smelt.costs import Costs

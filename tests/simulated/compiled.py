@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 
 from smelt import _native, config
+from smelt.codegen import gpu
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.triton import generate
 from smelt.codegen.triton.compile import Request
 from smelt.config import Config
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
@@ -30,7 +30,7 @@ def activate() -> None:
     cuda.activate()
     _native.use_driver(str(cuda.driver()))
     changed = pytest.MonkeyPatch()
-    changed.setattr(generate, "compile_kernels", compile_kernels)
+    changed.setattr(gpu, "compile_kernels", compile_kernels)
     changed.setattr(config, "DEFAULT", replace(config.DEFAULT, gpu=True))
 
 

@@ -97,7 +97,7 @@ def second_target(config=DEFAULT):
         compile=partial(generate, compile_kernels=printed, products=None),
         load=load,
         out_variant=lambda op: None,
-        memory=Memory("cuda", 256),
+        memory=Memory(torch.device("cuda", 0), 256),
         sharing=Sharing(),
     )
 
@@ -115,7 +115,7 @@ def test_a_second_device_has_a_plan(monkeypatch):
     def f(x, w):
         return torch.softmax(torch.relu(x * 2) @ w, -1)
 
-    monkeypatch.setitem(targets.TARGETS, "cuda", second_target)
+    monkeypatch.setitem(targets.TARGETS, "cuda", lambda device: second_target)
     graph = on_second_device(f, r(6, 5), r(5, 3))
     target = targets.maker({node.spec.device for node in graph if node.op != "output"})(DEFAULT)
     plan = planned(target, f, graph=graph)
@@ -142,10 +142,15 @@ def test_its_costs_decide_its_kernels():
         assert [b.role for b in item.kernel.buffers] == expected
 
 
+def test_a_graph_has_one_gpu():
+    with pytest.raises(Unsupported, match="cuda:0 and cuda:1"):
+        targets.maker({torch.device("cuda", 0), torch.device("cuda", 1)})
+
+
 def test_a_device_without_a_target_is_refused():
-    with pytest.raises(Unsupported, match=r"a tensor on meta; .* CPU only"):
+    with pytest.raises(Unsupported, match=r"a tensor on meta; .* for CPUs and CUDA"):
         targets.maker({torch.device("meta"), torch.device("cpu")})
-    assert targets.maker(())(DEFAULT).memory.device == "cpu"
+    assert targets.maker(())(DEFAULT).memory.device == torch.device("cpu")
 
 
 # ---- threads

@@ -1,9 +1,10 @@
 #include "plan/frame.h"
 
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
+
+#include "torch.h"
 
 namespace smelt::plan {
 namespace {

@@ -1,14 +1,13 @@
 #include "plan/memory.h"
 
-#include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/TensorOptions.h>
 
 #include "plan/blocks.h"
+#include "torch.h"
 
 namespace smelt::plan {
-
 namespace {
 
 c10::DispatchKeySet keys_of(const Alloc& a) {

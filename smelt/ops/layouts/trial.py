@@ -143,8 +143,8 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device:
 
 
 def tried_on_several(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Layouts of what `func` gives for zeros on the devices that its arguments (fakes) say they are on. Shape functions do not
-    know which operators take tensors of several devices; what this raises is what eager raises."""
+    """Layouts of what `func` gives for zeros on the devices that its arguments (fakes) say they are on. Shape functions do
+    not know which operators take tensors of several devices; what this raises is what eager raises."""
     real_args, real_kwargs = map_leaves((list(args), kwargs), torch.Tensor, lambda v: _filled(v, 0, v.device))
     return to_meta(func(*real_args, **real_kwargs))
 
