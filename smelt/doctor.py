@@ -93,7 +93,10 @@ def machine() -> Rows:
         )
     yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()} CPUs"
     for number in range(torch.cuda.device_count()):
-        yield f"cuda:{number}", f"{torch.cuda.get_device_name(number)}: calls on it run eagerly, unless options say gpu=True"
+        yield (
+            f"cuda:{number}",
+            f"{torch.cuda.get_device_name(number)}: calls on it run eagerly, unless options say gpu=True",
+        )
 
 
 def settings() -> Rows:
