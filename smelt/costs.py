@@ -73,4 +73,7 @@ class Costs:
     together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn
 
+    # ATen's random numbers on a GPU (ops/random.py)
+    draw_blocks: int  # blocks of 256 threads that draw, at most; 0: numbers are drawn by ATen's calls
+
     products: ProductCosts | None  # None: every product, convolution and pooling is ATen's

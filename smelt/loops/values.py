@@ -21,7 +21,7 @@ TRANSCENDENTAL_OPS = (
 )  # fmt: skip
 COSTS = dict.fromkeys((*TRANSCENDENTAL_OPS, "pow", "atan2", "remainder", "fmod", "floordiv"), TRANSCENDENTAL) | {
     "div": DIVISION, "sqrt": DIVISION, "reciprocal": DIVISION, "rsqrt": 2 * DIVISION,
-    "const": 0.0, "index": 0.0, "cast": 0.5,
+    "const": 0.0, "index": 0.0, "cast": 0.5, "philox": 60.0,
 }  # fmt: skip
 
 

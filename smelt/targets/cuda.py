@@ -14,6 +14,7 @@ from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
 from smelt.costs import Costs
 from smelt.errors import Unsupported
+from smelt.ops.random import THREADS_THAT_DRAW
 from smelt.ops.registry import row
 from smelt.plan.code import Function
 from smelt.plan.executable import executable
@@ -44,6 +45,7 @@ COSTS = Costs(
     item_columns=64,
     worker_items=2,
     together_pieces=0,
+    draw_blocks=0,  # replaced where the device's generator is ATen's
     gil_bytes=0,  # the driver makes the caller wait when its queue is full
     products=None,
 )
@@ -54,10 +56,12 @@ def target(device: torch.device, config: Config) -> Target:
     if not config.gpu:
         detail = f"a tensor on {device}; smelt compiles for GPUs only where options say gpu=True"
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
-    workers = torch.cuda.get_device_properties(device).multi_processor_count
+    properties = torch.cuda.get_device_properties(device)
+    workers = properties.multi_processor_count
+    resident = workers * (properties.max_threads_per_multi_processor // THREADS_THAT_DRAW)
     major, minor = torch.cuda.get_device_capability(device)
     return Target(
-        costs=replace(COSTS, threads=workers),
+        costs=replace(COSTS, threads=workers, draw_blocks=resident if torch.cuda.default_generators else 0),
         compile=partial(generate, arch=10 * major + minor, config=config),
         load=partial(load, device),
         out_variant=out_variant,

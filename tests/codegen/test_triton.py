@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from smelt.codegen.triton import load_kernel, triton_source
 from smelt.loops.ir import Kernel, MapStage, Store
+from smelt.loops.philox import philox
 from tests.harness.kernels import (
     REDUCE,
     bias_gelu,
@@ -213,3 +214,12 @@ def test_infinite_constants() -> None:
 def test_what_a_persistent_row_loaded_is_loaded_once() -> None:
     source = triton_source(softmax(8, 64)).text.split("def kernel")[1]
     assert source.count("tl.load") == 1 and source.count("exp_fp32") == 1
+
+
+def test_random_bits() -> None:
+    i64 = torch.int64
+    given = [torch.full((40,), -7046029254386353131), torch.randint(0, 1 << 40, (40,))]
+    given += [torch.arange(40) * 2**27, torch.arange(40) % 4]
+    out = torch.empty(40, dtype=i64)
+    run(flat(40, [i64] * 4, i64, lambda *v: op("philox", *v)), *given, out)
+    assert torch.equal(out, philox(*given))

@@ -19,6 +19,7 @@ from smelt.codegen.triton import Request, compile_kernels, ptx_functions, triton
 from smelt.codegen.triton.library import Library
 from smelt.codegen.triton.ptx import Chip, to_image, to_ptx
 from smelt.loops.ir import Kernel
+from smelt.loops.philox import philox
 from smelt.plan.code import Block
 from tests.harness.kernels import (
     bias_gelu,
@@ -342,3 +343,36 @@ def test_functions_of_two_operands(name: str) -> None:
     with numpy.errstate(all="ignore"):
         got = interpreted(text, x.numpy(), y.numpy())
     assert units(got, getattr(torch, name)(x.double(), y.double())) < 2
+
+
+# ---- random bits: words without a sign
+
+WORDS: dict[str, Callable] = {
+    "shr.u64": lambda a, n: a >> n, "cvt.u32.u64": lambda a: a & 0xFFFFFFFF, "cvt.u64.u32": lambda a: a,
+    "mul.hi.u32": lambda a, b: a * b >> 32, "mul.lo.u32": lambda a, b: a * b & 0xFFFFFFFF,
+    "add.u32": lambda a, b: a + b & 0xFFFFFFFF, "xor.b32": lambda a, b: a ^ b, "setp.eq.s64": lambda a, b: a == b,
+    "selp.s32": lambda a, b, chosen: a if chosen else b, "mov.s64": lambda a: a,
+}  # fmt: skip
+
+
+def test_random_bits() -> None:
+    text, constraints = ptx_functions.block("philox", "i64")
+    assert constraints == "=l,l,l,l,l"
+    generator = torch.Generator().manual_seed(0)
+    for lane in range(4):
+        given = [int(torch.randint(1 << 62, (), generator=generator)) for _ in range(3)] + [lane]
+        known = {f"${i + 1}": x for i, x in enumerate(given)}
+        for line in filter(None, (part.strip() for part in text.strip("{} ").split(";"))):
+            opcode, _, rest = line.partition(" ")
+            names = [name.strip() for name in rest.split(",")]
+            if opcode != ".reg":
+                args = [known[n] if n in known else int(n) for n in names[1:]]
+                known[names[0]] = WORDS[opcode](*args)
+        assert known["$0"] == philox(*map(torch.tensor, given)).item()
+
+
+def test_a_kernel_that_draws() -> None:
+    i64 = torch.int64
+    kernel = flat(4096, [i64] * 3, f32, lambda s, c, t: op("cast", op("philox", s, c, t, t), dtype=f32))
+    text = to_ptx(triton_source(kernel, host=frozenset({0})), 90).text
+    assert "mul.hi.u32" in text and "__nv_" not in text

@@ -106,9 +106,15 @@ def on_second_device(f, *inputs):
     """The graph of `f`, its tensors said to be on the second device."""
     graph, _ = traced(f, *inputs)
     for node in graph:
-        if hasattr(node.spec, "device"):
-            node.spec = replace(node.spec, device=torch.device("cuda", 0))
+        node.spec = moved(node.spec)
     return graph
+
+
+def moved(spec):
+    """A spec, or a tuple of them, on the second device."""
+    if isinstance(spec, tuple):
+        return tuple(map(moved, spec))
+    return replace(spec, device=torch.device("cuda", 0)) if hasattr(spec, "device") else spec
 
 
 def test_a_second_device_has_a_plan(monkeypatch):
@@ -140,6 +146,20 @@ def test_its_costs_decide_its_kernels():
         schedule = fuse(lower(graph, target.costs), target.costs)
         (item,) = [i for i in schedule.items if isinstance(i, KernelItem)]
         assert [b.role for b in item.kernel.buffers] == expected
+
+
+def test_dropout_draws_within_a_kernel_where_the_devices_numbers_are_known():
+    def f(x, w):
+        return torch.native_dropout((x * 2).relu(), 0.1, True)[0] @ w
+
+    graph = on_second_device(f, r(64, 64), r(64, 64))
+    for blocks, expected in (
+        (0, ["mul_relu", aten.native_dropout.default, aten.mm.default]),
+        (1056, [torch.ops.smelt.philox_place.default, "mul_relu_native_dropout", aten.mm.default]),
+    ):
+        costs = replace(second_target().costs, draw_blocks=blocks)
+        items = fuse(lower(graph, costs), costs).items
+        assert [i.kernel.name if isinstance(i, KernelItem) else i.op for i in items] == expected
 
 
 def test_a_graph_has_one_gpu():

@@ -13,6 +13,7 @@ from math import inf
 from smelt.codegen.llvm.builder import Builder, Ref
 from smelt.codegen.llvm.types import Type, rounded, truth
 from smelt.codegen.llvm.vmath import MATH_OPS, absolute, function, helper_at
+from smelt.loops import philox
 
 Code = Callable[..., Ref]
 
@@ -250,6 +251,33 @@ def _write_pow_int(b: Builder, t: Type, x: Ref, y: Ref) -> Ref:
     return result
 
 
+def _philox(b: Builder, t: Type, seed: Ref, counter: Ref, subsequence: Ref, lane: Ref) -> Ref:
+    return helper_at(
+        b, "philox", lambda inner, xs: _write_philox(inner, *xs), seed, counter, subsequence, lane
+    )
+
+
+def _write_philox(b: Builder, seed: Ref, counter: Ref, subsequence: Ref, lane: Ref) -> Ref:
+    """As `loops.philox.philox`."""
+    word, half = b.like(lane, philox.WORD), b.like(lane, 32)
+    low, high = lambda x: b.op("and", x, word), lambda x: b.op("lshr", x, half)
+    c = [low(counter), high(counter), low(subsequence), high(subsequence)]
+    k = [low(seed), high(seed)]
+    for _ in range(philox.ROUNDS):
+        first, second = (b.op("mul", c[i], b.like(lane, m)) for i, m in zip((0, 2), philox.MULTIPLIERS))
+        c = [
+            b.op("xor", b.op("xor", high(second), c[1]), k[0]),
+            low(second),
+            b.op("xor", b.op("xor", high(first), c[3]), k[1]),
+            low(first),
+        ]
+        k = [low(b.op("add", x, b.like(lane, step))) for x, step in zip(k, philox.WEYL)]
+    result = c[0]
+    for i in (1, 2, 3):
+        result = b.select(b.compare("icmp eq", lane, b.like(lane, i)), c[i], result)
+    return result
+
+
 INT: dict[str, Code] = dict(
     neg=lambda b, t, x: b.op("sub", b.like(x, 0), x),
     abs=_abs_int,
@@ -288,6 +316,7 @@ INT: dict[str, Code] = dict(
     shift_right=_signed("ashr", "lshr", _shift),
     where=_where,
     fma=lambda b, t, x, y, z: b.op("add", b.op("mul", x, y), z),
+    philox=_philox,
 )
 INT["fmax"], INT["fmin"] = INT["maximum"], INT["minimum"]
 

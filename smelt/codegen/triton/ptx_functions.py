@@ -16,9 +16,10 @@ from collections.abc import Callable
 from smelt.codegen.llvm import vmath
 from smelt.codegen.llvm.builder import Builder, Module, Ref
 from smelt.codegen.llvm.host import Host
+from smelt.loops import philox as generator
 
 _KINDS = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64", "i1": "pred"}
-_CONSTRAINTS = {"float": "f", "double": "d"}
+_CONSTRAINTS = {"float": "f", "double": "d", "i64": "l"}
 # LLVM's name -> PTX's, before the type. Additions say how they round, else the driver may contract them.
 _FLOATS = dict(fadd="add.rn", fsub="sub.rn", fmul="mul.rn", fdiv="div.rn")
 _INTEGERS = dict(add="add", sub="sub", ashr="shr")
@@ -182,6 +183,34 @@ def _rsqrt_double(b: Assembler, x: Ref) -> Ref:
     return b.emit("rcp.rn.f64", "double", b.emit("sqrt.rn.f64", "double", x))
 
 
+def philox(b: Assembler, seed: Ref, counter: Ref, subsequence: Ref, lane: Ref) -> Ref:
+    """As `loops.philox.philox`, by words of 32 bits."""
+
+    def words(x: Ref) -> tuple[Ref, Ref]:
+        upper = b.emit("shr.u64", "i64", x, Ref("32", "i32"))
+        return b.emit("cvt.u32.u64", "i32", x), b.emit("cvt.u32.u64", "i32", upper)
+
+    c, k = [*words(counter), *words(subsequence)], list(words(seed))
+    for _ in range(generator.ROUNDS):
+        high, low = (
+            [b.emit(f"mul.{part}.u32", "i32", c[i], Ref(str(m), "i32")) for i, m in _MULTIPLIED]
+            for part in ("hi", "lo")
+        )
+        c = [
+            b.op("xor", b.op("xor", high[1], c[1]), k[0]),
+            low[1],
+            b.op("xor", b.op("xor", high[0], c[3]), k[1]),
+            low[0],
+        ]
+        k = [b.emit("add.u32", "i32", x, Ref(str(step), "i32")) for x, step in zip(k, generator.WEYL)]
+    result = c[0]
+    for i in (1, 2, 3):
+        result = b.select(b.compare("icmp eq", lane, b.like(lane, i)), c[i], result)
+    return b.emit("cvt.u64.u32", "i64", result)
+
+
+_MULTIPLIED = tuple(zip((0, 2), generator.MULTIPLIERS))
+
 _BOTH: dict[str, Callable[..., Ref]] = dict(
     sqrt=_one("sqrt.rn"), reciprocal=_one("rcp.rn"), floor=_rounding("floor"), ceil=_rounding("ceil"),
     trunc=_rounding("trunc"), round=_rounding("rint"), copysign=lambda b, x, y: b.intrinsic("copysign", x, y),
@@ -195,7 +224,11 @@ FUNCTIONS: dict[str, dict[str, Callable[..., Ref]]] = dict(
         pow=lambda b, x, y: vmath.power(b, [x, y]),
     ),
     double=dict(_BOTH, rsqrt=_rsqrt_double, exp=vmath.exp_double, sigmoid=vmath.sigmoid_double),
+    i64=dict(philox=philox),
 )  # fmt: skip
+
+
+_OPERANDS = dict(pow=2, copysign=2, philox=4)
 
 
 @functools.cache
@@ -206,6 +239,6 @@ def block(name: str, elem: str) -> tuple[str, str] | None:
     if write is None:
         return None
     assembler = Assembler()
-    operands = [Ref(f"${i + 1}", elem) for i in range(2 if name in ("pow", "copysign") else 1)]
+    operands = [Ref(f"${i + 1}", elem) for i in range(_OPERANDS.get(name, 1))]
     letter = _CONSTRAINTS[elem]
     return assembler.block(write(assembler, *operands)), ",".join([f"={letter}", *[letter] * len(operands)])

@@ -69,6 +69,13 @@ def _remainder(a, b):
 def _signed_remainder(r, b):
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 """,
+    "_philox": """\
+@triton.jit
+def _philox(seed, counter, subsequence, lane):
+    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    c = tl.philox(seed.to(tl.uint64), low, high, subsequence.to(tl.uint32), (subsequence >> 32).to(tl.uint32))
+    return tl.where(lane == 0, c[0], tl.where(lane == 1, c[1], tl.where(lane == 2, c[2], c[3]))).to(tl.int64)
+""",
     "_torch": """\
 def _torch(name, *operands):
     data = numpy.broadcast_arrays(*[x.handle.data for x in operands])
@@ -176,6 +183,7 @@ OPS: dict[str, Callable[..., str]] = dict(
     shift_right=_infix(">>"),
     where=_call("tl.where"),
     fma=_call("tl.fma"),
+    philox=_call("_philox"),
 )
 OPS.update(dict.fromkeys(("floor", "ceil", "trunc", "round"), _same))  # of integers
 
@@ -204,6 +212,9 @@ LITERALS = frozenset(
 _FIRST_OF_FLOAT32 = frozenset(("div", "where", "maximum", "minimum"))  # there it is a float32
 
 
+_LLVM_TYPES = {torch.float32: "float", torch.float64: "double", torch.int64: "i64"}
+
+
 class Values:
     """Prints values in one dialect, and knows the pieces of assembly that they used."""
 
@@ -224,6 +235,8 @@ class Values:
                 return self.function(rounding, dtype, [_divide(dtype, *operands)])
             if name == "remainder":
                 return f"_signed_remainder({self.function('fmod', dtype, operands)}, {operands[1]})"
+        if name == "philox" and self.dialect == "ptx":
+            return self.function(name, dtype, operands)
         return OPS[name](dtype, *operands)
 
     def function(self, name: str, dtype: torch.dtype, operands: list[str]) -> str:
@@ -232,7 +245,7 @@ class Values:
             return f"_torch('{name}', {', '.join(operands)})"
         found = None
         if self.dialect == "ptx":
-            found = ptx_functions.block(name, "float" if dtype is torch.float32 else "double")
+            found = ptx_functions.block(name, _LLVM_TYPES[dtype])
         if found is None:
             return LIBDEVICE.get(name, _call(f"libdevice.{name}"))(dtype, *operands)
         text, constraints = found
