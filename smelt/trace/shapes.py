@@ -20,7 +20,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
 from smelt.ops import results
-from smelt.ops.layouts import on_metas, tried_on_several
+from smelt.ops.layouts import check_devices, on_metas
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -182,7 +182,7 @@ class _FirstCall:
             raise self._unsupported(DATA_DEPENDENT, str(self.func))
         try:
             if self._is_on_several_devices():
-                return tried_on_several(self.func, self.args, self.kwargs)
+                check_devices(self.func, self.args, self.kwargs)
             return on_metas(self.func, args, kwargs, self.device)
         except (NotImplementedError, RuntimeError) as error:
             if info.dynamic_shape and (isinstance(error, NotImplementedError) or "meta tensor" in str(error)):

@@ -83,6 +83,12 @@ def test_operands_on_different_devices_are_eagers_error(fn):
         smelt.compile(fn)(x)
 
 
+def test_a_mask_on_the_cpu_selects_as_many_as_it_says():
+    x, mask = torch.randn(4, device="cuda"), torch.tensor([True, False, True, True])
+    compiled = smelt.compile(lambda x, mask: x[mask] * 2)
+    torch.testing.assert_close(compiled(x, mask), x[mask] * 2)
+
+
 def test_inputs_that_begin_anywhere_are_copied_for_kernels():
     memory = torch.arange(40.0, device="cuda")
     check(lambda x: x * 2, memory[1:17])

@@ -28,12 +28,12 @@ from smelt.graph.effects import effects
 from smelt.ops.layouts.meta import CPU, of_cpp
 from smelt.ops.layouts.trial import (
     accepts,
+    check_devices,
     check_numbers,
     check_refused,
     may_be_tried,
     of_zeros,
     tried,
-    tried_on_several,
 )
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
@@ -86,4 +86,4 @@ def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return NotImplemented if function is None else function(*args, **kwargs)
 
 
-__all__ = ["of_cpp", "of_row", "of_zeros", "on_metas", "tried", "tried_on_several"]
+__all__ = ["check_devices", "of_cpp", "of_row", "of_zeros", "on_metas", "tried"]
