@@ -143,8 +143,8 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device:
 
 
 def check_devices(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises what `func` raises for tensors on the devices that its arguments (fakes) say they are on. Shape functions do not
-    know which operators take tensors of several devices, so it is run on zeros."""
+    """Raises what `func` raises for tensors on the devices that its arguments (fakes) say they are on. Shape functions do
+    not know which operators take tensors of several devices, so it is run on zeros."""
     if may_be_tried(effects(func)):
         real = map_leaves((list(args), kwargs), torch.Tensor, lambda v: _filled(v, 0, v.device))
         func(*real[0], **real[1])
