@@ -14,6 +14,8 @@ TORCH_ARGS ?=
 NEWEST ?= -r requirements/newest.txt
 TRITON ?= triton==3.6.0
 VENV ?= .venv
+# Processes that run tests.
+JOBS ?= $(shell nproc)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
@@ -65,10 +67,14 @@ $(VENV)/.wheel: $(VENV)/.torch requirements/wheel.txt
 demo: $(VENV)/.native $(VENV)/.test
 	$(PY) -m benchmarks.demo
 
+# Processes side by side: threads of OpenMP that spin while they wait would take each other's processors. A file's tests stay
+# together, as some share a process of their own.
+test: export OMP_WAIT_POLICY = PASSIVE
+test: export GOMP_SPINCOUNT = 0
 test: $(VENV)/.native $(VENV)/.test
 	# Apart: Triton brings an LLVM of its own into the process. 5: nothing ran, for want of a GPU.
 	$(PY) -m pytest tests/gpu -q || test $$? -eq 5
-	$(PY) -m pytest tests -q --durations=10 --ignore tests/gpu
+	$(PY) -m pytest tests -q --durations=10 --ignore tests/gpu -n $(JOBS) --dist loadfile
 
 # The fastest tests of each folder; tests/test_layout.py sees that none is left out.
 QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py tests/test_architecture.py tests/test_api.py \
