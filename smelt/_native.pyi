@@ -222,8 +222,21 @@ class Plan:
     def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]:
         """The outputs. From several threads at once; an output that is an input is that very object."""
 
+    def use_graphs(
+        self,
+        capture: Callable[
+            [tuple[torch.Tensor | None, ...], tuple[bool, ...]],
+            tuple[Callable[[], None], tuple[torch.Tensor | None, ...], tuple[torch.Tensor | None, ...]]
+            | None,
+        ],
+        /,
+    ) -> None:
+        """From now on runs are replayed as CUDA graphs where they can be, which `capture(inputs, copied)` captures: `copied`
+        says which inputs come at changing addresses. It gives what replays the graph, places that these are copied to, and
+        the outputs, or None where there can be no graph."""
+
     def release(self) -> int:
-        """Frees the arenas that no call is using; returns their bytes. The next call makes a new one."""
+        """Frees graphs, and the arenas that no call is using; returns their bytes. The next call makes a new one."""
 
 def release_blocks() -> int:
     """Frees the large blocks of memory that are kept for later calls; returns their bytes."""

@@ -28,6 +28,7 @@ from smelt.errors import OptionError
 from smelt.runtime import release_all
 
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_OF_MODE: dict[str | None, dict[str, Any]] = {"reduce-overhead": {"cuda_graphs": True}}
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ class Settings:
 
     def frame_compiler(self) -> FrameCompiler:
         """A new one, with no entries. Raises what `registry.lookup` and `Config.with_options` raise."""
+        options = dict(self.options) | _OF_MODE.get(self.mode, {})
         return FrameCompiler(
             backend=registry.lookup(self.backend),
-            config=config.DEFAULT.with_options(dict(self.options)),
+            config=config.DEFAULT.with_options(options),
             fullgraph=self.fullgraph,
             dynamic=self.dynamic,
         )
@@ -112,7 +114,7 @@ def _check_mode(mode: Any, options: Any) -> None:
         near = difflib.get_close_matches(str(mode), _MODES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_MODES)}"
         raise OptionError(f"smelt.compile: unknown mode {mode!r}; {hint}")
-    if mode != "default":
+    if mode not in ("default", *_OF_MODE):
         raise NotImplementedError(f"smelt.compile(mode={mode!r}) is not built yet")
 
 

@@ -21,6 +21,7 @@ class Config:
     verify            run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
     gpu               compile for CUDA; off by default as long as it has not been run on a GPU
+    cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
@@ -32,6 +33,7 @@ class Config:
     verify: bool = False
     threads: int = 0
     gpu: bool = False
+    cuda_graphs: bool = False
     activation_memory_budget: float = 1.0
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -16,13 +18,16 @@ from smelt.costs import Costs
 from smelt.errors import Unsupported
 from smelt.ops.random import THREADS_THAT_DRAW
 from smelt.ops.registry import row
+from smelt.plan.aliases import is_foreign
 from smelt.plan.code import Function
 from smelt.plan.executable import executable
-from smelt.plan.steps import Plan
+from smelt.plan.steps import Alloc, Aten, Plan, launches
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.runtime.graphs import Capture
 from smelt.torch_private import OpOverload
 
+log = logging.getLogger("smelt")
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
 
 # Not measured yet but for what is said. A GPU adds some 50 times as many numbers as it reads from memory.
@@ -60,10 +65,12 @@ def target(device: torch.device, config: Config) -> Target:
     workers = properties.multi_processor_count
     resident = workers * (properties.max_threads_per_multi_processor // THREADS_THAT_DRAW)
     major, minor = torch.cuda.get_device_capability(device)
+    # A replay would repeat the numbers of a kernel's own.
+    draws = bool(torch.cuda.default_generators) and not config.cuda_graphs
     return Target(
-        costs=replace(COSTS, threads=workers, draw_blocks=resident if torch.cuda.default_generators else 0),
+        costs=replace(COSTS, threads=workers, draw_blocks=resident if draws else 0),
         compile=partial(generate, arch=10 * major + minor, config=config),
-        load=partial(load, device),
+        load=partial(load, device, config.cuda_graphs),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT),
         sharing=Sharing(),
@@ -75,10 +82,30 @@ def out_variant(op: OpOverload) -> OpOverload | None:
     return row(op).out
 
 
-def load(device: torch.device, plan: Plan) -> _native.Plan:
-    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`. Raises what the driver says."""
+def load(device: torch.device, graphs: bool, plan: Plan) -> _native.Plan:
+    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`. `graphs`: it is replayed as CUDA graphs
+    where it can be. Raises what the driver says."""
     load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index)
-    return runtime.track(executable(plan, address_of))
+    native = runtime.track(executable(plan, address_of))
+    if graphs:
+        why_not = cannot_be_replayed(plan)
+        if why_not is None:
+            native.use_graphs(Capture(weakref.ref(native)))
+        else:
+            log.info("smelt: a plan runs without CUDA graphs: %s", why_not)
+    return native
+
+
+def cannot_be_replayed(plan: Plan) -> str | None:
+    """What the plan does that a replay would not: it only repeats what was launched."""
+    if plan.numbers or any(launch.by_value for launch in launches(plan.steps)):
+        return "its kernels are given numbers"
+    if any(isinstance(s, Alloc) and s.device.type == "cpu" for s in plan.steps):
+        return "it computes on the CPU"
+    for step in plan.steps:
+        if isinstance(step, Aten) and is_foreign(step.op):
+            return f"{step.op} may do more than work on the GPU"
+    return None
 
 
 def address_of(function: Function) -> int | _native.DeviceKernel:

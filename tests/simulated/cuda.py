@@ -155,7 +155,9 @@ def _patch() -> None:
     cuda._get_device_properties = _properties
     cuda.Stream = cuda.streams.Stream = Stream
     cuda.Event = cuda.streams.Event = Event
-    cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
+    cuda.graphs._cuda_isCurrentStreamCapturing = lambda: simulated().simulated_is_capturing()
+    cuda.CUDAGraph = cuda.graphs.CUDAGraph = Graph
+    torch._C._host_emptyCache = lambda: None
     for module in (cuda, cuda.random):
         module.manual_seed = module.manual_seed_all = lambda seed: None
         module.get_rng_state = lambda device="cuda": torch.get_rng_state()
@@ -207,6 +209,26 @@ class Stream(torch.Stream):
     def priority(self) -> int:
         """All have the same."""
         return 0
+
+
+class Graph:
+    """Stands in for `torch.cuda.CUDAGraph`: of launches by the driver alone. Operators of torch run while they are captured,
+    and not again."""
+
+    replays = 0  # of all graphs
+
+    def capture_begin(self, *pool: object, **options: object) -> None:
+        """Launches are kept from here on."""
+        simulated().simulated_begin_capture()
+
+    def capture_end(self) -> None:
+        """Until here."""
+        self.number = simulated().simulated_end_capture()
+
+    def replay(self) -> None:
+        """Makes the launches."""
+        Graph.replays += 1
+        simulated().simulated_replay(self.number)
 
 
 class Event(torch.Event):

@@ -85,6 +85,15 @@ std::vector<Launch> launches;
 std::map<std::string, int> launched;  // how often each name was, and the names themselves
 int next_failure = kSuccess;
 
+// A launch of a graph. Between the beginning and the end of a capture, on any stream, launches are kept and not made.
+struct Node {
+    const Module* module;
+    std::vector<void*> pointers;
+    int64_t items;
+};
+bool capturing = false;
+std::vector<std::vector<Node>> graphs;
+
 // The error that a test asked for, once.
 int injected() {
     std::lock_guard lock(mutex);
@@ -245,6 +254,15 @@ EXPORT int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsign
         Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, current->device, stream};
         if (int error = why_not(launch, *function)) return error;
         items = launch.items = *static_cast<int64_t*>(parameters[module->parameters.size()]);
+        if (capturing) {
+            Node node{module, {}, items};
+            for (size_t i = 0; i < module->parameters.size(); ++i) {
+                if (module->parameters[i] != 'p') return kInvalidValue;
+                node.pointers.push_back(*static_cast<void**>(parameters[i]));
+            }
+            graphs.back().push_back(std::move(node));
+            return kSuccess;
+        }
         auto at = launched.try_emplace(function->name).first;
         ++at->second;
         launch.name = at->first.c_str();
@@ -266,8 +284,29 @@ EXPORT int cuLaunchKernelEx(const Config* c, void* function, void** parameters, 
 }
 
 EXPORT int cuStreamIsCapturing(void*, int* status) {
-    *status = 0;
+    *status = capturing;
     return injected();
+}
+
+EXPORT void simulated_begin_capture() {
+    std::lock_guard lock(mutex);
+    graphs.emplace_back();
+    capturing = true;
+}
+
+// The number of the graph.
+EXPORT int simulated_end_capture() {
+    std::lock_guard lock(mutex);
+    capturing = false;
+    return static_cast<int>(graphs.size()) - 1;
+}
+
+EXPORT bool simulated_is_capturing() {
+    return capturing;
+}
+
+EXPORT void simulated_replay(int graph) {
+    for (Node& node : graphs.at(graph)) node.module->kernel(node.pointers.data(), 0, node.items);
 }
 
 EXPORT int cuGetErrorName(int error, const char** name) {

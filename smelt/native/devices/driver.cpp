@@ -35,6 +35,7 @@ Driver open() {
     find(library, "cuModuleGetFunction", d.function_of_module);
     find(library, "cuFuncSetAttribute", d.set_attribute);
     find(library, "cuLaunchKernel", d.launch);
+    find(library, "cuStreamIsCapturing", d.capture_status);
     find(library, "cuGetErrorName", d.error_name);
     find(library, "cuGetErrorString", d.error_text);
     return d;
@@ -78,6 +79,12 @@ void enter(int device) {
     Context current = nullptr;
     check(driver().context_of_thread(&current), "asking for the thread's context");
     if (!current) check(driver().set_context(primary_context(device)), "entering the GPU's context");
+}
+
+bool is_captured(Stream stream) {
+    int status = 0;
+    check(driver().capture_status(stream, &status), "asking whether the stream is captured");
+    return status != 0;
 }
 
 }  // namespace smelt::devices

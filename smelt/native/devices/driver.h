@@ -25,6 +25,7 @@ struct Driver {
     Status (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream, void** parameters,
                      void** extra);
+    Status (*capture_status)(Stream, int* status);  // 0: not captured
     Status (*error_name)(Status, const char**);
     Status (*error_text)(Status, const char**);
 };
@@ -37,6 +38,9 @@ void check(Status status, const std::string& doing);
 
 // Sees to it that this thread has a context: the one of `device`, which torch uses too.
 void enter(int device);
+
+// Whether work on the stream is being captured into a graph.
+bool is_captured(Stream stream);
 
 // `file` is opened instead of the machine's driver. Before anything else here.
 void use_driver(const std::string& file);

@@ -55,14 +55,14 @@ std::optional<c10::Device> other_than_cpu(c10::Device device) {
     return device.is_cpu() ? std::nullopt : std::optional(device);
 }
 
+}  // namespace
+
 Place place_on(c10::Device device) {
     if (device.is_cpu()) return {device, 0, nullptr};
     const c10::impl::VirtualGuardImpl guard(device.type());
     const c10::Stream stream = guard.getStream(device);
     return {device, stream.id(), guard.getStreamNativeHandle(stream)};
 }
-
-}  // namespace
 
 std::unique_ptr<Frame> IdleFrames::take(const Place& place) {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -54,6 +54,9 @@ struct Place {
     bool operator==(const Place& other) const { return device == other.device && stream == other.stream; }
 };
 
+// Where work that is started now, on this thread, runs.
+Place place_on(c10::Device device);
+
 // The frames that no call has, at most one for each place. Any thread.
 class IdleFrames {
   public:

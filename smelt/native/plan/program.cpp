@@ -35,4 +35,28 @@ void derive(Program& p) {
         if (p.is_input(r)) p.is_read[r] = 1;
 }
 
+std::vector<char> written_inputs(const Program& p) {
+    std::vector<Reg> root(p.n_registers);
+    for (size_t r = 0; r < p.n_registers; ++r) root[r] = static_cast<Reg>(r);
+    for (const View& v : p.views) root[v.out] = root[v.src];  // a view of a view stands after it
+    std::vector<char> written(p.n_inputs, 0);
+    auto write = [&](Reg r) {
+        if (r >= 0 && p.is_input(root[r])) written[root[r]] = 1;
+    };
+    for (const Registers& b : p.bumps)
+        for (Reg r : b.regs) write(r);
+    for (const Aten& a : p.atens) {
+        const auto& arguments = a.op.schema().arguments();
+        auto is_written = [&](size_t i) {
+            return arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
+        };
+        for (const auto& [position, reg] : a.tensors)
+            if (is_written(position)) write(reg);
+        for (const ListArgument& l : a.lists)
+            if (is_written(l.position))
+                for (Reg r : l.regs) write(r);
+    }
+    return written;
+}
+
 }  // namespace smelt::plan

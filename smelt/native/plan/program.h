@@ -107,4 +107,7 @@ struct Program {
 // What follows from the steps: which registers are needed as tensors, which as addresses, which are emptied.
 void derive(Program& program);
 
+// Which inputs steps write, themselves or through views.
+std::vector<char> written_inputs(const Program& program);
+
 }  // namespace smelt::plan

@@ -5,6 +5,7 @@
 
 #include "module.h"
 #include "plan/frame.h"
+#include "plan/graphs.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
 #include "plan/program.h"
@@ -36,6 +37,7 @@ struct PlanObject {
     Program* program;
     PyObject* keepalive;  // owners of the machine code
     IdleFrames* idle;
+    Graphs* graphs;  // nullptr: it is always run
     PyObject* weakrefs;
 };
 
@@ -82,6 +84,7 @@ bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
             f.data[i] = f.tensors[i].unsafeGetTensorImpl()->mutable_data();
             continue;
         }
+        if (item == Py_None && !p.is_read[i]) continue;  // nothing to this plan
         if (!THPVariable_Check(item)) {
             PyErr_Format(PyExc_TypeError, "Plan: input %zu must be a Tensor, got %s", i,
                          Py_TYPE(item)->tp_name);
@@ -95,8 +98,9 @@ bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
     return true;
 }
 
-// An input that is returned is the very object that came in.
-PyObject* collect_outputs(const Program& p, Frame& f, PyObject* inputs) {
+// An input that is returned is the very object that came in. `computed(i)` is the i-th output where it is none.
+template <class Computed>
+PyObject* collect_outputs(const Program& p, PyObject* inputs, Computed computed) {
     PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(p.outputs.size()));
     if (!result) return nullptr;
     for (size_t i = 0; i < p.outputs.size(); ++i) {
@@ -107,7 +111,7 @@ PyObject* collect_outputs(const Program& p, Frame& f, PyObject* inputs) {
         if (item)
             Py_INCREF(item);
         else
-            item = THPVariable_Wrap(f.tensors[r]);
+            item = THPVariable_Wrap(computed(i));
         if (!item) {
             Py_DECREF(result);
             return nullptr;
@@ -115,6 +119,19 @@ PyObject* collect_outputs(const Program& p, Frame& f, PyObject* inputs) {
         PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(i), item);
     }
     return result;
+}
+
+// Whether a graph did what the plan does on `inputs`, a tuple of tensors as the plan takes them.
+bool replayed(const PlanObject* plan, PyObject* inputs, std::vector<at::Tensor>& outputs) {
+    if (!plan->graphs || static_cast<size_t>(PyTuple_GET_SIZE(inputs)) != plan->program->n_inputs)
+        return false;
+    Inputs tensors;
+    for (size_t i = 0; i < plan->program->n_inputs; ++i) {
+        PyObject* item = PyTuple_GET_ITEM(inputs, i);
+        if (!THPVariable_Check(item)) return false;
+        tensors.push_back(&THPVariable_Unpack(item));
+    }
+    return plan->graphs->run(tensors, outputs);
 }
 
 PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -126,13 +143,16 @@ PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
         return nullptr;
     }
     HANDLE_TH_ERRORS
+    std::vector<at::Tensor> outputs;
+    if (replayed(plan, args[0], outputs))
+        return collect_outputs(p, args[0], [&](size_t i) { return outputs[i]; });
     Borrowed frame(p, *plan->idle);
     if (!bind_inputs(p, *frame, args[0])) return nullptr;
     {
         ReleaseGil gil(p.release_gil);
         run(p, frame, p.steps);
     }
-    return collect_outputs(p, *frame, args[0]);
+    return collect_outputs(p, args[0], [&](size_t i) { return (*frame).tensors[p.outputs[i]]; });
     END_HANDLE_TH_ERRORS
 }
 
@@ -151,6 +171,7 @@ PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     self->program = program.release();
     self->keepalive = Py_NewRef(PyTuple_GET_ITEM(spec, 7));
     self->idle = new IdleFrames;
+    self->graphs = nullptr;
     return reinterpret_cast<PyObject*>(self);
     END_HANDLE_TH_ERRORS
 }
@@ -159,6 +180,7 @@ void plan_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<PlanObject*>(object);
     PyTypeObject* type = Py_TYPE(object);
     if (self->weakrefs) PyObject_ClearWeakRefs(object);
+    delete self->graphs;
     delete self->idle;
     delete self->program;
     Py_XDECREF(self->keepalive);
@@ -167,7 +189,19 @@ void plan_dealloc(PyObject* object) {
 }
 
 PyObject* plan_release(PyObject* self, PyObject*) {
-    return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->idle->drop());
+    auto* plan = reinterpret_cast<PlanObject*>(self);
+    if (plan->graphs) plan->graphs->drop();
+    return PyLong_FromSize_t(plan->idle->drop());
+}
+
+PyObject* plan_use_graphs(PyObject* self, PyObject* capture) {
+    auto* plan = reinterpret_cast<PlanObject*>(self);
+    if (plan->graphs || !PyCallable_Check(capture)) {
+        PyErr_SetString(PyExc_TypeError, "Plan.use_graphs takes a function, once");
+        return nullptr;
+    }
+    plan->graphs = new Graphs(*plan->program, capture);
+    Py_RETURN_NONE;
 }
 
 PyObject* plan_arena_bytes(PyObject* self, void*) {
@@ -181,6 +215,9 @@ PyObject* plan_idle_bytes(PyObject* self, void*) {
 PyMethodDef plan_methods[] = {
     {"release", plan_release, METH_NOARGS,
      "Frees the arenas that no call is using; returns their bytes. The next call makes a new one."},
+    {"use_graphs", plan_use_graphs, METH_O,
+     "use_graphs(capture): from now on runs are replayed as CUDA graphs where they can be "
+     "(native/plan/graphs.h)."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef plan_getset[] = {
@@ -258,14 +295,11 @@ at::Tensor number_tensor(PyObject* item) {
     return t;
 }
 
-Results run_plan(PyObject* plan, PyObject* inputs) {
-    const Program& p = *as_plan(plan)->program;
-    Borrowed frame(p, *as_plan(plan)->idle);
-    if (!bind_inputs(p, *frame, inputs)) throw python_error();
-    {
-        ReleaseGil gil(p.release_gil);
-        run(p, frame, p.steps);
-    }
+namespace {
+
+// `computed(i)` is the i-th output where that is no input.
+template <class Computed>
+Results results_of(const Program& p, PyObject* inputs, Computed computed) {
     Results results(p.outputs.size());
     for (size_t i = 0; i < p.outputs.size(); ++i) {
         const Reg r = p.outputs[i];
@@ -273,7 +307,7 @@ Results run_plan(PyObject* plan, PyObject* inputs) {
         Result& result = results[i];
         result.is_input = static_cast<size_t>(r) < p.n_inputs;
         if (!result.is_input) {
-            result.tensor = (*frame).tensors[r];
+            result.tensor = computed(i);
             continue;
         }
         result.object = PyTuple_GET_ITEM(inputs, r);
@@ -282,10 +316,42 @@ Results run_plan(PyObject* plan, PyObject* inputs) {
     return results;
 }
 
+// As the other `replayed`; takes the GIL. Inputs are kept until the graph has read them.
+bool replayed(const PlanObject* plan, const std::vector<at::Tensor>& inputs,
+              std::vector<at::Tensor>& outputs) {
+    if (!plan->graphs) return false;
+    const py::gil_scoped_acquire gil;
+    Inputs tensors;
+    for (const at::Tensor& t : inputs) tensors.push_back(t.defined() ? &t : nullptr);
+    return plan->graphs->run(tensors, outputs);
+}
+
+}  // namespace
+
+Results run_plan(PyObject* plan, PyObject* inputs) {
+    const Program& p = *as_plan(plan)->program;
+    std::vector<at::Tensor> outputs;
+    if (replayed(as_plan(plan), inputs, outputs))
+        return results_of(p, inputs, [&](size_t i) { return outputs[i]; });
+    Borrowed frame(p, *as_plan(plan)->idle);
+    if (!bind_inputs(p, *frame, inputs)) throw python_error();
+    {
+        ReleaseGil gil(p.release_gil);
+        run(p, frame, p.steps);
+    }
+    return results_of(p, inputs, [&](size_t i) { return (*frame).tensors[p.outputs[i]]; });
+}
+
 std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& inputs) {
     const Program& p = *as_plan(plan)->program;
     TORCH_CHECK(inputs.size() == p.n_inputs, "Plan: " + std::to_string(p.n_inputs) +
                                                  " inputs expected, got " + std::to_string(inputs.size()));
+    std::vector<at::Tensor> outputs(p.outputs.size());
+    if (replayed(as_plan(plan), inputs, outputs)) {
+        for (size_t i = 0; i < outputs.size(); ++i)
+            if (p.is_input(p.outputs[i])) outputs[i] = inputs[p.outputs[i]];
+        return outputs;
+    }
     Borrowed frame(p, *as_plan(plan)->idle);
     Frame& f = *frame;
     for (size_t i = 0; i < p.n_inputs; ++i) {
@@ -299,7 +365,6 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
     inputs.clear();
     set_constant_addresses(p, f);
     run(p, frame, p.owning_steps);
-    std::vector<at::Tensor> outputs(p.outputs.size());
     for (size_t i = 0; i < p.outputs.size(); ++i)
         if (p.outputs[i] >= 0) outputs[i] = f.tensors[p.outputs[i]];
     return outputs;

@@ -1,0 +1,67 @@
+"""Plans captured into CUDA graphs, when `_native.Plan` says that it is time (native/plan/graphs.h)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from smelt import _native
+
+log = logging.getLogger("smelt")
+
+
+Tensors = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """`capture(inputs, copied)`: see `_native.Plan.use_graphs`."""
+
+    plan: Callable[[], _native.Plan | None]  # which owns this, so it is not kept alive
+
+    def __call__(
+        self, inputs: Tensors, copied: tuple[bool, ...]
+    ) -> tuple[Callable[[], None], Tensors, Tensors] | None:
+        """(what replays the graph, places of the inputs that are copied, what it gives), or None, with a line that says why,
+        where the plan does what a graph cannot."""
+        plan = self.plan()
+        assert plan is not None
+        why_not = _refused(inputs, copied)
+        if why_not is None:
+            places = tuple(_place(x) if x is not None and copy else None for x, copy in zip(inputs, copied))
+            given = tuple(x if place is None else place for x, place in zip(inputs, places))
+            graph = torch.cuda.CUDAGraph()
+            try:
+                # A pool of its own: what another graph gave must not lie where this one computes.
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    results = cast(Tensors, plan(given))  # type: ignore[arg-type]
+                if all(r is None or r.device.type == "cuda" for r in results):
+                    return graph.replay, places, results
+                why_not = "a result is on the CPU"
+            except RuntimeError as error:
+                why_not = str(error).partition("\n")[0]
+        log.warning("smelt: a plan is not captured as a CUDA graph: %s", why_not)
+        return None
+
+
+def _refused(inputs: Tensors, copied: tuple[bool, ...]) -> str | None:
+    for x, copy in zip(inputs, copied):
+        if x is not None and x.device.type != "cuda":
+            return "an input is on the CPU"
+        if x is not None and copy and _overlaps(x):
+            return "an input that changes its address has elements that share memory"
+    return None
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape))
+
+
+def _place(x: torch.Tensor) -> torch.Tensor:
+    """Memory of its own for what comes at `x`, laid out alike."""
+    with torch.no_grad():
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
