@@ -20,6 +20,7 @@ from smelt.plan.executable import executable
 from smelt.plan.steps import Plan
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.runtime.kept import Store, store
 from smelt.torch_private import OpOverload
 
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
@@ -59,7 +60,7 @@ def target(device: torch.device, config: Config) -> Target:
     return Target(
         costs=replace(COSTS, threads=workers),
         compile=partial(generate, arch=10 * major + minor, config=config),
-        load=partial(load, device),
+        load=partial(load, device, store(config)),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT),
         sharing=Sharing(),
@@ -71,9 +72,10 @@ def out_variant(op: OpOverload) -> OpOverload | None:
     return row(op).out
 
 
-def load(device: torch.device, plan: Plan) -> _native.Plan:
-    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`. Raises what the driver says."""
-    load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index)
+def load(device: torch.device, kept: Store | None, plan: Plan) -> _native.Plan:
+    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`, as code that is `kept` if it is. Raises
+    what the driver says."""
+    load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index, kept)
     return runtime.track(executable(plan, address_of))
 
 
