@@ -251,8 +251,17 @@ class DeviceKernel:
     of shared memory. What was loaded stays loaded."""
 
     def __init__(self, image: bytes, name: str, threads: int, shared: int) -> None: ...
-    def load(self, device: int, /) -> None:
-        """Loads it on a device, without the GIL. Raises RuntimeError with what the driver says."""
+    def load(self, device: int, image: bytes = ..., /) -> None:
+        """Loads it on a device, without the GIL: from `image`, this kernel's code for that device, if that is given. Raises
+        RuntimeError with what the driver says."""
+
+    def is_loaded(self, device: int, /) -> bool: ...
+
+def link_ptx(ptx: bytes, device: int, /) -> bytes:
+    """The device's own code, compiled by the driver, without the GIL. Raises RuntimeError with what it says."""
+
+def driver_version() -> int:
+    """The version of CUDA that the driver knows: 12080 is 12.8."""
 
 def use_driver(file: str, /) -> None:
     """Opens `file` in place of the machine's driver of GPUs: for tests, before the first kernel is loaded."""

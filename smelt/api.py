@@ -56,7 +56,7 @@ def compile(
         dynamic: None or False specialize on every shape seen; numbers that change from call to call are generalised
             unless it is False. True is not built yet.
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
-        mode: None, "default" or "reduce-overhead" (CUDA graphs; nothing on a CPU). torch.compile's "max-autotune" is not built yet.
+        mode: None, "default" or "reduce-overhead" (CUDA graphs; nothing on a CPU). "max-autotune" is not built yet.
         options: see `smelt.config.Config`; an unknown name is an error.
         disable: return `model` as it is.
 

@@ -20,6 +20,9 @@ class Config:
     native_gemm       generate matrix products, convolutions and pooling where they were measured (False: ATen's always)
     verify            run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
+    kernel_cache      keep compiled kernels of GPUs on disk, for other processes (runtime/kept.py says where)
+    kernel_cache_bytes
+                      how much may lie there: what was used longest ago goes
     gpu               compile for CUDA; off by default as long as it has not been run on a GPU
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
     activation_memory_budget
@@ -32,6 +35,8 @@ class Config:
     native_gemm: bool = True
     verify: bool = False
     threads: int = 0
+    kernel_cache: bool = True
+    kernel_cache_bytes: int = 1 << 30
     gpu: bool = False
     cuda_graphs: bool = False
     activation_memory_budget: float = 1.0

@@ -79,7 +79,7 @@ def _torch_build() -> str:
 
 
 def machine() -> Rows:
-    """The operating system, the CPU as LLVM knows it, threads, devices."""
+    """The operating system, the CPU as LLVM knows it, what is kept on disk, threads, devices."""
     yield "system", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     if support.unavailable is None:
         host = importlib.import_module("smelt.codegen.llvm.host").host()
@@ -91,12 +91,23 @@ def machine() -> Rows:
             if host.cpu in costs
             else f"ATen's: generated ones were measured on {', '.join(costs)} only",
         )
+        yield "kernels of GPUs kept on disk", _kept()
     yield "threads", f"{torch.get_num_threads()} of {os.cpu_count()} CPUs"
     for number in range(torch.cuda.device_count()):
         yield (
             f"cuda:{number}",
             f"{torch.cuda.get_device_name(number)}: calls on it run eagerly, unless options say gpu=True",
         )
+
+
+def _kept() -> str:
+    """Where, and how much; or why not."""
+    store = importlib.import_module("smelt.runtime.kept").store()
+    if store is None:
+        return "none: kernel_cache is off, or there is no home"
+    if why := store.why_not():
+        return f"none: {why}"
+    return f"{store.folder}, {store.size() / 1e6:.1f} of {store.limit / 1e6:.0f} MB"
 
 
 def settings() -> Rows:

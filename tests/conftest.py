@@ -1,7 +1,8 @@
-"""Shared set-up: deterministic seeds, processes with a simulated device, timm beside a CPU-only torch
-(benchmarks/models.py declares what it needs)."""
+"""Shared set-up: deterministic seeds, a folder for what is kept on disk, processes with a simulated device, timm beside a
+CPU-only torch (benchmarks/models.py declares what it needs)."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,10 @@ settings.register_profile("same", derandomize=True)
 if not os.environ.get("SMELT_RANDOM"):
     settings.load_profile("same")
 
+
+# Also of the processes that tests start: none reads what the user's programs keep, or adds to it.
+_KEPT = tempfile.TemporaryDirectory(prefix="smelt-tests-")
+os.environ["SMELT_CACHE_DIR"] = _KEPT.name
 
 if not torch.cuda.is_available():
     # Read when triton is imported, by whichever test is first: printed kernels then run on CPU tensors.

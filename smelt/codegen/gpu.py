@@ -12,6 +12,7 @@ from smelt.codegen.triton.compile import Request, compile_kernels
 from smelt.config import Config
 from smelt.plan.code import CompiledKernel
 from smelt.plan.items import Item, LaunchItem
+from smelt.runtime.kept import store
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 
 THREADS = min(os.cpu_count() or 1, 16)
@@ -25,7 +26,9 @@ def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
     on_gpu = [i for i in kernels if not _runs_on_cpu(schedule, i)]
     aligned = _aligned(schedule)
     requests = [Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned)) for i in on_gpu]
-    code: dict[int, CompiledKernel] = dict(zip(map(id, on_gpu), compile_kernels(requests, arch, THREADS)))
+    code: dict[int, CompiledKernel] = dict(
+        zip(map(id, on_gpu), compile_kernels(requests, arch, THREADS, store(config)))
+    )
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_launched(schedule, i, code) for i in schedule.items]

@@ -25,6 +25,7 @@ from smelt.plan.steps import Alloc, Aten, Plan, launches
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.runtime.graphs import Capture
+from smelt.runtime.kept import Store, store
 from smelt.torch_private import OpOverload
 
 log = logging.getLogger("smelt")
@@ -70,7 +71,7 @@ def target(device: torch.device, config: Config) -> Target:
     return Target(
         costs=replace(COSTS, threads=workers, draw_blocks=resident if draws else 0),
         compile=partial(generate, arch=10 * major + minor, config=config),
-        load=partial(load, device, config.cuda_graphs),
+        load=partial(load, device, store(config), config.cuda_graphs),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT),
         sharing=Sharing(),
@@ -82,10 +83,10 @@ def out_variant(op: OpOverload) -> OpOverload | None:
     return row(op).out
 
 
-def load(device: torch.device, graphs: bool, plan: Plan) -> _native.Plan:
-    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`. `graphs`: it is replayed as CUDA graphs
-    where it can be. Raises what the driver says."""
-    load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index)
+def load(device: torch.device, kept: Store | None, graphs: bool, plan: Plan) -> _native.Plan:
+    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`, as code that is `kept` if it is.
+    `graphs`: it is replayed as CUDA graphs where it can be. Raises what the driver says."""
+    load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index, kept)
     native = runtime.track(executable(plan, address_of))
     if graphs:
         why_not = cannot_be_replayed(plan)

@@ -185,8 +185,9 @@ MISSING = """
 import json, sys
 sys.modules["triton"] = None
 from smelt.codegen.triton import Request, compile_kernels
+from tests.harness.kernels import softmax
 try:
-    compile_kernels([], 90, 1)
+    compile_kernels([Request(softmax(8, 64))], 90, 1)
 except ImportError as error:
     print(json.dumps(str(error)))
 """

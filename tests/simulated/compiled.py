@@ -19,6 +19,7 @@ from smelt.codegen.llvm.link import address_of
 from smelt.codegen.triton.compile import Request
 from smelt.config import Config
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
+from smelt.runtime.kept import Store
 from tests.simulated import cuda
 
 _LINKED: list[Function] = []  # code that images name by its address
@@ -34,7 +35,9 @@ def activate() -> None:
     changed.setattr(config, "DEFAULT", replace(config.DEFAULT, gpu=True))
 
 
-def compile_kernels(requests: Sequence[Request], arch: int, threads: int) -> list[CompiledKernel]:
+def compile_kernels(
+    requests: Sequence[Request], arch: int, threads: int, store: Store | None
+) -> list[CompiledKernel]:
     """Kernels of one program, which does everything."""
     code = compile_for_cpu([r.kernel for r in requests], Config())
     return [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]

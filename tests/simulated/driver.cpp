@@ -5,6 +5,8 @@
 // which the function finds in memory. An int64 number of items follows these; what follows that is ignored. A launch calls
 // the function for all items before it returns.
 //
+// The linker makes `linked <image>` of an image that can be loaded; that can be loaded too.
+//
 // What a real driver refuses is refused here: a thread without a context, a context that the function or the stream does
 // not belong to, a module that was unloaded, an empty or too large grid or block, more shared memory than was asked for.
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +25,8 @@
 namespace {
 
 constexpr int kDevices = 2, kDriverVersion = 12080;
+constexpr int kPtx = 1;  // CUjitInputType
+constexpr std::string_view kLinked = "linked ";
 constexpr int kSharedByDefault = 48 << 10, kSharedAtMost = 227 << 10;
 constexpr int kMaxThreadsPerBlock = 0, kSharedSizeBytes = 1, kMaxDynamicShared = 8;  // CUfunction_attribute
 
@@ -31,6 +36,7 @@ enum Result : int {
     kInvalidDevice = 101,
     kInvalidImage = 200,
     kInvalidContext = 201,
+    kInvalidPtx = 218,
     kInvalidHandle = 400,
 };
 
@@ -41,6 +47,7 @@ const std::map<int, std::pair<const char*, const char*>> kErrors = {
     {kInvalidDevice, {"CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"}},
     {kInvalidImage, {"CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"}},
     {kInvalidContext, {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"}},
+    {kInvalidPtx, {"CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"}},
     {kInvalidHandle, {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}},
     {700, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
     {701, {"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}},
@@ -63,7 +70,8 @@ using Kernel = void (*)(void** buffers, int64_t begin, int64_t end);
 struct Module {
     Context* context;
     Kernel kernel;
-    std::string parameters;  // a letter for each: p, a pointer; v, a number, which the function reads from memory
+    std::string
+        parameters;  // a letter for each: p, a pointer; v, a number, which the function reads from memory
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
@@ -74,6 +82,10 @@ struct Launch {
     void* stream;
     const char* name;  // kept by the log
     int64_t items;
+};
+
+struct Linker {
+    std::string image;
 };
 
 Context contexts[kDevices] = {{0}, {1}};
@@ -127,6 +139,16 @@ int why_not(const Launch& l, const Function& f) {
     if (l.block[0] > 1024 || l.block[1] > 1024 || l.block[2] > 64) return kInvalidValue;
     if (uint64_t{l.block[0]} * l.block[1] * l.block[2] > 1024) return kInvalidValue;
     return static_cast<int>(l.shared) > f.shared ? kInvalidValue : kSuccess;
+}
+
+struct Image {
+    unsigned long long address;
+    char kinds[512] = "";
+};
+
+bool read(const char* text, Image& image) {
+    if (std::string_view(text).starts_with(kLinked)) text += kLinked.size();
+    return std::sscanf(text, "simulated %llu %511[pv]", &image.address, image.kinds) >= 1;
 }
 
 void call(const Module& m, void** parameters, int64_t items) {
@@ -183,19 +205,46 @@ EXPORT int cuCtxSetCurrent(void* context) {
 EXPORT int cuModuleLoadData(void** module, const void* image) {
     if (int error = injected()) return error;
     if (!current) return kInvalidContext;
-    unsigned long long address;
-    char kinds[512] = "";
-    if (std::sscanf(static_cast<const char*>(image), "simulated %llu %511[pv]", &address, kinds) < 1)
-        return kInvalidImage;
+    Image found;
+    if (!read(static_cast<const char*>(image), found)) return kInvalidImage;
     std::lock_guard lock(mutex);
     modules.push_back(
-        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(address), kinds, {}}));
+        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(found.address), found.kinds, {}}));
     *module = modules.back().get();
     return kSuccess;
 }
 
 EXPORT int cuModuleLoadDataEx(void** module, const void* image, unsigned, int*, void**) {
     return cuModuleLoadData(module, image);
+}
+
+EXPORT int cuLinkCreate_v2(unsigned, int*, void**, void** linker) {
+    if (int error = injected()) return error;
+    if (!current) return kInvalidContext;
+    *linker = new Linker{std::string(kLinked)};
+    return kSuccess;
+}
+
+EXPORT int cuLinkAddData_v2(void* linker, int kind, void* data, size_t bytes, const char*, unsigned, int*,
+                            void**) {
+    const char* text = static_cast<const char*>(data);
+    Image found;
+    if (kind != kPtx || !bytes || text[bytes - 1]) return kInvalidValue;
+    if (!read(text, found)) return kInvalidPtx;
+    static_cast<Linker*>(linker)->image += text;
+    return kSuccess;
+}
+
+EXPORT int cuLinkComplete(void* linker, void** image, size_t* bytes) {
+    std::string& linked = static_cast<Linker*>(linker)->image;
+    *image = linked.data();
+    *bytes = linked.size() + 1;
+    return kSuccess;
+}
+
+EXPORT int cuLinkDestroy(void* linker) {
+    delete static_cast<Linker*>(linker);
+    return kSuccess;
 }
 
 EXPORT int cuModuleUnload(void* handle) {

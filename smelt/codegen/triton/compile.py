@@ -1,4 +1,4 @@
-"""Kernels to PTX: equal kernels share code, new ones are compiled side by side."""
+"""Kernels to PTX: equal kernels share code, what is on disk is read, new ones are compiled side by side."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
+from smelt.codegen.triton import on_disk
 from smelt.codegen.triton.library import library
 from smelt.codegen.triton.ptx import Ptx, ptx_version, to_ptx
 from smelt.codegen.triton.source import Source, triton_source
 from smelt.loops.ir import Kernel
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
+from smelt.runtime.kept import Store
 
 # What decides about the code of a source: all of it but how many points there are.
 _Key = tuple[int, str, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
@@ -43,31 +45,39 @@ _CACHE: WeakValueDictionary[_Key, _KernelCode] = WeakValueDictionary()
 _LOCK = hold_at_fork(threading.RLock(), GPU_KERNELS)
 
 
-def compile_kernels(requests: Sequence[Request], arch: int, threads: int) -> list[CompiledKernel]:
+def compile_kernels(
+    requests: Sequence[Request], arch: int, threads: int, store: Store | None = None
+) -> list[CompiledKernel]:
     """PTX for what is asked for, in order, for processors `sm_<arch>`, compiled by `threads` threads, which end before this
-    returns. It is kept for equal kernels as long as somebody holds it. Raises ImportError, with what to install, where
-    Triton is not. Thread-safe.
+    returns. It is kept for equal kernels as long as somebody holds it, and in `store`. Raises ImportError, with what to
+    install, where Triton is needed and missing. Thread-safe.
 
     A kernel's `extent` is its number of outer points, `grain` how many a program computes."""
-    library()
     printed = {request: request.printed() for request in dict.fromkeys(requests)}
     sources = [printed[request] for request in requests]
     names = [request.kernel.name for request in requests]
     with _LOCK:
-        codes = _codes(sources, names, arch, threads)
+        codes = _codes(sources, names, arch, threads, store)
     return [CompiledKernel(n, c, s.points, s.block) for n, c, s in zip(names, codes, sources, strict=True)]
 
 
-def _codes(sources: Sequence[Source], names: Sequence[str], arch: int, threads: int) -> list[_KernelCode]:
+def _codes(
+    sources: Sequence[Source], names: Sequence[str], arch: int, threads: int, store: Store | None
+) -> list[_KernelCode]:
     keys = [_key(source, arch) for source in sources]
     found = {key: code for key in keys if (code := _CACHE.get(key)) is not None}
     missing: dict[_Key, tuple[Source, str]] = {}
     for key, source, name in zip(keys, sources, names, strict=True):
-        if key not in found:
-            missing.setdefault(key, (source, name))
+        if key in found or key in missing:
+            continue
+        if store and (ptx := on_disk.read(store, source, arch)):
+            found[key] = _CACHE[key] = _code(ptx, arch)
+        else:
+            missing[key] = (source, name)
     if missing:
+        library()
         with ThreadPoolExecutor(min(threads, len(missing))) as pool:
-            compiled = pool.map(lambda item: _compile(item[0], item[1], arch), missing.values())
+            compiled = pool.map(lambda item: _compile(item[0], item[1], arch, store), missing.values())
             for key, code in zip(missing, compiled, strict=True):
                 found[key] = _CACHE[key] = code
     return [found[key] for key in keys]
@@ -78,8 +88,14 @@ def _key(source: Source, arch: int) -> _Key:
     return arch, source.text, source.warps, source.aligned, *given
 
 
-def _compile(source: Source, name: str, arch: int) -> _KernelCode:
+def _compile(source: Source, name: str, arch: int, store: Store | None) -> _KernelCode:
     ptx = to_ptx(source, arch, f"smelt_{_identifier(name)}")
+    if store:
+        on_disk.write(store, source, arch, ptx)
+    return _code(ptx, arch)
+
+
+def _code(ptx: Ptx, arch: int) -> _KernelCode:
     return _KernelCode(_library(ptx, arch), ptx.name, Block(ptx.threads, ptx.shared))
 
 

@@ -1,19 +1,28 @@
-"""Kernels of a GPU into this process."""
+"""Kernels of a GPU into this process: PTX is compiled by the driver, and what that gives is kept on disk."""
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import torch
 
 from smelt import _native
 from smelt.plan.code import Function
 from smelt.runtime.forks import LINKS, hold_at_fork
+from smelt.runtime.kept import Store, key_of
 
 # By their image and name, for the life of the process: the driver keeps code that was loaded, since a graph that the user
 # captured may launch it at any time.
 _KERNELS: dict[tuple[bytes, str], _native.DeviceKernel] = {}
 _LOCK = hold_at_fork(threading.RLock(), LINKS)
+
+log = logging.getLogger("smelt")
 
 
 def kernel_of(function: Function) -> _native.DeviceKernel:
@@ -30,9 +39,44 @@ def kernel_of(function: Function) -> _native.DeviceKernel:
         return found
 
 
-def load_kernels(functions: Iterable[Function], device: int) -> None:
-    """Loads them on a device, side by side: the driver compiles each for some milliseconds, without the GIL. Raises what the
-    driver says."""
-    kernels = list(dict.fromkeys(kernel_of(f) for f in functions))
-    with ThreadPoolExecutor(min(len(kernels), 16) or 1) as pool:
-        list(pool.map(lambda kernel: kernel.load(device), kernels))
+def load_kernels(functions: Iterable[Function], device: int, store: Store | None = None) -> None:
+    """Loads them on a device, side by side: the driver compiles each that is not in `store` for some milliseconds, without
+    the GIL. Raises what the driver says."""
+    images = {kernel_of(f): f.library.objects[0] for f in functions}
+    missing = [kernel for kernel in images if not kernel.is_loaded(device)]
+    with ThreadPoolExecutor(min(len(missing), 16) or 1) as pool:
+        list(pool.map(lambda kernel: _load(kernel, images[kernel], device, store), missing))
+
+
+def _load(kernel: _native.DeviceKernel, ptx: bytes, device: int, store: Store | None) -> None:
+    if store is None:
+        return kernel.load(device)
+    key = key_of("code", ptx, _compiler(), _processor(device))
+    try:
+        kernel.load(device, store.get(key) or _linked(store, key, ptx, device))
+    except RuntimeError as error:
+        # By the way that needs no linker, which is also the one whose error counts.
+        log.debug("%s", error)
+        store.drop(key)
+        kernel.load(device)
+
+
+def _linked(store: Store, key: str, ptx: bytes, device: int) -> bytes:
+    code = _native.link_ptx(ptx, device)
+    store.put(key, code)
+    return code
+
+
+@functools.cache
+def _compiler() -> str:
+    """The driver that compiles PTX: the CUDA that it knows, and which of the builds for that it is."""
+    build = ""
+    with suppress(OSError):
+        build = Path("/proc/driver/nvidia/version").read_text()
+    return f"{_native.driver_version()} {build}"
+
+
+@functools.cache
+def _processor(device: int) -> str:
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name} {found.major}.{found.minor}"

@@ -27,6 +27,7 @@ Driver open() {
     void* library = dlopen(driver_file().c_str(), RTLD_NOW);
     TORCH_CHECK(library, "smelt: no driver of a GPU: ", dlerror());
     Driver d{};
+    find(library, "cuDriverGetVersion", d.version);
     find(library, "cuCtxGetCurrent", d.context_of_thread);
     find(library, "cuCtxSetCurrent", d.set_context);
     find(library, "cuDeviceGet", d.device);
@@ -36,6 +37,10 @@ Driver open() {
     find(library, "cuFuncSetAttribute", d.set_attribute);
     find(library, "cuLaunchKernel", d.launch);
     find(library, "cuStreamIsCapturing", d.capture_status);
+    find(library, "cuLinkCreate_v2", d.new_linker);
+    find(library, "cuLinkAddData_v2", d.add_to_linker);
+    find(library, "cuLinkComplete", d.link);
+    find(library, "cuLinkDestroy", d.delete_linker);
     find(library, "cuGetErrorName", d.error_name);
     find(library, "cuGetErrorString", d.error_text);
     return d;
@@ -56,6 +61,10 @@ Context primary_context(int device) {
 }
 
 }  // namespace
+
+std::string CompilerLog::in_brackets() const {
+    return text_[0] ? std::string(" (") + text_.data() + ")" : "";
+}
 
 void use_driver(const std::string& file) {
     driver_file() = file;

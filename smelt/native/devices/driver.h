@@ -3,6 +3,7 @@
 // What always holds: a process that launches nothing on a GPU loads nothing of it. Names are those of the driver's C
 // interface (docs.nvidia.com/cuda/cuda-driver-api), whose versions with a suffix are the ones that headers choose.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <string>
 
@@ -13,8 +14,10 @@ using Context = void*;
 using Module = void*;
 using Function = void*;
 using Stream = void*;
+using Linker = void*;
 
 struct Driver {
+    Status (*version)(int*);
     Status (*context_of_thread)(Context*);
     Status (*set_context)(Context);
     Status (*device)(int*, int ordinal);
@@ -26,6 +29,11 @@ struct Driver {
                      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream, void** parameters,
                      void** extra);
     Status (*capture_status)(Stream, int* status);  // 0: not captured
+    Status (*new_linker)(unsigned options, int* names, void** values, Linker*);
+    Status (*add_to_linker)(Linker, int kind, void* data, size_t bytes, const char* name, unsigned options,
+                            int* names, void** values);
+    Status (*link)(Linker, void** image, size_t* bytes);  // the image is the linker's
+    Status (*delete_linker)(Linker);
     Status (*error_name)(Status, const char**);
     Status (*error_text)(Status, const char**);
 };
@@ -41,6 +49,25 @@ void enter(int device);
 
 // Whether work on the stream is being captured into a graph.
 bool is_captured(Stream stream);
+
+// Where the driver writes what is wrong with a text that it compiles: options of CUjit_option, which are to live as long as
+// what was given them.
+class CompilerLog {
+  public:
+    CompilerLog() = default;
+    CompilerLog(const CompilerLog&) = delete;
+    CompilerLog& operator=(const CompilerLog&) = delete;
+
+    unsigned size() const { return names_.size(); }
+    int* names() { return names_.data(); }
+    void** values() { return values_.data(); }
+    std::string in_brackets() const;  // "" where there is nothing
+
+  private:
+    std::array<char, 4096> text_{};
+    std::array<int, 2> names_{5, 6};  // the errors, and how many bytes they may be
+    std::array<void*, 2> values_{text_.data(), reinterpret_cast<void*>(text_.size())};  // NOLINT
+};
 
 // `file` is opened instead of the machine's driver. Before anything else here.
 void use_driver(const std::string& file);

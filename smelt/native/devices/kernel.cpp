@@ -4,36 +4,40 @@
 
 #include <array>
 
+#include "devices/link.h"
+#include "gil.h"
 #include "module.h"
 #include "torch_python.h"
 
 namespace smelt::devices {
 namespace {
 
-constexpr int kErrorLog = 5, kErrorLogBytes = 6;     // of CUjit_option
 constexpr int kMaxDynamicShared = 8;                 // of CUfunction_attribute
 constexpr unsigned kSharedWithoutAsking = 48 << 10;  // bytes
 
 }  // namespace
 
-Function Kernel::on(int device) {
+Function Kernel::on(int device, const std::string& image) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (static_cast<size_t>(device) >= functions_.size()) functions_.resize(device + 1, nullptr);
     if (!functions_[device]) {
         const c10::DeviceGuard guard(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
         enter(device);
-        functions_[device] = load();
+        functions_[device] = load(image);
     }
     return functions_[device];
 }
 
-Function Kernel::load() const {
-    std::array<char, 4096> log{};
-    std::array<int, 2> names{kErrorLog, kErrorLogBytes};
-    std::array<void*, 2> values{log.data(), reinterpret_cast<void*>(log.size())};  // NOLINT
+bool Kernel::is_on(int device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<size_t>(device) < functions_.size() && functions_[device];
+}
+
+Function Kernel::load(const std::string& image) const {
+    CompilerLog log;
     Module module = nullptr;
-    check(driver().load_module(&module, image_.c_str(), names.size(), names.data(), values.data()),
-          "loading the kernel " + name_ + (log[0] ? std::string(" (") + log.data() + ")" : ""));
+    const Status loaded = driver().load_module(&module, image.c_str(), log.size(), log.names(), log.values());
+    check(loaded, "loading the kernel " + name_ + log.in_brackets());
     Function function = nullptr;
     check(driver().function_of_module(&function, module, name_.c_str()), "finding the kernel " + name_);
     if (shared > kSharedWithoutAsking)
@@ -50,6 +54,10 @@ struct KernelObject {
     PyObject_HEAD Kernel* kernel;
 };
 
+std::string text_of(PyObject* bytes) {
+    return {PyBytes_AS_STRING(bytes), static_cast<size_t>(PyBytes_GET_SIZE(bytes))};
+}
+
 PyTypeObject* kernel_type = nullptr;
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -62,8 +70,7 @@ PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
         return nullptr;
     auto* self = reinterpret_cast<KernelObject*>(type->tp_alloc(type, 0));
     if (!self) return nullptr;
-    self->kernel =
-        new Kernel(std::string(PyBytes_AS_STRING(image), PyBytes_GET_SIZE(image)), name, threads, shared);
+    self->kernel = new Kernel(text_of(image), name, threads, shared);
     return reinterpret_cast<PyObject*>(self);
 }
 
@@ -74,18 +81,50 @@ void kernel_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-PyObject* kernel_load(PyObject* self, PyObject* device) {
+PyObject* kernel_load(PyObject* self, PyObject* args) {
     HANDLE_TH_ERRORS
-    const auto index = static_cast<int>(THPUtils_unpackLong(device));
-    PyThreadState* state = PyEval_SaveThread();
-    try {
-        as_kernel(self).on(index);
-    } catch (...) {
-        PyEval_RestoreThread(state);
-        throw;
+    int device = 0;
+    PyObject* image = nullptr;
+    if (!PyArg_ParseTuple(args, "i|S:load", &device, &image)) return nullptr;
+    const std::string code = image ? text_of(image) : std::string();
+    Kernel& kernel = as_kernel(self);
+    {
+        const ReleaseGil release;
+        if (image)
+            kernel.on(device, code);
+        else
+            kernel.on(device);
     }
-    PyEval_RestoreThread(state);
     Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject* kernel_is_loaded(PyObject* self, PyObject* device) {
+    HANDLE_TH_ERRORS
+    return PyBool_FromLong(as_kernel(self).is_on(static_cast<int>(THPUtils_unpackLong(device))));
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject* link_ptx(PyObject*, PyObject* args) {
+    HANDLE_TH_ERRORS
+    PyObject* ptx = nullptr;
+    int device = 0;
+    if (!PyArg_ParseTuple(args, "Si:link_ptx", &ptx, &device)) return nullptr;
+    const std::string text = text_of(ptx);
+    std::string code;
+    {
+        const ReleaseGil release;
+        code = linked(text, device);
+    }
+    return PyBytes_FromStringAndSize(code.data(), static_cast<Py_ssize_t>(code.size()));
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject* driver_version(PyObject*, PyObject*) {
+    HANDLE_TH_ERRORS
+    int version = 0;
+    check(driver().version(&version), "asking for the driver's version");
+    return PyLong_FromLong(version);
     END_HANDLE_TH_ERRORS
 }
 
@@ -97,7 +136,9 @@ PyObject* set_driver(PyObject*, PyObject* file) {
 }
 
 PyMethodDef kernel_methods[] = {
-    {"load", kernel_load, METH_O, "load(device: int): loads it there, without the GIL."},
+    {"load", kernel_load, METH_VARARGS,
+     "load(device: int, image: bytes = ...): loads it there, from this image, without the GIL."},
+    {"is_loaded", kernel_is_loaded, METH_O, "is_loaded(device: int) -> bool"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot kernel_slots[] = {
@@ -113,10 +154,15 @@ PyType_Slot kernel_slots[] = {
 PyType_Spec kernel_spec = {"smelt._native.DeviceKernel", sizeof(KernelObject), 0, Py_TPFLAGS_DEFAULT,
                            kernel_slots};
 
-PyMethodDef methods[] = {{"use_driver", set_driver, METH_O,
-                          "use_driver(file): a library in place of the machine's driver of GPUs, for tests. "
-                          "Before the first kernel is loaded."},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"use_driver", set_driver, METH_O,
+     "use_driver(file): a library in place of the machine's driver of GPUs, for tests. "
+     "Before the first kernel is loaded."},
+    {"link_ptx", link_ptx, METH_VARARGS,
+     "link_ptx(ptx: bytes, device: int) -> bytes: the device's own code, compiled by the "
+     "driver, without the GIL."},
+    {"driver_version", driver_version, METH_NOARGS, "driver_version() -> int"},
+    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

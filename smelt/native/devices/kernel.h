@@ -17,13 +17,18 @@ class Kernel {
 
     // The function on `device`; loaded at the first call, which takes milliseconds if the image is text. Any thread,
     // without the GIL. A module is never unloaded: a graph that the user captured may launch from it at any time.
-    Function on(int device);
+    Function on(int device) { return on(device, image_); }
+
+    // The same, but what is loaded if nothing was is `image`: the code of this kernel for the processor of `device`.
+    Function on(int device, const std::string& image);
+
+    bool is_on(int device);
 
     const std::string& name() const { return name_; }
     const unsigned threads, shared;  // of a block: threads, bytes of shared memory
 
   private:
-    Function load() const;
+    Function load(const std::string& image) const;
 
     std::mutex mutex_;
     std::vector<Function> functions_;  // by device, nullptr: not loaded

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "gil.h"
 #include "module.h"
 #include "plan/frame.h"
 #include "plan/graphs.h"
@@ -18,19 +19,6 @@
 namespace smelt {
 namespace plan {
 namespace {
-
-class ReleaseGil {
-  public:
-    explicit ReleaseGil(bool release) : state_(release ? PyEval_SaveThread() : nullptr) {}
-    ~ReleaseGil() {
-        if (state_) PyEval_RestoreThread(state_);
-    }
-    ReleaseGil(const ReleaseGil&) = delete;
-    ReleaseGil& operator=(const ReleaseGil&) = delete;
-
-  private:
-    PyThreadState* state_;
-};
 
 struct PlanObject {
     PyObject_HEAD vectorcallfunc vectorcall;

@@ -1,0 +1,248 @@
+"""What is kept on disk from process to process: bytes by a key, in one folder of the user's.
+
+A key is the hash of all that the bytes are made from, so an entry never has to change.
+
+What always holds: nothing is read from, or written to, a folder or file that is a link, belongs to another user, or that
+others can write. What was checked is what is read: the folder is opened once, and files by their names in it. A file gets
+its name when it is complete; what a crash of the machine leaves half written has not the checksum that it begins with.
+Nothing here fails: what cannot be read is made anew, what cannot be written is not kept. There is no lock, so processes,
+threads and forks need nothing of each other.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from smelt.config import DEFAULT, Config
+
+MAGIC = b"kept by smelt 1\n"  # the number is that of this form: magic, checksum, content
+CHECKSUM = hashlib.sha256().digest_size
+SWEEPS = 16  # per limit: after how much that is written a process looks for what to remove
+LEFT = 7 / 8  # of the limit, by a sweep that removes something
+
+_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{16}\.new)?")  # nothing else in the folder is touched
+
+log = logging.getLogger("smelt")
+
+
+class Refused(OSError):
+    """A folder or file that somebody else could have written."""
+
+
+def key_of(*parts: str | bytes) -> str:
+    """The key of what is made from `parts`."""
+    whole = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        whole.update(b"%d " % len(content) + content)
+    return whole.hexdigest()
+
+
+class Store:
+    """The entries in `folder`, which are to be `limit` bytes at most. Any process and thread."""
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._until_sweep = 0  # bytes to write; approximate where threads write together
+
+    def get(self, key: str) -> bytes | None:
+        """What is kept under `key`; None if nothing is, or it cannot be trusted."""
+        with self._quietly(), self._opened() as folder:
+            content = _read(folder, key)
+            if content is None:
+                os.unlink(key, dir_fd=folder)  # damaged, or of another version
+            return content
+        return None
+
+    def put(self, key: str, content: bytes) -> None:
+        """Keeps `content`, if that is possible."""
+        with self._quietly():
+            os.makedirs(self.folder, 0o700, exist_ok=True)
+            with self._opened() as folder:
+                _write(folder, key, content)
+                self._until_sweep -= len(content)
+                if self._until_sweep < 0:
+                    self._until_sweep = self.limit // SWEEPS
+                    _sweep(folder, self.limit)
+
+    def drop(self, key: str) -> None:
+        """Forgets what is kept under `key`."""
+        with self._quietly(), self._opened() as folder:
+            os.unlink(key, dir_fd=folder)
+
+    def size(self) -> int:
+        """Bytes of all entries."""
+        with self._quietly(), self._opened() as folder:
+            return sum(size for _, size, _ in _files(folder))
+        return 0
+
+    def clear(self) -> int:
+        """Removes all entries; returns their bytes."""
+        with self._quietly(), self._opened() as folder:
+            return _remove(folder, list(_files(folder)), 0)
+        return 0
+
+    def why_not(self) -> str | None:
+        """Why nothing is kept here, if so."""
+        try:
+            with self._opened():
+                return None
+        except FileNotFoundError:
+            return None  # made when there is something to keep
+        except OSError as error:
+            return str(error)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder's descriptor. Raises OSError."""
+        descriptor = _open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _check(descriptor, self.folder)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Errors of the file system end the block, and nothing else."""
+        try:
+            yield
+        except Refused as refused:
+            _say_once(str(refused))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.debug("smelt: %s", error)
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+def _open(path: str, flags: int, mode: int = 0o600, folder: int | None = None) -> int:
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise Refused(f"{path} is a link, or not what it should be") from error
+        raise
+
+
+def _check(descriptor: int, path: str) -> None:
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid():
+        raise Refused(f"{path} belongs to user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Refused(f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+def _read(folder: int, key: str) -> bytes | None:
+    """The content of a file that only this user can have written, None if its checksum is wrong. It counts as used."""
+    flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
+    with open(_open(key, flags, folder=folder), "rb") as file:
+        _check(file.fileno(), key)
+        content = file.read()
+        with suppress(OSError):
+            os.utime(file.fileno())
+    head = len(MAGIC) + CHECKSUM
+    return content[head:] if content[:head] == _head(key, content[head:]) else None
+
+
+def _write(folder: int, key: str, content: bytes) -> None:
+    new = f"{key}.{secrets.token_hex(8)}.new"
+    with open(_open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder), "wb") as file:
+        try:
+            file.write(_head(key, content) + content)
+            file.close()  # which writes too
+            os.replace(new, key, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(new, dir_fd=folder)
+            raise
+
+
+def _head(key: str, content: bytes) -> bytes:
+    """The key is part of it: what was kept under another is no answer."""
+    return MAGIC + hashlib.sha256(key.encode() + content).digest()
+
+
+def _files(folder: int) -> Iterator[tuple[int, int, str]]:
+    """When each was used last, its size and its name; also those that are being written."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if _NAME.fullmatch(entry.name):
+                with suppress(FileNotFoundError):  # another process sweeps too
+                    status = entry.stat(follow_symlinks=False)
+                    yield status.st_mtime_ns, status.st_size, entry.name
+
+
+def _sweep(folder: int, limit: int) -> None:
+    """Of more than `limit` bytes, the files that were used last stay."""
+    files = list(_files(folder))
+    if sum(size for _, size, _ in files) > limit:
+        _remove(folder, files, int(limit * LEFT))
+
+
+def _remove(folder: int, files: list[tuple[int, int, str]], limit: int) -> int:
+    """Those used longest ago, until `limit` bytes are left; returns the bytes that are gone."""
+    size = left = sum(size for _, size, _ in files)
+    for _, bytes_, name in sorted(files):
+        if left <= limit:
+            break
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+        left -= bytes_
+    return size - left
+
+
+# ------------------------------------------------------------------------------------------------- the user's store
+
+
+def folder() -> str | None:
+    """Where entries are: `SMELT_CACHE_DIR`, else `smelt` in the folder that the system's conventions name. None where the
+    user has no home."""
+    if given := os.environ.get("SMELT_CACHE_DIR"):
+        return os.path.abspath(given)
+    for place in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(place):  # the convention: others are to be ignored
+            return os.path.join(place, "smelt")
+    return None
+
+
+def store(config: Config = DEFAULT) -> Store | None:
+    """What options ask for; None where they turn it off, or there is no place."""
+    place = folder()
+    return _store(place, config.kernel_cache_bytes) if config.kernel_cache and place else None
+
+
+_store = functools.cache(Store)
+
+
+def size() -> int:
+    """Bytes on disk."""
+    found = store()
+    return found.size() if found else 0
+
+
+def clear() -> int:
+    """Removes all that is kept; returns its bytes. Kernels that are loaded stay so."""
+    found = store()
+    return found.clear() if found else 0
+
+
+_said: dict[str, object] = {}
+
+
+def _say_once(why: str) -> None:
+    token = object()
+    if _said.setdefault(why, token) is token:
+        log.warning("smelt: kernels on disk are left alone: %s", why)
