@@ -212,8 +212,8 @@ class Stream(torch.Stream):
 
 
 class Graph:
-    """Stands in for `torch.cuda.CUDAGraph`: of launches by the driver alone. Operators of torch run while they are captured,
-    and not again."""
+    """Stands in for `torch.cuda.CUDAGraph`: of launches by the driver alone. Operators of torch raise while they are
+    captured."""
 
     replays = 0  # of all graphs
 

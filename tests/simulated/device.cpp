@@ -25,6 +25,7 @@
 EXPORT int simulated_device_count();
 EXPORT int simulated_current_device();
 EXPORT void simulated_set_device(int device);
+EXPORT bool simulated_is_capturing();
 
 namespace {
 
@@ -455,7 +456,15 @@ class Call {
     c10::SmallVector<std::pair<Random*, Device>, 1> randoms_;  // lent to the CPU
 };
 
+bool gives_views(const c10::FunctionSchema& schema) {
+    for (const auto& r : schema.returns())
+        if (!r.alias_info() || r.alias_info()->isWrite()) return false;
+    return !schema.returns().empty();
+}
+
 void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    TORCH_CHECK(gives_views(op.schema()) || !simulated_is_capturing(), "a simulated graph cannot repeat ",
+                op.operator_name());
     Call(op).run(stack);
 }
 
