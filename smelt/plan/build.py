@@ -18,7 +18,19 @@ from smelt.plan.items import Item, LaunchItem
 from smelt.plan.liveness import with_frees
 from smelt.plan.memory import with_arena
 from smelt.plan.roots import Roots, references
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Launch, Plan, Reg, Step, View, launches, span_bytes
+from smelt.plan.steps import (
+    CPU,
+    Alloc,
+    Aten,
+    BumpVersion,
+    Launch,
+    Plan,
+    Reg,
+    Step,
+    View,
+    launches,
+    span_bytes,
+)
 from smelt.plan.target import Target
 from smelt.plan.together import Touched, side_by_side
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
@@ -44,6 +56,8 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
         release_gil=is_long(steps, schedule, target.costs.gil_bytes),
         kernels=writer.kernels,
         device=target.memory.device,
+        on_host=target.memory.device != CPU
+        and any(b.spec.device == CPU for b in schedule.buffers if b.kind != "input"),
     )
 
 

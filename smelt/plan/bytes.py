@@ -52,6 +52,7 @@ PLAN = (
     "release_gil",
     "numbers",
     "device",
+    "on_host",
 )
 
 

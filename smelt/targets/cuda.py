@@ -21,7 +21,7 @@ from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign
 from smelt.plan.code import Function
 from smelt.plan.executable import executable
-from smelt.plan.steps import Alloc, Aten, Plan, launches
+from smelt.plan.steps import Aten, Plan, launches
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.runtime.graphs import Capture
@@ -101,7 +101,7 @@ def cannot_be_replayed(plan: Plan) -> str | None:
     """What the plan does that a replay would not: it only repeats what was launched."""
     if plan.numbers or any(launch.by_value for launch in launches(plan.steps)):
         return "its kernels are given numbers"
-    if any(isinstance(s, Alloc) and s.device.type == "cpu" for s in plan.steps):
+    if plan.on_host:
         return "it computes on the CPU"
     for step in plan.steps:
         if isinstance(step, Aten) and is_foreign(step.op):
