@@ -1,13 +1,18 @@
 // A simulated CUDA driver: the functions of libcuda that load and launch kernels, with their signatures and errors.
 //
-// A module's image is the text `simulated <address> <parameters>`: the address of a host function
+// A module's image is the text `simulated <address> <parameters> <parts>`: the address of a host function
 // `void (void** buffers, int64_t begin, int64_t end)` and a letter for each parameter: p, a pointer to a buffer; v, a number,
 // which the function finds in memory. An int64 number of items follows these; what follows that is ignored. A launch calls
 // the function for all items before it returns.
 //
+// Where `parts` is not 0, there is one parameter, a table of int64: the first block of each part, for as many parts as the next
+// power of two, then for each part its number of items and its parameters. A launch calls the function for each part
+// that begins before its last block.
+//
 // What a real driver refuses is refused here: a thread without a context, a context that the function or the stream does
 // not belong to, a module that was unloaded, an empty or too large grid or block, more shared memory than was asked for.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -63,7 +68,9 @@ using Kernel = void (*)(void** buffers, int64_t begin, int64_t end);
 struct Module {
     Context* context;
     Kernel kernel;
-    std::string parameters;  // a letter for each: p, a pointer; v, a number, which the function reads from memory
+    std::string
+        parameters;  // a letter for each: p, a pointer; v, a number, which the function reads from memory
+    unsigned parts;  // of a table
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
@@ -127,6 +134,16 @@ void call(const Module& m, void** parameters, int64_t items) {
     m.kernel(buffers.data(), 0, items);
 }
 
+void call_parts(const Module& m, int64_t* table, int64_t blocks) {
+    int64_t* fields = table + std::bit_ceil(m.parts);
+    for (unsigned part = 0; part < m.parts && table[part] < blocks; ++part) {
+        std::vector<void*> parameters;
+        for (size_t i = 1; i <= m.parameters.size(); ++i) parameters.push_back(fields + i);
+        call(m, parameters.data(), fields[0]);
+        fields += 1 + m.parameters.size();
+    }
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------- the driver
@@ -176,11 +193,13 @@ EXPORT int cuModuleLoadData(void** module, const void* image) {
     if (!current) return kInvalidContext;
     unsigned long long address;
     char kinds[512] = "";
-    if (std::sscanf(static_cast<const char*>(image), "simulated %llu %511[pv]", &address, kinds) < 1)
+    unsigned parts = 0;
+    if (std::sscanf(static_cast<const char*>(image), "simulated %llu %511[pv] %u", &address, kinds, &parts) <
+        1)
         return kInvalidImage;
     std::lock_guard lock(mutex);
     modules.push_back(
-        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(address), kinds, {}}));
+        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(address), kinds, parts, {}}));
     *module = modules.back().get();
     return kSuccess;
 }
@@ -244,13 +263,17 @@ EXPORT int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsign
         module = function->module;
         Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, current->device, stream};
         if (int error = why_not(launch, *function)) return error;
-        items = launch.items = *static_cast<int64_t*>(parameters[module->parameters.size()]);
+        items = module->parts ? 0 : *static_cast<int64_t*>(parameters[module->parameters.size()]);
+        launch.items = items;
         auto at = launched.try_emplace(function->name).first;
         ++at->second;
         launch.name = at->first.c_str();
         launches.push_back(launch);
     }
-    call(*module, parameters, items);
+    if (module->parts)
+        call_parts(*module, static_cast<int64_t*>(parameters[0]), grid_x);
+    else
+        call(*module, parameters, items);
     return kSuccess;
 }
 

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from smelt.codegen.triton.library import library
 from smelt.codegen.triton.ptx import Ptx, ptx_version, to_ptx
-from smelt.codegen.triton.source import Source, triton_source
+from smelt.codegen.triton.source import Source, joined_source, triton_source
 from smelt.loops.ir import Kernel
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
@@ -22,14 +22,17 @@ _Key = tuple[int, str, int, frozenset[str], tuple[tuple[str, str], ...], tuple[t
 @dataclass(frozen=True)
 class Request:
     """A kernel, and of its buffers those that are passed by value (`triton_source`) and those that need not begin at a
-    multiple of 16 bytes."""
+    multiple of 16 bytes. `joined`: what is launched does this with other launches (`joined_source`)."""
 
     kernel: Kernel
     by_value: frozenset[int] = frozenset()
     unaligned: frozenset[int] = frozenset()
+    joined: bool = False
 
     def printed(self) -> Source:
         """Its source."""
+        if self.joined:
+            return joined_source(self.kernel, self.by_value, self.unaligned)
         source = triton_source(self.kernel, self.by_value)
         return replace(source, aligned=source.aligned - {f"p{i}" for i in self.unaligned})
 
@@ -80,7 +83,8 @@ def _key(source: Source, arch: int) -> _Key:
 
 def _compile(source: Source, name: str, arch: int) -> _KernelCode:
     ptx = to_ptx(source, arch, f"smelt_{_identifier(name)}")
-    return _KernelCode(_library(ptx, arch), ptx.name, Block(ptx.threads, ptx.shared))
+    parts = source.table.parts if source.table is not None else 0
+    return _KernelCode(_library(ptx, arch), ptx.name, Block(ptx.threads, ptx.shared, parts))
 
 
 def _library(ptx: Ptx, arch: int) -> Library:
