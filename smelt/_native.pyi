@@ -248,9 +248,9 @@ def kept_bytes() -> int:
 
 class DeviceKernel:
     """The kernel `name` of `image` (PTX as text, or a device's own code), in blocks of `threads` threads with `shared` bytes
-    of shared memory. What was loaded stays loaded."""
+    of shared memory; where one launch does several, `parts` at most. What was loaded stays loaded."""
 
-    def __init__(self, image: bytes, name: str, threads: int, shared: int) -> None: ...
+    def __init__(self, image: bytes, name: str, threads: int, shared: int, parts: int = 0) -> None: ...
     def load(self, device: int, image: bytes = ..., /) -> None:
         """Loads it on a device, without the GIL: from `image`, this kernel's code for that device, if that is given. Raises
         RuntimeError with what the driver says."""

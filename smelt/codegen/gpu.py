@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from smelt.codegen.generate import launched
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
+from smelt.codegen.llvm.flat import of_any_size
 from smelt.codegen.triton.compile import Request, compile_kernels
+from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
 from smelt.plan.code import CompiledKernel
-from smelt.plan.items import Item, LaunchItem
+from smelt.plan.gather import Kind, Slot, gather
+from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.runtime.kept import store
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 
@@ -20,18 +24,39 @@ VECTOR = 16  # bytes: an address that is a multiple of it can be read by whole v
 
 
 def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
-    """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`."""
-    kernels = [i for i in schedule.items if isinstance(i, KernelItem)]
-    on_cpu = [i for i in kernels if _runs_on_cpu(schedule, i)]
-    on_gpu = [i for i in kernels if not _runs_on_cpu(schedule, i)]
+    """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`. Kernels that can be one
+    launch are."""
     aligned = _aligned(schedule)
-    requests = [Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned)) for i in on_gpu]
+    slots = gather(schedule, partial(_kind, schedule, aligned))
+    requests = {
+        id(i): Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned), len(slot.items) > 1)
+        for slot in slots
+        for i in slot.items
+        if isinstance(i, KernelItem) and not _runs_on_cpu(schedule, i)
+    }
     code: dict[int, CompiledKernel] = dict(
-        zip(map(id, on_gpu), compile_kernels(requests, arch, THREADS, store(config)))
+        zip(requests, compile_kernels(list(requests.values()), arch, THREADS, store(config)))
     )
+    on_cpu = [i for i in schedule.items if isinstance(i, KernelItem) and id(i) not in requests]
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
-    return [_launched(schedule, i, code) for i in schedule.items]
+    return [_placed(schedule, slot, code) for slot in slots]
+
+
+def _kind(schedule: Schedule, aligned: Sequence[bool], item: KernelItem) -> Kind | None:
+    """Those launches that differ only in sizes and buffers may be one."""
+    if not item.kernel.outer or _runs_on_cpu(schedule, item) or not joins(item.kernel):
+        return None
+    code = of_any_size(item.kernel, ALIGNED)
+    key = code, _by_value(schedule, item), _unaligned(item, aligned)
+    return Kind(key, table_of(item.kernel).parts)
+
+
+def _placed(schedule: Schedule, slot: Slot, code: dict[int, CompiledKernel]) -> Item:
+    launches = [_launched(schedule, item, code) for item in slot.items]
+    if len(launches) == 1:
+        return launches[0]
+    return TogetherItem(tuple(launch for launch in launches if isinstance(launch, LaunchItem)))
 
 
 def _launched(
@@ -41,8 +66,8 @@ def _launched(
     if not isinstance(item, KernelItem) or not isinstance(made, LaunchItem) or _runs_on_cpu(schedule, item):
         return made
     places = {b: n for n, b in enumerate(made.buffers)}
-    by_value = (places[item.buffers[k]] for k in _by_value(schedule, item))  # type: ignore[index]
-    return replace(made, joins=False, by_value=tuple(sorted(by_value)))
+    by_value = {places[item.buffers[k]]: item.kernel.buffers[k].dtype for k in _by_value(schedule, item)}  # type: ignore[index]
+    return replace(made, joins=False, by_value=tuple((k, by_value[k].itemsize) for k in sorted(by_value)))
 
 
 def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:

@@ -5,7 +5,8 @@ Buffer i of the schedule is register i of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.tree import map_leaves
 from smelt.plan.aliases import is_foreign, returns_alias, written_values
 from smelt.plan.code import CompiledKernel, Function
-from smelt.plan.items import Item, LaunchItem
+from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.liveness import with_frees
 from smelt.plan.memory import with_arena
 from smelt.plan.roots import Roots, references
@@ -27,6 +28,7 @@ from smelt.plan.steps import (
     Plan,
     Reg,
     Step,
+    Together,
     View,
     launches,
     span_bytes,
@@ -39,13 +41,14 @@ from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 def build_plan(schedule: Schedule, target: Target) -> Plan:
     """The plan that runs `schedule` on `target`."""
     items = target.compile(schedule)
-    roots = Roots(schedule, items, target.memory)
+    roots = Roots(schedule, items)
     writer = _Writer(schedule, roots, target)
     for item in items:
         writer.add(item)
     joined = side_by_side(writer.steps, writer.touched, target.costs)
     freed = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
-    steps, arena_bytes = with_arena(freed, roots.may_use_arena, target.memory.alignment)
+    may_use_arena = partial(roots.may_use_arena, memory=target.memory)
+    steps, arena_bytes = with_arena(freed, may_use_arena, target.memory.alignment)
     return Plan(
         n_inputs=roots.n_inputs,
         constants=schedule.constants,
@@ -116,22 +119,35 @@ class _Writer:
         self.steps.append(Aten(op, (Reg(constant),), {}, (register,), "constant that is returned"))
 
     def launch(self, item: LaunchItem) -> None:
+        self._prepare((item,))
+        if item.code.extent == 0:
+            return
+        if item.joins:
+            self.touched[len(self.steps)] = self._touched(item)
+        self.steps.append(self._launch(item))
+
+    def together(self, item: TogetherItem) -> None:
+        self._prepare(item.parts)
+        parts = tuple(map(self._launch, item.parts))
+        blocks = tuple(-(-part.code.extent // part.code.grain) for part in item.parts)
+        self.steps.append(Together(parts, blocks, 1))
+
+    def _prepare(self, items: Sequence[LaunchItem]) -> None:
+        """Memory for what is written first; inputs that are written."""
         written = []
-        for buffer, role in zip(item.buffers, item.roles):
+        for buffer, role in (pair for item in items for pair in zip(item.buffers, item.roles)):
             if role != "in":
                 self.allocate(buffer)
                 if self.roots.root(buffer) < self.roots.n_inputs:
                     written.append(self.roots.root(buffer))
         if written:
             self.steps.append(BumpVersion(tuple(dict.fromkeys(written))))
+
+    def _launch(self, item: LaunchItem) -> Launch:
         code = item.code
-        if code.extent == 0:
-            return
-        if item.joins:
-            self.touched[len(self.steps)] = self._touched(item)
         regs = tuple(map(self.register, item.buffers))
         grain = self.target.sharing.grain(code.extent, code.grain)
-        self.steps.append(Launch(self._symbol(code), regs, code.extent, grain, item.note, item.by_value))
+        return Launch(self._symbol(code), regs, code.extent, grain, item.note, item.by_value)
 
     def _symbol(self, code: CompiledKernel) -> str:
         """The kernel's name, with a number where other code has that name."""
@@ -191,6 +207,7 @@ class _Writer:
 
 _ITEMS: dict[type, Callable[[_Writer, Any], None]] = {
     LaunchItem: _Writer.launch,
+    TogetherItem: _Writer.together,
     ViewItem: _Writer.view,
     ExternItem: _Writer.extern,
 }

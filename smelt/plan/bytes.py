@@ -21,7 +21,7 @@ from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, 
 from smelt.plan.verify import verify
 
 MAGIC = b"smeltpln"
-VERSION = 2  # of the form: raised with each change of what follows, also of the meaning of a step
+VERSION = 3  # of the form: raised with each change of what follows, also of the meaning of a step
 HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, bytes of the body
 
 # Number of a record -> its class, and its fields in order.
@@ -36,7 +36,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     8: (BumpVersion, ("regs",)),
     9: (Free, ("regs",)),
     10: (Processor, ("triple", "name", "features")),
-    11: (Block, ("threads", "shared")),
+    11: (Block, ("threads", "shared", "parts")),
 }
 _NUMBERS = {cls: (number, fields) for number, (cls, fields) in RECORDS.items()}
 # A library: its processor, object files, exports, and where among the libraries each imported symbol is defined.

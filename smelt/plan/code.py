@@ -40,10 +40,12 @@ class Library:
 
 @dataclass(frozen=True)
 class Block:
-    """How a GPU runs one program of a kernel: with how many threads, and bytes of shared memory."""
+    """How a GPU runs one program of a kernel: with how many threads, and bytes of shared memory. `parts`: how many launches
+    one of it may do, where it is for those of a `Together`; 0 where it is launched alone."""
 
     threads: int
     shared: int
+    parts: int = 0
 
 
 @dataclass(frozen=True, eq=False)

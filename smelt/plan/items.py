@@ -15,14 +15,21 @@ Role = Literal["in", "out", "inout"]
 class LaunchItem:
     """Machine code in place of a kernel, or of an extern and what it absorbed. `buffers` are the schedule's, as the code
     takes them; `roles[i]` says what it does with `buffers[i]`. `joins`: it may become a part of a `Together`. `by_value`:
-    positions of buffers that are passed as the numbers that they hold (`plan.steps.Launch`)."""
+    positions of buffers that are passed as the numbers that they hold, and the bytes of these (`plan.steps.Launch`)."""
 
     code: CompiledKernel
     buffers: tuple[int, ...]
     roles: tuple[Role, ...]
     note: str = ""
     joins: bool = True
-    by_value: tuple[int, ...] = ()
+    by_value: tuple[tuple[int, int], ...] = ()
 
 
-Item = LaunchItem | ExternItem | ViewItem
+@dataclass(frozen=True)
+class TogetherItem:
+    """Launches of one function on a GPU that do not depend on one another, and become one."""
+
+    parts: tuple[LaunchItem, ...]
+
+
+Item = LaunchItem | TogetherItem | ExternItem | ViewItem

@@ -11,7 +11,7 @@ from typing import Any
 
 from smelt.graph.tree import leaves
 from smelt.plan.aliases import aliased_values, is_foreign
-from smelt.plan.items import Item, LaunchItem
+from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.target import Memory
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
 
@@ -20,8 +20,8 @@ class Roots:
     """Which root each buffer belongs to, and which roots must not be in the arena. `by_pointer`: buffers whose strides
     somebody relies on."""
 
-    def __init__(self, schedule: Schedule, items: Sequence[Item], memory: Memory) -> None:
-        self.buffers, self.memory = schedule.buffers, memory
+    def __init__(self, schedule: Schedule, items: Sequence[Item]) -> None:
+        self.buffers = schedule.buffers
         self.n_inputs = sum(b.kind == "input" for b in schedule.buffers)
         self.n_held = self.n_inputs + len(schedule.constants)
         self._root: dict[int, int] = {}
@@ -55,15 +55,15 @@ class Roots:
         """Whether somebody may hold on to its memory after the call."""
         return self.root(buffer) in self._kept
 
-    def may_use_arena(self, register: int) -> bool:
-        """Whether the register is a temporary with memory of its own that ends with the call, of a kind the arena holds."""
+    def may_use_arena(self, register: int, memory: Memory) -> bool:
+        """Whether the register is a temporary with memory of its own that ends with the call, of a kind `memory` holds."""
         if register >= len(self.buffers):
             return False
         buffer: BufferSpec = self.buffers[register]
         root = self.root(register)
         return (
             buffer.kind == "temp"
-            and self.memory.holds(buffer.spec)
+            and memory.holds(buffer.spec)
             and root == register
             and root not in self._kept
         )
@@ -71,6 +71,11 @@ class Roots:
 
 def _launch_aliases(roots: Roots, item: LaunchItem) -> None:
     roots.by_pointer.update(item.buffers)
+
+
+def _together_aliases(roots: Roots, item: TogetherItem) -> None:
+    for part in item.parts:
+        _launch_aliases(roots, part)
 
 
 def _view_aliases(roots: Roots, item: ViewItem) -> None:
@@ -93,6 +98,7 @@ def _extern_aliases(roots: Roots, item: ExternItem) -> None:
 
 _ALIASES: dict[type, Callable[[Roots, Any], None]] = {
     LaunchItem: _launch_aliases,
+    TogetherItem: _together_aliases,
     ViewItem: _view_aliases,
     ExternItem: _extern_aliases,
 }

@@ -65,14 +65,14 @@ class Launch:
     On a CPU it is `void kernel(void **buffers, int64_t begin, int64_t end)`, split among threads in pieces of at least
     `grain`; `buffers[i]` is the data pointer of register `regs[i]`. On a GPU each block takes `grain` items, and its
     parameters are those pointers, then `extent` (int64). `by_value`: positions of `regs` whose tensor, of one element on the
-    CPU, is passed as the number that it holds then."""
+    CPU, is passed as the number that it holds then, and that number's bytes."""
 
     kernel: str
     regs: tuple[int, ...]
     extent: Size
     grain: int
     note: str = ""
-    by_value: tuple[int, ...] = ()
+    by_value: tuple[tuple[int, int], ...] = ()
 
 
 WORK = 64  # units of work that a thread should take at least
@@ -80,8 +80,9 @@ WORK = 64  # units of work that a thread should take at least
 
 @dataclass(frozen=True)
 class Together:
-    """Launches that do not depend on one another, as one range of work units that is split among threads in pieces of at
-    least `grain`; `work[i]` units are `launches[i]`'s, in proportion to its items."""
+    """Launches that do not depend on one another. On a CPU: as one range of work units that is split among threads in pieces
+    of at least `grain`; `work[i]` units are `launches[i]`'s, in proportion to its items. On a GPU: as one launch of the
+    function that all have, which does `parts` of them at most (`plan.code.Block`); `work[i]` blocks are `launches[i]`'s."""
 
     launches: tuple[Launch, ...]
     work: tuple[int, ...]

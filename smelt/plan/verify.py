@@ -5,7 +5,7 @@ from __future__ import annotations
 from smelt.errors import VerificationError
 from smelt.plan.memory import ALIGNMENT
 from smelt.plan.printer import print_step
-from smelt.plan.steps import Alloc, Free, Plan, Together, View, defines, reads, span_bytes
+from smelt.plan.steps import Alloc, Free, Launch, Plan, Together, View, defines, reads, span_bytes
 
 
 def verify(plan: Plan) -> None:
@@ -43,6 +43,24 @@ def _verify_alone(plan: Plan, i: int) -> None:
         )
     if isinstance(step, Together):
         _require(len(step.work) == len(step.launches), plan, i, "not as many shares of work as launches")
+        _verify_together(plan, i, step)
+    if isinstance(step, Launch):
+        _require(not _parts(plan, step), plan, i, "a kernel for several launches that has one")
+
+
+def _verify_together(plan: Plan, i: int, step: Together) -> None:
+    """On a GPU the launches are one."""
+    parts = max((_parts(plan, launch) for launch in step.launches), default=0)
+    if parts:
+        kernels = {(launch.kernel, len(launch.regs)) for launch in step.launches}
+        _require(len(kernels) == 1, plan, i, "launches of several kernels cannot be one")
+        _require(len(step.launches) <= parts, plan, i, f"more than {parts} launches")
+
+
+def _parts(plan: Plan, launch: Launch) -> int:
+    """How many launches one of its kernel may do; 0: it is launched alone."""
+    function = plan.kernels.get(launch.kernel)
+    return function.block.parts if function is not None and function.block is not None else 0
 
 
 def _verify_arena(plan: Plan) -> None:

@@ -18,6 +18,7 @@ import triton.compiler.code_generator  # while the interpreter is on, if it is: 
 from smelt.codegen.triton import Request, compile_kernels, ptx_functions, triton_source
 from smelt.codegen.triton.library import Library
 from smelt.codegen.triton.ptx import Chip, to_image, to_ptx
+from smelt.codegen.triton.source import TABLE, joined_source, joins
 from smelt.loops.ir import Kernel
 from smelt.loops.philox import philox
 from smelt.plan.code import Block
@@ -154,6 +155,42 @@ def test_numbers_are_passed_by_value(dtype: torch.dtype) -> None:
     text = to_ptx(source, 90).text
     assert text.count("cvta.to.global") == 0 and text.count("ld.global.v4") == 1
     assert "kernel_param_1" in text
+
+
+def test_several_launches_by_one_have_one_body_and_vectors() -> None:
+    source = joined_source(add(4096))
+    assert source.table is not None and source.table.slots <= TABLE and source.table.parts == 93
+    assert source.text.count("tl.load") == 2 and source.text.count("tl.store") == 1
+    text = to_ptx(source, 90, "joined").text
+    assert f".param .align 8 .b8 joined_param_0[{8 * source.table.slots}]" in text
+    assert text.count("ld.global.v4.b32") == 2 and text.count("st.global.v4.b32") == 1
+    assert (
+        len(re.findall(r"\.param .*joined_param_\d", text)) == 3
+    )  # the table and two pointers that Triton adds
+    assert "v4" not in to_ptx(joined_source(add(4097)), 90).text
+    assert to_ptx(joined_source(add(4096), unaligned=frozenset((1,))), 90).text.count("ld.global.v4") == 1
+
+
+@pytest.mark.parametrize("dtype", (f64, f32, torch.int64, torch.bool, bf16))
+def test_numbers_in_the_table(dtype: torch.dtype) -> None:
+    text = to_ptx(joined_source(scaled(4096, dtype), host=frozenset((1,))), 90).text
+    assert text.count("ld.global.v4") == 1 and text.count("ld.global") == 1
+
+
+def test_launches_by_one_share_code_and_are_not_launched_alone() -> None:
+    alone, one, two, odd = compile_kernels(
+        [Request(add(64)), *(Request(add(n), joined=True) for n in (64, 4096, 7))], 90, 1
+    )
+    assert one.function is two.function and len({alone.function, one.function, odd.function}) == 3
+    assert [k.extent for k in (one, two, odd)] == [64, 4096, 7] and one.grain == alone.grain
+    assert alone.function.block.parts == 0 and one.function.block.parts == 93
+
+
+def test_which_kernels_may_be_launched_by_one() -> None:
+    assert joins(add(7)) and joins(scaled(7))
+    assert not joins(softmax(8, 64)) and not joins(bias_gelu(8, 64))
+    assert not joins(add(1 << 30))  # its indices need more than 32 bits
+    assert not joins(flat(8, [f32] * 300, f32, lambda *xs: xs[0] + xs[1]))  # its arguments fill the table
 
 
 def test_what_is_kept_stays_in_registers() -> None:

@@ -184,9 +184,29 @@ def test_how_a_gpu_runs_code_is_kept() -> None:
     processor = Processor("nvptx64-nvidia-cuda", "sm_90", "+ptx80")
     library = Library(processor, (b".version 8.0",), ("increment",))
     code = Function(library, "increment", Block(threads=128, shared=2048))
+    with pytest.raises(PlanError, match="for several launches"):
+        again(replace(increment(), kernels={"increment": replace(code, block=Block(128, 0, parts=2))}))
     read = again(replace(increment(), kernels={"increment": code})).kernels["increment"]
     assert read.block == code.block
     assert read.library.processor == processor and read.library.objects == library.objects
+
+
+def test_launches_that_are_one_on_a_gpu() -> None:
+    library = Library(Processor("nvptx64-nvidia-cuda", "sm_90", ""), (b"",), ("f",))
+    kernels = {name: Function(library, "f", Block(128, 0, parts=2)) for name in ("f", "g")}
+    launch = Launch("f", (0, 1), 8, 8, by_value=((0, 4),))
+    plan = replace(increment(), kernels=kernels, steps=(alloc(1, 8), Together((launch, launch), (1, 1), 1)))
+    read = again(plan)
+    assert read.steps == plan.steps and read.kernels["f"].block == Block(128, 0, parts=2)
+    assert print_plan(read).count("launch f(r0, r1) over 8 by 8") == 2
+    for launches, message in {
+        (launch, replace(launch, kernel="g")): "several kernels cannot be one",
+        (launch, replace(launch, regs=(0,))): "several kernels cannot be one",
+        (launch, launch, launch): "more than 2 launches",
+    }.items():
+        step = Together(launches, (1,) * len(launches), 1)
+        with pytest.raises(PlanError, match=message):
+            again(replace(plan, steps=(alloc(1, 8), step)))
 
 
 def test_a_launch_without_code_is_refused() -> None:

@@ -15,14 +15,15 @@ import pytest
 from smelt import _native, config
 from smelt.codegen import gpu
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
+from smelt.codegen.llvm.flat import ANY, of_any_size
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.triton.compile import Request
+from smelt.codegen.triton.source import table_of
 from smelt.config import Config
+from smelt.graph.sizes import static
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.runtime.kept import Store
 from tests.simulated import cuda
-
-_LINKED: list[Function] = []  # code that images name by its address
 
 
 @functools.cache
@@ -39,16 +40,23 @@ def compile_kernels(
     requests: Sequence[Request], arch: int, threads: int, store: Store | None
 ) -> list[CompiledKernel]:
     """Kernels of one program, which does everything."""
-    code = compile_for_cpu([r.kernel for r in requests], Config())
+    kernels = [of_any_size(r.kernel, ANY) if r.joined else r.kernel for r in requests]
+    code = compile_for_cpu(kernels, Config())
     return [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]
 
 
 def _simulated(request: Request, compiled: CompiledKernel) -> CompiledKernel:
-    _LINKED.append(compiled.function)
+    extent = static(request.kernel.outer[0].size) if request.joined else compiled.extent
+    parts = table_of(request.kernel).parts if request.joined else 0
     passed = [k for k, b in enumerate(request.kernel.buffers) if b.role != "local"]
     letters = "".join("v" if k in request.by_value else "p" for k in passed)
-    image = cuda.image(address_of(compiled.function), letters)
-    library = Library(Processor("simulated", "simulated", ""), (image,), (compiled.name,))
-    block = Block(threads=32, shared=0)
-    extent = max(compiled.extent, 1) if compiled.extent else 0
-    return CompiledKernel(compiled.name, Function(library, compiled.name, block), extent, max(extent, 1))
+    function = _function(compiled.function, compiled.name, letters, parts)
+    return CompiledKernel(compiled.name, function, extent, max(extent, 1))
+
+
+@functools.cache
+def _function(code: Function, name: str, letters: str, parts: int) -> Function:
+    """The same one for equal code. The cache keeps the code, which images name by its address."""
+    image = cuda.image(address_of(code), letters, parts)
+    library = Library(Processor("simulated", "simulated", ""), (image,), (name,))
+    return Function(library, name, Block(threads=32, shared=0, parts=parts))

@@ -1,17 +1,22 @@
 // A simulated CUDA driver: the functions of libcuda that load and launch kernels, with their signatures and errors.
 //
-// A module's image is the text `simulated <address> <parameters>`: the address of a host function
+// A module's image is the text `simulated <address> <parameters> <parts>`: the address of a host function
 // `void (void** buffers, int64_t begin, int64_t end)` and a letter for each parameter: p, a pointer to a buffer; v, a number,
 // which the function finds in memory. An int64 number of items follows these; what follows that is ignored. A launch calls
 // the function for all items before it returns.
 //
 // The linker makes `linked <image>` of an image that can be loaded; that can be loaded too.
+// Where `parts` is not 0, there is one parameter, a table of int64: the first block of each part, for as many parts as the next
+// power of two, then for each part its number of items and its parameters. A launch calls the function for each part
+// that begins before its last block.
 //
 // What a real driver refuses is refused here: a thread without a context, a context that the function or the stream does
 // not belong to, a module that was unloaded, an empty or too large grid or block, more shared memory than was asked for.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,6 +77,7 @@ struct Module {
     Kernel kernel;
     std::string
         parameters;  // a letter for each: p, a pointer; v, a number, which the function reads from memory
+    unsigned parts;  // of a table
     std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
@@ -97,12 +103,8 @@ std::vector<Launch> launches;
 std::map<std::string, int> launched;  // how often each name was, and the names themselves
 int next_failure = kSuccess;
 
-// A launch of a graph. Between the beginning and the end of a capture, on any stream, launches are kept and not made.
-struct Node {
-    const Module* module;
-    std::vector<void*> pointers;
-    int64_t items;
-};
+// Between the beginning and the end of a capture, on any stream, launches are kept and not made.
+using Node = std::function<void()>;
 bool capturing = false;
 std::vector<std::vector<Node>> graphs;
 
@@ -144,11 +146,12 @@ int why_not(const Launch& l, const Function& f) {
 struct Image {
     unsigned long long address;
     char kinds[512] = "";
+    unsigned parts = 0;
 };
 
 bool read(const char* text, Image& image) {
     if (std::string_view(text).starts_with(kLinked)) text += kLinked.size();
-    return std::sscanf(text, "simulated %llu %511[pv]", &image.address, image.kinds) >= 1;
+    return std::sscanf(text, "simulated %llu %511[pv] %u", &image.address, image.kinds, &image.parts) >= 1;
 }
 
 void call(const Module& m, void** parameters, int64_t items) {
@@ -156,6 +159,29 @@ void call(const Module& m, void** parameters, int64_t items) {
     for (size_t i = 0; i < buffers.size(); ++i)
         buffers[i] = m.parameters[i] == 'v' ? parameters[i] : *static_cast<void**>(parameters[i]);
     m.kernel(buffers.data(), 0, items);
+}
+
+void call_parts(const Module& m, int64_t* table, int64_t blocks) {
+    int64_t* fields = table + std::bit_ceil(m.parts);
+    for (unsigned part = 0; part < m.parts && table[part] < blocks; ++part) {
+        std::vector<void*> parameters;
+        for (size_t i = 1; i <= m.parameters.size(); ++i) parameters.push_back(fields + i);
+        call(m, parameters.data(), fields[0]);
+        fields += 1 + m.parameters.size();
+    }
+}
+
+// The launch, with the addresses that it has now.
+Node repeated(const Module& m, void** parameters, int64_t items) {
+    std::vector<void*> buffers(m.parameters.size());
+    for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = *static_cast<void**>(parameters[i]);
+    return [&m, buffers, items]() mutable { m.kernel(buffers.data(), 0, items); };
+}
+
+Node repeated_parts(const Module& m, void** parameters, int64_t blocks) {
+    auto* begin = static_cast<int64_t*>(parameters[0]);
+    std::vector<int64_t> table(begin, begin + std::bit_ceil(m.parts) + m.parts * (1 + m.parameters.size()));
+    return [&m, table, blocks]() mutable { call_parts(m, table.data(), blocks); };
 }
 
 }  // namespace
@@ -208,8 +234,8 @@ EXPORT int cuModuleLoadData(void** module, const void* image) {
     Image found;
     if (!read(static_cast<const char*>(image), found)) return kInvalidImage;
     std::lock_guard lock(mutex);
-    modules.push_back(
-        std::make_unique<Module>(Module{current, reinterpret_cast<Kernel>(found.address), found.kinds, {}}));
+    modules.push_back(std::make_unique<Module>(
+        Module{current, reinterpret_cast<Kernel>(found.address), found.kinds, found.parts, {}}));
     *module = modules.back().get();
     return kSuccess;
 }
@@ -302,14 +328,12 @@ EXPORT int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsign
         module = function->module;
         Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, current->device, stream};
         if (int error = why_not(launch, *function)) return error;
-        items = launch.items = *static_cast<int64_t*>(parameters[module->parameters.size()]);
+        items = module->parts ? 0 : *static_cast<int64_t*>(parameters[module->parameters.size()]);
+        launch.items = items;
         if (capturing) {
-            Node node{module, {}, items};
-            for (size_t i = 0; i < module->parameters.size(); ++i) {
-                if (module->parameters[i] != 'p') return kInvalidValue;
-                node.pointers.push_back(*static_cast<void**>(parameters[i]));
-            }
-            graphs.back().push_back(std::move(node));
+            if (module->parameters.find('v') != std::string::npos) return kInvalidValue;
+            graphs.back().push_back(module->parts ? repeated_parts(*module, parameters, grid_x)
+                                                  : repeated(*module, parameters, items));
             return kSuccess;
         }
         auto at = launched.try_emplace(function->name).first;
@@ -317,7 +341,10 @@ EXPORT int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsign
         launch.name = at->first.c_str();
         launches.push_back(launch);
     }
-    call(*module, parameters, items);
+    if (module->parts)
+        call_parts(*module, static_cast<int64_t*>(parameters[0]), grid_x);
+    else
+        call(*module, parameters, items);
     return kSuccess;
 }
 
@@ -355,7 +382,7 @@ EXPORT bool simulated_is_capturing() {
 }
 
 EXPORT void simulated_replay(int graph) {
-    for (Node& node : graphs.at(graph)) node.module->kernel(node.pointers.data(), 0, node.items);
+    for (Node& node : graphs.at(graph)) node();
 }
 
 EXPORT int cuGetErrorName(int error, const char** name) {

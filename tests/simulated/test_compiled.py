@@ -123,6 +123,66 @@ def test_a_module_trains(dtype):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 if dtype else 1e-5)
 
 
+def parameters(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, 8, generator=generator).to("cuda") for n in range(1, 21)]
+
+
+@pytest.mark.parametrize("foreach", (False, True))
+def test_an_optimizer_updates_all_parameters_by_few_launches(foreach):
+    def steps(compile):
+        weights = [nn.Parameter(p) for p in parameters(0)]
+        optimizer = torch.optim.AdamW(weights, lr=1e-2, foreach=foreach)
+        step = compile(optimizer.step)
+        for seed in range(1, 5):
+            for p, grad in zip(weights, parameters(seed), strict=True):
+                p.grad = grad
+            cuda.forget_launches()
+            step()
+        return [t for p in weights for t in (p.detach(), *optimizer.state[p].values())]
+
+    want, got = steps(lambda f: f), steps(smelt.compile)
+    assert len(cuda.launches()) == 2  # of sizes that are multiples of 16, and others
+    torch.testing.assert_close(got, want)
+
+
+def test_more_parts_than_a_launch_has():
+    tensors = [torch.randn(3 + k % 5, device="cuda") for k in range(300)]
+
+    def scales(tensors):
+        for t in tensors:
+            t.mul_(2.0)
+
+    want = [t * 2 for t in tensors]
+    compiled = smelt.compile(scales)
+    compiled([t.clone() for t in tensors])
+    cuda.forget_launches()
+    compiled(tensors)
+    assert len(cuda.launches()) == 3
+    torch.testing.assert_close(tensors, want)
+
+
+def test_numbers_on_the_cpu_in_several_launches_by_one():
+    def scales(tensors, scale):
+        return [t * scale for t in tensors]
+
+    tensors = [torch.randn(3 + k, device="cuda") for k in range(5)]
+    assert len(check(scales, tensors, torch.tensor(1.5))) == 1
+    assert len(check(scales, tensors, torch.tensor(1.5, dtype=torch.float64))) == 1
+
+
+def test_casts_of_weights_are_one_launch():
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))).to("cuda")
+    compiled, x = smelt.compile(model), torch.randn(4, 16, device="cuda")
+    for _ in range(2):
+        cuda.forget_launches()
+        with torch.autocast("cuda", torch.bfloat16):
+            got = compiled(x)
+    assert len(cuda.launches()) == 1  # of weights, biases and the input
+    with torch.autocast("cuda", torch.bfloat16):
+        torch.testing.assert_close(got, model(x))
+
+
 def test_a_kernel_that_the_driver_refuses_is_its_error():
     compiled = smelt.compile(lambda x: x * 3)
     x = torch.randn(4, device="cuda")

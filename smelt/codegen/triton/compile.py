@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from smelt.codegen.triton import on_disk
 from smelt.codegen.triton.library import library
 from smelt.codegen.triton.ptx import Ptx, ptx_version, to_ptx
-from smelt.codegen.triton.source import Source, triton_source
+from smelt.codegen.triton.source import Source, joined_source, triton_source
 from smelt.loops.ir import Kernel
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
@@ -24,14 +24,17 @@ _Key = tuple[int, str, int, frozenset[str], tuple[tuple[str, str], ...], tuple[t
 @dataclass(frozen=True)
 class Request:
     """A kernel, and of its buffers those that are passed by value (`triton_source`) and those that need not begin at a
-    multiple of 16 bytes."""
+    multiple of 16 bytes. `joined`: what is launched does this with other launches (`joined_source`)."""
 
     kernel: Kernel
     by_value: frozenset[int] = frozenset()
     unaligned: frozenset[int] = frozenset()
+    joined: bool = False
 
     def printed(self) -> Source:
         """Its source."""
+        if self.joined:
+            return joined_source(self.kernel, self.by_value, self.unaligned)
         source = triton_source(self.kernel, self.by_value)
         return replace(source, aligned=source.aligned - {f"p{i}" for i in self.unaligned})
 
@@ -71,7 +74,7 @@ def _codes(
         if key in found or key in missing:
             continue
         if store and (ptx := on_disk.read(store, source, arch)):
-            found[key] = _CACHE[key] = _code(ptx, arch)
+            found[key] = _CACHE[key] = _code(source, ptx, arch)
         else:
             missing[key] = (source, name)
     if missing:
@@ -92,11 +95,12 @@ def _compile(source: Source, name: str, arch: int, store: Store | None) -> _Kern
     ptx = to_ptx(source, arch, f"smelt_{_identifier(name)}")
     if store:
         on_disk.write(store, source, arch, ptx)
-    return _code(ptx, arch)
+    return _code(source, ptx, arch)
 
 
-def _code(ptx: Ptx, arch: int) -> _KernelCode:
-    return _KernelCode(_library(ptx, arch), ptx.name, Block(ptx.threads, ptx.shared))
+def _code(source: Source, ptx: Ptx, arch: int) -> _KernelCode:
+    parts = source.table.parts if source.table is not None else 0
+    return _KernelCode(_library(ptx, arch), ptx.name, Block(ptx.threads, ptx.shared, parts))
 
 
 def _library(ptx: Ptx, arch: int) -> Library:

@@ -34,7 +34,7 @@ def kernel_of(function: Function) -> _native.DeviceKernel:
         if found is None:
             block = function.block
             found = _KERNELS[image, function.name] = _native.DeviceKernel(
-                image, function.name, block.threads, block.shared
+                image, function.name, block.threads, block.shared, block.parts
             )
         return found
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from smelt.codegen.triton.library import function_of, library
-from smelt.codegen.triton.source import Source, triton_source
+from smelt.codegen.triton.source import BEYOND, Source, joined_source, triton_source
 from smelt.codegen.triton.values import Dialect
 from smelt.loops.ir import Kernel
 
@@ -22,6 +22,29 @@ def load_kernel(kernel: Kernel, host: frozenset[int] = frozenset()) -> Callable[
     if not source.points:
         return lambda *tensors: None
     return functools.partial(_launch, function, source, host)
+
+
+def launch_joined(
+    kernel: Kernel, parts: Sequence[Sequence[torch.Tensor]], host: frozenset[int] = frozenset()
+) -> None:
+    """One launch, in Triton's interpreter, of `kernel` on the tensors of each part, the first of as many elements as
+    it has points."""
+    source = joined_source(kernel, host, dialect=_dialect())
+    assert source.table is not None
+    blocks = [-(-tensors[0].numel() // source.block) for tensors in parts]
+    starts = [sum(blocks[:part]) for part in range(len(parts))]
+    starts += [BEYOND] * (source.table.steps - len(parts))
+    fields: list[int] = []
+    for tensors in parts:
+        fields.append(tensors[0].numel())
+        fields += [_bits(t) if i in host else t.data_ptr() for i, t in enumerate(tensors)]
+    function_of(source)[(sum(blocks),)](torch.tensor([*starts, *fields]), **source.constants)
+
+
+def _bits(number: torch.Tensor) -> int:
+    """The bytes of a tensor of one element, as those of an integer of 64 bits begin."""
+    data = bytes(number.reshape(1).view(torch.uint8).tolist())
+    return int.from_bytes(data.ljust(8, b"\0"), "little", signed=True)
 
 
 def _dialect() -> Dialect:

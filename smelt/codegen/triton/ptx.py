@@ -67,6 +67,10 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
         )
     # Triton asks for what only this very processor has (`sm_90a`), for its products: later ones would not take it.
     text = re.sub(rf"^\.target sm_{arch}a\b", f".target sm_{arch}", _undebugged(text), flags=re.M)
+    if source.table is not None:  # Triton knows no parameter of so many bytes
+        text = text.replace(
+            ".param .u64 kernel_param_0", f".param .align 8 .b8 kernel_param_0[{8 * source.table.slots}]"
+        )
     named = re.sub(r"\bkernel(?=\(|_param_)", name, text)
     return Ptx(named, name, 32 * found["num_warps"], found["shared"])
 

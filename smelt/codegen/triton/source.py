@@ -7,13 +7,18 @@ if they fit: a persistent reduction). Outer loops are flattened to one index `x`
 Blocks have as few axes as do: those of kernels whose stages have no loops are [XBLOCK], those of programs of one outer point
 are [RBLOCK] (`x` is a number, what belongs to the outer point as well), others [XBLOCK, RBLOCK]. What is known to hold for
 each point of a block is not asked again: there is no mask where the blocks divide what they cover.
+
+A *joined* kernel does several launches of an elementwise one by one (`joined_source`). It has one argument, a table of
+numbers of 64 bits: where the blocks of each part begin, then for each part how many points it has and its arguments. A
+program looks up whose block it is; the body is the single kernel's. The table is the kernel's parameter itself, 4 KB that
+the driver copies when it is launched: nothing is copied to the device before, and nothing can be overwritten too early.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -44,6 +49,9 @@ LOOPED = 2048  # block of a longer stage
 WARPS = 4  # of a program that could have any number
 MOST_WARPS = 16
 ALIGNED = 16  # what vector loads need of addresses and sizes
+TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, less Triton's own
+BEYOND = (1 << 31) - 1  # the first block of a part that is not there
+JOINED_INDEX = 1 << 30  # indices of joined kernels are smaller: none needs 64 bits
 
 _NAME = re.compile(r"\bv\d+\b")
 
@@ -65,7 +73,7 @@ class Source:
     `kernel`'s arguments are the kernel's buffers that are not local (pointers, or numbers where they were asked for by
     value), then `points`: how many outer points there are, as an i64. Program k computes `block` of them from k * block on.
     `signature` names Triton's type of each argument; `aligned` are those that are multiples of 16. `constants` are further
-    arguments that are known."""
+    arguments that are known. `table`: where there is one, its slots are the only argument (`joined_source`)."""
 
     text: str
     points: int
@@ -74,6 +82,54 @@ class Source:
     signature: Mapping[str, str]
     aligned: frozenset[str]
     constants: Mapping[str, int]
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The argument of a joined kernel, in slots of 8 bytes: `steps` (a power of two) starts, the first block of each part,
+    those of parts that are not there beyond all blocks; then `parts` times the number of points and the `arguments`."""
+
+    parts: int
+    arguments: int
+
+    @property
+    def steps(self) -> int:
+        """Starts that are searched: of as many parts as there may be, rounded up."""
+        return _power(self.parts)
+
+    @property
+    def slots(self) -> int:
+        """Of the whole table."""
+        return self.steps + self.parts * (1 + self.arguments)
+
+
+def table_of(kernel: Kernel) -> Table:
+    """For as many launches of `kernel` as one may do."""
+    arguments = len(kernel.buffers)
+    tables = [Table(min(n, (TABLE - n) // (1 + arguments)), arguments) for n in (32, 64, 128)]
+    return max(tables, key=lambda table: table.parts)
+
+
+def joins(kernel: Kernel) -> bool:
+    """Whether launches of the kernel may be parts of a joined one: the code is that of every size."""
+    return (
+        is_flat(kernel)
+        and all(b.role != "local" for b in kernel.buffers)
+        and table_of(kernel).parts > 1
+        and _top_index(kernel) < JOINED_INDEX
+    )
+
+
+def joined_source(
+    kernel: Kernel,
+    host: frozenset[int] = frozenset(),
+    unaligned: frozenset[int] = frozenset(),
+    dialect: Dialect = "ptx",
+) -> Source:
+    """As `triton_source`, of kernels that `joins`, for launches of several sizes by one. `unaligned`: buffers that need not
+    begin at a multiple of 16 bytes. Sizes are multiples of 16 if this kernel's is."""
+    return _Joined(kernel, host, dialect, unaligned).source()
 
 
 def triton_source(kernel: Kernel, host: frozenset[int] = frozenset(), dialect: Dialect = "ptx") -> Source:
@@ -119,7 +175,8 @@ class _Module:
         self.blocks = _blocks(kernel, self.points, self.flat, host)
         # the axes that "x" and "r" are: of no block where the program has one outer point
         self.x_axes = NONE if self.blocks.r and self.blocks.x == 1 else X
-        self.wide = "tl.int64" if self._top_index() >= 1 << 31 else "tl.int32"
+        top = _top_index(kernel) + self.blocks.x
+        self.wide = "tl.int64" if top >= 1 << 31 else "tl.int32"
         self.lines: list[str] = []
         self.count = 0
         self.results: dict[str, str] = {}
@@ -136,9 +193,9 @@ class _Module:
     def source(self) -> Source:
         for stage in self.kernel.stages:
             self.stage(stage)
-        passed = {f"p{i}": self._type(i) for i, b in enumerate(self.kernel.buffers) if b.role != "local"}
+        passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
-        arguments = [*passed, "points", *(f"{name}: tl.constexpr" for name in constants)]
+        arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
         body = "\n".join([f"def kernel({', '.join(arguments)}):", *self._head(), *self.lines, ""])
         aligned = {name for name, kind in passed.items() if kind.startswith("*")}
         if self.points % ALIGNED == 0:
@@ -148,10 +205,15 @@ class _Module:
             points=self.points,
             block=self.blocks.x,
             warps=self.blocks.warps,
-            signature=passed | {"points": "i64"} | dict.fromkeys(constants, "constexpr"),
+            signature=passed | dict.fromkeys(constants, "constexpr"),
             aligned=frozenset(aligned),
             constants=constants,
         )
+
+    def _passed(self) -> dict[str, str]:
+        """The arguments, with their types."""
+        passed = {f"p{i}": self._type(i) for i, b in enumerate(self.kernel.buffers) if b.role != "local"}
+        return passed | {"points": "i64"}
 
     def _type(self, buffer: int) -> str:
         kind = TYPES[self.kernel.buffers[buffer].dtype]
@@ -171,14 +233,6 @@ class _Module:
     def _masks(self) -> dict[str, str]:
         exact = not self.flat and self.points % self.blocks.x == 0
         return {} if exact or not self.x_axes else {"x": "xmask"}
-
-    def _top_index(self) -> int:
-        """The largest number that an index computes with."""
-        top = self.points * max([_trips(s) for s in self.kernel.stages] + [1])
-        for stage in self.kernel.stages:
-            for e in _stage_indices(stage):
-                top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
-        return top + self.blocks.x
 
     # ---- stages
 
@@ -465,6 +519,58 @@ class _Module:
 
     def _line(self, at: _Block, text: str) -> None:
         self.lines.append("    " * at.indent + text)
+
+
+class _Joined(_Module):
+    """The same body behind another head: arguments come from the table."""
+
+    def __init__(
+        self, kernel: Kernel, host: frozenset[int], dialect: Dialect, unaligned: frozenset[int]
+    ) -> None:
+        super().__init__(kernel, host, dialect)
+        self.unaligned = unaligned
+        self.table = table_of(kernel)
+
+    def source(self) -> Source:
+        return replace(super().source(), aligned=frozenset(), table=self.table)
+
+    def _passed(self) -> dict[str, str]:
+        return {"table": "i64" if self.values.dialect == "ptx" else "*i64"}
+
+    def _head(self) -> list[str]:
+        points = f"points = {self._slot('fields')}"
+        if self.points % ALIGNED == 0:
+            points = f"points = tl.multiple_of({self._slot('fields')}, {ALIGNED})"
+        return [
+            "    block = tl.program_id(0)",
+            *(f"    {line}" for line in self.values.search("table", self.table.steps, "part", "block")),
+            f"    fields = part * {1 + self.table.arguments} + {self.table.steps}",
+            f"    {points}",
+            *(f"    p{i} = {self._argument(i)}" for i in range(self.table.arguments)),
+            f"    block -= {self._slot('part')}.to(tl.int32)",
+            "    x = block * XBLOCK + tl.arange(0, XBLOCK)",
+            f"    xmask = x < points.to({self.wide})",
+        ]
+
+    def _argument(self, buffer: int) -> str:
+        slot, dtype = self._slot(f"fields + {buffer + 1}"), self.kernel.buffers[buffer].dtype
+        if buffer in self.host:
+            return values.from_bits(slot, dtype)
+        pointer = f"{slot}.to(tl.pointer_type({NAMES[dtype]}))"
+        return pointer if buffer in self.unaligned else f"tl.multiple_of({pointer}, {ALIGNED})"
+
+    def _slot(self, place: str) -> str:
+        return self.values.slot("table", place)
+
+
+def _top_index(kernel: Kernel) -> int:
+    """The largest number that an index computes with, but for the rest of a block."""
+    points = prod(static(l.size) for l in kernel.outer)
+    top = points * max([_trips(s) for s in kernel.stages] + [1])
+    for stage in kernel.stages:
+        for e in _stage_indices(stage):
+            top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
+    return top
 
 
 def _r(trips: int) -> Sym:

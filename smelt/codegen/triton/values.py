@@ -84,6 +84,16 @@ def _torch(name, *operands):
     return tl.tensor(TensorHandle(result, like.handle.dtype), like.type)
 """,
 }
+# Of a kernel's first parameter, as Triton calls it: one number, and a search by halves.
+SLOT = "{ .reg .b64 %a; mov.b64 %a, kernel_param_0; mad.wide.s32 %a, $1, 8, %a; ld.param.b64 $0, [%a]; }"
+SEARCH_STEP = (
+    "add.s32 %n, %p, {0}; mad.wide.s32 %a, %n, 8, %t; ld.param.s32 %s, [%a]; setp.le.s32 %q, %s, $1; "
+    "selp.s32 %p, %n, %p, %q; "
+)
+SEARCH = (
+    "{{ .reg .b64 %t, %a; .reg .s32 %p, %n, %s; .reg .pred %q; mov.b64 %t, kernel_param_0; mov.s32 %p, 0; {steps}"
+    "mov.s32 $0, %p; }}"
+)
 IMPORTS: dict[Dialect, str] = dict(
     ptx="import triton\nimport triton.language as tl\n",
     libdevice="import triton\nimport triton.language as tl\n",
@@ -253,6 +263,25 @@ class Values:
         self.blocks[symbol] = text
         return f"tl.inline_asm_elementwise({symbol}, '{constraints}', [{', '.join(operands)}], {NAMES[dtype]}, True, 1)"
 
+    def slot(self, table: str, place: str) -> str:
+        """A number of 64 bits of a table: on NVIDIA's processors that is the kernel's first parameter, which can be read at
+        any place (it is in constant memory); elsewhere a pointer to it."""
+        if self.dialect != "ptx":
+            return f"tl.load({table} + {place})"
+        self.blocks["slot"] = SLOT
+        return f"tl.inline_asm_elementwise(slot, '=l,r', [{place}], tl.int64, True, 1)"
+
+    def search(self, table: str, slots: int, place: str, number: str) -> list[str]:
+        """Statements that give the last place with at most `number` in the first `slots` of a table, a power of two, which
+        are in ascending order; the first if there is none. (One block of assembly: a kernel whose search Triton sees takes
+        half as long again to compile.)"""
+        steps = [slots >> n for n in range(1, slots.bit_length())]
+        if self.dialect == "ptx":
+            self.blocks["search"] = SEARCH.format(steps="".join(map(SEARCH_STEP.format, steps)))
+            return [f"{place} = tl.inline_asm_elementwise(search, '=r,r', [{number}], tl.int32, True, 1)"]
+        found = [f"({self.slot(table, f'{place} + {n}')} <= {number}).to(tl.int32) * {n}" for n in steps]
+        return [f"{place} = tl.full([], 0, tl.int32)", *(f"{place} += {step}" for step in found)]
+
     def prelude(self, body: str) -> str:
         """What a module with this body needs above it."""
         assembly = [f'{name} = tl.constexpr("{text}")\n' for name, text in self.blocks.items()]
@@ -294,6 +323,15 @@ def cast(x: str, source: torch.dtype, target: torch.dtype) -> str:
     if target in NARROW and source is not torch.float32 and source not in NARROW:  # as eager: through float32
         x = f"{x}.to(tl.float32)"
     return f"{x}.to({NAMES[target]})"
+
+
+def from_bits(x: str, dtype: torch.dtype) -> str:
+    """The number of `dtype` whose bytes the integer `x` of 64 bits begins with."""
+    if dtype is torch.bool:
+        return f"({x}.to(tl.int8) != 0)"
+    if not dtype.is_floating_point:
+        return f"{x}.to({NAMES[dtype]})"
+    return f"{x}.to(tl.int{8 * dtype.itemsize}).to({NAMES[dtype]}, bitcast=True)"
 
 
 def index(e: Size, names: dict[Sym, str], named: Callable[[Quotient, str], str]) -> str:

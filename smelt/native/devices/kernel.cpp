@@ -61,16 +61,16 @@ std::string text_of(PyObject* bytes) {
 PyTypeObject* kernel_type = nullptr;
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static const std::array<const char*, 5> names{"image", "name", "threads", "shared", nullptr};
+    static const std::array<const char*, 6> names{"image", "name", "threads", "shared", "parts", nullptr};
     PyObject* image = nullptr;
     const char* name = nullptr;
-    unsigned threads = 0, shared = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SsII:DeviceKernel", const_cast<char**>(names.data()),
-                                     &image, &name, &threads, &shared))
+    unsigned threads = 0, shared = 0, parts = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SsII|I:DeviceKernel", const_cast<char**>(names.data()),
+                                     &image, &name, &threads, &shared, &parts))
         return nullptr;
     auto* self = reinterpret_cast<KernelObject*>(type->tp_alloc(type, 0));
     if (!self) return nullptr;
-    self->kernel = new Kernel(text_of(image), name, threads, shared);
+    self->kernel = new Kernel(text_of(image), name, threads, shared, parts);
     return reinterpret_cast<PyObject*>(self);
 }
 
@@ -144,8 +144,9 @@ PyMethodDef kernel_methods[] = {
 PyType_Slot kernel_slots[] = {
     {Py_tp_doc,
      const_cast<char*>(
-         "DeviceKernel(image, name, threads, shared): the kernel `name` of `image`, PTX as text or "
-         "a device's own code, in blocks of `threads` with `shared` bytes of shared memory.")},
+         "DeviceKernel(image, name, threads, shared, parts=0): the kernel `name` of `image`, PTX as text "
+         "or a device's own code, in blocks of `threads` with `shared` bytes of shared memory; where one "
+         "launch does several, `parts` at most.")},
     {Py_tp_new, reinterpret_cast<void*>(kernel_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(kernel_dealloc)},
     {Py_tp_methods, kernel_methods},

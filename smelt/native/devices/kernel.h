@@ -12,8 +12,8 @@ namespace smelt::devices {
 
 class Kernel {
   public:
-    Kernel(std::string image, std::string name, unsigned threads, unsigned shared)
-        : threads(threads), shared(shared), image_(std::move(image)), name_(std::move(name)) {}
+    Kernel(std::string image, std::string name, unsigned threads, unsigned shared, unsigned parts)
+        : threads(threads), shared(shared), parts(parts), image_(std::move(image)), name_(std::move(name)) {}
 
     // The function on `device`; loaded at the first call, which takes milliseconds if the image is text. Any thread,
     // without the GIL. A module is never unloaded: a graph that the user captured may launch from it at any time.
@@ -26,6 +26,7 @@ class Kernel {
 
     const std::string& name() const { return name_; }
     const unsigned threads, shared;  // of a block: threads, bytes of shared memory
+    const unsigned parts;            // how many launches one launch may do, 0 where it does its own
 
   private:
     Function load(const std::string& image) const;

@@ -3,6 +3,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
 
 #include "devices/driver.h"
 
@@ -10,6 +13,8 @@ namespace smelt::plan {
 namespace {
 
 using Buffers = c10::SmallVector<void*, 32>;
+constexpr int64_t kBeyond = INT32_MAX;  // where a part begins that is not there
+
 using CpuKernel = void (*)(void**, int64_t, int64_t);
 
 CpuKernel cpu_kernel(const Launch& l) {
@@ -29,10 +34,23 @@ class CpuLauncher final : public Launcher {
         at::parallel_for(0, l.extent, l.grain,
                          [&](int64_t begin, int64_t end) { kernel(buffers.data(), begin, end); });
     }
+
+    void together(const Together& t, const Launch* launches, void* const* data,
+                  void* /*stream*/) const override {
+        const int64_t total = t.ends.back();
+        if (total <= t.grain) return share(t, launches, data, 0, total);
+        at::parallel_for(0, total, t.grain,
+                         [&](int64_t begin, int64_t end) { share(t, launches, data, begin, end); });
+    }
+
+  private:
+    static void share(const Together& t, const Launch* launches, void* const* data, int64_t begin,
+                      int64_t end);
 };
 
 // The items of all launches that are in [begin, end) of the work.
-void share(const Together& t, const Launch* launches, void* const* data, int64_t begin, int64_t end) {
+void CpuLauncher::share(const Together& t, const Launch* launches, void* const* data, int64_t begin,
+                        int64_t end) {
     Buffers buffers;
     auto i = static_cast<size_t>(std::upper_bound(t.ends.begin(), t.ends.end(), begin) - t.ends.begin());
     for (int64_t start = i ? t.ends[i - 1] : 0; i < t.count && start < end; start = t.ends[i++]) {
@@ -53,18 +71,41 @@ class GpuLauncher final : public Launcher {
   public:
     void launch(const Launch& l, void* const* data, void* stream) const override {
         // The driver takes the address of each parameter: of the register for an address, what the register holds for
-        // a number, which is in the host's memory. Two more parameters are Triton's, for kinds of scratch memory that no
-        // kernel here has.
+        // a number, which is in the host's memory.
         int64_t items = l.extent;
-        void* none = nullptr;
-        Buffers parameters(l.regs.size() + 3);
+        Buffers parameters(l.regs.size() + 1);
         for (size_t i = 0; i < l.regs.size(); ++i)
             parameters[i] = l.by_value[i] ? data[l.regs[i]] : const_cast<void**>(&data[l.regs[i]]);
         parameters[l.regs.size()] = &items;
-        parameters[l.regs.size() + 1] = parameters[l.regs.size() + 2] = &none;
-        const auto blocks = static_cast<unsigned>((l.extent + l.grain - 1) / l.grain);
-        devices::check(devices::driver().launch(l.function, blocks, 1, 1, l.threads, 1, 1, l.shared, stream,
-                                                parameters.data(), nullptr),
+        start(l, (l.extent + l.grain - 1) / l.grain, std::move(parameters), stream);
+    }
+
+    void together(const Together& t, const Launch* launches, void* const* data, void* stream) const override {
+        const Launch& first = launches[0];
+        const size_t starts = std::bit_ceil(size_t{first.parts});
+        std::array<int64_t, kTableSlots> table;
+        std::fill_n(table.begin(), starts, kBeyond);
+        int64_t* slot = table.data() + starts;
+        for (size_t i = 0; i < t.count; ++i) {
+            const Launch& l = launches[i];
+            table[i] = i ? t.ends[i - 1] : 0;
+            *slot++ = l.extent;
+            for (size_t k = 0; k < l.regs.size(); ++k) {
+                void* const value = data[l.regs[k]];
+                *slot = reinterpret_cast<int64_t>(value);
+                if (l.by_value[k]) std::memcpy(slot, value, l.by_value[k]);
+                ++slot;
+            }
+        }
+        start(first, t.ends.back(), {table.data()}, stream);
+    }
+
+  private:
+    static void start(const Launch& l, int64_t blocks, Buffers parameters, void* stream) {
+        void* none = nullptr;  // Triton's, for kinds of scratch memory that no kernel here has
+        parameters.append({&none, &none});
+        devices::check(devices::driver().launch(l.function, static_cast<unsigned>(blocks), 1, 1, l.threads, 1,
+                                                1, l.shared, stream, parameters.data(), nullptr),
                        "launching a kernel");
     }
 };
@@ -80,13 +121,6 @@ const Launcher& cpu_launcher() {
 
 const Launcher& gpu_launcher() {
     return kGpu;
-}
-
-void launch_together(const Together& t, const Launch* launches, void* const* data) {
-    const int64_t total = t.ends.back();
-    if (total <= t.grain) return share(t, launches, data, 0, total);
-    at::parallel_for(0, total, t.grain,
-                     [&](int64_t begin, int64_t end) { share(t, launches, data, begin, end); });
 }
 
 }  // namespace smelt::plan

@@ -10,15 +10,17 @@ class Launcher {
   public:
     virtual ~Launcher() = default;
     virtual void launch(const Launch& l, void* const* data, void* stream) const = 0;
+    // `launches` are those of `t`.
+    virtual void together(const Together& t, const Launch* launches, void* const* data,
+                          void* stream) const = 0;
 };
 
 // On torch's threads; `function` is `void (*)(void** buffers, int64_t begin, int64_t end)`.
 const Launcher& cpu_launcher();
-// Launches on the CPU, side by side; `launches` are those of `t`.
-void launch_together(const Together& t, const Launch* launches, void* const* data);
 
 // In blocks of `grain` items on a GPU; `function` is the driver's. The kernel's parameters are the registers, then the
-// number of items (64 bits).
+// number of items (64 bits). Launches together are one launch of the function that they share, whose parameter is a table
+// (codegen/triton/source.py says how it is laid out).
 const Launcher& gpu_launcher();
 
 }  // namespace smelt::plan

@@ -36,13 +36,15 @@ struct Launch {
     void* function;  // as the launcher takes it
     std::vector<Reg> regs;
     int64_t extent, grain;
-    // Of a block of a GPU: threads, bytes of shared memory; the registers (positions of `regs`) whose number is passed
-    // instead of their address.
-    unsigned threads = 0, shared = 0;
-    std::vector<char> by_value = {};
+    // On a GPU: threads of a block, its bytes of shared memory, how many launches one may do (0: it is none of a
+    // Together); of each register the bytes of the number that is passed in place of its address (0: the address).
+    unsigned threads = 0, shared = 0, parts = 0;
+    std::vector<uint8_t> by_value = {};
 };
 
-// Launches that do not depend on one another, shared among threads as one piece of work.
+constexpr size_t kTableSlots = 500;  // at most, of a GPU's Together
+
+// Launches that do not depend on one another: shared among a CPU's threads as one piece of work, one launch on a GPU.
 struct Together {
     size_t first, count;        // of Program::launches
     std::vector<int64_t> ends;  // work of the launches up to and with each

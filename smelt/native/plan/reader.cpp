@@ -1,6 +1,8 @@
 #include "plan/reader.h"
 
+#include <bit>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "devices/kernel.h"
@@ -70,6 +72,8 @@ class Reader {
             add(Kind::view, p_.views, view(s));
         } else if (kind == "launch") {
             add(Kind::launch, p_.launches, launch(s));
+            if (p_.launches.back().parts)
+                throw py::value_error("Plan: a kernel for several launches has one");
         } else if (kind == "together") {
             add(Kind::together, p_.togethers, together(s));
         } else if (kind == "aten") {
@@ -121,8 +125,12 @@ class Reader {
         l.function = kernel.on(p_.device.index());
         l.threads = kernel.threads;
         l.shared = kernel.shared;
+        l.parts = kernel.parts;
         l.by_value.assign(l.regs.size(), 0);
-        for (py::handle h : py::tuple(s[5])) l.by_value.at(h.cast<size_t>()) = 1;
+        for (py::handle h : py::tuple(s[5])) {
+            const auto [position, bytes] = h.cast<std::pair<size_t, uint8_t>>();
+            l.by_value.at(position) = bytes;
+        }
         return l;
     }
 
@@ -135,7 +143,22 @@ class Reader {
         t.count = t.ends.size();
         if (t.count == 0 || t.first + t.count != p_.launches.size())
             throw py::value_error("Plan: launches and their work do not match");
+        check_joined(t);
         return t;
+    }
+
+    // On a GPU they are launches of one function, whose table they fit.
+    void check_joined(const Together& t) const {
+        const Launch& first = p_.launches[t.first];
+        const size_t slots = std::bit_ceil(size_t{first.parts}) + first.parts * (1 + first.regs.size());
+        bool fits = first.launcher == &cpu_launcher() || (t.count <= first.parts && slots <= kTableSlots);
+        for (size_t i = t.first; i < t.first + t.count; ++i) {
+            const Launch& l = p_.launches[i];
+            fits &= l.launcher == first.launcher && l.parts == first.parts;
+            if (first.parts) fits &= l.function == first.function && l.regs.size() == first.regs.size();
+            for (uint8_t bytes : l.by_value) fits &= bytes <= sizeof(int64_t);
+        }
+        if (!fits) throw py::value_error("Plan: launches that cannot be one");
     }
 
     Alloc alloc(const py::tuple& s) {

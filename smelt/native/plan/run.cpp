@@ -70,7 +70,10 @@ class Run {
 
     void launch(const Launch& l) { l.launcher->launch(l, f_.data.data(), stream_); }
 
-    void together(const Together& t) { launch_together(t, p_.launches.data() + t.first, f_.data.data()); }
+    void together(const Together& t) {
+        const Launch* launches = p_.launches.data() + t.first;
+        launches->launcher->together(t, launches, f_.data.data(), stream_);
+    }
 
     void aten(const Aten& a) {
         // A custom operator may call this very plan again: that call has a frame, and so a stack, of its own.

@@ -1,0 +1,152 @@
+"""Which kernels of a schedule are gathered, and that the order that this gives does the same."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import torch
+
+from smelt.graph.ir import TensorSpec
+from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
+from smelt.plan.gather import SMALL, Kind, Slot, gather
+from smelt.schedule.schedule import (
+    BufferSpec,
+    BufRef,
+    ExternItem,
+    Item,
+    KernelItem,
+    Schedule,
+    ViewItem,
+    accesses,
+)
+from tests.harness.kernels import load, loop
+
+aten = torch.ops.aten
+f32 = torch.float32
+
+
+def kernel(name: str, *roles: str, n: int = 8) -> Kernel:
+    """An elementwise kernel with these buffers; the last is written."""
+    i, li = loop("i", n)
+    buffers = tuple(Buffer(f"b{k}", f32, role) for k, role in enumerate(roles))  # type: ignore[arg-type]
+    value = Value("neg", (load(0, i),), f32)
+    return Kernel(name, buffers, (Loop(i, n),), (MapStage((), (Store(len(roles) - 1, i, value),)),))
+
+
+def double(a: int, out: int, name: str = "double") -> KernelItem:
+    """out = f(a)"""
+    return KernelItem(kernel(name, "in", "out"), (a, out))
+
+
+def write(a: int, to: int, name: str = "write") -> KernelItem:
+    return KernelItem(kernel(name, "in", "inout"), (a, to))
+
+
+def call(a: int, out: int) -> ExternItem:
+    return ExternItem(aten.mm.default, (BufRef(a), BufRef(a)), {}, (out,))
+
+
+def schedule(*items: Item, inputs: int = 3, n: int = 8, outputs: tuple[int, ...] = ()) -> Schedule:
+    spec = TensorSpec((n,), (1,), f32, torch.device("cpu"))
+    count = 1 + max(b for item in items for b in itertools.chain(*accesses(item)))
+    kinds = ["input" if b < inputs else "output" if b in outputs else "temp" for b in range(count)]
+    return Schedule([BufferSpec(b, spec, k) for b, k in enumerate(kinds)], (), list(items), outputs)  # type: ignore[arg-type]
+
+
+def kind(item: KernelItem, room: int = 4) -> Kind | None:
+    return Kind(item.kernel.name, room) if item.kernel.name != "alone" else None
+
+
+def gathered(*items: Item, **options: object) -> list[list[Item]]:
+    return [slot.items for slot in gather(schedule(*items, **options), kind)]  # type: ignore[arg-type]
+
+
+def test_independent_neighbours() -> None:
+    a, b = double(0, 3), double(1, 4)
+    assert gathered(a, b) == [[a, b]]
+
+
+def test_other_code_stays_apart() -> None:
+    a, b, c = double(0, 3), double(1, 4, "other"), double(2, 5, "alone")
+    assert gathered(a, b, c) == [[a], [b], [c]]
+
+
+def test_one_that_reads_or_writes_what_another_writes_is_not_joined() -> None:
+    a, b = double(0, 3), double(3, 4)
+    assert gathered(a, b) == [[a], [b]]
+    first, second = write(0, 2), write(1, 2)
+    assert gathered(first, second) == [[first], [second]]
+    reads, writes = write(2, 0), write(0, 2)
+    assert gathered(reads, writes) == [[reads], [writes]]
+
+
+def test_in_place_updates_of_several_tensors() -> None:
+    a, b = write(0, 1), write(0, 2)
+    assert gathered(a, b) == [[a, b]]
+
+
+def test_no_more_than_there_is_room_for() -> None:
+    items = [double(0, 3 + k) for k in range(6)]
+    assert sorted(map(len, gathered(*items))) == [2, 4]
+
+
+def test_what_reads_only_inputs_moves_up() -> None:
+    a, b = double(0, 3), double(1, 5)
+    product = call(3, 4)
+    assert gathered(a, product, b) == [[a, b], [product]]
+
+
+def test_what_is_read_by_nothing_moves_down() -> None:
+    first, second = call(0, 3), call(1, 4)
+    a, b = double(3, 5), double(4, 6)
+    assert [set(map(id, items)) for items in gathered(first, a, second, b, outputs=(5, 6))] == [
+        {id(first)}, {id(second)}, {id(a), id(b)}
+    ]  # fmt: skip
+
+
+def test_views_are_memory_of_what_they_view() -> None:
+    a, view, b = write(0, 1), ViewItem(3, 1, (8,), (1,), 0), write(3, 2)
+    assert gathered(a, view, b) == [[a], [view], [b]]
+
+
+def test_inputs_are_written_where_they_were_if_a_call_may_raise() -> None:
+    a, product, b = write(0, 1), call(0, 3), write(0, 2)
+    assert gathered(a, product, b) == [[a], [product], [b]]
+
+
+def test_large_kernels_stay_beside_their_users() -> None:
+    a, product, b = double(0, 3), call(3, 4), double(1, 5)
+    assert gathered(a, product, b, n=SMALL // 4) == [[a], [product], [b]]
+    assert gathered(a, b, product, n=SMALL // 4) == [[a, b], [product]]
+
+
+def effects(slots: list[Slot]) -> dict[int, object]:
+    """What each buffer holds in the end, as the history of what made it."""
+    state: dict[int, object] = {b: b for b in range(3)}
+    for slot in slots:
+        before = dict(state)  # the kernels of a slot run side by side
+        for item in slot.items:
+            reads, defines = accesses(item)
+            made = (type(item).__name__, getattr(item, "kernel", None), tuple(before[r] for r in reads))
+            written = defines or (reads[-1],)
+            state.update(dict.fromkeys(written, made))
+    return state
+
+
+def test_any_order_that_it_gives_does_the_same() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        items: list[Item] = []
+        for made in range(3, 15):
+            source, roll = rng.randrange(made), rng.random()
+            if roll < 0.25:
+                items.append(call(source, made))
+            elif roll < 0.5 and source:
+                items += [write(rng.randrange(source), rng.randrange(source, made)), double(source, made)]
+            else:
+                items.append(double(source, made, rng.choice(("double", "other", "alone"))))
+        given = schedule(*items)
+        slots = gather(given, kind)
+        assert sorted(id(i) for s in slots for i in s.items) == sorted(map(id, items))
+        assert effects(slots) == effects([Slot([i], None, slots[0].touched) for i in items]), seed
