@@ -1,6 +1,7 @@
 """Shared set-up: deterministic seeds, processes with a simulated device, timm beside a CPU-only torch
 (benchmarks/models.py declares what it needs)."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -53,3 +54,11 @@ def _seed() -> Iterator[None]:
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     yield
     assert close_autocasts() == 0
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With SMELT_DEVICE, what tests/parity makes is made there (tests/catalogue sees to that itself)."""
+    on_device = DEVICE != "cpu" and request.path.parent.name == "parity"
+    with torch.device(DEVICE) if on_device else contextlib.nullcontext():
+        yield
