@@ -3,6 +3,7 @@
 #   make test    all tests            make lint    ruff, mypy, clang-format
 #   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save
 #   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models, CPython's tests)
+#   make gpu     everything that needs a GPU, in parts of under 9 minutes each: docs/gpu.md
 #   make curves  train examples/train_gpt.py eager and compiled, plot both loss curves
 #   make wheel   a source distribution and, built from it, a wheel for this Python and this torch, in dist/
 #   make newest  the wheel for the newest torch, installed into an environment of its own, and `make check` with it
@@ -20,7 +21,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check bench sweep curves wheel newest check-wheel lint format clean
+.PHONY: demo test check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-operators \
+  gpu-gradients gpu-programs gpu-here curves wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
@@ -110,6 +112,49 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.server
 	$(PY) -m benchmarks.loops
 	$(PY) -m benchmarks.accuracy
+
+# Each part is a command usable alone. They go on where a part fails: what it found is in its output and its results.
+gpu:
+	-for part in tests catalogue bandwidth models training operators gradients programs; do $(MAKE) gpu-$$part; done
+
+# Without a network, `make gpu PY=python3 GPU_READY=gpu-here` takes what that Python has.
+GPU_READY ?= $(VENV)/.native $(VENV)/.test
+
+gpu-here:
+	$(PY) setup.py -q build_ext --inplace
+
+GPU_JOBS ?= 15
+GPU_OUT := benchmarks/results/gpu
+ON_GPU := SMELT_GPU=1 SMELT_DEVICE=cuda OMP_NUM_THREADS=1
+
+gpu-tests: $(GPU_READY)
+	-$(PY) -m pytest -q --durations=5 tests/gpu/test_triton_gpu.py
+	$(PY) -m pytest -q --durations=5 tests/gpu --ignore tests/gpu/test_triton_gpu.py
+
+gpu-catalogue: $(GPU_READY)
+	$(ON_GPU) $(PY) -m pytest -q -n $(GPU_JOBS) tests/catalogue tests/parity
+
+gpu-bandwidth: $(GPU_READY)
+	$(PY) -m benchmarks.gpu.overhead
+	$(PY) -m benchmarks.gpu.bandwidth
+
+gpu-models: $(GPU_READY)
+	$(PY) -m benchmarks.gpu.run --resume
+
+gpu-training: $(GPU_READY)
+	$(PY) -m benchmarks.gpu.run --training --resume
+
+gpu-operators: $(GPU_READY)
+	for dtype in float32 bfloat16 int64; do \
+	  $(PY) -m benchmarks.sweep_ops --device cuda --dtype $$dtype --samples 20 --jobs $(GPU_JOBS) --out $(GPU_OUT); \
+	done
+
+gpu-gradients: $(GPU_READY)
+	$(PY) -m benchmarks.sweep_ops --device cuda --gradients --samples 12 --jobs $(GPU_JOBS) --out $(GPU_OUT)
+
+gpu-programs: $(GPU_READY)
+	$(ON_GPU) $(PY) -m benchmarks.sweep_programs --programs 1000 --kernels --jobs $(GPU_JOBS) --out $(GPU_OUT)
+	$(ON_GPU) $(PY) -m benchmarks.sweep_programs --programs 1000 --kernels --gradients --jobs $(GPU_JOBS) --out $(GPU_OUT)
 
 curves: $(VENV)/.native $(VENV)/.examples
 	$(PY) examples/compare_curves.py

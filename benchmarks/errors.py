@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +46,18 @@ def largest(got: Mapping[Any, torch.Tensor], want: Mapping[Any, torch.Tensor], f
     if got.keys() != want.keys():
         return float("inf")
     return max((distance(got[k], want[k], floor) for k in want), default=0.0)
+
+
+def of_lists(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    """The largest distance of tensors at one place, compared in double precision."""
+    return largest(dict(enumerate(in_double(got))), dict(enumerate(in_double(want))))
+
+
+def overall(got: Mapping[Any, torch.Tensor], want: Mapping[Any, torch.Tensor]) -> float:
+    """The norm of the differences of all tensors together, relative to that of `want`: where rounding is coarse, single
+    elements are far off."""
+    apart = sum((got[k].detach() - want[k].detach()).abs().square().sum().item() for k in want)
+    return math.sqrt(apart / sum(w.detach().abs().square().sum().item() for w in want.values()))
 
 
 def of_gradients(got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]) -> float:

@@ -61,14 +61,21 @@ def gpt2(layers: int = 4, batch: int = 2, length: int = 128) -> Built:
     return hf.GPT2LMHeadModel(config), {"input_ids": _tokens(config.vocab_size, batch, length)}
 
 
-def llama(layers: int = 4, width: int = 512, batch: int = 2, length: int = 128) -> Built:
+def llama(
+    layers: int = 4,
+    width: int = 512,
+    batch: int = 2,
+    length: int = 128,
+    heads: int = 8,
+    vocabulary: int = 8000,
+) -> Built:
     config = hf.LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=width,
         intermediate_size=4 * width,
-        num_attention_heads=8,
+        num_attention_heads=heads,
         num_key_value_heads=4,
-        vocab_size=8000,
+        vocab_size=vocabulary,
     )
     return hf.LlamaForCausalLM(config), {"input_ids": _tokens(config.vocab_size, batch, length)}
 
@@ -81,7 +88,9 @@ def t5(layers: int = 2, batch: int = 2, length: int = 64) -> Built:
     }
 
 
-def _timm(name: str, batch: int = 1, size: int = 224) -> Callable[[], Built]:
+def timm_model(name: str, batch: int = 1, size: int = 224) -> Callable[[], Built]:
+    """Makes a model of timm and a batch of square images."""
+
     def build() -> Built:
         return timm.create_model(name), {"x": torch.randn(batch, 3, size, size)}
 
@@ -93,17 +102,17 @@ MODELS: dict[str, Callable[[], Built]] = {
     "GPT-2, 4 layers": gpt2,
     "Llama, 4 layers of 512": llama,
     "T5, 2 layers": t5,
-    "ResNet-50": _timm("resnet50"),
-    "ViT-tiny": _timm("vit_tiny_patch16_224"),
-    "ConvNeXt-atto": _timm("convnext_atto"),
-    "Swin-tiny": _timm("swin_tiny_patch4_window7_224"),
-    "MobileNetV3-L": _timm("mobilenetv3_large_100"),
-    "Mixer-S/32": _timm("mixer_s32_224"),
+    "ResNet-50": timm_model("resnet50"),
+    "ViT-tiny": timm_model("vit_tiny_patch16_224"),
+    "ConvNeXt-atto": timm_model("convnext_atto"),
+    "Swin-tiny": timm_model("swin_tiny_patch4_window7_224"),
+    "MobileNetV3-L": timm_model("mobilenetv3_large_100"),
+    "Mixer-S/32": timm_model("mixer_s32_224"),
 }
 
 DEMO: dict[str, Callable[[], Built]] = {
     "BERT, 4 layers": bert,
-    "ResNet-18": _timm("resnet18"),
+    "ResNet-18": timm_model("resnet18"),
     "Llama, 2 layers of 256": lambda: llama(layers=2, width=256, length=64),
 }
 

@@ -28,11 +28,6 @@ def _first(call: Any) -> tuple[Any, float]:
     return out, time.perf_counter() - start
 
 
-def largest_error(got: Any, want: Any) -> float:
-    """The largest difference, relative to the largest magnitude of each expected tensor."""
-    return errors.largest(*(dict(enumerate(errors.in_double(tensors(value)))) for value in (got, want)))
-
-
 def first(name: str) -> dict[str, float]:
     """An eager call comes before, so that what torch itself sets up once is not counted."""
     module, inputs = build(name)
@@ -54,7 +49,10 @@ def measure_model(name: str, rivals: bool = True, budget_s: float = 6.0) -> dict
         row: dict[str, Any] = {
             "model": name,
             "first_s": {"eager": eager_first, "smelt": smelt_first},
-            "error": {"eager": largest_error(eager, exact), "smelt": largest_error(got, exact)},
+            "error": {
+                "eager": errors.of_lists(tensors(eager), tensors(exact)),
+                "smelt": errors.of_lists(tensors(got), tensors(exact)),
+            },
             "graphs": {"smelt": sum(e.kind == "entry-installed" for e in seen)},
             "kernels": {"smelt": sum(e.data.get("kernels", 0) for e in seen if e.kind == "plan")},
             "stages_s": {"smelt": {e.name: e.data["seconds"] for e in seen if e.kind == "stage"}},
@@ -63,7 +61,7 @@ def measure_model(name: str, rivals: bool = True, budget_s: float = 6.0) -> dict
             theirs = torch.compile(module)
             got, first = _first(lambda: theirs(**inputs))
             row["first_s"]["torch.compile"] = first
-            row["error"]["torch.compile"] = largest_error(got, exact)
+            row["error"]["torch.compile"] = errors.of_lists(tensors(got), tensors(exact))
             counters = torch._dynamo.utils.counters
             row["graphs"]["torch.compile"] = counters["stats"]["unique_graphs"]
             row["kernels"]["torch.compile"] = torch._inductor.metrics.generated_kernel_count

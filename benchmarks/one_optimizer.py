@@ -18,8 +18,7 @@ import torch
 from torch import nn, optim
 
 import smelt
-from benchmarks import cold, measure  # noqa: F401  (cold: first, its import empties caches)
-from benchmarks.one_model import largest_error
+from benchmarks import cold, errors, measure  # noqa: F401  (cold: first, its import empties caches)
 from smelt import events
 
 SHAPES = {
@@ -89,7 +88,7 @@ def steady(name: str, parameters: str, rivals: bool = True, budget_s: float = 10
         with events.subscribed(lambda e: seen.append(e) if e.kind == "plan" and who == "smelt" else None):
             stepping.step()
             stepping.step()
-        error[who] = largest_error(stepping.parameters, want.parameters)
+        error[who] = errors.of_lists(stepping.parameters, want.parameters)
     empty = Stepping(name, parameters, lambda step: smelt.compile(step, backend=_graph_once))
     empty.step()
     empty.step()

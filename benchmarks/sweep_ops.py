@@ -2,6 +2,7 @@
 
     python -m benchmarks.sweep_ops [--dtype float32 --dtype int64] [--only NAME] [--out DIR]      forward
     python -m benchmarks.sweep_ops --gradients [--only NAME] [--out DIR]      gradients of random tangents, float64
+    python -m benchmarks.sweep_ops --device cuda --dtype bfloat16 --jobs 15   on a GPU, in a file of its own; see docs/gpu.md
 
 A row an operator: samples that agree, which operators ran as generated kernels and which as ATen calls (extern), why
 samples ran eagerly, and why the backward of some was not compiled. Workers run in processes of their own, so that a crash is
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import datetime
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +121,24 @@ def _row() -> dict[str, Any]:
     return {**counts, "wrong": [], "extern": []}
 
 
-def run_operator(op: Any, dtype: torch.dtype, gradients: bool = False, most: int = SAMPLES) -> dict[str, Any]:
-    """Runs at most `most` samples eager and compiled; compiled twice, so that the cached entry is exercised as well."""
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept: samples of a dtype on a device, forward or gradients too, at most so many of each operator."""
+
+    dtype: str
+    device: str = "cpu"
+    gradients: bool = False
+    samples: int = SAMPLES
+
+    def takes(self, op: Any) -> bool:
+        dtype = getattr(torch, self.dtype)
+        if self.gradients:
+            return op.supports_autograd and dtype in op.supported_backward_dtypes(self.device)
+        return dtype in op.supported_dtypes(self.device)
+
+
+def run_operator(op: Any, what: Sweep) -> dict[str, Any]:
+    """Runs at most `what.samples` samples eager and compiled; compiled twice, so that the cached entry is exercised too."""
     import smelt
     from smelt import events
     from smelt.reasons import BACKEND_FAILED, INTERNAL
@@ -135,8 +155,9 @@ def run_operator(op: Any, dtype: torch.dtype, gradients: bool = False, most: int
             why = event.data["reason"].detail.removeprefix("no ahead-of-time gradients: ")
             row["not_ahead"][why] = row["not_ahead"].get(why, 0) + 1
 
-    samples = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))[:most]
-    for sample in samples:
+    dtype = getattr(torch, what.dtype)
+    samples = op.sample_inputs(what.device, dtype, requires_grad=what.gradients)
+    for sample in itertools.islice(samples, what.samples):
 
         def call(input, args, kwargs):  # type: ignore[no-untyped-def]
             return op.op(input, *args, **kwargs)
@@ -163,42 +184,45 @@ def run_operator(op: Any, dtype: torch.dtype, gradients: bool = False, most: int
     return row
 
 
-def worker(dtype: torch.dtype, gradients: bool, indices: list[int]) -> None:
+def _prepare(device: str) -> None:
+    """On a GPU, before smelt is imported and before the first tensor there."""
+    if device == "cuda":
+        from benchmarks.gpu.device import ready
+
+        ready()
+
+
+def worker(what: Sweep, indices: list[int]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    _prepare(what.device)
     database = _database()
-    with torch.set_grad_enabled(gradients):
+    with torch.set_grad_enabled(what.gradients):
         for index in indices:
             print(f"BEGIN {index}", flush=True)
-            row = {"name": _name(database[index]), **run_operator(database[index], dtype, gradients)}
+            row = {"name": _name(database[index]), **run_operator(database[index], what)}
             print("ROW " + json.dumps(row), flush=True)
 
 
-def _takes(op: Any, dtype: torch.dtype, gradients: bool) -> bool:
-    if gradients:
-        return op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    return dtype in op.dtypes
-
-
-def sweep(dtype_name: str, only: list[str] | None, gradients: bool = False) -> list[dict[str, Any]]:
-    dtype = getattr(torch, dtype_name)
+def sweep(what: Sweep, only: list[str] | None, jobs: int = 1) -> list[dict[str, Any]]:
+    """A row for each operator, in the order of the database; `jobs` processes, each with every so many-th operator."""
     database = _database()
     todo = [
         i
         for i, op in enumerate(database)
-        if _takes(op, dtype, gradients) and (not only or _name(op) in only or op.name in only)
+        if what.takes(op) and (not only or _name(op) in only or op.name in only)
     ]
-    rows = []
+    rows: dict[int, dict[str, Any]] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda first: _sweep_part(what, todo[first::jobs], database, rows), range(jobs)))
+    return [rows[index] for index in todo]
+
+
+def _sweep_part(what: Sweep, todo: list[int], database: list[Any], rows: dict[int, dict[str, Any]]) -> None:
+    """Adds the rows of `todo`; a worker that dies is a row, and another goes on."""
     while todo:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.sweep_ops",
-            "--worker",
-            dtype_name,
-            str(int(gradients)),
-            ",".join(map(str, todo)),
-        ]
+        command = [sys.executable, "-m", "benchmarks.sweep_ops", "--worker"]
+        command += [json.dumps(dataclasses.asdict(what)), ",".join(map(str, todo))]
         said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads would fill up)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
         begun = None
@@ -206,22 +230,19 @@ def sweep(dtype_name: str, only: list[str] | None, gradients: bool = False) -> l
         for line in process.stdout:
             if line.startswith("BEGIN "):
                 begun = int(line[6:])
-            elif line.startswith("ROW "):
-                rows.append(json.loads(line[4:]))
+            elif line.startswith("ROW ") and begun is not None:
+                rows[begun] = json.loads(line[4:])
                 todo = todo[todo.index(begun) + 1 :]
                 if len(rows) % 25 == 0:
-                    print(
-                        f"{dtype_name}: {len(rows)} operators, {len(todo)} to go", file=sys.stderr, flush=True
-                    )
+                    print(f"{what.dtype}: {len(rows)} operators", file=sys.stderr, flush=True)
         died = process.wait() != 0
         said.seek(0)
         errors = said.read().strip().splitlines()
         if died and todo:
             dead = begun if begun in todo else todo[0]
             last = errors[-1][:200] if errors else f"exit {process.returncode}"
-            rows.append({"name": _name(database[dead]), **_row(), "wrong": [f"worker died: {last}"]})
+            rows[dead] = {"name": _name(database[dead]), **_row(), "wrong": [f"worker died: {last}"]}
             todo = todo[todo.index(dead) + 1 :]
-    return rows
 
 
 def _counts(found: dict[str, int]) -> str:
@@ -267,31 +288,51 @@ def table(title: str, rows: list[dict[str, Any]], gradients: bool = False) -> st
     return f"## {title}\n\n{', '.join(facts)}.\n\n" + "\n".join(lines)
 
 
-def main() -> None:
-    if len(sys.argv) > 1 and sys.argv[1] == "--worker":
-        dtype, gradients, indices = sys.argv[2:]
-        worker(getattr(torch, dtype), gradients == "1", [int(i) for i in indices.split(",")])
-        return
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--dtype", action="append")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--gradients", action="store_true")
     parser.add_argument("--only", action="append")
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, help=f"of an operator, at most (default: {SAMPLES})"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def _file(options: argparse.Namespace) -> str:
+    """On a GPU each dtype has a file of its own: so many samples are a command each."""
+    name = "gradients" if options.gradients else "operators"
+    return f"{name}.md" if options.device == "cpu" else f"{'-'.join([name, *(options.dtype or [])])}.md"
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] == "--worker":
+        what, indices = sys.argv[2:]
+        worker(Sweep(**json.loads(what)), [int(i) for i in indices.split(",")])
+        return
+    options = _options()
+    _prepare(options.device)
     parts, wrong = [], 0
     for dtype in options.dtype or (["float64"] if options.gradients else ["float32", "int64"]):
-        rows = sweep(dtype, options.only, options.gradients)
+        what = Sweep(dtype, options.device, options.gradients, options.samples)
+        rows = sweep(what, options.only, options.jobs)
         wrong += sum(1 for r in rows if r["wrong"])
         parts.append(table(dtype, rows, options.gradients))
-    facts = f"{datetime.date.today()}, torch {torch.__version__}. Command: `make sweep`."
-    what, name = ("gradients", "gradients.md") if options.gradients else ("forward", "operators.md")
-    head = f"# Operator database, {what}, smelt backend\n\n{facts}"
+    command = "make sweep" if options.device == "cpu" else "make gpu-operators"
+    device = "" if options.device == "cpu" else f", {torch.cuda.get_device_name()}"
+    facts = f"{datetime.date.today()}, torch {torch.__version__}{device}. Command: `{command}`."
+    kind = "gradients" if options.gradients else "forward"
+    head = f"# Operator database, {kind}, smelt backend\n\n{facts}"
     if options.only:
         print("\n\n".join(parts))
     else:
-        (options.out / name).write_text("\n\n".join([head, *parts]) + "\n")
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / _file(options)).write_text("\n\n".join([head, *parts]) + "\n")
     print(f"operators with a difference: {wrong}")
     sys.exit(bool(wrong))
 

@@ -1,12 +1,12 @@
 """Random Python programs, eager against compiled.
 
-    python -m benchmarks.sweep_programs [--programs N] [--seed FIRST] [--gradients] [--jobs N]
+    python -m benchmarks.sweep_programs [--programs N] [--seed FIRST] [--gradients] [--kernels] [--jobs N]
 
 Every program is decided by its seed and kind. Differences are shrunk and printed; benchmarks/results/programs.md says how
 many programs of each kind ran, under which versions, and how many differed. With `--gradients` all tensors require
 gradients, which are compared too; the file is programs-gradients.md, and says also how many backwards were compiled. In
 the kinds with changing worlds programs change objects around them through native functions, and between their calls the
-arguments, the module's state, methods and classes change.
+arguments, the module's state, methods and classes change. With SMELT_DEVICE=cuda the worlds' tensors are on a GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ import torch
 
 import smelt
 from smelt import events
+from tests.harness.catalogue import DEVICE
 from tests.harness.generate import Options, Replayed, Seeded, prelude, shrink, write_program
 from tests.harness.generated import kind_of, outcome
+from tests.simulated import compiled
 
 RESULTS = Path(__file__).parent / "results"
 AT_ONCE = 50  # programs in one task of a process
@@ -95,6 +97,8 @@ def run(kind: Kind, seeds: Iterable[int]) -> Kind:
     """What the programs of these seeds gave, of `kind`."""
     kind = replace(kind, ran=0, ahead=0, own=0, different=[])
     torch.set_num_threads(1)
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        compiled.activate()
     logging.getLogger("smelt").setLevel(logging.ERROR)
 
     def listen(event: events.Event) -> None:
@@ -178,11 +182,15 @@ def main() -> None:
         "--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each CPU)"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--kernels", action="store_true", help="every kind on the smelt backend")
     arguments = parser.parse_args()
     kinds_of = gradient_kinds() if arguments.gradients else kinds()
+    if arguments.kernels:
+        kinds_of = [replace(kind, backend="smelt") for kind in kinds_of]
     done = run_all(kinds_of, arguments.seed, arguments.programs, arguments.jobs)
     print()
     name = "programs-gradients.md" if arguments.gradients else "programs.md"
+    arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / name).write_text(report(done, arguments.seed), encoding="utf-8")
     sys.exit(any(k.different for k in done))
 

@@ -62,7 +62,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
 
 def _tiled(tensor: torch.Tensor, tile: torch.Tensor) -> torch.Tensor:
     """The tile, over and over, in the shape of `tensor`."""
-    flat = torch.empty(tensor.numel())
+    tile = tile.to(tensor.device)
+    flat = torch.empty(tensor.numel(), device=tile.device)
     whole = flat.numel() // TILE
     flat[: whole * TILE].view(whole, TILE).copy_(tile)
     flat[whole * TILE :].copy_(tile[: flat.numel() - whole * TILE])

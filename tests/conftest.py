@@ -1,6 +1,7 @@
 """Shared set-up: deterministic seeds, a folder for what is kept on disk, processes with a simulated device, timm beside a
 CPU-only torch (benchmarks/models.py declares what it needs)."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -58,3 +59,11 @@ def _seed() -> Iterator[None]:
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     yield
     assert close_autocasts() == 0
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With SMELT_DEVICE, what tests/parity makes is made there (tests/catalogue sees to that itself)."""
+    on_device = DEVICE != "cpu" and request.path.parent.name == "parity"
+    with torch.device(DEVICE) if on_device else contextlib.nullcontext():
+        yield

@@ -1228,7 +1228,7 @@ def test_grad_is_read():
         return fn(x)
 
     def set_grad():
-        w.grad = tensor(3)
+        w.grad = tensor(3).to(w.device)
 
     return step, Changing([(tensor(3),) for _ in range(4)], {2: set_grad}), w
 

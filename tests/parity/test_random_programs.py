@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import smelt
 from smelt.report.inspect import reasons
 from tests.harness.agreement import observe, tensors
+from tests.harness.catalogue import DEVICE
 
 EXAMPLES = int(os.environ.get("SMELT_EXAMPLES", "0"))
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -59,12 +60,16 @@ class Input:
         return n
 
     def _filled(self, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+        """The same numbers on each device."""
+        return self._drawn(shape, generator).to(DEVICE)
+
+    def _drawn(self, shape: list[int], generator: torch.Generator) -> torch.Tensor:
         if self.dtype is torch.bool:
-            return torch.rand(shape, generator=generator) > 0.5
+            return torch.rand(shape, generator=generator, device="cpu") > 0.5
         if not self.dtype.is_floating_point:
             low = 0 if self.dtype is torch.uint8 else -9
-            return torch.randint(low, 10, shape, generator=generator, dtype=self.dtype)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
+            return torch.randint(low, 10, shape, generator=generator, dtype=self.dtype, device="cpu")
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(self.dtype)
 
 
 @dataclass

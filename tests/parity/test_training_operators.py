@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from benchmarks.sweep_ops import run_operator
+from benchmarks.sweep_ops import Sweep, run_operator
+from tests.harness.catalogue import DEVICE
 
 SAMPLES = 4
 OPERATORS = [
@@ -61,6 +61,6 @@ def test_gradients(name: str) -> None:
     found = [op for op in op_db if op.name == name]
     assert found, f"no operator {name} in the database"
     for op in found:
-        row = run_operator(op, torch.float64, gradients=True, most=SAMPLES)
+        row = run_operator(op, Sweep("float64", DEVICE, gradients=True, samples=SAMPLES))
         assert not row["wrong"] and row["agree"] == row["samples"] > 0, row
         assert not row["not_ahead"], row

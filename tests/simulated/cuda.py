@@ -158,10 +158,16 @@ def _patch() -> None:
     cuda.graphs._cuda_isCurrentStreamCapturing = lambda: simulated().simulated_is_capturing()
     cuda.CUDAGraph = cuda.graphs.CUDAGraph = Graph
     torch._C._host_emptyCache = lambda: None
+    torch.storage._StorageBase.clone = _clone_storage  # torch's asks for an allocator by the device's name
     for module in (cuda, cuda.random):
         module.manual_seed = module.manual_seed_all = lambda seed: None
         module.get_rng_state = lambda device="cuda": torch.get_rng_state()
         module.set_rng_state = lambda state, device="cuda": torch.set_rng_state(state)
+
+
+def _clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return tensor.clone().untyped_storage()
 
 
 def _properties(device: int) -> SimpleNamespace:
@@ -239,6 +245,15 @@ class Event(torch.Event):
     ) -> Event:
         """As torch's, of the simulated device."""
         return super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        """Work is done when it is asked for: now."""
+        super().record(torch.cuda.current_stream() if stream is None else stream)
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds, at least one nanosecond."""
+        return max((end_event._at - self._at) * 1e3, 1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- driver

@@ -69,6 +69,7 @@ def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devi
 def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
     out = of_cpp(func, args, kwargs)
     if out is not NotImplemented and accepts(func, args, kwargs, device):
+        check_numbers(func, args, kwargs, out, device)
         return out
     if out is NotImplemented and effects(func).random:
         out = of_row(func, args, kwargs)

@@ -45,7 +45,9 @@ def accepts(
     return False
 
 
-def check_numbers(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], filled: Any) -> None:
+def check_numbers(
+    func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], filled: Any, device: torch.device = CPU
+) -> None:
     """Raises what the operator raises for a number that does not fit the dtype that it is converted to; shape functions do
     not look at numbers. `filled`: what it returns."""
     given = (args[i] if i < len(args) else kwargs.get(name) for i, name in scalar_arguments(func))
@@ -53,7 +55,7 @@ def check_numbers(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any],
         return
     known = row(func)
     if known.filled is None:
-        accepts(func, args, kwargs)
+        accepts(func, args, kwargs, device)
     else:  # of a single element, nothing is checked
         torch.full((2,), known.filled(*args), dtype=known.fits_in(filled.dtype))
 

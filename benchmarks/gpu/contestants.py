@@ -1,0 +1,50 @@
+"""Who is measured. A name may end with a mode, as in "torch.compile:reduce-overhead"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import smelt
+
+USUAL = ("eager", "torch.compile", "smelt")
+
+
+def _eager(fn: Any) -> Any:
+    return fn
+
+
+def _smelt(fn: Any, **how: str) -> Any:
+    return smelt.compile(fn, fullgraph=True, options={"gpu": True}, **how)
+
+
+MAKERS: dict[str, Callable[..., Any]] = {"eager": _eager, "torch.compile": torch.compile, "smelt": _smelt}
+
+
+def is_compiler(who: str, name: str) -> bool:
+    """Whether `who` is that compiler, in whichever mode."""
+    return who.partition(":")[0] == name
+
+
+def made(who: str, fn: Any) -> Any:
+    """`fn` as the contestant `who` runs it."""
+    name, _, mode = who.partition(":")
+    return MAKERS[name](fn, **({"mode": mode} if mode else {}))
+
+
+def prepare(contestants: list[str]) -> None:
+    """Imports what their first calls would: compiling is measured, not importing."""
+    if any(is_compiler(who, "torch.compile") for who in contestants):
+        import torch._dynamo
+        import torch._inductor.compile_fx  # noqa: F401
+
+
+def names(text: str) -> list[str]:
+    """From the command line, separated by commas. Raises ValueError for one that is not known."""
+    found = text.split(",")
+    for who in found:
+        if who.partition(":")[0] not in MAKERS:
+            raise ValueError(f"{who!r} is none of {', '.join(MAKERS)}")
+    return found

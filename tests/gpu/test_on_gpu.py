@@ -1,0 +1,170 @@
+"""smelt on a GPU beside eager: graphs, memory, devices, gradients. Where torch has no CUDA, on the simulated device."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.report import inspect
+from tests.harness import simulated
+
+# Inside the process that has the simulated device, the tests simply run.
+ELSEWHERE = not torch.cuda.is_available() or simulated.inside()
+pytestmark = [pytest.mark.simulated_cuda] if ELSEWHERE else []
+
+compile = functools.partial(smelt.compile, options={"gpu": True})
+
+
+def check(fn, *args):
+    """Compiled and eager agree, twice, in one graph; gives what was compiled."""
+    compiled = compile(fn)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*args), fn(*args))
+    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
+    return compiled
+
+
+def test_operators_on_the_current_stream():
+    x, weight = torch.randn(5, 300, device="cuda"), torch.randn(300, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        check(lambda x, w: ((x * 2 + w).relu()).softmax(-1), x, weight)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def test_the_second_device_is_used_while_the_first_is_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    check(lambda x: x.sin() + 1, torch.randn(7, device="cuda:1"))
+    assert torch.cuda.current_device() == 0
+
+
+def test_temporaries_share_an_arena_that_is_given_back():
+    def fn(x):
+        return ((x @ x).relu() @ x).sum(0)
+
+    x = torch.randn(64, 64, device="cuda")
+    compiled = compile(fn)
+    x @ x  # cuBLAS takes a workspace of its own
+    compiled(x)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = compiled(x)
+    assert torch.cuda.memory_allocated() - before <= 512 + result.nbytes
+    assert torch.cuda.max_memory_allocated() - before <= 2 * x.nbytes + 512
+
+
+def test_numbers_on_the_cpu_are_passed_by_value():
+    x = torch.randn(9, device="cuda")
+    scale, whole = torch.tensor(1.5), torch.tensor(3)
+    compiled = check(lambda x, s, n: x * s + n, x, scale, whole)
+    scale.fill_(2.5)
+    torch.testing.assert_close(compiled(x, scale, whole), x * 2.5 + 3)
+
+
+def test_python_numbers_that_change():
+    compiled = compile(lambda x, n: x * n + n)
+    x = torch.randn(4, device="cuda")
+    for n in (1.5, 2.5, 3.5, 4.5):
+        torch.testing.assert_close(compiled(x, n), x * n + n)
+    assert not inspect.reasons(compiled)
+
+
+def test_parts_on_the_cpu_run_there():
+    def fn(x, y):
+        return x.sin() + 1, (y.cos() * 2).sum(), (x * 2).cpu() + y
+
+    check(fn, torch.randn(6, device="cuda"), torch.randn(6))
+
+
+@pytest.mark.parametrize(
+    "fn", (lambda x: x + torch.ones(3), lambda x: torch.cat([x, torch.ones(2)]), lambda x: x @ torch.ones(3))
+)
+def test_operands_on_different_devices_are_eagers_error(fn):
+    x = torch.randn(3, device="cuda")
+    with pytest.raises(RuntimeError, match="same device"):
+        compile(fn)(x)
+
+
+def test_inputs_that_begin_anywhere():
+    memory = torch.arange(40.0, device="cuda")
+    check(lambda x: x * 2, memory[1:17])
+    check(lambda x: x.sum(1), memory[3:4].expand(5).as_strided((5, 3), (0, 1)))
+    compiled = compile(lambda x: x.sin() * 2)
+    for begin in (0, 1, 2, 3, 4, 7):
+        x = memory[begin : begin + 32]
+        torch.testing.assert_close(compiled(x), x.sin() * 2)
+
+    def grows(x):
+        x.mul_(2)
+        return x + 1
+
+    theirs, ours = memory.clone(), memory.clone()
+    want, got = grows(theirs[1:9]), compile(grows)(ours[1:9])
+    assert torch.equal(want, got) and torch.equal(theirs, ours)
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16))
+def test_a_module_trains(dtype):
+    def steps(compile):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        run = compile(model)
+        for step in range(4):
+            x = torch.randn(8, 12, generator=torch.Generator().manual_seed(step)).to("cuda")
+            with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+                loss = run(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    for want, got in zip(steps(lambda m: m), steps(compile), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-2 if dtype else 1e-5)
+
+
+def test_an_optimizer_steps():
+    def steps(compile):
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(n, 7, device="cuda")) for n in (3, 50, 4)]
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+        step = compile(optimizer.step)
+        for number in range(3):
+            for p in parameters:
+                p.grad = torch.cos(p.detach() + number)
+            step()
+        return [p.detach() for p in parameters]
+
+    for want, got in zip(steps(lambda f: f), steps(compile), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_flat_over_many_calls():
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to("cuda")
+    compiled, x = compile(model), torch.randn(16, 32, device="cuda")
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        compiled(x).square().sum().backward()
+
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for number in range(1000):
+        step()
+        if number % 100 == 0:
+            torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_compiled_for_a_gpu_only_where_options_say_so():
+    compiled = smelt.compile(lambda x: x * 3, options={"gpu": False})
+    compiled(torch.randn(4, device="cuda"))
+    [reason] = inspect.reasons(compiled)
+    assert "gpu=True" in str(reason)
