@@ -2,6 +2,7 @@
 CPU-only torch (benchmarks/models.py declares what it needs)."""
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ def _seed() -> Iterator[None]:
     """The same start for all tests; none may leave an autocast open, or closed twice: its cache of cast weights would
     answer later tests."""
     torch.manual_seed(0)
+    logging.getLogger("smelt").setLevel(logging.NOTSET)
     # torch's operator database, imported by some test, forbids to set flags such as cudnn.benchmark.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     yield

@@ -14,6 +14,7 @@ import torch
 
 from smelt.codegen.triton import ptx_functions
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds
+from smelt.loops import philox
 
 # ptx: assembly for NVIDIA's processors (libdevice for what has none); libdevice: for every processor; torch: for Triton's
 # interpreter, which runs neither.
@@ -42,6 +43,7 @@ def {name}(a, i, b, j):
     return tl.where(take, b, a), tl.where(take, j, i)
 """
 _PAIR = "@triton.jit\ndef {name}(a, b):\n    return {result}\n"
+_HALF = f"{{x}} >> {{n}} & {philox.WORD}"
 # Functions of the printed module; it has those that it names.
 HELPERS: dict[str, str] = {
     "_argmax": _ARG.format(name="_argmax", order=">"),
@@ -69,12 +71,18 @@ def _remainder(a, b):
 def _signed_remainder(r, b):
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 """,
-    "_philox": """\
+    # Not Triton's own function: its interpreter, which runs no assembly, leaves the language changed behind that.
+    "_philox": f"""\
 @triton.jit
 def _philox(seed, counter, subsequence, lane):
-    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
-    c = tl.philox(seed.to(tl.uint64), low, high, subsequence.to(tl.uint32), (subsequence >> 32).to(tl.uint32))
-    return tl.where(lane == 0, c[0], tl.where(lane == 1, c[1], tl.where(lane == 2, c[2], c[3]))).to(tl.int64)
+    c0, c1, c2, c3 = {", ".join(_HALF.format(x=x, n=n) for x in ("counter", "subsequence") for n in (0, 32))}
+    k0, k1 = {", ".join(_HALF.format(x="seed", n=n) for n in (0, 32))}
+    for _ in tl.static_range({philox.ROUNDS}):
+        first, second = c0 * {philox.MULTIPLIERS[0]}, c2 * {philox.MULTIPLIERS[1]}
+        c0, c2 = (second >> 32 & {philox.WORD}) ^ c1 ^ k0, (first >> 32 & {philox.WORD}) ^ c3 ^ k1
+        c1, c3 = second & {philox.WORD}, first & {philox.WORD}
+        k0, k1 = k0 + {philox.WEYL[0]} & {philox.WORD}, k1 + {philox.WEYL[1]} & {philox.WORD}
+    return tl.where(lane == 0, c0, tl.where(lane == 1, c1, tl.where(lane == 2, c2, c3)))
 """,
     "_torch": """\
 def _torch(name, *operands):
