@@ -20,7 +20,6 @@ from smelt.runtime.kept import store
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 
 THREADS = min(os.cpu_count() or 1, 16)
-VECTOR = 16  # bytes: an address that is a multiple of it can be read by whole vectors
 
 
 def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
@@ -93,14 +92,14 @@ def _unaligned(item: KernelItem, aligned: Sequence[bool]) -> frozenset[int]:
 
 
 def _aligned(schedule: Schedule) -> list[bool]:
-    """Which buffers begin at a multiple of VECTOR. Inputs do, or the plan copies them; so does what torch allocates. A
-    result that may be a view of something may begin anywhere."""
+    """Which buffers begin at a multiple of ALIGNED bytes. Inputs do, or the plan copies them; so does what torch allocates.
+    A result that may be a view of something may begin anywhere."""
     aligned = [True] * len(schedule.buffers)
     for item in schedule.items:
         if isinstance(item, ViewItem):
             itemsize = schedule.buffers[item.src].spec.dtype.itemsize
             offset = item.offset
-            whole = isinstance(offset, int) and offset * itemsize % VECTOR == 0
+            whole = isinstance(offset, int) and offset * itemsize % ALIGNED == 0
             aligned[item.out] = aligned[item.src] and whole
         elif isinstance(item, ExternItem):
             for declared, out in zip(item.op._schema.returns, item.outs):
