@@ -125,7 +125,7 @@ gpu-here:
 
 GPU_JOBS ?= 15
 GPU_OUT := benchmarks/results/gpu
-ON_GPU := SMELT_GPU=1 SMELT_DEVICE=cuda OMP_NUM_THREADS=1
+ON_GPU := SMELT_DEVICE=cuda OMP_NUM_THREADS=1
 
 gpu-tests: $(GPU_READY)
 	-$(PY) -m pytest -q --durations=5 tests/gpu/test_triton_gpu.py

@@ -23,7 +23,6 @@ class Config:
     kernel_cache      keep compiled kernels of GPUs on disk, for other processes (runtime/kept.py says where)
     kernel_cache_bytes
                       how much may lie there: what was used longest ago goes
-    gpu               compile for CUDA; off by default as long as it has not been run on a GPU
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
@@ -37,7 +36,6 @@ class Config:
     threads: int = 0
     kernel_cache: bool = True
     kernel_cache_bytes: int = 1 << 30
-    gpu: bool = False
     cuda_graphs: bool = False
     activation_memory_budget: float = 1.0
 

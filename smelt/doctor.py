@@ -96,8 +96,13 @@ def machine() -> Rows:
     for number in range(torch.cuda.device_count()):
         yield (
             f"cuda:{number}",
-            f"{torch.cuda.get_device_name(number)}: calls on it run eagerly, unless options say gpu=True",
+            f"{torch.cuda.get_device_name(number)}: {_on_gpu(torch.device('cuda', number))}",
         )
+
+
+def _on_gpu(device: torch.device) -> str:
+    why_not = importlib.import_module("smelt.targets.cuda").unusable(device)
+    return "graphs are compiled for it" if why_not is None else f"calls on it run eagerly ({why_not})"
 
 
 def _kept() -> str:

@@ -18,13 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import device  # first: it says that smelt compiles for GPUs
-
-# isort: split
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu import contestants, timing
+from benchmarks.gpu import contestants, device, timing
 from benchmarks.run import write
 
 f32, bf16 = torch.float32, torch.bfloat16

@@ -17,7 +17,7 @@ def _eager(fn: Any) -> Any:
 
 
 def _smelt(fn: Any, **how: str) -> Any:
-    return smelt.compile(fn, fullgraph=True, options={"gpu": True}, **how)
+    return smelt.compile(fn, fullgraph=True, **how)
 
 
 MAKERS: dict[str, Callable[..., Any]] = {"eager": _eager, "torch.compile": torch.compile, "smelt": _smelt}

@@ -8,8 +8,6 @@ import os
 import sys
 from importlib import metadata
 
-os.environ.setdefault("SMELT_GPU", "1")  # read when smelt is imported
-
 import torch
 
 SIMULATED = os.environ.get("SMELT_SIMULATED") == "1"

@@ -16,13 +16,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu import device  # first: it says that smelt compiles for GPUs
-
-# isort: split
 import torch
 
 from benchmarks import errors
-from benchmarks.gpu import contestants, timing
+from benchmarks.gpu import contestants, device, timing
 from benchmarks.gpu.models import Work, build, drop_nothing
 from smelt import events
 

@@ -13,13 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import device  # first: it says that smelt compiles for GPUs
-
-# isort: split
 import torch
 from torch import nn
 
-from benchmarks.gpu import contestants, timing
+from benchmarks.gpu import contestants, device, timing
 from benchmarks.per_call import add_one, deep_mlp
 from benchmarks.run import write
 

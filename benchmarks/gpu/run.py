@@ -18,10 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import device  # first: it says that smelt compiles for GPUs
-
-# isort: split
-from benchmarks.gpu import contestants
+from benchmarks.gpu import contestants, device
 from benchmarks.gpu.contestants import is_compiler
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.processes import Waiting

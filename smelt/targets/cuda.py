@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import weakref
 from dataclasses import replace
@@ -29,6 +30,7 @@ from smelt.runtime.kept import Store, store
 from smelt.torch_private import OpOverload
 
 log = logging.getLogger("smelt")
+OLDEST = (8, 0)  # compute capability
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
 
 # Not measured yet but for what is said. A GPU adds some 50 times as many numbers as it reads from memory.
@@ -58,10 +60,9 @@ COSTS = Costs(
 
 
 def target(device: torch.device, config: Config) -> Target:
-    """The GPU `device`, under `config`. Raises Unsupported where that does not say `gpu`."""
-    if not config.gpu:
-        detail = f"a tensor on {device}; smelt compiles for GPUs only where options say gpu=True"
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
+    """The GPU `device`, under `config`. Raises Unsupported for one that Triton does not compile for, or without Triton."""
+    if (why_not := unusable(device)) is not None:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"a tensor on {device}: {why_not}"))
     properties = torch.cuda.get_device_properties(device)
     workers = properties.multi_processor_count
     resident = workers * (properties.max_threads_per_multi_processor // THREADS_THAT_DRAW)
@@ -76,6 +77,17 @@ def target(device: torch.device, config: Config) -> Target:
         memory=Memory(device, ALIGNMENT),
         sharing=Sharing(),
     )
+
+
+def unusable(device: torch.device) -> str | None:
+    """Why nothing is compiled for it: calls on it run eagerly."""
+    if torch.version.hip is not None:
+        return "smelt starts no kernels on GPUs of AMD"
+    if torch.cuda.get_device_capability(device) < OLDEST:
+        return "Triton compiles for GPUs of compute capability 8.0 or later"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return None
 
 
 def out_variant(op: OpOverload) -> OpOverload | None:

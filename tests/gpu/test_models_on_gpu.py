@@ -1,7 +1,5 @@
 """The ten models of benchmarks/models.py on a GPU in float32: results and gradients are eager's."""
 
-import functools
-
 import pytest
 import torch
 
@@ -15,7 +13,6 @@ from benchmarks import errors
 from benchmarks.gpu.models import drop_nothing
 from benchmarks.models import MODELS, build, tensors
 
-compile = functools.partial(smelt.compile, options={"gpu": True})
 # Kernels sum in another order; so many layers deep, what a gradient is rounded to can differ more.
 FORWARD, GRADIENT = 1e-3, 2e-2
 
@@ -38,7 +35,7 @@ def whole(compiled):
 @pytest.mark.parametrize("name", MODELS)
 def test_forward(name):
     model, inputs = on_gpu(name)
-    compiled = compile(model)
+    compiled = smelt.compile(model)
     with torch.no_grad():
         want = tensors(model(**inputs))
         for _ in range(2):
@@ -61,7 +58,7 @@ def test_gradients(name):
             b.copy_(before[k])
         return {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
 
-    want, compiled = step(model), compile(model)
+    want, compiled = step(model), smelt.compile(model)
     for _ in range(2):
         assert errors.overall(step(compiled), want) < GRADIENT
     whole(compiled)

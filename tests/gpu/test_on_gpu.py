@@ -1,7 +1,5 @@
 """smelt on a GPU beside eager: graphs, memory, devices, gradients. Where torch has no CUDA, on the simulated device."""
 
-import functools
-
 import pytest
 import torch
 from torch import nn
@@ -14,12 +12,10 @@ from tests.harness import simulated
 ELSEWHERE = not torch.cuda.is_available() or simulated.inside()
 pytestmark = [pytest.mark.simulated_cuda] if ELSEWHERE else []
 
-compile = functools.partial(smelt.compile, options={"gpu": True})
-
 
 def check(fn, *args):
     """Compiled and eager agree, twice, in one graph; gives what was compiled."""
-    compiled = compile(fn)
+    compiled = smelt.compile(fn)
     for _ in range(2):
         torch.testing.assert_close(compiled(*args), fn(*args))
     assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
@@ -47,7 +43,7 @@ def test_temporaries_share_an_arena_that_is_given_back():
         return ((x @ x).relu() @ x).sum(0)
 
     x = torch.randn(64, 64, device="cuda")
-    compiled = compile(fn)
+    compiled = smelt.compile(fn)
     x @ x  # cuBLAS takes a workspace of its own
     compiled(x)
     torch.cuda.reset_peak_memory_stats()
@@ -66,7 +62,7 @@ def test_numbers_on_the_cpu_are_passed_by_value():
 
 
 def test_python_numbers_that_change():
-    compiled = compile(lambda x, n: x * n + n)
+    compiled = smelt.compile(lambda x, n: x * n + n)
     x = torch.randn(4, device="cuda")
     for n in (1.5, 2.5, 3.5, 4.5):
         torch.testing.assert_close(compiled(x, n), x * n + n)
@@ -86,14 +82,14 @@ def test_parts_on_the_cpu_run_there():
 def test_operands_on_different_devices_are_eagers_error(fn):
     x = torch.randn(3, device="cuda")
     with pytest.raises(RuntimeError, match="same device"):
-        compile(fn)(x)
+        smelt.compile(fn)(x)
 
 
 def test_inputs_that_begin_anywhere():
     memory = torch.arange(40.0, device="cuda")
     check(lambda x: x * 2, memory[1:17])
     check(lambda x: x.sum(1), memory[3:4].expand(5).as_strided((5, 3), (0, 1)))
-    compiled = compile(lambda x: x.sin() * 2)
+    compiled = smelt.compile(lambda x: x.sin() * 2)
     for begin in (0, 1, 2, 3, 4, 7):
         x = memory[begin : begin + 32]
         torch.testing.assert_close(compiled(x), x.sin() * 2)
@@ -103,7 +99,7 @@ def test_inputs_that_begin_anywhere():
         return x + 1
 
     theirs, ours = memory.clone(), memory.clone()
-    want, got = grows(theirs[1:9]), compile(grows)(ours[1:9])
+    want, got = grows(theirs[1:9]), smelt.compile(grows)(ours[1:9])
     assert torch.equal(want, got) and torch.equal(theirs, ours)
 
 
@@ -123,7 +119,7 @@ def test_a_module_trains(dtype):
             optimizer.zero_grad()
         return [p.detach().cpu() for p in model.parameters()]
 
-    for want, got in zip(steps(lambda m: m), steps(compile), strict=True):
+    for want, got in zip(steps(lambda m: m), steps(smelt.compile), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-2 if dtype else 1e-5)
 
 
@@ -139,13 +135,13 @@ def test_an_optimizer_steps():
             step()
         return [p.detach() for p in parameters]
 
-    for want, got in zip(steps(lambda f: f), steps(compile), strict=True):
+    for want, got in zip(steps(lambda f: f), steps(smelt.compile), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_memory_is_flat_over_many_calls():
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to("cuda")
-    compiled, x = compile(model), torch.randn(16, 32, device="cuda")
+    compiled, x = smelt.compile(model), torch.randn(16, 32, device="cuda")
 
     def step():
         model.zero_grad(set_to_none=True)
@@ -161,10 +157,3 @@ def test_memory_is_flat_over_many_calls():
             torch.cuda.empty_cache()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before
-
-
-def test_compiled_for_a_gpu_only_where_options_say_so():
-    compiled = smelt.compile(lambda x: x * 3, options={"gpu": False})
-    compiled(torch.randn(4, device="cuda"))
-    [reason] = inspect.reasons(compiled)
-    assert "gpu=True" in str(reason)

@@ -13,8 +13,6 @@ from tests.harness.threads import in_threads
 if torch.version.cuda is None or not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-compile = functools.partial(smelt.compile, options={"gpu": True})
-
 
 def fn(x, w):
     """Products, whose results are in the arena, between kernels."""
@@ -22,7 +20,7 @@ def fn(x, w):
 
 
 def test_calls_on_two_streams_do_not_share_memory():
-    compiled = compile(fn)
+    compiled = smelt.compile(fn)
     xs = [torch.randn(512, 512, device="cuda") for _ in range(2)]
     w = torch.randn(512, 512, device="cuda") / 20
     want = [fn(x, w) for x in xs]
@@ -38,7 +36,7 @@ def test_calls_on_two_streams_do_not_share_memory():
 
 
 def test_a_result_can_be_dropped_while_the_gpu_computes():
-    compiled = compile(fn)
+    compiled = smelt.compile(fn)
     w = torch.randn(256, 256, device="cuda") / 15
     x = torch.randn(256, 256, device="cuda")
     want = fn(x, w)
@@ -49,7 +47,7 @@ def test_a_result_can_be_dropped_while_the_gpu_computes():
 
 
 def test_threads_on_streams_of_their_own():
-    compiled = compile(fn)
+    compiled = smelt.compile(fn)
     w = torch.randn(128, 128, device="cuda") / 10
     compiled(w, w)
 
@@ -71,7 +69,7 @@ def test_gradients_on_a_side_stream():
     x = torch.randn(32, 64, device="cuda")
     model(x).square().sum().backward()
     want = [p.grad.clone() for p in model.parameters()]
-    compiled, side = compile(model), torch.cuda.Stream()
+    compiled, side = smelt.compile(model), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -92,7 +90,7 @@ def warmed_up(call):
 
 
 def test_a_compiled_function_in_a_cuda_graph():
-    compiled = compile(fn)
+    compiled = smelt.compile(fn)
     x, w = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda") / 8
     warmed_up(lambda: compiled(x, w))
     graph = torch.cuda.CUDAGraph()
@@ -108,7 +106,7 @@ def test_a_compiled_function_in_a_cuda_graph():
 
 def test_a_training_step_in_a_cuda_graph():
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4)).cuda()
-    compiled, x = compile(model), torch.randn(16, 32, device="cuda")
+    compiled, x = smelt.compile(model), torch.randn(16, 32, device="cuda")
 
     def step(call):
         for p in model.parameters():
@@ -129,7 +127,7 @@ def test_a_training_step_in_a_cuda_graph():
 
 
 def test_memory_is_given_back_to_the_driver():
-    compiled = compile(lambda x: (x.sin() @ x).relu() @ x)
+    compiled = smelt.compile(lambda x: (x.sin() @ x).relu() @ x)
     x = torch.randn(2048, 2048, device="cuda")
     compiled(x)
     torch.cuda.synchronize()
@@ -140,7 +138,8 @@ def test_memory_is_given_back_to_the_driver():
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= reserved
-    torch.testing.assert_close(compiled(x), (x.sin() @ x).relu() @ x)
+    want = (x.double().sin() @ x.double()).relu() @ x.double()
+    torch.testing.assert_close(compiled(x), want.float(), rtol=1e-4, atol=1e-2)
 
 
 def needs(gigabytes):
@@ -153,7 +152,7 @@ def test_more_elements_than_32_bits_count():
     needs(16)
     x = torch.zeros((1 << 31) + 4099, device="cuda", dtype=torch.int8)
     x[-5:] = torch.arange(5, device="cuda", dtype=torch.int8)
-    got = compile(lambda x: x * 2 + 1)(x)
+    got = smelt.compile(lambda x: x * 2 + 1)(x)
     assert got[-5:].tolist() == [1, 3, 5, 7, 9] and int(got[: 1 << 31].amax()) == 1
 
 
@@ -161,7 +160,7 @@ def test_a_reduction_over_more_elements_than_32_bits_count():
     needs(16)
     x = torch.ones((3, (1 << 30) + 7), device="cuda", dtype=torch.int8)
     x[:, -1] = 5
-    got = compile(lambda x: (x.amax(1), (x + 1).sum(1)))(x)
+    got = smelt.compile(lambda x: (x.amax(1), (x + 1).sum(1)))(x)
     assert got[0].tolist() == [5] * 3 and got[1].tolist() == [2 * x.shape[1] + 4] * 3
 
 
@@ -170,4 +169,4 @@ def test_offsets_beyond_32_bits_between_few_elements():
     memory = torch.zeros((1 << 32) + 8, device="cuda", dtype=torch.int8)
     x = memory.as_strided((2, 5), (1 << 32, 1))
     x.copy_(torch.arange(10, device="cuda").view(2, 5))
-    assert compile(lambda x: x + 1)(x).tolist() == (x + 1).tolist()
+    assert smelt.compile(lambda x: x + 1)(x).tolist() == (x + 1).tolist()

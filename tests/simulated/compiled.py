@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from smelt import _native, config
+from smelt import _native, targets
 from smelt.codegen import gpu
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import ANY, of_any_size
@@ -33,7 +32,7 @@ def activate() -> None:
     _native.use_driver(str(cuda.driver()))
     changed = pytest.MonkeyPatch()
     changed.setattr(gpu, "compile_kernels", compile_kernels)
-    changed.setattr(config, "DEFAULT", replace(config.DEFAULT, gpu=True))
+    changed.setattr(targets.cuda, "unusable", lambda device: None)  # Triton is not needed
 
 
 def compile_kernels(

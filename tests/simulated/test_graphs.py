@@ -10,7 +10,7 @@ import smelt
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
-GRAPHS = {"gpu": True, "cuda_graphs": True}
+GRAPHS = {"cuda_graphs": True}
 
 
 def randn(*shape):
