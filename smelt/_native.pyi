@@ -281,7 +281,7 @@ _DoubleBackward = Callable[
         tuple[torch.Tensor, ...],
         _Tangents,
         _Tangents,
-        torch.Tensor | None,
+        tuple[torch.Tensor, ...],
     ],
     Sequence[torch.Tensor | None],
 ]
@@ -303,7 +303,7 @@ class _DifferentiableSpec(TypedDict):
     lock: NotRequired[_RLock]
     leaves: NotRequired[int]
     taken: NotRequired[Sequence[tuple[int, Sequence[tuple[str, int]], Callable[..., object], int]]]
-    draws: NotRequired[bool]
+    draws: NotRequired[Sequence[torch.device]]
     rewritten: NotRequired[Sequence[int]]
     copied: NotRequired[Sequence[int]]
     double_backward: NotRequired[_DoubleBackward | None]

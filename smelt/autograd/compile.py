@@ -86,7 +86,7 @@ def _node(
             "name": "SmeltBackward",
             "lock": _lock,
             "double_backward": with_history,
-            "draws": with_history is not None and with_history.draws,
+            "draws": () if with_history is None else with_history.draws,
             "rewritten": () if with_history is None else with_history.rewritten,
             "copied": () if with_history is None else with_history.copied,
         }

@@ -24,7 +24,7 @@ from smelt.autograd.memory import nbytes
 from smelt.graph import passes, torch_settings
 from smelt.graph.effects import effects
 from smelt.graph.graph_function import GraphFunction
-from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.torch_settings import TorchSettings
 from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload
@@ -51,7 +51,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
     rewritten = tuple(sorted(traced.mutated))
     copied = tuple(sorted(_read(joint) & set(rewritten)))
     effectful = [n for n in traced.aten_graph if passes.has_effect(n)]
-    draws = any(_draws(n) for n in effectful)
+    draws = {_drawing(t.device): None for n in effectful if _draws(n) for t in leaves(n.spec, TensorSpec)}
     repeatable = (
         all(_draws(n) or n.target is aten.copy_.default for n in effectful)
         and all(call.repeatable for call in opaque)
@@ -69,7 +69,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         joint.gradients,
         rewritten,
         copied,
-        draws,
+        tuple(draws),
         bool(checkpoints),
         torch_settings.read(),
     )
@@ -80,6 +80,11 @@ def _draws(node: Node) -> bool:
     if type(node.target) is not OpOverload or not effects(node.target).random or effects(node.target).writes:
         return False
     return not leaves((node.args, node.kwargs), torch.Generator)
+
+
+def _drawing(device: torch.device) -> torch.device:
+    """Whose generator is drawn from there. A simulated GPU has none of its own."""
+    return device if device.type == "cuda" and torch.cuda.default_generators else torch.device("cpu")
 
 
 def _read(joint: Joint) -> set[int]:
@@ -112,7 +117,7 @@ def _arguments(node: Node) -> Iterator[Node]:
 @dataclass(frozen=True)
 class DoubleBackward:
     """From the graph's inputs, its outputs that others are computed from (None where gone), the tangents (None where
-    undefined), and the state of torch's generator (None unless it `draws`) to the gradients, with a history, and then the
+    undefined), and the states of torch's generators on the devices in `draws` to the gradients, with a history, and then the
     results of this run. Where a formula reads a result (that of `exp`), the node has the history go on through the output
     that the program holds.
 
@@ -126,7 +131,7 @@ class DoubleBackward:
     sources: tuple[int, ...]
     rewritten: tuple[int, ...]
     copied: tuple[int, ...]
-    draws: bool
+    draws: tuple[torch.device, ...]
     has_checkpoints: bool
     settings: TorchSettings
 
@@ -135,7 +140,7 @@ class DoubleBackward:
         primals: Tensors,
         cuts: Defined,
         tangents: Defined,
-        state: torch.Tensor | None,
+        states: Tensors,
     ) -> Gradients:
         gates = _Gates(cuts)
         with torch.enable_grad():
@@ -150,7 +155,7 @@ class DoubleBackward:
                 if i not in self.copied:  # no result was computed from it
                     asked[i] = primals[i].detach().requires_grad_(i in self.sources)
                 seen[i] = asked[i].clone()
-            with _drawing_from(state), self._as_captured():
+            with _drawing_from(self.draws, states), self._as_captured():
                 results = list(self._forward(gates, *seen))  # type: ignore[arg-type]
             defined = [(result, t) for result, t in zip(results, tangents) if t is not None]
             gradients = torch.autograd.grad(
@@ -276,13 +281,17 @@ def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlac
 
 
 @contextmanager
-def _drawing_from(state: torch.Tensor | None) -> Iterator[None]:
-    """torch's generator is in `state`, and then in the one that it was in."""
-    if state is None:
+def _drawing_from(devices: tuple[torch.device, ...], states: Tensors) -> Iterator[None]:
+    """torch's generators on `devices` are in `states`, and then in those that they were in."""
+    if not devices:
         yield
         return
-    with torch.random.fork_rng(devices=()):
-        torch.set_rng_state(state)
+    with torch.random.fork_rng([d for d in devices if d.type != "cpu"]):
+        for device, state in zip(devices, states, strict=True):
+            if device.type == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, device)
         yield
 
 

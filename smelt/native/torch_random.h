@@ -1,19 +1,21 @@
-// torch's generator of random numbers on the CPU: where it stands.
+// Where torch's generators of random numbers stand.
 //
 // Used as it is: `at::mt19937_data_pod`, the state of the engine, as ATen/core/MT19937RNGEngine.h lays it out: the words
 // `state_`, of which `next_` is the next and `left_` less one are unused. No version differs in it.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace smelt {
 
-// Copying the engine takes a tenth of the time that its state as a tensor takes.
-struct RandomState {
-    explicit RandomState(at::CPUGeneratorImpl& generator)
+// That of the CPU. Copying the engine takes a tenth of the time that its state as a tensor takes.
+struct CpuRandomState {
+    explicit CpuRandomState(at::CPUGeneratorImpl& generator)
         : engine(generator.engine()),
           next_float(generator.next_float_normal_sample()),
           next_double(generator.next_double_normal_sample()) {}
@@ -33,11 +35,33 @@ struct RandomState {
     std::optional<double> next_double;
 };
 
-inline std::shared_ptr<const RandomState> state_of_generator() {
-    const at::Generator& generator = at::detail::getDefaultCPUGenerator();
-    auto* impl = at::check_generator<at::CPUGeneratorImpl>(generator);
-    const std::lock_guard<std::mutex> lock(impl->mutex_);
-    return std::make_shared<const RandomState>(*impl);
-}
+// Those of some devices.
+class RandomState {
+  public:
+    explicit RandomState(const std::vector<c10::Device>& devices) {
+        for (c10::Device device : devices) {
+            at::Generator generator = at::globalContext().defaultGenerator(device);
+            const std::lock_guard<std::mutex> lock(generator.mutex());
+            if (device.is_cpu())
+                cpu_.emplace(*at::check_generator<at::CPUGeneratorImpl>(generator));
+            else
+                others_.push_back(generator.get_state());
+            is_cpu_.push_back(device.is_cpu());
+        }
+    }
+
+    // As `torch.get_rng_state()` and `torch.cuda.get_rng_state()` give them, in the order of the devices.
+    std::vector<at::Tensor> tensors() const {
+        std::vector<at::Tensor> states;
+        auto other = others_.begin();
+        for (bool is_cpu : is_cpu_) states.push_back(is_cpu ? cpu_->tensor() : *other++);
+        return states;
+    }
+
+  private:
+    std::optional<CpuRandomState> cpu_;
+    std::vector<at::Tensor> others_;
+    std::vector<bool> is_cpu_;
+};
 
 }  // namespace smelt

@@ -15,6 +15,7 @@ from smelt.torch_private import (
     DisableFuncTorch,
     DisableTorchDispatch,
     DisableTorchFunction,
+    device_constructors,
     maybe_current_level,
 )
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
@@ -144,6 +145,9 @@ class FunctionMode(TorchFunctionMode):
             raise failure
         if cls is not None:
             mark(out, cls)
+        if func in device_constructors() and kwargs.get("device") is None and out.device.type != "cpu":
+            # A default device is a mode of torch, which is not there where the graph runs again for a second derivative.
+            node.kwargs = {**node.kwargs, "device": out.device}
         if call.wrote or func in STATEFUL or has_new(out):
             self._call_recorder.record(node, func, out)
             if func in STATEFUL and self._inputs.holds(args[0]):

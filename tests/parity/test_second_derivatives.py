@@ -10,6 +10,8 @@ from torch import nn
 from torch.autograd import grad
 from torch.utils.checkpoint import checkpoint
 
+import smelt
+from tests.harness.agreement import check_no_failure
 from tests.harness.training import both, gradients, leaf, raised
 
 
@@ -890,3 +892,21 @@ def test_a_result_is_written_before_the_first_derivative(compile, function):
     except RuntimeError as error:
         return "modified" in str(error)
     return g
+
+
+def test_a_default_device_while_it_was_captured():
+    """The graph runs again in the backward, where torch has no default device: a mode, and one of each thread."""
+
+    def fn(x):
+        return (x @ torch.ones(4, 4) * torch.arange(4.0)).sin()
+
+    def observed(call):
+        torch.manual_seed(0)
+        x = torch.randn(3, 4, device="meta").requires_grad_()
+        with torch.device("meta"):
+            y = call(x)
+        return torch.autograd.grad(y.square().sum(), x, create_graph=True)[0].square().sum()
+
+    compiled = smelt.compile(fn, backend="aot_eager")
+    assert observed(compiled).device == observed(fn).device == torch.device("meta")
+    check_no_failure(compiled)

@@ -130,6 +130,7 @@ class Attach {
         for (size_t end = 0; end < group->group().ends.size(); ++end)
             ends_.push_back(
                 make_node<CompiledBackward>(edges_of(group->group().ends[end], inputs, given), group, end));
+        if (!group->group().is_single()) place_ends(given);
     }
 
     void operator()(size_t tangent, const Result& r) {
@@ -150,6 +151,19 @@ class Attach {
     bool is_written(const Result& r) const { return r.is_input && versions_.changed(r.tensor); }
 
   private:
+    // Nothing is handed to an end, but by what it expects the engine tells where it runs: all of them on one thread, that of
+    // a device that the group has outputs on, and on the stream of this forward.
+    void place_ends(const Given& given) {
+        const at::Tensor* on_device = nullptr;
+        for (size_t k : group_->group().tangents) {
+            const at::Tensor& t = given.results[group_->spec().tangents[k].output].tensor;
+            if (t.defined() && !t.is_cpu()) on_device = &t;
+        }
+        for (const NodePtr& end : ends_)
+            on_device ? end->add_input_metadata(*on_device)
+                      : end->add_input_metadata(Node::undefined_input());
+    }
+
     // Of an end, where the groups before this one are attached.
     edge_list edges_of(const End& end, const edge_list& inputs, const Given& given) const {
         edge_list edges(end.edges.size());
@@ -170,11 +184,7 @@ class Attach {
         if (group_->group().is_single()) return ends_[0];
         edge_list edges;
         for (size_t end = 0; end < ends_.size(); ++end)
-            if (group_->group().ends[end].tangents[tangent]) {
-                const auto slot =
-                    ends_[end]->num_inputs() ? 0 : ends_[end]->add_input_metadata(Node::undefined_input());
-                edges.emplace_back(ends_[end], slot);
-            }
+            if (group_->group().ends[end].tangents[tangent]) edges.emplace_back(ends_[end], 0);
         return make_node<OutputOf>(std::move(edges), group_, tangent);
     }
 
@@ -240,7 +250,7 @@ struct Before {
 // `edges`: of the inputs that have gradients. The copy of one has its history.
 Before before_forward(const Spec& spec, PyObject* inputs, const edge_list& edges) {
     Before before;
-    if (spec.draws) before.random_state = state_of_generator();
+    if (!spec.draws.empty()) before.random_state = std::make_shared<const RandomState>(spec.draws);
     const c10::AutoGradMode no_grad(false);
     for (size_t i : spec.copied) {
         before.copies.push_back(THPVariable_Unpack(PyTuple_GET_ITEM(inputs, i)).clone());

@@ -153,11 +153,11 @@ a dict:
   name            of the node
   lock            optional, an RLock to hold while `backward` runs; by default one of its own
   double_backward optional, a callable from the tuple of inputs, that of the outputs in `through` (None where gone), that of
-                  tangents (None where undefined) and the state of torch's
-                  generator before the forward to the gradients, with a history, and then, per tangent, its output of that
+                  tangents (None where undefined) and that of the states of torch's
+                  generators (`draws`) before the forward to the gradients, with a history, and then, per tangent, its output of that
                   run (or None). What the gradients were computed from them leads to the real outputs. Asked where
                   create_graph=True, if the inputs still exist and were not written; where not, a second differentiation raises
-  draws           optional, whether `double_backward` is given that state; by default None
+  draws           optional, the devices whose generators' states `double_backward` is given
   rewritten       optional, positions of inputs that may be written all the same
   copied          optional, positions of those of which it is given copies, made before the forward)";
 

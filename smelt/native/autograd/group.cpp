@@ -416,8 +416,8 @@ variable_list Group::run_double_backward(const variable_list& primals, const var
         return rerun_.primals[i].is_number ? number_object(primals[i]) : THPVariable_Wrap(primals[i]);
     });
     const THPObjectPtr outputs = tensors(through), given = tensors(tangents);
-    const at::Tensor random_state = rerun_.random_state ? rerun_.random_state->tensor() : at::Tensor();
-    const THPObjectPtr state(checked(THPVariable_Wrap(random_state)));
+    const THPObjectPtr state =
+        tensors(rerun_.random_state ? rerun_.random_state->tensors() : variable_list());
     THPObjectPtr result(checked(PyObject_CallFunctionObjArgs(
         spec_->double_backward, inputs.get(), outputs.get(), given.get(), state.get(), nullptr)));
     variable_list gradients = gradients_in(result, n_gradients() + spec_->tangents.size());

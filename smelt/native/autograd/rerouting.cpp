@@ -8,16 +8,19 @@ namespace smelt::autograd {
 
 namespace {
 
-// While a node runs: the number from which on nodes of autograd are its own.
+// While a node runs: the thread, and the number from which on nodes of autograd that were made on it are its own.
 struct Started {
-    uint64_t number = 0;
+    uint64_t thread = 0, number = 0;
+
+    // Leaves have the highest number, and no edges.
+    bool made(const Node& node) const { return node.thread_id() == thread && node.sequence_nr() >= number; }
 };
 
 struct NoteStart : torch::autograd::FunctionPreHook {
     explicit NoteStart(std::shared_ptr<Started> started) : started_(std::move(started)) {}
 
     variable_list operator()(const variable_list& gradients) override {
-        started_->number = at::sequence_number::peek();
+        *started_ = {at::RecordFunction::currentThreadId(), at::sequence_number::peek()};
         return gradients;
     }
 
@@ -35,9 +38,7 @@ struct Reroute : torch::autograd::FunctionPostHook {
     variable_list operator()(const variable_list& given, const variable_list&) override {
         variable_list led = given;
         if (c10::GradMode::is_enabled())
-            walk(led, routes_, {}, [start = started_->number](const Node& node) {
-                return node.sequence_nr() >= start;  // leaves have the highest number, and no edges
-            });
+            walk(led, routes_, {}, [start = *started_](const Node& node) { return start.made(node); });
         return led;
     }
 

@@ -90,7 +90,8 @@ class Reader {
                                         : py::module_::import("threading").attr("RLock")().release().ptr();
         if (spec.contains("double_backward") && !spec["double_backward"].is_none())
             s_.double_backward = owned(callable(spec, "double_backward"));
-        s_.draws = spec.contains("draws") && spec["draws"].cast<bool>();
+        if (spec.contains("draws"))
+            for (py::handle h : spec["draws"]) s_.draws.push_back(as_device(h.ptr()).value());
         if (spec.contains("rewritten"))
             for (py::handle h : spec["rewritten"]) s_.rewritten.push_back(h.cast<size_t>());
         if (spec.contains("copied"))

@@ -84,7 +84,8 @@ struct Spec : c10::intrusive_ptr_target {
     PyObject* lock = nullptr;             // held while a backward is compiled
     PyObject* double_backward = nullptr;  // differentiates by running the forward again, or null
     bool forward_is_plan = false;
-    bool draws = false;          // `double_backward` is given the state of the generator before the forward
+    std::vector<c10::Device>
+        draws;                   // `double_backward` is given where their generators stood before the forward
     std::vector<size_t> copied;  // inputs that are written, and that `double_backward` reads as they were
     std::vector<size_t> rewritten;  // inputs whose values `double_backward` does not read
     size_t n_outputs = 0;
