@@ -31,6 +31,7 @@ from smelt.ops.layouts.trial import (
     check_devices,
     check_numbers,
     check_refused,
+    is_overflow,
     may_be_tried,
     of_zeros,
     tried,
@@ -73,12 +74,21 @@ def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
         return out
     if out is NotImplemented and effects(func).random:
         out = of_row(func, args, kwargs)
-    elif out is NotImplemented and may_be_tried(effects(func)):
+        if out is not NotImplemented:
+            return out
+    elif out is NotImplemented and may_be_tried(effects(func)) and not _gives_values(func):
         try:
-            out = tried(func, args, kwargs, device)
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            out = NotImplemented  # zeros may be what it refuses
-    return func(*args, **kwargs) if out is NotImplemented else out
+            return tried(func, args, kwargs, device)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if is_overflow(error):
+                raise
+    check_refused(func, args, kwargs, device)  # zeros may be what it refuses
+    return func(*args, **kwargs)
+
+
+def _gives_values(func: OpOverload) -> bool:
+    """Whether a result is no tensor: then it tells something of these tensors, not of how results lie."""
+    return any("Tensor" not in str(r.type) for r in func._schema.returns)
 
 
 def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
