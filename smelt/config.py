@@ -25,6 +25,7 @@ class Config:
                       how much may lie there: what was used longest ago goes
     gpu               compile for CUDA; off by default as long as it has not been run on a GPU
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
+    max_autotune      on a GPU, generate products where they are measured to be faster than ATen's (mode="max-autotune")
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
@@ -39,6 +40,7 @@ class Config:
     kernel_cache_bytes: int = 1 << 30
     gpu: bool = False
     cuda_graphs: bool = False
+    max_autotune: bool = False
     activation_memory_budget: float = 1.0
 
     def __post_init__(self) -> None:
