@@ -193,7 +193,7 @@ def test_tensor_cores_read_shared_memory_that_is_filled_meanwhile(dtype: torch.d
 def test_float32_is_rounded_only_where_eager_does() -> None:
     for tf32 in (False, True):
         case = Case(256, 256, 256, tf32=tf32)
-        tile = tiles(case.product())[0]
+        tile = tiles(case.product(), 132)[0]
         text = to_ptx(product_source(case.product(), tile), 90).text
         assert ("tf32" in text) == tf32 and ("fma.rn.f32" in text) != tf32
 
@@ -201,7 +201,7 @@ def test_float32_is_rounded_only_where_eager_does() -> None:
 @pytest.mark.usefixtures("compiled")
 def test_a_cast_of_an_operand_is_pipelined_too() -> None:
     case = Case(256, 256, 256, form="NT", given=f32, dtype=bf16)
-    text = to_ptx(product_source(case.product(), tiles(case.product())[0]), 90).text
+    text = to_ptx(product_source(case.product(), Tile(128, 128, 32, 8, 3)), 90).text
     assert "wgmma.mma_async" in text and "cp.async.cg" in text
 
 
@@ -221,9 +221,15 @@ def test_tiles_cover_small_sizes_without_waste() -> None:
         Case(4096, 64, 64, dtype=f16),
         Case(64, 64, 8, tf32=True),
     ):
-        found = tiles(case.product())
+        found = tiles(case.product(), 132)
         assert found and all(t.x <= max(16, 2 * case.m) and t.r <= max(16, 2 * case.n) for t in found)
         assert all(t.k <= max(16, 2 * case.k) for t in found)
+
+
+def test_small_products_are_cut_into_enough_tiles() -> None:
+    small, large = (Case(n, n, 1024, dtype=bf16).product() for n in (512, 4096))
+    assert any(t.x * t.r <= 64 * 32 for t in tiles(small, 132)) and tiles(small, 132)[0].x <= 64
+    assert tiles(large, 132)[0] == Tile(*NARROW[0])
 
 
 @pytest.mark.usefixtures("compiled")

@@ -119,6 +119,8 @@ def _group(
         positions.add(fused.position)
         note = "; ".join(dict.fromkeys(n for n in (item.note, fused.note) if n))
     a, b, *bias = operands
+    if not _on_gpu(schedule, [x for x in bias if x is not None]):
+        return None
     assert a is not None and b is not None and out is not None
     made = _tiled(request.product, tf32)
     tail: tuple[int, ...] = (*bias, *inputs, out)  # type: ignore[arg-type]

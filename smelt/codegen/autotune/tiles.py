@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from smelt.codegen.triton.product import Operand, Tile, TiledProduct
+from smelt.codegen.triton.product import Operand, Tile, TiledProduct, tiles_of
 
 MOST = 10  # tiles that are tried for a product
 
@@ -25,7 +25,10 @@ NARROW: tuple[tuple[int, int, int, int, int], ...] = (
     (32, 128, 64, 4, 5),
     (32, 64, 128, 4, 4),
     (16, 64, 128, 4, 4),
+    (16, 128, 64, 4, 5),
     (16, 32, 256, 4, 3),
+    (16, 32, 128, 4, 5),
+    (16, 16, 256, 4, 4),
 )
 # Of float32 whose products are float32's: no tensor cores.
 EXACT: tuple[tuple[int, int, int, int, int], ...] = (
@@ -38,8 +41,8 @@ EXACT: tuple[tuple[int, int, int, int, int], ...] = (
 )
 
 
-def tiles(p: TiledProduct) -> list[Tile]:
-    """Those that suit the product's sizes."""
+def tiles(p: TiledProduct, workers: int) -> list[Tile]:
+    """Those that suit the product's sizes, for a GPU of `workers` multiprocessors."""
     exact = p.dtype is torch.float32 and not p.tf32
     table = EXACT if exact else NARROW
     width = 1 if exact else max(map(_itemsize, (p.a, p.b))) // 2
@@ -50,7 +53,14 @@ def tiles(p: TiledProduct) -> list[Tile]:
             fitting.append(Tile(x, r, k, warps, stages))
     if not fitting:
         fitting.append(Tile(min(_cover(p.m), 64), min(_cover(p.n), 64), min(_cover(p.k), 32), 4, 3))
-    return fitting[:MOST]
+    return sorted(fitting, key=lambda t: _idle(p, t, workers))[:MOST]
+
+
+def _idle(p: TiledProduct, t: Tile, workers: int) -> int:
+    """Multiprocessors that have no tile, where that is more than half of them."""
+    rows, columns = tiles_of(p, t)
+    idle = workers - p.batch * rows * columns
+    return idle if idle > workers // 2 else 0
 
 
 def _itemsize(operand: Operand) -> int:

@@ -95,10 +95,11 @@ class Tuner:
         return [_REMEMBERED[key] for key in keys]
 
     def _key(self, schedule: Schedule, group: Group, aligned: Sequence[bool]) -> str:
+        workers = self.target.costs.threads
         texts = [
             repr((tile, source.text, sorted(source.aligned)))
             for variant in group.variants
-            for tile in tiles(variant.product)[:1]
+            for tile in tiles(variant.product, workers)[:1]
             for source in [_source(variant, tile, aligned)]
         ]
         compiler = made_by() or ()
@@ -116,6 +117,7 @@ class Tuner:
     ) -> list[CompiledKernel]:
         """Chooses for groups by their keys, equal ones once; what was chosen, as code."""
         held = []
+        workers = self.target.costs.threads
         line = _Line(sys.stderr)
         sources = {
             f"{variant.product.name}_{number}_{v}_{t}": (
@@ -125,7 +127,7 @@ class Tuner:
             )
             for number, (key, group) in enumerate(unknown.items())
             for v, variant in enumerate(group.variants)
-            for t, tile in enumerate(tiles(variant.product))
+            for t, tile in enumerate(tiles(variant.product, workers))
         }
         line.show(f"{len(unknown)} products in {len(sources)} tiles: compiling")
         loaded = self._loaded({name: source for name, (_, _, source) in sources.items()})
