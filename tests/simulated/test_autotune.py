@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -269,3 +273,83 @@ def test_under_autocast(device):
     device.times = lambda tile, variant: 10.0 if variant else 50.0
     names = run(fn, rand(40, 24), rand(33, 24), rand(33), tolerance=2e-2)
     assert len(names) <= 2, names
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", (Terminal, io.StringIO))
+def test_a_terminal_is_told_how_far_it_is(device, stream, monkeypatch, caplog):
+    written = stream()
+    monkeypatch.setattr(sys, "stderr", written)
+    with caplog.at_level(logging.INFO, "smelt"):
+        run(lambda x, w, v: torch.tanh(x @ w) @ v, rand(16, 32), rand(32, 48), rand(48, 8))
+    text = written.getvalue()
+    if stream is Terminal:
+        assert "product 2 of 2" in text and text.endswith("\r\x1b[K")
+    else:
+        assert text == ""
+    assert "1×16×48×32 float32: ATen" in caplog.text and "generated" in caplog.text
+
+
+def test_nothing_is_measured_while_the_user_captures_a_graph(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert "addmm" not in run(linear_gelu, rand(40, 24), rand(33, 24), rand(33))[0]
+    assert device.measured == 0
+
+
+def test_what_cannot_be_measured_stays_atens(device, monkeypatch, caplog):
+    def fails(calls, first, device):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(timing, "seconds", fails)
+    with caplog.at_level(logging.WARNING, "smelt"):
+        assert "addmm" not in run(linear_gelu, rand(40, 24), rand(33, 24), rand(33))[0]
+    assert "is not measured: no memory" in caplog.text
+
+
+def test_random_numbers_of_the_user_are_not_touched(device):
+    args = rand(40, 24), rand(33, 24), rand(33)
+    state = torch.get_rng_state()
+    smelt.compile(linear_gelu, mode="max-autotune-no-cudagraphs")(*args)
+    assert device.measured == 1 and torch.equal(state, torch.get_rng_state())
+
+
+def test_the_fastest_few_and_atens_are_measured_again(monkeypatch):
+    monkeypatch.setattr(timing, "FILLERS", 0)  # work is done when it is asked for
+    times, rounds = {None: 9.0, **{n: float(n) for n in range(1, 8)}}, Counter()
+
+    class Event(torch.cuda.Event):
+        """Its time is what the calls of `times` took."""
+
+        now = 0.0
+
+        def record(self, stream=None):
+            self.at = Event.now
+
+        def elapsed_time(self, end):
+            return (end.at - self.at) * 1e3
+
+    def call(key):
+        Event.now += times[key]
+        rounds[key] += 1
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    calls = {key: partial(call, key) for key in times}
+    took = timing.seconds(calls, None, torch.device("cuda:0"))
+    assert took == pytest.approx(times)
+    assert {key for key, n in rounds.items() if n > timing.ROUNDS} == {None, 1, 2, 3, 4}
+
+
+def test_settings_of_eager_decide_about_tf32(device):
+    x, w = rand(16, 32), rand(32, 48)
+    for precision, tf32 in (("highest", False), ("high", True)):
+        torch.set_float32_matmul_precision(precision)
+        try:
+            compiled = smelt.compile(torch.mm, mode="max-autotune-no-cudagraphs")
+            compiled(x, w)
+            assert device.compiled[-1].tf32 == tf32
+        finally:
+            torch.set_float32_matmul_precision("highest")
