@@ -21,7 +21,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-operators \
+.PHONY: demo test check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
   gpu-gradients gpu-programs gpu-here curves wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
@@ -115,7 +115,7 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 
 # Each part is a command usable alone. They go on where a part fails: what it found is in its output and its results.
 gpu:
-	-for part in tests catalogue bandwidth models training operators gradients programs; do $(MAKE) gpu-$$part; done
+	-for part in tests catalogue bandwidth products models training operators gradients programs; do $(MAKE) gpu-$$part; done
 
 # Without a network, `make gpu PY=python3 GPU_READY=gpu-here` takes what that Python has.
 GPU_READY ?= $(VENV)/.native $(VENV)/.test
@@ -137,6 +137,9 @@ gpu-catalogue: $(GPU_READY)
 gpu-bandwidth: $(GPU_READY)
 	$(PY) -m benchmarks.gpu.overhead
 	$(PY) -m benchmarks.gpu.bandwidth
+
+gpu-products: $(GPU_READY)
+	$(PY) -m benchmarks.gpu.products
 
 gpu-models: $(GPU_READY)
 	$(PY) -m benchmarks.gpu.run --resume

@@ -56,7 +56,8 @@ def compile(
         dynamic: None or False specialize on every shape seen; numbers that change from call to call are generalised
             unless it is False. True is not built yet.
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
-        mode: None, "default" or "reduce-overhead" (CUDA graphs; nothing on a CPU). "max-autotune" is not built yet.
+        mode: None or "default"; on GPUs also "reduce-overhead" (CUDA graphs), "max-autotune-no-cudagraphs" (products are
+            generated where that is measured to be faster), "max-autotune" (both). Nothing else changes on a CPU.
         options: see `smelt.config.Config`; an unknown name is an error.
         disable: return `model` as it is.
 

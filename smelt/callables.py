@@ -27,8 +27,13 @@ from smelt.capture.driver.compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
 from smelt.runtime import release_all
 
-_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-_OF_MODE: dict[str | None, dict[str, Any]] = {"reduce-overhead": {"cuda_graphs": True}}
+_OF_MODE: dict[str | None, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"cuda_graphs": True, "max_autotune": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
+}
+_MODES = tuple(map(str, _OF_MODE))
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,6 @@ def _check_mode(mode: Any, options: Any) -> None:
         near = difflib.get_close_matches(str(mode), _MODES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_MODES)}"
         raise OptionError(f"smelt.compile: unknown mode {mode!r}; {hint}")
-    if mode not in ("default", *_OF_MODE):
-        raise NotImplementedError(f"smelt.compile(mode={mode!r}) is not built yet")
 
 
 # ------------------------------------------------------------------------------------------------- functions

@@ -24,6 +24,7 @@ class Config:
     kernel_cache_bytes
                       how much may lie there: what was used longest ago goes
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
+    max_autotune      on a GPU, generate products where they are measured to be faster than ATen's (mode="max-autotune")
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
@@ -37,6 +38,7 @@ class Config:
     kernel_cache: bool = True
     kernel_cache_bytes: int = 1 << 30
     cuda_graphs: bool = False
+    max_autotune: bool = False
     activation_memory_budget: float = 1.0
 
     def __post_init__(self) -> None:

@@ -125,7 +125,6 @@ def not_built() -> Rows:
     """What `smelt.compile` raises NotImplementedError for, or leaves to eager."""
     yield "GPUs", "calls with tensors on other devices than the CPU run eagerly"
     yield "dynamic=True", "raises; each shape is compiled on its own"
-    yield 'mode="max-autotune"', "raises"
 
 
 # ------------------------------------------------------------------------------------------------------- what of it works

@@ -52,7 +52,6 @@ def _no_grad():
     [
         ({"backend": "smlt"}, OptionError, "'smelt'"),
         ({"mode": "max-autotun"}, OptionError, "'max-autotune'"),
-        ({"mode": "max-autotune"}, NotImplementedError, "max-autotune"),
         ({"options": {"fuze": True}}, OptionError, "'fuse'"),
         ({"options": {"fuse": 1}}, OptionError, "bool"),
         ({"options": [1]}, OptionError, "dict"),

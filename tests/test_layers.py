@@ -65,7 +65,7 @@ ORDER = Layers(
             "symbolic_numbers",
             "polyfills_of_results",
         ],
-        "smelt.codegen": ["gpu", "generate", "calls", REST, "triton", "llvm"],
+        "smelt.codegen": ["gpu", "generate", "autotune", "calls", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
         "smelt.ops": [
             REST,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from smelt.codegen.autotune.tune import Tuner
 from smelt.codegen.generate import launched
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import of_any_size
@@ -22,11 +23,12 @@ from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 THREADS = min(os.cpu_count() or 1, 16)
 
 
-def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
+def generate(schedule: Schedule, arch: int, config: Config, tuner: Tuner | None = None) -> list[Item]:
     """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`. Kernels that can be one
-    launch are."""
+    launch are. `tuner`: it says which products are generated; without it, all are ATen's."""
     aligned = _aligned(schedule)
-    slots = gather(schedule, partial(_kind, schedule, aligned))
+    items = schedule.items if tuner is None else tuner.replaced(schedule, aligned)
+    slots = gather(schedule, items, partial(_kind, schedule, aligned))
     requests = {
         id(i): Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned), len(slot.items) > 1)
         for slot in slots
@@ -36,7 +38,7 @@ def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
     code: dict[int, CompiledKernel] = dict(
         zip(requests, compile_kernels(list(requests.values()), arch, THREADS, store(config)))
     )
-    on_cpu = [i for i in schedule.items if isinstance(i, KernelItem) and id(i) not in requests]
+    on_cpu = [i for i in items if isinstance(i, KernelItem) and id(i) not in requests]
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_placed(schedule, slot, code) for slot in slots]
@@ -59,8 +61,12 @@ def _placed(schedule: Schedule, slot: Slot, code: dict[int, CompiledKernel]) -> 
 
 
 def _launched(
-    schedule: Schedule, item: KernelItem | ExternItem | ViewItem, code: dict[int, CompiledKernel]
+    schedule: Schedule,
+    item: KernelItem | ExternItem | ViewItem | LaunchItem,
+    code: dict[int, CompiledKernel],
 ) -> Item:
+    if isinstance(item, LaunchItem):
+        return item
     made = launched(item, code)
     if not isinstance(item, KernelItem) or not isinstance(made, LaunchItem) or _runs_on_cpu(schedule, item):
         return made

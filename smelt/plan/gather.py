@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from smelt.plan.aliases import is_foreign, written_values
+from smelt.plan.items import LaunchItem
 from smelt.plan.roots import Roots, references
 from smelt.plan.steps import span_bytes
 from smelt.plan.together import Touched
@@ -37,7 +38,7 @@ class Kind:
 class Slot:
     """Items at one place of the schedule: one, or kernels of one kind that do not depend on one another."""
 
-    items: list[Item]
+    items: list[Item | LaunchItem]
     kind: Kind | None
     touched: Touched
     nbytes: int = 0  # that its largest kernel touches
@@ -56,9 +57,12 @@ class _Open:
     ahead: int = 0  # bytes
 
 
-def gather(schedule: Schedule, kind_of: Callable[[KernelItem], Kind | None]) -> list[Slot]:
-    """The items of `schedule`, in an order that does the same. `kind_of` a kernel: None if it stays alone."""
-    slots = _Slots(schedule, kind_of).all()
+def gather(
+    schedule: Schedule, items: Sequence[Item | LaunchItem], kind_of: Callable[[KernelItem], Kind | None]
+) -> list[Slot]:
+    """`items`, the schedule's with launches in place of some, in an order that does the same. `kind_of` a kernel: None if it
+    stays alone."""
+    slots = _Slots(schedule, items, kind_of).all()
     up = _gathered(slots, lambda item: _temporaries(schedule, item, "out"))
     down = _gathered(up[::-1], lambda item: _temporaries(schedule, item, "in"))
     return down[::-1]
@@ -136,15 +140,23 @@ def _nbytes(schedule: Schedule, buffer: int) -> int:
 class _Slots:
     """A slot for each item, with what it touches: roots, and what a view or a call gives a name."""
 
-    def __init__(self, schedule: Schedule, kind_of: Callable[[KernelItem], Kind | None]) -> None:
-        others = [item for item in schedule.items if not isinstance(item, KernelItem)]
-        self.schedule, self.kind_of = schedule, kind_of
+    def __init__(
+        self,
+        schedule: Schedule,
+        items: Sequence[Item | LaunchItem],
+        kind_of: Callable[[KernelItem], Kind | None],
+    ) -> None:
+        others = [item for item in items if not isinstance(item, KernelItem)]
+        self.schedule, self.items, self.kind_of = schedule, items, kind_of
         self.roots = Roots(schedule, others)
 
     def all(self) -> list[Slot]:
-        return [self._slot(item) for item in self.schedule.items]
+        return [self._slot(item) for item in self.items]
 
-    def _slot(self, item: Item) -> Slot:
+    def _slot(self, item: Item | LaunchItem) -> Slot:
+        if isinstance(item, LaunchItem):
+            *operands, result = item.buffers  # of a product
+            return Slot([item], None, Touched(self._all(operands), self._all([result])))
         if isinstance(item, ViewItem):
             return Slot([item], None, Touched(frozenset((item.src,)), frozenset((item.out,))))
         if isinstance(item, ExternItem):

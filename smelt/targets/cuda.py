@@ -1,4 +1,5 @@
-"""GPUs of NVIDIA: kernels by Triton, products and convolutions by ATen (cuBLAS, cuDNN), and what things cost there."""
+"""GPUs of NVIDIA: kernels by Triton, products and convolutions by ATen (cuBLAS, cuDNN; products by Triton
+where `max_autotune` finds them faster), and what things cost there."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from functools import partial
 import torch
 
 from smelt import _native, runtime
-from smelt.codegen.gpu import generate
+from smelt.codegen.autotune.tune import Tuner
+from smelt.codegen.gpu import THREADS, generate
 from smelt.codegen.llvm.link import address_of as address_on_cpu
 from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
@@ -69,13 +71,20 @@ def target(device: torch.device, config: Config) -> Target:
     major, minor = torch.cuda.get_device_capability(device)
     # A replay would repeat the numbers of a kernel's own.
     draws = bool(torch.cuda.default_generators) and not config.cuda_graphs
-    return Target(
+    arch = 10 * major + minor
+    plain = Target(
         costs=replace(COSTS, threads=workers, draw_blocks=resident if draws else 0),
-        compile=partial(generate, arch=10 * major + minor, config=config),
-        load=partial(load, device, store(config), config.cuda_graphs),
+        compile=partial(generate, arch=arch, config=config),
+        load=partial(load, device, store(config), False),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT),
         sharing=Sharing(),
+    )
+    tuner = Tuner(plain, arch, THREADS, store(config)) if config.max_autotune else None
+    return replace(
+        plain,
+        compile=partial(generate, arch=arch, config=config, tuner=tuner),
+        load=partial(load, device, store(config), config.cuda_graphs),
     )
 
 

@@ -59,7 +59,7 @@ def kind(item: KernelItem, room: int = 4) -> Kind | None:
 
 
 def gathered(*items: Item, **options: object) -> list[list[Item]]:
-    return [slot.items for slot in gather(schedule(*items, **options), kind)]  # type: ignore[arg-type]
+    return [slot.items for slot in gather(schedule(*items, **options), items, kind)]  # type: ignore[arg-type]
 
 
 def test_independent_neighbours() -> None:
@@ -147,6 +147,6 @@ def test_any_order_that_it_gives_does_the_same() -> None:
             else:
                 items.append(double(source, made, rng.choice(("double", "other", "alone"))))
         given = schedule(*items)
-        slots = gather(given, kind)
+        slots = gather(given, given.items, kind)
         assert sorted(id(i) for s in slots for i in s.items) == sorted(map(id, items))
         assert effects(slots) == effects([Slot([i], None, slots[0].touched) for i in items]), seed

@@ -61,12 +61,12 @@ def absorbed(
     item = schedule.items[users[0]]
     if not isinstance(item, KernelItem):
         return "the product is not read by a kernel"
-    if any(_writes_held(schedule, i) for i in schedule.items[position + 1 : users[0] + 1]):
+    if any(writes_held(schedule, i) for i in schedule.items[position + 1 : users[0] + 1]):
         return "an input is written before the kernel runs"
     return _as_epilogue(schedule, item, result, spec, users[0])
 
 
-def _writes_held(schedule: Schedule, item: Item) -> bool:
+def writes_held(schedule: Schedule, item: Item) -> bool:
     """Whether `item` writes to memory that was there before it."""
     if isinstance(item, ExternItem):
         return bool(written_values(item.op, item.args, item.kwargs))
@@ -138,12 +138,18 @@ def _only_index(value: Value, buffer: int) -> Size | None:
 
 
 def _point_of_element(kernel: Kernel, index: Size, spec: TensorSpec) -> dict[Sym, Size] | None:
-    """Loop symbols in terms of the element's place, if `index` counts the loops like the digits of a number."""
+    """Loop symbols in terms of the element's place."""
     flat: Size = 0
     steps = 1
     for dim, size in zip(reversed(_dims(spec)), reversed(spec.shape)):
         flat = flat + dim * steps
         steps *= int(size)  # type: ignore[arg-type]
+    return point_at(kernel, index, flat, steps)
+
+
+def point_at(kernel: Kernel, index: Size, flat: Size, elements: int) -> dict[Sym, Size] | None:
+    """Loop symbols in terms of `flat`, a number below `elements`, at which `index` is that number; if it counts the loops
+    like the digits of a number, up to `elements`."""
     places: list[tuple[int, Sym, int]] = []
     rest = index
     for loop in kernel.outer:
@@ -164,7 +170,7 @@ def _point_of_element(kernel: Kernel, index: Size, spec: TensorSpec) -> dict[Sym
             return None
         at[sym] = flat // factor % size
         expected *= size
-    return at if expected == steps else None
+    return at if expected == elements else None
 
 
 def _strides(index: Size, dims: tuple[Sym, ...]) -> tuple[Size, ...] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from smelt.codegen.calls.absorb import Absorbed, absorbed, readers_of
 from smelt.codegen.calls.matrices import MATRIX_CALLS, MatrixCall
+from smelt.codegen.calls.request import in_schema_order
 from smelt.codegen.calls.windows import WINDOW_CALLS, WindowCall
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
@@ -104,7 +105,7 @@ def _call(schedule: Schedule, item: ExternItem) -> MatrixCall | WindowCall | str
     refused = "no generated code"
     for table in (MATRIX_CALLS, WINDOW_CALLS):
         if item.op in table:
-            call = table[item.op](schedule, item, _in_schema_order(item))
+            call = table[item.op](schedule, item, in_schema_order(item))
             if not isinstance(call, str):
                 return call
             refused = call
@@ -125,12 +126,3 @@ def _product_item(
     inputs, out = ((), item.outs[0]) if fused is None else (fused.inputs, fused.out)
     notes = dict.fromkeys(n for n in (item.note, fused.note if fused else "") if n)
     return ProductItem(made.product, (*operands, *inputs, out), "; ".join(notes))  # type: ignore[arg-type]
-
-
-def _in_schema_order(item: ExternItem) -> list[Any]:
-    """All arguments of the call, defaults included."""
-    schema = item.op._schema.arguments
-    values = [*item.args]
-    for argument in schema[len(values) :]:
-        values.append(item.kwargs.get(argument.name, argument.default_value))
-    return values

@@ -33,6 +33,10 @@ from smelt.torch_private import OpOverload
 aten = torch.ops.aten
 
 
+# Of the specs of A, B and the result, and an epilogue: why there is no code for such a product.
+Refuse = Callable[[Sequence[TensorSpec], Epilogue], str | None]
+
+
 # ---- externs as calls on matrices
 
 
@@ -46,10 +50,12 @@ class MatrixCall:
     buffers: tuple[int | None, ...]
     result: TensorSpec
 
-    def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | str:
+    def plan(
+        self, out: TensorSpec, name: str, epilogue: Epilogue, refuse: Refuse | None = None
+    ) -> Request | str:
         """The product that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or why there
-        is none."""
-        return plan_product(self.op, self.args, out, name, epilogue)
+        is none. `refuse`: as for `plan_product`."""
+        return plan_product(self.op, self.args, out, name, epilogue, refuse)
 
 
 def _matrix_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> MatrixCall:
@@ -155,23 +161,30 @@ def plan_product(
     out: TensorSpec,
     name: str,
     epilogue: Epilogue = NO_EPILOGUE,
+    refuse: Refuse | None = None,
 ) -> Request | str:
     """The product that computes `epilogue(op(*args))` into `out`, whose memory overlaps no operand; or why there is none.
 
     `args`: all arguments in the schema's order, tensors as their specs; trailing defaults may be missing. In `epilogue` the
     product is the result of `op`, bias included; ROW and COL index `out` as a matrix (leading dimensions that a
-    linear layer flattens are part of ROW), BATCH its batch dimensions, flat.
+    linear layer flattens are part of ROW), BATCH its batch dimensions, flat. `refuse`: which products there is no code for;
+    the CPU's, if it is not given.
     """
     try:
         if op in _FORMS:
-            return _matrix_product(_FORMS[op], args, out, name, epilogue)
+            return _matrix_product(_FORMS[op], args, out, name, epilogue, refuse or refused_on_cpu)
     except NotGenerated as refused:
         return str(refused)
     return f"{op} is not a matrix product"
 
 
 def _matrix_product(
-    form: _Form, args: Sequence[Argument], out: TensorSpec, name: str, epilogue: Epilogue
+    form: _Form,
+    args: Sequence[Argument],
+    out: TensorSpec,
+    name: str,
+    epilogue: Epilogue,
+    refuse: Refuse,
 ) -> Request:
     if form.scales is not None and any(scale != 1 for scale in args[form.scales :]):
         raise NotGenerated("beta or alpha is not 1")
@@ -183,8 +196,8 @@ def _matrix_product(
     operands: tuple[int, ...] = (form.a, form.b)
     if form.bias is not None and len(args) > form.bias and args[form.bias] is not None:
         operands = (*operands, form.bias)
-        epilogue = with_bias(epilogue, args[form.bias], _places(c), out.dtype)
-    return _request(a, b, c, operands, args, out, name, epilogue)
+        epilogue = with_bias(epilogue, args[form.bias], _places(c), tensor(args[form.a]).dtype)
+    return _request(a, b, c, operands, args, out, name, epilogue, refuse)
 
 
 def _request(
@@ -196,6 +209,7 @@ def _request(
     out: TensorSpec,
     name: str,
     epilogue: Epilogue,
+    refuse: Refuse,
 ) -> Request:
     if c.col != 1:  # C is column-major: compute its transpose
         a, b, c = b.transposed(), a.transposed(), c.transposed()
@@ -204,19 +218,20 @@ def _request(
     if c.col != 1:
         raise NotGenerated(f"neither rows nor columns of the result are contiguous: {out.stride}")
     specs = [tensor(args[operands[0]]), tensor(args[operands[1]]), out]
-    reason = _dtype_refusal(specs) or refusal(epilogue, out.dtype)
+    reason = refuse(specs, epilogue)
     if reason is not None:
         raise NotGenerated(reason)
-    return Request(_product(name, out.dtype, a, b, c, epilogue), operands)
+    return Request(_product(name, specs[0].dtype, a, b, c, epilogue), operands)
 
 
-def _dtype_refusal(specs: Sequence[TensorSpec]) -> str | None:
+def refused_on_cpu(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | None:
+    """Of A, B and the result: why there is no code for a CPU, if so."""
     dtype = specs[-1].dtype
     if any(s.dtype != dtype for s in specs) or dtype not in (torch.float32, torch.float64):
         return f"dtypes {[s.dtype for s in specs]}"
     if any(s.device.type != "cpu" for s in specs):
         return f"device {specs[-1].device}"
-    return None
+    return refusal(epilogue, dtype)
 
 
 def _product(name: str, dtype: torch.dtype, a: _Stack, b: _Stack, c: _Stack, epilogue: Epilogue) -> Product:

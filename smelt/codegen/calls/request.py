@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +13,9 @@ from smelt.codegen.llvm.products.product import Product
 from smelt.codegen.llvm.windows.window import Window
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
+from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Buffer, Value
+from smelt.schedule.schedule import ExternItem
 
 Argument = TensorSpec | float | Sequence[int] | None
 
@@ -45,8 +48,8 @@ def integers(sizes: Sequence[Size]) -> tuple[int, ...]:
 
 
 def with_bias(epilogue: Epilogue, argument: Argument, places: Sequence[Size], dtype: torch.dtype) -> Epilogue:
-    """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `places` or of size 1. Raises
-    NotGenerated for one of another dtype."""
+    """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `places` or of size 1. Narrow
+    floats are added as float32, and rounded once. Raises NotGenerated for a bias of another dtype."""
     spec = tensor(argument)
     if spec.dtype != dtype:
         raise NotGenerated(f"a bias of {spec.dtype}")
@@ -55,11 +58,17 @@ def with_bias(epilogue: Epilogue, argument: Argument, places: Sequence[Size], dt
     for size, step, place in zip(shape, stride, places[len(places) - len(shape) :]):
         if size != 1:
             index = index + place * step
-    bias = Value("load", (0, index, None), spec.dtype)
-    total = Value("add", (product_value(dtype), bias), dtype)
+    sums = opmath(dtype)
+    bias = as_dtype(Value("load", (0, index, None), spec.dtype), sums)
+    total = as_dtype(Value("add", (product_value(sums), bias), sums), dtype)
     inputs = (Buffer("bias", spec.dtype, "in"), *epilogue.inputs)
     later = rewrite(epilogue.value, lambda b, e: (b + 1, e), total) if epilogue.value else total
     return Epilogue(inputs, later)
+
+
+def as_dtype(value: Value, dtype: torch.dtype) -> Value:
+    """`value`, converted if it is of another dtype."""
+    return value if value.dtype is dtype else Value("cast", (value,), dtype)
 
 
 def is_dense(spec: TensorSpec) -> bool:
@@ -70,3 +79,12 @@ def is_dense(spec: TensorSpec) -> bool:
             return False
         expected *= size
     return True
+
+
+def in_schema_order(item: ExternItem) -> list[Any]:
+    """All arguments of the call, defaults included."""
+    schema = item.op._schema.arguments
+    values = [*item.args]
+    for argument in schema[len(values) :]:
+        values.append(item.kwargs.get(argument.name, argument.default_value))
+    return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
@@ -18,7 +18,7 @@ from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
 from smelt.runtime.kept import Store
 
 # What decides about the code of a source: all of it but how many points there are.
-_Key = tuple[int, str, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
+_Key = tuple[int, str, int, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,45 @@ def compile_kernels(
     names = [request.kernel.name for request in requests]
     with _LOCK:
         codes = _codes(sources, names, arch, threads, store)
-    return [CompiledKernel(n, c, s.points, s.block) for n, c, s in zip(names, codes, sources, strict=True)]
+    return [
+        CompiledKernel(n, _code_of(c), s.points, s.block)
+        for n, c, s in zip(names, codes, sources, strict=True)
+    ]
+
+
+def _code_of(made: _KernelCode | Exception) -> _KernelCode:
+    if isinstance(made, Exception):
+        raise made
+    return made
+
+
+def compile_products(
+    sources: Mapping[str, Source], arch: int, threads: int, store: Store | None = None
+) -> dict[str, CompiledKernel | Exception]:
+    """As `compile_kernels`, for sources of products by name; of one that Triton cannot compile, what it raised."""
+    with _LOCK:
+        codes = _codes(list(sources.values()), list(sources), arch, threads, store)
+    return {
+        name: code if isinstance(code, Exception) else CompiledKernel(name, code, source.points, source.block)
+        for (name, source), code in zip(sources.items(), codes, strict=True)
+    }
+
+
+def keep(source: Source, code: CompiledKernel, arch: int, store: Store) -> None:
+    """Keeps what was compiled without a store."""
+    function = code.function
+    assert function.block is not None
+    [text] = function.library.objects
+    ptx = Ptx(text.decode(), function.name, function.block.threads, function.block.shared)
+    on_disk.write(store, source, arch, ptx)
 
 
 def _codes(
     sources: Sequence[Source], names: Sequence[str], arch: int, threads: int, store: Store | None
-) -> list[_KernelCode]:
+) -> list[_KernelCode | Exception]:
+    """Exceptions stand for sources that cannot be compiled."""
     keys = [_key(source, arch) for source in sources]
+    refused: dict[_Key, Exception] = {}
     found = {key: code for key in keys if (code := _CACHE.get(key)) is not None}
     missing: dict[_Key, tuple[Source, str]] = {}
     for key, source, name in zip(keys, sources, names, strict=True):
@@ -81,18 +113,24 @@ def _codes(
         library()
         with ThreadPoolExecutor(min(threads, len(missing))) as pool:
             compiled = pool.map(lambda item: _compile(item[0], item[1], arch, store), missing.values())
-            for key, code in zip(missing, compiled, strict=True):
-                found[key] = _CACHE[key] = code
-    return [found[key] for key in keys]
+            for key, made in zip(missing, compiled, strict=True):
+                if isinstance(made, Exception):
+                    refused[key] = made
+                else:
+                    found[key] = _CACHE[key] = made
+    return [refused.get(key) or found[key] for key in keys]
 
 
 def _key(source: Source, arch: int) -> _Key:
     given = tuple(source.signature.items()), tuple(source.constants.items())
-    return arch, source.text, source.warps, source.aligned, *given
+    return arch, source.text, source.warps, source.stages, source.aligned, *given
 
 
-def _compile(source: Source, name: str, arch: int, store: Store | None) -> _KernelCode:
-    ptx = to_ptx(source, arch, f"smelt_{_identifier(name)}")
+def _compile(source: Source, name: str, arch: int, store: Store | None) -> _KernelCode | Exception:
+    try:
+        ptx = to_ptx(source, arch, f"smelt_{_identifier(name)}")
+    except Exception as error:
+        return error
     if store:
         on_disk.write(store, source, arch, ptx)
     return _code(source, ptx, arch)

@@ -59,9 +59,10 @@ class Library:
         """Whether `triton.jit` makes functions for Triton's interpreter."""
         return bool(self.triton.knobs.runtime.interpret)
 
-    def options(self, warps: int) -> dict[str, Any]:
-        """How all kernels are compiled."""
-        return {"num_warps": warps, **OPTIONS}
+    def options(self, source: Source) -> dict[str, Any]:
+        """How the kernel is compiled."""
+        stages = {"num_stages": source.stages} if source.stages else {}
+        return {"num_warps": source.warps, **stages, **OPTIONS}
 
     def module(
         self, function: Any, source: Source, target: Any, backend: Any, options: Any

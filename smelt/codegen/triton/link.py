@@ -67,6 +67,11 @@ def _linked(store: Store, key: str, ptx: bytes, device: int) -> bytes:
     return code
 
 
+def machine(device: int) -> tuple[str, str]:
+    """What decides how fast code is: the driver, and the processor of a device."""
+    return _compiler(), _processor(device)
+
+
 @functools.cache
 def _compiler() -> str:
     """The driver that compiles PTX: the CUDA that it knows, and which of the builds for that it is."""

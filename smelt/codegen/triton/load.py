@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from smelt.codegen.triton.library import function_of, library
+from smelt.codegen.triton.product import Tile, TiledProduct, product_source
 from smelt.codegen.triton.source import BEYOND, Source, joined_source, triton_source
 from smelt.codegen.triton.values import Dialect
 from smelt.loops.ir import Kernel
@@ -22,6 +23,12 @@ def load_kernel(kernel: Kernel, host: frozenset[int] = frozenset()) -> Callable[
     if not source.points:
         return lambda *tensors: None
     return functools.partial(_launch, function, source, host)
+
+
+def launch_product(product: TiledProduct, tile: Tile, *tensors: torch.Tensor) -> None:
+    """`product` in tiles of `tile`, on its buffers."""
+    source = product_source(product, tile, dialect=_dialect())
+    _launch(function_of(source), source, frozenset(), *tensors)
 
 
 def launch_joined(
@@ -55,6 +62,6 @@ def _dialect() -> Dialect:
 
 def _launch(function: Callable, source: Source, host: frozenset[int], *tensors: torch.Tensor) -> None:
     arguments = [t.item() if i in host else t for i, t in enumerate(tensors)]
-    options = {} if library().interprets else library().options(source.warps)
+    options = {} if library().interprets else library().options(source)
     grid = (-(-source.points // source.block),)
     function[grid](*arguments, source.points, **source.constants, **options)  # type: ignore[index]

@@ -41,12 +41,24 @@ def write(store: Store, source: Source, arch: int, ptx: Ptx) -> None:
         store.put(key, f"{head}\n{ptx.text}".encode())
 
 
+def made_by() -> tuple[str, ...] | None:
+    """What compiles: this package, Triton, and the variables that change what it does; None where it is not known which
+    Triton there is."""
+    return None if (version := _version()) is None else (_OURS, version, _environment())
+
+
 def _key(source: Source, arch: int) -> str | None:
-    """None where it is not known which Triton there is."""
-    if (version := _version()) is None:
+    if (compiler := made_by()) is None:
         return None
-    given = (arch, source.warps, sorted(source.aligned), dict(source.signature), dict(source.constants))
-    return key_of("ptx", _OURS, version, _environment(), json.dumps(given), source.text)
+    given = (
+        arch,
+        source.warps,
+        source.stages,
+        sorted(source.aligned),
+        dict(source.signature),
+        dict(source.constants),
+    )
+    return key_of("ptx", *compiler, json.dumps(given), source.text)
 
 
 @functools.cache

@@ -65,8 +65,10 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
         raise NotImplementedError(
             f"a kernel that needs {found['global_scratch_size']} bytes of global memory"
         )
-    # Triton asks for what only this very processor has (`sm_90a`), for its products: later ones would not take it.
-    text = re.sub(rf"^\.target sm_{arch}a\b", f".target sm_{arch}", _undebugged(text), flags=re.M)
+    text = _undebugged(text)
+    if not source.stages:
+        # Triton asks for what only this very processor has (`sm_90a`), for its products: later ones would not take it.
+        text = re.sub(rf"^\.target sm_{arch}a\b", f".target sm_{arch}", text, flags=re.M)
     if source.table is not None:  # Triton knows no parameter of so many bytes
         text = text.replace(
             ".param .u64 kernel_param_0", f".param .align 8 .b8 kernel_param_0[{8 * source.table.slots}]"
@@ -89,12 +91,12 @@ def _run(source: Source, chip: Chip, last: str, **further: Any) -> tuple[Any, di
     triton = library()
     target = triton.backends.GPUTarget(chip.backend, chip.arch, chip.lanes)
     backend = triton.compiler.make_backend(target)
-    options = backend.parse_options({**triton.options(source.warps), **further})
+    options = backend.parse_options({**triton.options(source), **further})
     module, language = triton.module(function_of(source), source, target, backend, options)
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, language)
     found = {"target": target, **options.__dict__}
-    if chip.backend == "cuda":
+    if chip.backend == "cuda" and not source.stages:  # products are what Triton's own list is for
         stages["ttgir"] = partial(triton.to_threads, arch=chip.arch, own=stages["ttgir"])
     for name, stage in stages.items():
         module = stage(module, found)

@@ -73,7 +73,8 @@ class Source:
     `kernel`'s arguments are the kernel's buffers that are not local (pointers, or numbers where they were asked for by
     value), then `points`: how many outer points there are, as an i64. Program k computes `block` of them from k * block on.
     `signature` names Triton's type of each argument; `aligned` are those that are multiples of 16. `constants` are further
-    arguments that are known. `table`: where there is one, its slots are the only argument (`joined_source`)."""
+    arguments that are known. `table`: where there is one, its slots are the only argument (`joined_source`). `stages`: of a
+    product, how many of its steps are under way at once; 0 for all other kernels."""
 
     text: str
     points: int
@@ -83,6 +84,7 @@ class Source:
     aligned: frozenset[str]
     constants: Mapping[str, int]
     table: Table | None = None
+    stages: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def triton_source(kernel: Kernel, host: frozenset[int] = frozenset(), dialect: D
     Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
     a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
     index at which it was stored. Raises NotImplementedError elsewhere."""
-    return _Module(kernel, host, dialect).source()
+    return Printer(kernel, host, dialect).source()
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Blocks:
 
 
 @dataclass
-class _Block:
+class Place:
     """A place in the program: loop symbols rewritten over x and r, the axes that a block has there, values already named."""
 
     rewrite: dict[Sym, Size]
@@ -162,10 +164,13 @@ class _Block:
         default_factory=dict
     )  # axis -> which of its points exist; none where all do
     names: dict[Value, str] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)  # as `_Module.shared`, for this block alone
+    texts: dict[str, str] = field(default_factory=dict)  # as `Printer.shared`, for this block alone
+    x: str = "x"
 
 
-class _Module:
+class Printer:
+    """Prints one kernel: expressions over blocks, stage by stage."""
+
     def __init__(self, kernel: Kernel, host: frozenset[int], dialect: Dialect) -> None:
         self.kernel, self.host = kernel, host
         self.values = Values(dialect)
@@ -191,6 +196,7 @@ class _Module:
     # ---- the module
 
     def source(self) -> Source:
+        """The module."""
         for stage in self.kernel.stages:
             self.stage(stage)
         passed = self._passed()
@@ -237,6 +243,7 @@ class _Module:
     # ---- stages
 
     def stage(self, stage: Stage) -> None:
+        """One of the kernel's stages."""
         if isinstance(stage, MapStage):
             at = self._open(stage) if stage.loops else self._top()
             self._stores(at, stage.stores)
@@ -245,12 +252,13 @@ class _Module:
         else:
             self.scan(stage)
 
-    def _stores(self, at: _Block, stores: Sequence[Store]) -> None:
+    def _stores(self, at: Place, stores: Sequence[Store]) -> None:
         computed = [self.value(at, s.value) for s in stores]
         for store, value in zip(stores, computed, strict=True):
             self.store(at, store, value)
 
-    def store(self, at: _Block, store: Store, value: str) -> None:
+    def store(self, at: Place, store: Store, value: str) -> None:
+        """Stores what has the name `value`."""
         self.kept = {place: name for place, name in self.kept.items() if place[0] != store.buffer}
         if at.indent == 1:
             self.kept[store.buffer, subs(store.index, at.rewrite)] = value
@@ -264,12 +272,12 @@ class _Module:
         mask = f", {self._both(at, masks)}" if masks else ""
         self._line(at, f"tl.store(p{store.buffer} + {offset}, {value}{mask})")
 
-    def _top(self) -> _Block:
+    def _top(self) -> Place:
         """Once per outer point."""
         self.loop = None
-        return _Block(self.outer, self.x_axes, 1, masks=self._masks())
+        return Place(self.outer, self.x_axes, 1, masks=self._masks())
 
-    def _open(self, stage: Stage) -> _Block:
+    def _open(self, stage: Stage) -> Place:
         """The block of the stage's points; begins the loop over blocks if there are several."""
         trips, looped = _trips(stage), self._looped(stage)
         rewrite = {**self.outer, **_digits(stage_loops(stage), _r(trips))}
@@ -278,7 +286,7 @@ class _Module:
         if looped:
             self.loop = len(self.lines)
             self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
-        at = _Block(rewrite, self.x_axes | R, 2 if looped else 1, r, self._masks())
+        at = Place(rewrite, self.x_axes | R, 2 if looped else 1, r, self._masks())
         wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
         lanes = f"tl.arange(0, RBLOCK){wide}" + ("[None, :]" if self.x_axes else "")
         lines = [f"{r} = start + {lanes}" if looped else f"{r} = {lanes}"]
@@ -296,6 +304,7 @@ class _Module:
         return _trips(stage) > max(self.blocks.r, 1)
 
     def reduce(self, stage: ReduceStage) -> None:
+        """Reductions, and what is stored beside them."""
         if self._looped(stage):
             return self._reduce_looped(stage)
         at = self._open(stage) if stage.loops else self._top()
@@ -332,7 +341,7 @@ class _Module:
             acc, where = accumulators[r.name]
             self.results[r.name] = self._across(r, acc, where)
 
-    def _contribution(self, at: _Block, r: Reduction) -> str:
+    def _contribution(self, at: Place, r: Reduction) -> str:
         """The value reduced, neutral where there is no point, as a whole block."""
         text = self.value(at, r.value)
         axes = self.axes_of.get(text, NONE)
@@ -374,6 +383,7 @@ class _Module:
         return self._named(self._top(), f"{value}.to({target})", self.axes_of[value])
 
     def scan(self, stage: ScanStage) -> None:
+        """A scan; what goes from block to block is carried along."""
         r = Reduction("scan", stage.kind, stage.store.value)
         carry, function, looped = self._fresh(self.x_axes), _combining(r), self._looped(stage)
         axis, column = ("1", "[:, None]") if self.x_axes else ("0", "")
@@ -394,7 +404,7 @@ class _Module:
 
     # ---- values
 
-    def value(self, at: _Block, v: Value) -> str:
+    def value(self, at: Place, v: Value) -> str:
         """The name of `v` at this place."""
         name = at.names.get(v)
         if name is None:
@@ -407,7 +417,7 @@ class _Module:
             at.names[v] = name
         return name
 
-    def _named(self, at: _Block, text: str, axes: Axes, fixed: bool = True) -> str:
+    def _named(self, at: Place, text: str, axes: Axes, fixed: bool = True) -> str:
         """A name for `text`; the one that it has already, if it is `fixed`: the same wherever it is computed. What does not
         change in a loop over blocks is given before it (its body is walked twice by Triton)."""
         outside = at.indent == 1 or (fixed and axes <= X and self.inner.isdisjoint(_NAME.findall(text)))
@@ -427,7 +437,7 @@ class _Module:
             texts[text] = name
         return name
 
-    def _text(self, at: _Block, v: Value) -> tuple[str, Axes]:
+    def _text(self, at: Place, v: Value) -> tuple[str, Axes]:
         if v.op == "load":
             return self._load(at, v)
         if v.op == "const":
@@ -454,7 +464,7 @@ class _Module:
             return values.cast(operands[0], v.args[0].dtype, v.dtype), axes
         return self.values.operation(v.op, dtype, operands), axes
 
-    def _load(self, at: _Block, v: Value) -> tuple[str, Axes]:
+    def _load(self, at: Place, v: Value) -> tuple[str, Axes]:
         buffer, e, condition = v.args
         spec, rewritten = self.kernel.buffers[buffer], subs(e, at.rewrite)
         kept = self.kept.get((buffer, rewritten))
@@ -488,20 +498,21 @@ class _Module:
             return "[RBLOCK]"
         return f"[{'XBLOCK' if 'x' in axes else '1'}, {'RBLOCK' if 'r' in axes else '1'}]"
 
-    def _both(self, at: _Block, masks: Sequence[str]) -> str:
+    def _both(self, at: Place, masks: Sequence[str]) -> str:
         """Those points that exist by each of the masks (one or two, of an axis each)."""
         return masks[0] if len(masks) == 1 else self._named(at, " & ".join(masks), self.x_axes | R)
 
-    def _index(self, at: _Block, rewritten: Size) -> str:
+    def _index(self, at: Place, rewritten: Size) -> str:
         """Quotients have names: there are many equal ones."""
 
         def named(e: Quotient, text: str) -> str:
             return self._named(at, text, self._axes(e))
 
-        names = {s: at.r if s.name == "r" else "x" for s in free_syms(rewritten)}
+        of_axes = {"x": at.x, "r": at.r}
+        names = {s: of_axes.get(s.name, s.name) for s in free_syms(rewritten)}
         return values.index(rewritten, names, named)
 
-    def _offset(self, at: _Block, e: Size, axes: Axes) -> str:
+    def _offset(self, at: Place, e: Size, axes: Axes) -> str:
         """A block of offsets with these axes."""
         rewritten = subs(e, at.rewrite)
         text = self._index(at, rewritten)
@@ -517,11 +528,11 @@ class _Module:
         self.axes_of[name] = axes
         return name
 
-    def _line(self, at: _Block, text: str) -> None:
+    def _line(self, at: Place, text: str) -> None:
         self.lines.append("    " * at.indent + text)
 
 
-class _Joined(_Module):
+class _Joined(Printer):
     """The same body behind another head: arguments come from the table."""
 
     def __init__(

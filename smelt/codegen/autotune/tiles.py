@@ -1,0 +1,73 @@
+"""In which tiles a product is tried. What a processor's shared memory does not hold, its driver refuses."""
+
+from __future__ import annotations
+
+import torch
+
+from smelt.codegen.triton.product import Operand, Tile, TiledProduct, tiles_of
+
+MOST = 10  # tiles that are tried for a product
+
+# rows, columns, steps (of 16 bits), warps, stages; those that are mostly best first
+NARROW: tuple[tuple[int, int, int, int, int], ...] = (
+    (128, 256, 64, 8, 3),
+    (128, 128, 64, 4, 4),
+    (128, 128, 64, 8, 3),
+    (256, 128, 64, 8, 3),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (64, 64, 64, 4, 4),
+    (64, 256, 64, 4, 4),
+    (128, 128, 32, 4, 4),
+    (64, 64, 128, 4, 3),
+    (128, 32, 64, 4, 4),
+    (64, 32, 64, 4, 5),
+    (32, 128, 64, 4, 5),
+    (32, 64, 128, 4, 4),
+    (16, 64, 128, 4, 4),
+    (16, 128, 64, 4, 5),
+    (16, 32, 256, 4, 3),
+    (16, 32, 128, 4, 5),
+    (16, 16, 256, 4, 4),
+)
+# Of float32 whose products are float32's: no tensor cores.
+EXACT: tuple[tuple[int, int, int, int, int], ...] = (
+    (128, 128, 16, 8, 3),
+    (128, 64, 16, 8, 3),
+    (64, 64, 16, 4, 3),
+    (64, 32, 32, 4, 3),
+    (32, 32, 32, 4, 3),
+    (16, 64, 32, 4, 4),
+)
+
+
+def tiles(p: TiledProduct, workers: int) -> list[Tile]:
+    """Those that suit the product's sizes, for a GPU of `workers` multiprocessors."""
+    exact = p.dtype is torch.float32 and not p.tf32
+    table = EXACT if exact else NARROW
+    width = 1 if exact else max(map(_itemsize, (p.a, p.b))) // 2
+    fitting = []
+    for x, r, k, warps, stages in table:
+        k = max(16, k // width)
+        if x <= _cover(p.m) and r <= _cover(p.n) and k <= _cover(p.k):
+            fitting.append(Tile(x, r, k, warps, stages))
+    if not fitting:
+        fitting.append(Tile(min(_cover(p.m), 64), min(_cover(p.n), 64), min(_cover(p.k), 32), 4, 3))
+    return sorted(fitting, key=lambda t: _idle(p, t, workers))[:MOST]
+
+
+def _idle(p: TiledProduct, t: Tile, workers: int) -> int:
+    """Multiprocessors that have no tile, where that is more than half of them."""
+    rows, columns = tiles_of(p, t)
+    idle = workers - p.batch * rows * columns
+    return idle if idle > workers // 2 else 0
+
+
+def _itemsize(operand: Operand) -> int:
+    """Bytes of an element as it lies in shared memory: as it was read, where it is converted then."""
+    return max([b.dtype.itemsize for b in operand.inputs] + [operand.value.dtype.itemsize, 2])
+
+
+def _cover(size: int) -> int:
+    """The tile that holds all of it: tensor cores have at least 16."""
+    return max(16, 1 << max(size - 1, 0).bit_length())
