@@ -1,0 +1,134 @@
+"""Numbers that kernels draw, to the last bit those of eager, and where the generator stands afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smelt
+from smelt.report import inspect
+from tests.harness import simulated
+
+if not torch.cuda.is_available() or simulated.inside():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+f32, f64, f16, bf16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+SIZES = (1, 7, 255, 256, 1000, 300_001, 1 << 20, 5_000_003)
+DRAWS = {
+    "rand": lambda n, dtype: torch.rand(n, device="cuda", dtype=dtype),
+    "rand_like": lambda n, dtype: torch.rand_like(torch.empty(n, device="cuda", dtype=dtype)),
+    "uniform_": lambda n, dtype: torch.empty(n, device="cuda", dtype=dtype).uniform_(-1.5, 3.25),
+    "randn": lambda n, dtype: torch.randn(n, device="cuda", dtype=dtype),
+    "randn_like": lambda n, dtype: torch.randn_like(torch.empty(n, device="cuda", dtype=dtype)),
+    "normal_": lambda n, dtype: torch.empty(n, device="cuda", dtype=dtype).normal_(0.7, 2.3),
+    "bernoulli_": lambda n, dtype: torch.empty(n, device="cuda", dtype=dtype).bernoulli_(0.3),
+    "exponential_": lambda n, dtype: torch.empty(n, device="cuda", dtype=dtype).exponential_(),
+    "exponential_ of a rate": lambda n, dtype: torch.empty(n, device="cuda", dtype=dtype).exponential_(1.7),
+    "random_": lambda n, dtype: torch.empty(n, device="cuda", dtype=dtype).random_(3, 150),
+    "dropout": lambda n, dtype: F.dropout(torch.ones(n, device="cuda", dtype=dtype), 0.3),
+    "dropout2d": lambda n, dtype: F.dropout2d(torch.ones(1, n, 1, 2, device="cuda", dtype=dtype), 0.3),
+    "alpha_dropout": lambda n, dtype: F.alpha_dropout(torch.ones(n, device="cuda", dtype=dtype), 0.3, True),
+}
+INTEGERS = {
+    "randint": lambda n: torch.randint(-5, 1000, (n,), device="cuda"),
+    "randint of int32": lambda n: torch.randint(100, (n,), device="cuda", dtype=torch.int32),
+    "randint of many": lambda n: torch.randint(1 << 40, (n,), device="cuda"),
+    "randint_like": lambda n: torch.randint_like(torch.empty(n, device="cuda"), 77),
+    "bernoulli_ of bools": lambda n: torch.empty(n, device="cuda", dtype=torch.bool).bernoulli_(0.4),
+}
+
+
+def compiled(fn, **options):
+    return smelt.compile(fn, options={"gpu": True, **options})
+
+
+def alike(fn, *args):
+    """Twice, with a draw before and behind, from the same state: the same bits, and the same state afterwards."""
+    made = compiled(fn)
+    for seed in (0, 1 << 40):
+        got = []
+        for f in (made, fn):
+            torch.manual_seed(seed)
+            torch.rand(3, device="cuda")
+            got.append((f(*args), torch.rand(5, device="cuda"), torch.cuda.get_rng_state()))
+        for a, b in zip(*got):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert inspect.graph_count(made) == 1
+    return made
+
+
+@pytest.mark.parametrize("dtype", (f32, f64, f16, bf16))
+@pytest.mark.parametrize("name", DRAWS)
+def test_floats(name, dtype):
+    for n in SIZES:
+        alike(lambda n=n: DRAWS[name](n, dtype))
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name):
+    for n in SIZES:
+        alike(lambda n=n: INTEGERS[name](n))
+
+
+def test_layouts():
+    images = torch.randn(3, 5, 7, 9, device="cuda").to(memory_format=torch.channels_last)
+    for x in (images, images.permute(2, 0, 3, 1), torch.randn(6, 9, device="cuda").t()):
+        alike(
+            lambda x: (
+                torch.rand_like(x),
+                torch.randn_like(x),
+                x.clone().uniform_(),
+                torch.bernoulli(x, 0.3),
+            ),
+            x,
+        )
+        alike(lambda x: x.clone().bernoulli_(0.3), x)
+        alike(lambda x: F.dropout(x, 0.5), x)
+
+
+def test_draws_keep_their_order():
+    def fn(x, p):
+        a = torch.rand_like(x)
+        b = torch.bernoulli(p)  # ATen's
+        c = F.dropout(x, 0.2)
+        d = torch.randperm(40, device="cuda")  # ATen's
+        return a, b, c, d, torch.randn_like(x) * a + c
+
+    alike(fn, torch.randn(300, 40, device="cuda"), torch.rand(300, 40, device="cuda"))
+
+
+def test_rows_that_are_dropped():
+    """A softmax and its dropout, a layer norm and its: rows of one block."""
+    for columns in (64, 512, 1000, 1001, 12_000):
+        x = torch.randn(33, columns, device="cuda")
+        made = compiled(lambda x: F.dropout(x.softmax(-1), 0.1))
+        torch.manual_seed(3)
+        got = made(x)
+        torch.manual_seed(3)
+        torch.testing.assert_close(got, F.dropout(x.softmax(-1), 0.1))
+
+
+def model(dtype):
+    torch.manual_seed(0)
+    layers = [nn.Linear(96, 96), nn.Dropout(0.3), nn.GELU(), nn.LayerNorm(96), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, *layers[:3]).cuda().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", (f32, bf16, f64))
+def test_training(dtype):
+    net = model(dtype)
+    x = torch.randn(50, 96, device="cuda", dtype=dtype)
+    found = []
+    for f in (compiled(net), net):
+        torch.manual_seed(5)
+        grads = []
+        for _ in range(2):
+            net.zero_grad()
+            out = f(x)
+            out.square().mean().backward()
+            grads += [out.detach(), *(p.grad.clone() for p in net.parameters())]
+        found.append((grads, torch.cuda.get_rng_state()))
+    close = {f64: 1e-9, f32: 1e-4, bf16: 5e-2}[dtype]
+    torch.testing.assert_close(found[0], found[1], rtol=close, atol=close)
