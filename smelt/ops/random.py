@@ -1,8 +1,8 @@
 """Random numbers.
 
 On a GPU, kernels draw the numbers that ATen's own would: by the place of an element (`ops/draws.py`), the generator's seed
-and its offset, which `smelt::philox_place` reads as it moves the generator on. ATen draws what it would draw in another dtype or
-order, where it computes by functions that no kernel here has to the last bit (a logarithm of float64), where it stops the
+and its offset, which `smelt::philox_place` reads as it moves the generator on. ATen draws the rest: in other dtypes and
+orders, where it computes by functions that no kernel here has to the last bit (a logarithm of float64), where it stops the
 device for what it reads (`bernoulli` of a tensor), and what is so large that it is cheaper (`MOST_APART`).
 """
 
@@ -19,6 +19,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import static
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
+from smelt.loops.philox import philox
 from smelt.loops.tensor import Extern, Index, Load, Stored, Tensor
 from smelt.loops.values import call, cast, compare, const, where
 from smelt.ops.draws import Draws, Step
@@ -55,23 +56,84 @@ def native_dropout(b: Builder, x: Tensor, p: float, train: bool | None) -> tuple
         return None
     if x.dtype not in (*_FLOATS, torch.float64):
         return None
-    compute = torch.float64 if x.dtype is torch.float64 else torch.float32
-    keep = _rounded(1 - p, compute)
-    scale = _rounded(1 / keep, compute)
+    compute = _computed(x.dtype)
     draws = Draws.near(x.spec, b.costs.draw_blocks)
     seed, offset = _place_of_generator(b, draws.offsets)
-
-    def kept(load: Load, at: Index) -> Value:
-        number = Step.of(draws, load(seed, ()), load(offset, ()), at).uniform()
-        return compare("lt", cast(number, compute), const(keep, compute))
-
-    mask = b.map(x.shape, torch.bool, (seed, offset), kept, cost=_COST)
+    mask = _mask(b, draws, seed, offset, p, x.dtype)
+    scale = scale_of_dropout(p, x.dtype)
 
     def dropped(load: Load, at: Index) -> Value:
         chosen = cast(load(mask, at), compute)
         return cast(cast(load(x, at), compute) * chosen * scale, x.dtype)
 
     return b.map(x.shape, x.dtype, (x, mask), dropped, cost=2.0), mask
+
+
+def scale_of_dropout(p: float, dtype: torch.dtype) -> float:
+    """What ATen multiplies by where it keeps an element of `dtype`."""
+    compute = _computed(dtype)
+    return _rounded(1 / _rounded(1 - p, compute), compute)
+
+
+def _mask(b: Builder, draws: Draws, seed: Tensor, offset: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+    """Which elements a dropout of `dtype` keeps."""
+    compute = _computed(dtype)
+    keep = const(_rounded(1 - p, compute), compute)
+
+    def kept(load: Load, at: Index) -> Value:
+        number = Step.of(draws, load(seed, ()), load(offset, ()), at).uniform()
+        return compare("lt", cast(number, compute), keep)
+
+    shape = b.spec[0].shape if isinstance(b.spec, tuple) else b.spec.shape
+    return b.map(shape, torch.bool, (seed, offset), kept, cost=_COST)
+
+
+# The mask of a dropout of a tensor laid out like that, by a generator that stood at two numbers, on the CPU.
+_LIBRARY = torch.library.Library("smelt", "FRAGMENT")
+_LIBRARY.define(
+    "dropout_mask(Tensor seed, Tensor offset, int[] size, int[] stride, int start, ScalarType dtype, Device device, "
+    "int blocks, float p) -> Tensor"
+)
+
+
+def _mask_by_torch(
+    seed: torch.Tensor,
+    offset: torch.Tensor,
+    size: list[int],
+    stride: list[int],
+    start: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: int,
+    p: float,
+) -> torch.Tensor:
+    draws = Draws.near(TensorSpec(tuple(size), tuple(stride), dtype, device, start), blocks)
+    grid: Any = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
+    thread, step, lane = (torch.as_tensor(x, device=device).expand(size) for x in draws.place(grid))
+    bits = philox(seed.to(device), (offset.to(device) >> 2) + step, thread, lane)
+    number = (bits.float() * 2.0**-32 + 2.0**-33).to(_computed(dtype))
+    return number < _rounded(1 - p, _computed(dtype))
+
+
+_LIBRARY.impl("dropout_mask", _mask_by_torch, "CompositeExplicitAutograd")
+
+
+@operator(torch.ops.smelt.dropout_mask.default)
+def dropout_mask(
+    b: Builder,
+    seed: Tensor,
+    offset: Tensor,
+    size: list[int],
+    stride: list[int],
+    start: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: int,
+    p: float,
+) -> Tensor:
+    """As `native_dropout` of a tensor laid out like that draws it."""
+    spec = TensorSpec(tuple(size), tuple(stride), dtype, device, start)
+    return _mask(b, Draws.near(spec, blocks), seed, offset, p, dtype)
 
 
 @operator(aten.rand.default, aten.rand_like.default)
@@ -91,7 +153,7 @@ def uniform(
     most = torch.finfo(dtype).max
     if not -most <= start <= end <= most or end - start > most:
         return None
-    compute = torch.float64 if dtype is torch.float64 else torch.float32
+    compute = _computed(dtype)
     bounds = torch.tensor([start, end], dtype=torch.float64).to(dtype)
     low, high, span = *bounds.tolist(), (bounds[1] - bounds[0]).item()
 
@@ -137,8 +199,7 @@ def bernoulli(b: Builder, _: Any, p: float = 0.5, *, generator: object = None) -
     dtype = b.spec.dtype
     if generator is not None or not 0 <= p <= 1:
         return None
-    double = dtype is torch.float64
-    compute = torch.float64 if double else torch.float32
+    double, compute = dtype is torch.float64, _computed(dtype)
 
     def number(step: Step) -> Value:
         drawn = step.uniform_double() if double else step.uniform()
@@ -231,6 +292,11 @@ def _place_of_generator(b: Builder, offsets: int) -> tuple[Tensor, Tensor]:
     op = torch.ops.smelt.philox_place.default
     b.made.append(Extern(op, (offsets, b.device), {}, results, "philox_place", b.line))
     return results[0], results[1]
+
+
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    """In which a number of `dtype` is made."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _rounded(number: float, dtype: torch.dtype) -> float:

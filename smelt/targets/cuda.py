@@ -16,7 +16,7 @@ from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
 from smelt.costs import Costs
 from smelt.errors import Unsupported
-from smelt.ops.draws import THREADS
+from smelt.ops.draws import blocks_that_draw
 from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign
 from smelt.plan.code import Function
@@ -64,12 +64,9 @@ def target(device: torch.device, config: Config) -> Target:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     properties = torch.cuda.get_device_properties(device)
     workers = properties.multi_processor_count
-    resident = workers * (properties.max_threads_per_multi_processor // THREADS)
     major, minor = torch.cuda.get_device_capability(device)
-    # A replay would repeat the numbers of a kernel's own.
-    draws = bool(torch.cuda.default_generators) and not config.cuda_graphs
     return Target(
-        costs=replace(COSTS, threads=workers, draw_blocks=resident if draws else 0),
+        costs=replace(COSTS, threads=workers, draw_blocks=blocks_that_draw(device, config)),
         compile=partial(generate, arch=10 * major + minor, config=config),
         load=partial(load, device, store(config), config.cuda_graphs),
         out_variant=out_variant,

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt.report import inspect
@@ -132,3 +133,49 @@ def test_training(dtype):
         found.append((grads, torch.cuda.get_rng_state()))
     close = {f64: 1e-9, f32: 1e-4, bf16: 5e-2}[dtype]
     torch.testing.assert_close(found[0], found[1], rtol=close, atol=close)
+
+
+def test_the_mask_is_not_kept():
+    x = torch.ones(4096, 4096, device="cuda", requires_grad=True)
+    made = compiled(lambda x: F.dropout(x, 0.5) * 2)
+    made(x).sum().backward()
+    before = torch.cuda.memory_allocated()
+    y = made(x)
+    assert torch.cuda.memory_allocated() - before < y.nbytes + (1 << 20)
+    x.grad = None
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+
+
+def of_both(fn, *args):
+    """Gradients of the first and the second order, of compiled and eager code from the same state."""
+    found = []
+    for f in (compiled(fn), fn):
+        torch.manual_seed(7)
+        y = f(*args)
+        first = torch.autograd.grad(y.square().sum(), args, create_graph=True)
+        again = torch.autograd.grad(y.square().sum(), args, retain_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), args)
+        found.append((y.detach(), [g.detach() for g in first], again, second, torch.cuda.get_rng_state()))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_graphs_that_are_kept_and_second_derivatives():
+    x, w = (torch.randn(64, 64, device="cuda", requires_grad=True) for _ in range(2))
+    of_both(lambda x, w: F.dropout(F.gelu(x @ w), 0.3), x, w)
+
+
+def test_checkpoints():
+    net = model(f32)
+    x = torch.randn(50, 96, device="cuda", requires_grad=True)
+    found = []
+    for f in (
+        compiled(lambda x: checkpoint(net, x, use_reentrant=False)),
+        lambda x: checkpoint(net, x, use_reentrant=False),
+    ):
+        torch.manual_seed(5)
+        net.zero_grad()
+        x.grad = None
+        f(x).square().mean().backward()
+        found.append(([x.grad, *(p.grad.clone() for p in net.parameters())], torch.cuda.get_rng_state()))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
