@@ -58,7 +58,8 @@ def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeMaker, config:
     result, mask = items.get(0), items.get(1)
     if mask is None or train is not True or not 0 < p < 1 or not x.spec.dtype.is_floating_point:
         return None
-    blocks = blocks_that_draw(x.spec.device, config) if x.spec.device.type == "cuda" else 0
+    by_value = x.spec.device.type == "cuda" and not config.cuda_graphs  # which no replay would change
+    blocks = blocks_that_draw(x.spec.device) if by_value else 0
     if not blocks or any(type(n) is not int or not n for n in x.spec.shape):
         return None
     make.begin(node)

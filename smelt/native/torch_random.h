@@ -1,9 +1,15 @@
-// torch's generator of random numbers on the CPU: where it stands.
+// torch's generators of random numbers: where they stand.
 //
-// Used as it is: `at::mt19937_data_pod`, the state of the engine, as ATen/core/MT19937RNGEngine.h lays it out: the words
+// Of a GPU's: `at::PhiloxCudaState`, a struct whose header names nothing of CUDA, and the method of `at::CUDAGeneratorImpl`
+// that gives one. That is in the library of CUDA builds, so it is looked up by its name, and called as what it is to the
+// linker: a function of the object and the argument, which all compilers that build torch for Linux agree upon.
+//
+// Of the CPU's: `at::mt19937_data_pod`, the state of the engine, as ATen/core/MT19937RNGEngine.h lays it out: the words
 // `state_`, of which `next_` is the next and `left_` less one are unused. No version differs in it.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/cuda/PhiloxCudaState.h>
+#include <dlfcn.h>
 
 #include <memory>
 #include <mutex>
@@ -38,6 +44,27 @@ inline std::shared_ptr<const RandomState> state_of_generator() {
     auto* impl = at::check_generator<at::CPUGeneratorImpl>(generator);
     const std::lock_guard<std::mutex> lock(impl->mutex_);
     return std::make_shared<const RandomState>(*impl);
+}
+
+using PhiloxCudaStateOf = at::PhiloxCudaState (*)(c10::GeneratorImpl*, uint64_t);
+
+// nullptr: this torch has none.
+inline PhiloxCudaStateOf philox_cuda_state_of_torch() {
+    static const auto function = [] {
+        void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+        const char* name = "_ZN2at17CUDAGeneratorImpl17philox_cuda_stateEm";
+        return reinterpret_cast<PhiloxCudaStateOf>(library ? dlsym(library, name) : nullptr);  // NOLINT
+    }();
+    return function;
+}
+
+// Where a CUDA generator stands, which goes on by `offsets`; within a capture of the current stream, where that is written.
+// Its mutex is to be held.
+inline at::PhiloxCudaState philox_cuda_state(at::Generator& generator, uint64_t offsets) {
+    const auto function = philox_cuda_state_of_torch();
+    TORCH_CHECK(function != nullptr,
+                "smelt: torch has no at::CUDAGeneratorImpl::philox_cuda_state(uint64_t)");
+    return function(generator.unsafeGetGeneratorImpl(), offsets);
 }
 
 }  // namespace smelt

@@ -13,7 +13,6 @@ from math import prod
 
 import torch
 
-from smelt.config import Config
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.loops.ir import Value
@@ -27,10 +26,9 @@ _INDEXED_BYTES = (1 << 31) - 1  # beyond, ATen draws for the parts of a tensor o
 _TWO_PI = torch.tensor(2.3283064e-10) * torch.tensor(6.2831855)  # over 2**32, of float32
 
 
-def blocks_that_draw(device: torch.device, config: Config) -> int:
-    """How many blocks of ATen's kernels draw at once on a GPU. 0: its numbers are not known, or no kernel is to draw them
-    (the replay of a CUDA graph would repeat the numbers of a kernel's own)."""
-    if not torch.cuda.default_generators or config.cuda_graphs:
+def blocks_that_draw(device: torch.device) -> int:
+    """How many blocks of ATen's kernels draw at once on a GPU; 0: its numbers are not known."""
+    if not torch.cuda.default_generators:
         return 0
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count * (properties.max_threads_per_multi_processor // THREADS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -58,8 +59,7 @@ def native_dropout(b: Builder, x: Tensor, p: float, train: bool | None) -> tuple
         return None
     compute = _computed(x.dtype)
     draws = Draws.near(x.spec, b.costs.draw_blocks)
-    seed, offset = _place_of_generator(b, draws.offsets)
-    mask = _mask(b, draws, seed, offset, p, x.dtype)
+    mask = _mask(b, draws, _place_of_generator(b, draws.offsets), p, x.dtype)
     scale = scale_of_dropout(p, x.dtype)
 
     def dropped(load: Load, at: Index) -> Value:
@@ -75,17 +75,16 @@ def scale_of_dropout(p: float, dtype: torch.dtype) -> float:
     return _rounded(1 / _rounded(1 - p, compute), compute)
 
 
-def _mask(b: Builder, draws: Draws, seed: Tensor, offset: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+def _mask(b: Builder, draws: Draws, place: _Place, p: float, dtype: torch.dtype) -> Tensor:
     """Which elements a dropout of `dtype` keeps."""
     compute = _computed(dtype)
     keep = const(_rounded(1 - p, compute), compute)
 
     def kept(load: Load, at: Index) -> Value:
-        number = Step.of(draws, load(seed, ()), load(offset, ()), at).uniform()
-        return compare("lt", cast(number, compute), keep)
+        return compare("lt", cast(place.step(draws, load, at).uniform(), compute), keep)
 
     shape = b.spec[0].shape if isinstance(b.spec, tuple) else b.spec.shape
-    return b.map(shape, torch.bool, (seed, offset), kept, cost=_COST)
+    return b.map(shape, torch.bool, place.inputs, kept, cost=_COST)
 
 
 # The mask of a dropout of a tensor laid out like that, by a generator that stood at two numbers, on the CPU.
@@ -133,7 +132,7 @@ def dropout_mask(
 ) -> Tensor:
     """As `native_dropout` of a tensor laid out like that draws it."""
     spec = TensorSpec(tuple(size), tuple(stride), dtype, device, start)
-    return _mask(b, Draws.near(spec, blocks), seed, offset, p, dtype)
+    return _mask(b, Draws.near(spec, blocks), _Place(seed, offset), p, dtype)
 
 
 @operator(aten.rand.default, aten.rand_like.default)
@@ -277,21 +276,47 @@ def _filled(b: Builder, number: Callable[[Step], Value], numbers: int = 4) -> Te
     draws = Draws.apart(spec, b.costs.draw_blocks, numbers)
     if draws is None:
         return None
-    seed, offset = _place_of_generator(b, draws.offsets)
+    place = _place_of_generator(b, draws.offsets)
 
     def body(load: Load, at: Index) -> Value:
-        return number(Step.of(draws, load(seed, ()), load(offset, ()), at))
+        return number(place.step(draws, load, at))
 
-    return b.map(spec.shape, spec.dtype, (seed, offset), body, cost=_COST)
+    return b.map(spec.shape, spec.dtype, place.inputs, body, cost=_COST)
 
 
-def _place_of_generator(b: Builder, offsets: int) -> tuple[Tensor, Tensor]:
-    """(seed, offset) of the device's generator, numbers on the CPU; the generator goes on by `offsets`."""
-    spec = TensorSpec((), (), torch.int64, _CPU)
-    results = tuple(Tensor(name, spec, Stored(), b.line) for name in ("seed", "offset"))
-    op = torch.ops.smelt.philox_place.default
+@dataclass(frozen=True)
+class _Place:
+    """Where the generator stands: its seed and its offset, numbers on the CPU; or on the device, and `within`, on the CPU,
+    is to be added to the offset."""
+
+    seed: Tensor
+    offset: Tensor
+    within: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What is read."""
+        return tuple(t for t in (self.seed, self.offset, self.within) if t is not None)
+
+    def step(self, draws: Draws, load: Load, at: Index) -> Step:
+        """What the thread of an element draws."""
+        offset = load(self.offset, ())
+        if self.within is not None:
+            offset = offset + load(self.within, ())
+        return Step.of(draws, load(self.seed, ()), offset, at)
+
+
+def _place_of_generator(b: Builder, offsets: int) -> _Place:
+    """That of the device, which goes on by `offsets`."""
+    captured = b.costs.draw_captured
+    devices = (b.device, b.device, _CPU) if captured else (_CPU, _CPU)
+    results = tuple(
+        Tensor(name, TensorSpec((), (), torch.int64, device), Stored(), b.line)
+        for name, device in zip(("seed", "offset", "within"), devices)
+    )
+    op = torch.ops.smelt.philox_in_memory.default if captured else torch.ops.smelt.philox_place.default
     b.made.append(Extern(op, (offsets, b.device), {}, results, "philox_place", b.line))
-    return results[0], results[1]
+    return _Place(*results)
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:

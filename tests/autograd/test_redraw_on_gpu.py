@@ -3,6 +3,7 @@
 The simulated device has no generator of ATen's, so one is put in its place here.
 """
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -33,14 +34,21 @@ def place(offsets, device):
     return result
 
 
+def place_in_memory(offsets, device):
+    """As within a capture, where the offset is a sum."""
+    seed, offset = (x.to(device) for x in place(offsets, device))
+    return seed, offset - 20, torch.tensor(20)
+
+
 @pytest.fixture(autouse=True)
 def _generator(monkeypatch):
     for module in (redraw, target, draws):
-        monkeypatch.setattr(
-            module, "blocks_that_draw", lambda device, config: 0 if config.cuda_graphs else BLOCKS
-        )
+        monkeypatch.setattr(module, "blocks_that_draw", lambda device: BLOCKS)
     library = torch.library.Library("smelt", "IMPL")
-    library.impl("philox_place", place, "CompositeImplicitAutograd", allow_override=True)
+    key = "CompositeImplicitAutograd"
+    library.impl("philox_place", place, key, allow_override=True)
+    library.impl("philox_in_memory", place_in_memory, key, allow_override=True)
+    library.impl("has_philox_in_memory", lambda: True, key, allow_override=True)
     PLACE[:] = 1234, 0
     yield
     library._destroy()
@@ -54,11 +62,8 @@ def test_two_numbers_are_kept_instead_of_a_mask():
     joint, _ = joint_of(lambda x: F.dropout(x, 0.3), tensor(50, 400))
     parts = partition(joint, DEFAULT)
     check_valid(joint, parts)
-    assert (
-        parts.nbytes == 16
-        and "philox_place" in code(parts.forward)
-        and "dropout_mask" in code(parts.backward)
-    )
+    assert parts.nbytes == 16
+    assert "philox_place" in code(parts.forward) and "dropout_mask" in code(parts.backward)
 
 
 def test_what_was_dropped_follows_from_the_mask():
@@ -150,3 +155,32 @@ def reference(model, x):
 def test_with_cuda_graphs_the_mask_is_atens():
     joint, _ = joint_of(lambda x: F.dropout(x, 0.3), tensor(50, 400))
     assert partition(joint, replace(DEFAULT, cuda_graphs=True)).nbytes == 50 * 400
+
+
+def test_plans_that_are_captured_read_the_place_from_memory():
+    """The same numbers, in a plan that may be captured, although its kernels are given the third number by value."""
+    x = torch.ones(40, 50, device="cuda")
+    results = []
+    for options in ({}, {"cuda_graphs": True}):
+        PLACE[1] = 8
+        compiled = smelt.compile(
+            lambda x: (dropped_twice(x), torch.randn_like(x)), options={"gpu": True, **options}
+        )
+        with spied(target, "cannot_be_replayed") as why_not:
+            results.append((compiled(x), PLACE[1]))
+    assert why_not == [None]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@contextlib.contextmanager
+def spied(module, name):
+    """What a function gives meanwhile."""
+    function, given = getattr(module, name), []
+
+    def spy(*args):
+        given.append(function(*args))
+        return given[-1]
+
+    setattr(module, name, spy)
+    yield given
+    setattr(module, name, function)

@@ -179,3 +179,44 @@ def test_checkpoints():
         f(x).square().mean().backward()
         found.append(([x.grad, *(p.grad.clone() for p in net.parameters())], torch.cuda.get_rng_state()))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def captured(fn, *args):
+    """Results of eight calls in a row, and where the generator stands; the later ones replay a CUDA graph."""
+    torch.manual_seed(11)
+    results = []
+    for _ in range(8):
+        given = fn(*args)
+        results.append(given.clone())
+        del given
+    return results, torch.cuda.get_rng_state()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    (
+        lambda x: F.dropout(x * 2, 0.3) + torch.randn_like(x),
+        lambda x: F.dropout(x, 0.3) * torch.rand(x.shape, device="cuda"),
+        lambda x: F.dropout(x, 0.3) * torch.bernoulli(x.sigmoid()) + F.dropout(x, 0.1),  # ATen draws between
+    ),
+)
+def test_replays_of_a_graph_draw_on(fn, caplog):
+    x = torch.randn(300, 70, device="cuda")
+    got, want = captured(smelt.compile(fn, mode="reduce-overhead", options={"gpu": True}), x), captured(fn, x)
+    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[1], want[1]) and "not captured" not in caplog.text
+    assert not torch.equal(got[0][6], got[0][7])
+
+
+def test_training_by_graphs():
+    net, x = model(f32), torch.randn(50, 96, device="cuda")
+    found = []
+    for f in (smelt.compile(net, mode="reduce-overhead", options={"gpu": True}), net):
+        torch.manual_seed(5)
+        steps = []
+        for _ in range(8):
+            net.zero_grad(set_to_none=True)
+            f(x).square().mean().backward()
+            steps.append([p.grad.clone() for p in net.parameters()])
+        found.append((steps, torch.cuda.get_rng_state()))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
