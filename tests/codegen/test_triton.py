@@ -260,12 +260,10 @@ def test_random_bits() -> None:
 @pytest.mark.parametrize("sums", (False, True))
 def test_neighbours_that_draw_from_one_step(rows: int, columns: int, dtype: torch.dtype, sums: bool) -> None:
     kernel = dropped(rows, columns, dtype, sums)
-    place = torch.tensor([1 << 40 | 7]), torch.tensor([1 << 36 | 28])
+    place, x = (torch.tensor([1 << 40 | 7]), torch.tensor([1 << 36 | 28])), torch.randn(rows, columns)
     want, got = ([torch.zeros(rows, columns), torch.zeros(rows)][: 1 + sums] for _ in range(2))
-    interpret.run(kernel, [*place, *want])
-    load_kernel(kernel, frozenset((0, 1)))(*(n[0] for n in place), *got)
+    interpret.run(kernel, [*place, x, *want])
+    load_kernel(kernel, frozenset((0, 1)))(*(n[0] for n in place), x, *got)
     assert torch.equal(got[0], want[0])
     if sums:
-        torch.testing.assert_close(got[1], want[1])
-    text = triton_source(kernel, frozenset((0, 1))).text
-    assert ("tl.join" in text) == (columns % 4 == 0)
+        torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-4)

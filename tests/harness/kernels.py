@@ -196,20 +196,20 @@ def kept(rows: int, columns: int, shift: int = 0) -> Kernel:
 
 
 def dropped(rows: int, columns: int, dtype: torch.dtype = f32, sums: bool = False) -> Kernel:
-    """Of a matrix: what is drawn for each element as ATen's dropout of `dtype` does, of a generator given by two numbers;
+    """A matrix times what is drawn for its elements as ATen's dropout of `dtype` does, of a generator given by two numbers;
     with `sums`, of each row in one pass beside their sums."""
     (r, lr), (c, lc) = loop("r", rows), loop("c", columns)
     spec = TensorSpec((rows, columns), (columns, 1), dtype, torch.device("cuda", 0))
     step = Step.of(Draws.near(spec, 2), load(0, 0, torch.int64), load(1, 0, torch.int64), (r, c))
-    store = Store(2, r * columns + c, step.uniform())
-    specs = buffers((torch.int64, "in"), (torch.int64, "in"), (f32, "out"))
+    store = Store(3, r * columns + c, load(2, r * columns + c) * step.uniform())
+    specs = buffers((torch.int64, "in"), (torch.int64, "in"), (f32, "in"), (f32, "out"))
     if not sums:
         return Kernel("dropped", specs, (lr, lc), (MapStage((), (store,)),))
     stages = (
         ReduceStage((lc,), (Reduction("s", "sum", store.value),), (store,)),
-        MapStage((), (Store(3, r, result("s")),)),
+        MapStage((), (Store(4, r, result("s")),)),
     )
-    return Kernel("dropped", (*specs, Buffer("out3", f32, "out")), (lr,), stages)
+    return Kernel("dropped", (*specs, Buffer("out4", f32, "out")), (lr,), stages)
 
 
 def scaled(n: int, dtype: torch.dtype = torch.float64) -> Kernel:

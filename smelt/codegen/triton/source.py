@@ -220,17 +220,15 @@ class _Module:
         return kind if buffer in self.host else f"*{kind}"
 
     def _head(self) -> list[str]:
+        program = "tl.program_id(0)" + (".to(tl.int64)" if self.wide == "tl.int64" else "")
         if not self.x_axes:
-            return [f"    x = {self._program()}"]
+            return [f"    x = {program}"]
         across = "" if not self.blocks.r else "[:, None]"
-        head = [f"    x = {self._program()} * XBLOCK + tl.arange(0, XBLOCK){across}"]
+        head = [f"    x = {program} * XBLOCK + tl.arange(0, XBLOCK){across}"]
         if "x" in self._masks():
             bound = f"points.to({self.wide})" if self.flat else str(self.points)
             head.append(f"    xmask = x < {bound}")
         return head
-
-    def _program(self) -> str:
-        return "tl.program_id(0)" + (".to(tl.int64)" if self.wide == "tl.int64" else "")
 
     def _masks(self) -> dict[str, str]:
         exact = not self.flat and self.points % self.blocks.x == 0
@@ -459,66 +457,17 @@ class _Module:
         return self.values.operation(v.op, dtype, operands), axes
 
     def _philox(self, at: _Block, v: Value) -> tuple[str, Axes]:
-        """A word of a step. Where four neighbours have the four words of one step, it is computed once for them, in a block
-        of a quarter of the size, whose words are then laid side by side."""
-        *step, lane = v.args
-        quarter = self._quarter(at, v)
-        words, axes = self._step(quarter or at, step)
-        if quarter is not None:
-            pairs = f"tl.join({words}[0], {words}[2]), tl.join({words}[1], {words}[3])"
-            return f"tl.join({pairs}).reshape({self._shape(axes)}).to(tl.int64)", axes
+        """A word of a step. The step gives all four at once: where those are of neighbours, which one thread has, the
+        compiler sees that it is one, and computes it once."""
+        operands = [self.value(at, a) for a in v.args[:3]]
+        axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
+        words, lane = self._named(at, self.values.philox(operands), axes), v.args[3]
         if lane.op == "const":
             return f"{words}[{lane.args[0]}].to(tl.int64)", axes
         chosen, text = self.value(at, lane), f"{words}[3]"
         for k in (2, 1, 0):
             text = f"tl.where({chosen} == {k}, {words}[{k}], {text})"
         return f"{text}.to(tl.int64)", axes | self.axes_of[chosen]
-
-    def _step(self, at: _Block, step: Sequence[Value]) -> tuple[str, Axes]:
-        """The name of a step's four words."""
-        operands = [self.value(at, a) for a in step]
-        axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
-        return self._named(at, self.values.philox(operands), axes), axes
-
-    def _quarter(self, at: _Block, v: Value) -> _Block | None:
-        """The block of every fourth point along the last axis, if what those in between draw is the same step."""
-        axis = "r" if "r" in at.axes else "x"
-        size = self.blocks.r if axis == "r" else self.blocks.x
-        symbols = {
-            s for a in v.args for e in _indices(a) for s in free_syms(subs(e, at.rewrite)) if s.name == axis
-        }
-        if (
-            len(symbols) != 1
-            or size % 4
-            or any(a.op == "load" and _varies(a) for a in walk(list(v.args[:3])))
-        ):
-            return None
-        (whole,) = symbols
-        fourth, rest = Sym(f"{axis}fourth", 0, whole.hi // 4), Sym("rest", 0, 3)
-        rewrite = {s: subs(e, {whole: fourth * 4 + rest}) for s, e in at.rewrite.items()}
-        (lane,) = _indices(v.args[3]) or (0,)
-        if subs(lane, rewrite) != rest:
-            return None
-        if any(rest in free_syms(subs(e, rewrite)) for a in v.args[:3] for e in _indices(a)):
-            return None
-        self._name_fourths(at, axis)
-        return _Block(
-            {s: subs(e, {rest: 0}) for s, e in rewrite.items()}, at.axes, at.indent, at.r, texts=at.texts
-        )
-
-    def _name_fourths(self, at: _Block, axis: str) -> None:
-        block = f"{axis.upper()}BLOCK"
-        if axis == "x":
-            text = f"xfourth = {self._program()} * ({block} // 4) + tl.arange(0, {block} // 4)"
-            text += "[:, None]" if self.blocks.r else ""
-        else:
-            wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
-            text = f"rfourth = {'start // 4 + ' if at.indent > 1 else ''}tl.arange(0, {block} // 4){wide}"
-            text += "[None, :]" if self.x_axes else ""
-        texts = at.texts if at.indent > 1 else self.shared
-        if text not in texts:
-            self._line(at, text)
-            texts[text] = text
 
     def _load(self, at: _Block, v: Value) -> tuple[str, Axes]:
         buffer, e, condition = v.args
@@ -545,7 +494,7 @@ class _Module:
 
     def _axes(self, e: Size) -> Axes:
         """Along which a rewritten index varies; fewer than its symbols say where the program has one outer point."""
-        return frozenset(s.name[0] for s in free_syms(e)) & (self.x_axes | R)
+        return frozenset(s.name for s in free_syms(e)) & (self.x_axes | R)
 
     def _shape(self, axes: Axes) -> str:
         if not self.blocks.r:
@@ -564,7 +513,7 @@ class _Module:
         def named(e: Quotient, text: str) -> str:
             return self._named(at, text, self._axes(e))
 
-        names = {s: at.r if s.name == "r" else s.name for s in free_syms(rewritten)}
+        names = {s: at.r if s.name == "r" else "x" for s in free_syms(rewritten)}
         return values.index(rewritten, names, named)
 
     def _offset(self, at: _Block, e: Size, axes: Axes) -> str:
@@ -655,15 +604,6 @@ def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
         digits[loop.sym] = rest if position == 0 else rest % loop.size
         rest = rest // loop.size
     return digits
-
-
-def _indices(value: Value) -> list[Size]:
-    """The index expressions that a value is computed from, but for those of loads."""
-    return [v.args[0] for v in walk([value]) if v.op == "index"]
-
-
-def _varies(load: Value) -> bool:
-    return not isinstance(load.args[1], int) or load.args[2] is not None
 
 
 def _combining(r: Reduction) -> str:
