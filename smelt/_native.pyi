@@ -281,7 +281,7 @@ _DoubleBackward = Callable[
         tuple[torch.Tensor, ...],
         _Tangents,
         _Tangents,
-        tuple[torch.Tensor, ...],
+        _Tangents,
     ],
     Sequence[torch.Tensor | None],
 ]

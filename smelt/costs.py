@@ -75,5 +75,8 @@ class Costs:
 
     # ATen's random numbers on a GPU (ops/random.py)
     draw_blocks: int  # blocks of 256 threads that draw, at most; 0: numbers are drawn by ATen's calls
+    draw_captured: (
+        bool  # where the generator stands is read from memory: it may be captured into a CUDA graph
+    )
 
     products: ProductCosts | None  # None: every product, convolution and pooling is ATen's

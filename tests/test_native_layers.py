@@ -22,6 +22,7 @@ PRIVATE_HEADERS = (
     "ATen/core/MT19937RNGEngine.h",
     "ATen/core/dispatch/",
     "ATen/core/stack.h",
+    "ATen/cuda/",
     "ATen/functorch/",
     "ATen/native/",
     "ATen/ops/*_native.h",

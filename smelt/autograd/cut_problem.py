@@ -6,6 +6,7 @@ backward may be replaced by one that reads less (`rewrites.py`). Some values mus
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterator
 
 from smelt.autograd.classes import class_of
@@ -13,6 +14,7 @@ from smelt.autograd.memory import Keep, Memory
 from smelt.autograd.own_copies import OwnCopies
 from smelt.autograd.redraw import Redraw, redraw
 from smelt.autograd.rewrites import Formula, NodeMaker, formula, items_of, replacement
+from smelt.config import DEFAULT, Config
 from smelt.graph.ir import Node, argument_nodes
 from smelt.graph.passes import has_effect
 from smelt.ops.recompute import Class
@@ -27,14 +29,12 @@ class CutProblem:
 
     `late`: nodes that can only run there; `read`: the other values that these read; `backward`: all that the forward need
     not run. Formulas and replacements (see `rewrites.py`) are other ways to compute values of the forward and late nodes;
-    `redraws`, where `draws_again`, are those of random numbers. `position` orders all nodes, also those that
+    `redraws` are those of random numbers. `position` orders all nodes, also those that
     are not in the joint graph. Of values in `shared`, only what eager reads itself is read in the user's hands
     (`own_copies.py`).
     """
 
-    def __init__(
-        self, joint: Joint, draws_again: bool = False, shared: Container[Node] = frozenset()
-    ) -> None:
+    def __init__(self, joint: Joint, config: Config = DEFAULT, shared: Container[Node] = frozenset()) -> None:
         self.joint = joint
         self.memory = Memory(joint)
         graph = joint.graph
@@ -48,7 +48,7 @@ class CutProblem:
         made = self.replacements.values()
         self.backward = joint.backward.union(*(f.masks for f in made))
         self.by_replacement = {n for f in made for n in (f.node, *f.extras)}
-        self.redraws = self._find_redraws(maker) if draws_again else {}
+        self.redraws = self._find_redraws(maker, config)
         self.formulas = self._find_formulas(maker)
         self.own = OwnCopies(joint, self.memory, shared, maker)
         self.virtual = self.own.views.union(*(f.nodes for f in self.formulas.values()))
@@ -73,12 +73,14 @@ class CutProblem:
                 alive.update(argument_nodes(node))
         return (late & alive) | tangents
 
-    def _find_redraws(self, maker: NodeMaker) -> dict[Node, Redraw]:
-        drawn = (n for n in self.joint.graph if n not in self.joint.backward and class_of(n) is Class.RANDOM)
-        return {n: made for n in drawn if (made := redraw(n, maker)) is not None}
+    def _find_redraws(self, maker: NodeMaker, config: Config) -> dict[Node, Redraw]:
+        nodes = [n for n in self.joint.graph if n not in self.joint.backward]
+        items = items_of(nodes)
+        drawn = (n for n in nodes if class_of(n) is Class.RANDOM)
+        return {n: made for n in drawn if (made := redraw(n, items.get(n, {}), maker, config)) is not None}
 
     def _find_formulas(self, maker: NodeMaker) -> dict[Node, Formula]:
-        found = {value: made.formula for value, made in self.redraws.items()}
+        found = {value: f for made in self.redraws.values() for value, f in made.formulas.items()}
         for items in items_of(n for n in self.joint.graph if n not in self.joint.backward).values():
             value = items.get(0)
             if value is not None and (made := formula(value, items, maker)) is not None:
@@ -88,16 +90,19 @@ class CutProblem:
     def _order(self) -> dict[Node, int]:
         """Formulas stand after all results of the operator whose result they give; replacements before what they replace,
         states of generators before what they draw."""
-        last = {**{n: n for n in self.redraws}, **{items[0]: n for n, items in self._last_items()}}
-        after = {last[value]: f.nodes for value, f in self.formulas.items()}
+        drawn = {value for made in self.redraws.values() for value in made.formulas}
+        last = {**{n: n for n in drawn}, **{items[0]: n for n, items in self._last_items()}}
+        after: defaultdict[Node, list[Node]] = defaultdict(list)
+        for value, f in self.formulas.items():
+            after[last[value]] += f.nodes
         order: list[Node] = []
         for node in self.joint.graph:
             made = self.replacements.get(node)
             if made is not None:
                 order += (*made.masks, *made.extras, made.node)
             if node in self.redraws:
-                order.append(self.redraws[node].state)
-            order += (node, *after.get(node, ()))
+                order += self.redraws[node].state
+            order += (node, *after[node])
             if node in self.own.copy_of:
                 order.append(self.own.copy_of[node])
         return {n: i for i, n in enumerate(order)}
@@ -155,7 +160,7 @@ class CutProblem:
                 if kind.recompute != "always":
                     found[node] = f"{kind.name}: {kind.reason}"
         for made in self.redraws.values():
-            found[made.state] = "random: its numbers are drawn again"
+            found |= dict.fromkeys(made.state, "random: its numbers are drawn again")
         return {**found, **dict.fromkeys(self.own.copies, "a copy: the caller may overwrite the value")}
 
     def chain_bans(self, bans: dict[Node, str]) -> dict[Node, str]:

@@ -75,7 +75,7 @@ def partition(joint: Joint, config: Config) -> Partition:
     """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again."""
     shared: set[Node] = set()
     while True:
-        problem = CutProblem(joint, config.activation_memory_budget < 1, shared)
+        problem = CutProblem(joint, config, shared)
         cut, bans = within_budget(problem, config.activation_memory_budget)
         made = _Builder(problem, cut, bans).build()
         if len(joint.tangents) < 2 or not (more := _read_beyond_eager(problem, cut, made)):
@@ -208,8 +208,9 @@ class _Builder:
         followers = self._followers()
         order: list[Node] = []
         for node in nodes[:-1]:
-            if node in self.problem.redraws and self.problem.redraws[node].state in self.cut.kept:
-                order.append(self.problem.redraws[node].state)
+            redrawn = self.problem.redraws.get(node)
+            if redrawn is not None and not self.cut.kept.keys().isdisjoint(redrawn.kept):
+                order += redrawn.state
             if node not in self.problem.backward and node not in self.tangents:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)

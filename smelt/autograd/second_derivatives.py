@@ -140,7 +140,7 @@ class DoubleBackward:
         primals: Tensors,
         cuts: Defined,
         tangents: Defined,
-        states: Tensors,
+        states: Defined,
     ) -> Gradients:
         gates = _Gates(cuts)
         with torch.enable_grad():
@@ -281,13 +281,17 @@ def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlac
 
 
 @contextmanager
-def _drawing_from(devices: tuple[torch.device, ...], states: Tensors) -> Iterator[None]:
+def _drawing_from(devices: tuple[torch.device, ...], states: Defined) -> Iterator[None]:
     """torch's generators on `devices` are in `states`, and then in those that they were in."""
     if not devices:
         yield
         return
     with torch.random.fork_rng([d for d in devices if d.type != "cpu"]):
         for device, state in zip(devices, states, strict=True):
+            if state is None:
+                raise RuntimeError(
+                    "smelt: a second derivative of what drew random numbers while it was captured into a CUDA graph"
+                )
             if device.type == "cpu":
                 torch.set_rng_state(state)
             else:

@@ -20,7 +20,7 @@ _RENAMED: dict[str, Callable[..., torch.Tensor]] = {
     "neg": torch.neg, "div": torch.true_divide, "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"), "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift, "fma": lambda a, b, c: a * b + c,
-    "philox": philox,
+    "philox": philox, "device_log": torch.log, "fast_log": torch.log, "fast_sin": torch.sin, "fast_cos": torch.cos,
 }  # fmt: skip
 _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda v: v.sum(-1, dtype=v.dtype), "prod": lambda v: v.prod(-1, dtype=v.dtype),

@@ -112,7 +112,9 @@ def _binary(op: str, a: Value, b: Value | float) -> Value:
 # Comparisons and logical_* give bool. Semantics are ATen's (NaN propagates through maximum/minimum; fmax/fmin
 # ignore it; div is true division on floats; floordiv and remainder take the sign of the divisor, truncdiv and
 # fmod that of the dividend; integer overflow wraps). philox(seed, counter, subsequence, lane), of int64: the 32 random bits,
-# as a number from 0 on, that lane 0 to 3 of one step of Philox4x32-10 gives (loops/philox.py).
+# as a number from 0 on, that lane 0 to 3 of one step of Philox4x32-10 gives (loops/philox.py). device_log is CUDA's
+# logf, fast_log, fast_sin and fast_cos are its __logf, __sinf and __cosf: ATen's numbers are made of them. On a CPU they are
+# log, sin and cos.
 POINTWISE: dict[str, int] = dict(
     neg=1, abs=1, sqrt=1, rsqrt=1, reciprocal=1, exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1,
     sin=1, cos=1, tan=1, asin=1, acos=1, atan=1, sinh=1, cosh=1, tanh=1, asinh=1, acosh=1, atanh=1,
@@ -122,7 +124,7 @@ POINTWISE: dict[str, int] = dict(
     maximum=2, minimum=2, fmax=2, fmin=2,
     eq=2, ne=2, lt=2, le=2, gt=2, ge=2, logical_and=2, logical_or=2, logical_xor=2,
     bitwise_and=2, bitwise_or=2, bitwise_xor=2, shift_left=2, shift_right=2,
-    where=3, fma=3, philox=4,
+    where=3, fma=3, philox=4, device_log=1, fast_log=1, fast_sin=1, fast_cos=1,
 )  # fmt: skip
 VALUE_OPS = {"load", "const", "index", "result", "cast", *POINTWISE}
 

@@ -19,9 +19,11 @@ TRANSCENDENTAL_OPS = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
     "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid",
 )  # fmt: skip
-COSTS = dict.fromkeys((*TRANSCENDENTAL_OPS, "pow", "atan2", "remainder", "fmod", "floordiv"), TRANSCENDENTAL) | {
+DEAR = (*TRANSCENDENTAL_OPS, "pow", "atan2", "remainder", "fmod", "floordiv", "device_log")
+COSTS = dict.fromkeys(DEAR, TRANSCENDENTAL) | {
     "div": DIVISION, "sqrt": DIVISION, "reciprocal": DIVISION, "rsqrt": 2 * DIVISION,
-    "const": 0.0, "index": 0.0, "cast": 0.5, "philox": 60.0,
+    "const": 0.0, "index": 0.0, "cast": 0.5, "philox": 60.0, "fast_log": DIVISION, "fast_sin": DIVISION,
+    "fast_cos": DIVISION,
 }  # fmt: skip
 
 

@@ -1,10 +1,16 @@
 // Where torch's generators of random numbers stand.
 //
-// Used as it is: `at::mt19937_data_pod`, the state of the engine, as ATen/core/MT19937RNGEngine.h lays it out: the words
+// Of a GPU's: `at::PhiloxCudaState`, a struct whose header names nothing of CUDA, and the method of `at::CUDAGeneratorImpl`
+// that gives one. That is in the library of CUDA builds, so it is looked up by its name, and called as what it is to the
+// linker: a function of the object and the argument, which all compilers that build torch for Linux agree upon.
+//
+// Of the CPU's: `at::mt19937_data_pod`, the state of the engine, as ATen/core/MT19937RNGEngine.h lays it out: the words
 // `state_`, of which `next_` is the next and `left_` less one are unused. No version differs in it.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/cuda/PhiloxCudaState.h>
+#include <dlfcn.h>
 
 #include <memory>
 #include <mutex>
@@ -45,7 +51,7 @@ class RandomState {
             if (device.is_cpu())
                 cpu_.emplace(*at::check_generator<at::CPUGeneratorImpl>(generator));
             else
-                others_.push_back(generator.get_state());
+                others_.push_back(of(generator));
             is_cpu_.push_back(device.is_cpu());
         }
     }
@@ -59,9 +65,39 @@ class RandomState {
     }
 
   private:
+    // Undefined while work is captured into a CUDA graph, where the generator does not tell.
+    static at::Tensor of(const at::Generator& generator) {
+        try {
+            return generator.get_state();
+        } catch (const c10::Error&) {
+            return {};
+        }
+    }
+
     std::optional<CpuRandomState> cpu_;
     std::vector<at::Tensor> others_;
     std::vector<bool> is_cpu_;
 };
+
+using PhiloxCudaStateOf = at::PhiloxCudaState (*)(c10::GeneratorImpl*, uint64_t);
+
+// nullptr: this torch has none.
+inline PhiloxCudaStateOf philox_cuda_state_of_torch() {
+    static const auto function = [] {
+        void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+        const char* name = "_ZN2at17CUDAGeneratorImpl17philox_cuda_stateEm";
+        return reinterpret_cast<PhiloxCudaStateOf>(library ? dlsym(library, name) : nullptr);  // NOLINT
+    }();
+    return function;
+}
+
+// Where a CUDA generator stands, which goes on by `offsets`; within a capture of the current stream, where that is written.
+// Its mutex is to be held.
+inline at::PhiloxCudaState philox_cuda_state(at::Generator& generator, uint64_t offsets) {
+    const auto function = philox_cuda_state_of_torch();
+    TORCH_CHECK(function != nullptr,
+                "smelt: torch has no at::CUDAGeneratorImpl::philox_cuda_state(uint64_t)");
+    return function(generator.unsafeGetGeneratorImpl(), offsets);
+}
 
 }  // namespace smelt

@@ -37,6 +37,9 @@ from smelt.plan.target import Target
 from smelt.plan.together import Touched, side_by_side
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 
+# Calls whose results on the CPU are the same in every replay of a CUDA graph.
+SAME_IN_REPLAYS = frozenset({torch.ops.smelt.philox_in_memory.default})
+
 
 def build_plan(schedule: Schedule, target: Target) -> Plan:
     """The plan that runs `schedule` on `target`."""
@@ -59,8 +62,20 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
         release_gil=is_long(steps, schedule, target.costs.gil_bytes),
         kernels=writer.kernels,
         device=target.memory.device,
-        on_host=target.memory.device != CPU
-        and any(b.spec.device == CPU for b in schedule.buffers if b.kind != "input"),
+        on_host=target.memory.device != CPU and _is_on_host(schedule),
+    )
+
+
+def _is_on_host(schedule: Schedule) -> bool:
+    """Whether something of it is on the CPU that is not given, and may differ from run to run."""
+    same = {
+        out
+        for item in schedule.items
+        if isinstance(item, ExternItem) and item.op in SAME_IN_REPLAYS
+        for out in item.outs
+    }
+    return any(
+        b.spec.device == CPU for i, b in enumerate(schedule.buffers) if b.kind != "input" and i not in same
     )
 
 

@@ -76,6 +76,7 @@ COSTS = Costs(
     # else wants it. If somebody does, the plan waits for it, for 5 ms at worst (`sys.getswitchinterval()`).
     gil_bytes=1 << 18,
     draw_blocks=0,
+    draw_captured=False,
     products=None,  # replaced by those of a host that was measured
 )
 

@@ -19,9 +19,10 @@ from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
 from smelt.costs import Costs
 from smelt.errors import Unsupported
-from smelt.ops.random import THREADS_THAT_DRAW
+from smelt.ops.draws import blocks_that_draw
 from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign
+from smelt.plan.build import SAME_IN_REPLAYS
 from smelt.plan.code import Function
 from smelt.plan.executable import executable
 from smelt.plan.steps import Aten, Plan, launches
@@ -56,6 +57,7 @@ COSTS = Costs(
     worker_items=2,
     together_pieces=0,
     draw_blocks=0,  # replaced where the device's generator is ATen's
+    draw_captured=False,
     gil_bytes=0,  # the driver makes the caller wait when its queue is full
     products=None,
 )
@@ -67,13 +69,12 @@ def target(device: torch.device, config: Config) -> Target:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"a tensor on {device}: {why_not}"))
     properties = torch.cuda.get_device_properties(device)
     workers = properties.multi_processor_count
-    resident = workers * (properties.max_threads_per_multi_processor // THREADS_THAT_DRAW)
+    draws = not config.cuda_graphs or torch.ops.smelt.has_philox_in_memory()
+    draw_blocks = blocks_that_draw(device) if draws else 0
     major, minor = torch.cuda.get_device_capability(device)
-    # A replay would repeat the numbers of a kernel's own.
-    draws = bool(torch.cuda.default_generators) and not config.cuda_graphs
     arch = 10 * major + minor
     plain = Target(
-        costs=replace(COSTS, threads=workers, draw_blocks=resident if draws else 0),
+        costs=replace(COSTS, threads=workers, draw_blocks=draw_blocks, draw_captured=config.cuda_graphs),
         compile=partial(generate, arch=arch, config=config),
         load=partial(load, device, store(config), False),
         out_variant=out_variant,
@@ -120,13 +121,16 @@ def load(device: torch.device, kept: Store | None, graphs: bool, plan: Plan) -> 
 
 def cannot_be_replayed(plan: Plan) -> str | None:
     """What the plan does that a replay would not: it only repeats what was launched."""
-    if plan.numbers or any(launch.by_value for launch in launches(plan.steps)):
+    calls = [step for step in plan.steps if isinstance(step, Aten)]
+    known = {out for call in calls if call.op in SAME_IN_REPLAYS for out in call.outs}
+    passed = {launch.regs[k] for launch in launches(plan.steps) for k, _ in launch.by_value}
+    if plan.numbers or not passed <= known:
         return "its kernels are given numbers"
     if plan.on_host:
         return "it computes on the CPU"
-    for step in plan.steps:
-        if isinstance(step, Aten) and is_foreign(step.op):
-            return f"{step.op} may do more than work on the GPU"
+    for call in calls:
+        if is_foreign(call.op):
+            return f"{call.op} may do more than work on the GPU"
     return None
 
 

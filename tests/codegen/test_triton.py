@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from smelt.codegen.triton import load_kernel, triton_source
 from smelt.codegen.triton.load import launch_joined
+from smelt.loops import interpret
 from smelt.loops.ir import Kernel, MapStage, Store
 from smelt.loops.philox import philox
 from tests.harness.kernels import (
@@ -23,6 +24,7 @@ from tests.harness.kernels import (
     buffers,
     const,
     doubled_and_summed,
+    dropped,
     flat,
     kept,
     layer_norm,
@@ -249,3 +251,19 @@ def test_random_bits() -> None:
     out = torch.empty(40, dtype=i64)
     run(flat(40, [i64] * 4, i64, lambda *v: op("philox", *v)), *given, out)
     assert torch.equal(out, philox(*given))
+
+
+@pytest.mark.parametrize("dtype", (f32, bf16))
+@pytest.mark.parametrize(
+    "rows, columns", ((1, 4096), (1, 3), (1, 6), (3, 1001), (5, 64), (33, 12), (2, 8200))
+)
+@pytest.mark.parametrize("sums", (False, True))
+def test_neighbours_that_draw_from_one_step(rows: int, columns: int, dtype: torch.dtype, sums: bool) -> None:
+    kernel = dropped(rows, columns, dtype, sums)
+    place, x = (torch.tensor([1 << 40 | 7]), torch.tensor([1 << 36 | 28])), torch.randn(rows, columns)
+    want, got = ([torch.zeros(rows, columns), torch.zeros(rows)][: 1 + sums] for _ in range(2))
+    interpret.run(kernel, [*place, x, *want])
+    load_kernel(kernel, frozenset((0, 1)))(*(n[0] for n in place), x, *got)
+    assert torch.equal(got[0], want[0])
+    if sums:
+        torch.testing.assert_close(got[1], want[1], rtol=1e-4, atol=1e-4)

@@ -25,6 +25,7 @@ from smelt.plan.code import Block
 from tests.harness.kernels import (
     bias_gelu,
     doubled_and_summed,
+    dropped,
     flat,
     kept,
     layer_norm,
@@ -341,7 +342,12 @@ BOUNDED = {"sin": 1e9, "cos": 1e9, "tan": 1e3}
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in ptx_functions.FUNCTIONS["float"] if n not in ("pow", "copysign")]
+    "name",
+    [
+        n
+        for n in ptx_functions.FUNCTIONS["float"]
+        if n not in ("pow", "copysign") and not n.startswith("fast_")
+    ],
 )
 def test_functions_of_float32(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -386,27 +392,26 @@ def test_functions_of_two_operands(name: str) -> None:
 # ---- random bits: words without a sign
 
 WORDS: dict[str, Callable] = {
-    "shr.u64": lambda a, n: a >> n, "cvt.u32.u64": lambda a: a & 0xFFFFFFFF, "cvt.u64.u32": lambda a: a,
-    "mul.hi.u32": lambda a, b: a * b >> 32, "mul.lo.u32": lambda a, b: a * b & 0xFFFFFFFF,
-    "add.u32": lambda a, b: a + b & 0xFFFFFFFF, "xor.b32": lambda a, b: a ^ b, "setp.eq.s64": lambda a, b: a == b,
-    "selp.s32": lambda a, b, chosen: a if chosen else b, "mov.s64": lambda a: a,
+    "shr.u64": lambda a, n: a >> n, "cvt.u32.u64": lambda a: a & 0xFFFFFFFF, "mul.hi.u32": lambda a, b: a * b >> 32,
+    "mul.lo.u32": lambda a, b: a * b & 0xFFFFFFFF, "add.u32": lambda a, b: a + b & 0xFFFFFFFF,
+    "xor.b32": lambda a, b: a ^ b, "mov.s32": lambda a: a,
 }  # fmt: skip
 
 
 def test_random_bits() -> None:
     text, constraints = ptx_functions.block("philox", "i64")
-    assert constraints == "=l,l,l,l,l"
+    assert constraints == "=r,=r,=r,=r,l,l,l"
     generator = torch.Generator().manual_seed(0)
-    for lane in range(4):
-        given = [int(torch.randint(1 << 62, (), generator=generator)) for _ in range(3)] + [lane]
-        known = {f"${i + 1}": x for i, x in enumerate(given)}
-        for line in filter(None, (part.strip() for part in text.strip("{} ").split(";"))):
-            opcode, _, rest = line.partition(" ")
-            names = [name.strip() for name in rest.split(",")]
-            if opcode != ".reg":
-                args = [known[n] if n in known else int(n) for n in names[1:]]
-                known[names[0]] = WORDS[opcode](*args)
-        assert known["$0"] == philox(*map(torch.tensor, given)).item()
+    given = [int(torch.randint(1 << 62, (), generator=generator)) for _ in range(3)]
+    known = {f"${i}": x for i, x in enumerate(given, 4)}
+    for line in filter(None, (part.strip() for part in text.strip("{} ").split(";"))):
+        opcode, _, rest = line.partition(" ")
+        names = [name.strip() for name in rest.split(",")]
+        if opcode != ".reg":
+            args = [known[n] if n in known else int(n) for n in names[1:]]
+            known[names[0]] = WORDS[opcode](*args)
+    want = philox(*(torch.tensor([x] * 4) for x in given), torch.arange(4))
+    assert [known[f"${i}"] for i in range(4)] == want.tolist()
 
 
 def test_a_kernel_that_draws() -> None:
@@ -414,3 +419,39 @@ def test_a_kernel_that_draws() -> None:
     kernel = flat(4096, [i64] * 3, f32, lambda s, c, t: op("cast", op("philox", s, c, t, t), dtype=f32))
     text = to_ptx(triton_source(kernel, host=frozenset({0})), 90).text
     assert "mul.hi.u32" in text and "__nv_" not in text
+
+
+def drawn(kernel: Kernel) -> tuple[int, str]:
+    """How many steps a thread computes, and its PTX."""
+    text = to_ptx(triton_source(kernel, host=frozenset((0, 1))), 90).text
+    return text.count("mul.hi.u32") // 20, text
+
+
+@pytest.mark.parametrize("dtype", (f32, bf16))
+@pytest.mark.parametrize(
+    "rows, columns, sums", ((1, 1 << 20, 0), (64, 1024, 1), (64, 512, 1), (64, 64, 1), (8, 20_000, 1))
+)
+def test_four_neighbours_draw_one_step(rows: int, columns: int, sums: int, dtype: torch.dtype) -> None:
+    """Each thread has the elements of a vector, and computes their numbers itself, those of four at once."""
+    kernel = dropped(rows, columns, dtype, bool(sums))
+    source = triton_source(kernel, host=frozenset((0, 1)))
+    steps, text = drawn(kernel)
+    block = source.constants["XBLOCK"] * source.constants["RBLOCK"]
+    assert 4 * steps * 32 * source.warps == block and text.count("st.global.v4.b32") == steps
+    assert "cvt.rn.f32.s64" not in text and (sums or not re.search("shared|shfl", text))
+
+
+def test_far_elements_draw_a_step_each() -> None:
+    assert drawn(dropped(1, (1 << 20) + 1))[0] == 4
+
+
+def test_normal_numbers_are_curands() -> None:
+    """The functions that cuRAND names, of ATen's own compiler: logf of libdevice, the processor's sine and cosine."""
+    kernel = flat(
+        4096, [f32, f32], f32, lambda u, v: op("device_log", u) * op("fast_sin", v) * op("fast_cos", v)
+    )
+    text = to_ptx(triton_source(kernel), 90).text
+    assert "sin.approx.f32" in text and "cos.approx.f32" in text and "lg2.approx" not in text
+    assert text.count("fma.rn.f32") >= 4 * 10  # of the polynomial, of four elements
+    text = to_ptx(triton_source(flat(4096, [f32], f32, lambda u: op("fast_log", u))), 90).text
+    assert "lg2.approx.f32" in text and "0f3F317218" in text

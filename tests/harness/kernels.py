@@ -14,6 +14,7 @@ from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.module import assemble
 from smelt.config import Config
+from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym
 from smelt.loops.ir import (
     Buffer,
@@ -26,6 +27,7 @@ from smelt.loops.ir import (
     Store,
     Value,
 )
+from smelt.ops.draws import Draws, Step
 from smelt.plan.code import Function
 
 CHECKED = Config(verify=True)
@@ -191,6 +193,23 @@ def kept(rows: int, columns: int, shift: int = 0) -> Kernel:
     )
     local = Buffer("kept", f32, "local", columns)
     return Kernel("kept", (*buffers((f32, "in"), (f32, "out")), local), (lr,), stages)
+
+
+def dropped(rows: int, columns: int, dtype: torch.dtype = f32, sums: bool = False) -> Kernel:
+    """A matrix times what is drawn for its elements as ATen's dropout of `dtype` does, of a generator given by two numbers;
+    with `sums`, of each row in one pass beside their sums."""
+    (r, lr), (c, lc) = loop("r", rows), loop("c", columns)
+    spec = TensorSpec((rows, columns), (columns, 1), dtype, torch.device("cuda", 0))
+    step = Step.of(Draws.near(spec, 2), load(0, 0, torch.int64), load(1, 0, torch.int64), (r, c))
+    store = Store(3, r * columns + c, load(2, r * columns + c) * step.uniform())
+    specs = buffers((torch.int64, "in"), (torch.int64, "in"), (f32, "in"), (f32, "out"))
+    if not sums:
+        return Kernel("dropped", specs, (lr, lc), (MapStage((), (store,)),))
+    stages = (
+        ReduceStage((lc,), (Reduction("s", "sum", store.value),), (store,)),
+        MapStage((), (Store(4, r, result("s")),)),
+    )
+    return Kernel("dropped", (*specs, Buffer("out4", f32, "out")), (lr,), stages)
 
 
 def scaled(n: int, dtype: torch.dtype = torch.float64) -> Kernel:

@@ -11,22 +11,11 @@ from smelt.graph.sizes import contiguous_stride
 from smelt.loops import interpret
 from smelt.loops.ir import Value
 from smelt.loops.philox import philox
-from smelt.ops.random import _Draws
+from smelt.ops.draws import Draws, Step
 from tests.harness.kernels import TARGETS, flat, loop, run
+from tests.harness.random_words import reference
 
 i64 = torch.int64
-
-
-def reference(seed: int, counter: np.ndarray, subsequence: np.ndarray) -> np.ndarray:
-    """The four words of each step, in unsigned arithmetic of 64 bits."""
-    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    c = [counter & mask, counter >> half, subsequence & mask, subsequence >> half]
-    k = [np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)]
-    for _ in range(10):
-        first, second = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [(second >> half) ^ c[1] ^ k[0], second & mask, (first >> half) ^ c[3] ^ k[1], first & mask]
-        k = [(k[0] + np.uint64(0x9E3779B9)) & mask, (k[1] + np.uint64(0xBB67AE85)) & mask]
-    return np.stack(c, -1)
 
 
 def words(seed: int, counters: torch.Tensor, subsequences: torch.Tensor) -> torch.Tensor:
@@ -119,16 +108,16 @@ def uniform(seed: int, step: int, thread: int) -> list[float]:
 def test_elements_have_atens_numbers(count, dtype):
     blocks, seed, offset = 2, 1234, 28
     spec = TensorSpec((count,), (1,), dtype, torch.device("cuda", 0))
-    draws = _Draws.of(spec, blocks)
+    draws = Draws.near(spec, blocks)
     got = evaluated(draws, count, seed, offset) < np.float32(0.7)
     want = mask_of_aten(count, np.float32(0.7), seed, offset, draws.vector, blocks)
     assert torch.equal(got, torch.from_numpy(want))
 
 
-def evaluated(draws: _Draws, count: int, seed: int, offset: int) -> torch.Tensor:
+def evaluated(draws: Draws, count: int, seed: int, offset: int) -> torch.Tensor:
     """The numbers of the elements, by a kernel."""
     place, _ = loop("i", count)
-    kernel = flat(count, [i64, i64], torch.float32, lambda s, o: draws.number(s, o, (place,)))
+    kernel = flat(count, [i64, i64], torch.float32, lambda s, o: Step.of(draws, s, o, (place,)).uniform())
     out = torch.empty(count)
     interpret.run(kernel, [torch.full((count,), seed), torch.full((count,), offset), out])
     return out
@@ -137,7 +126,7 @@ def evaluated(draws: _Draws, count: int, seed: int, offset: int) -> torch.Tensor
 def test_images_are_counted_by_their_memory_and_gaps_by_sizes():
     shape = (2, 3, 4, 5)
     channels_last = torch.empty(shape).to(memory_format=torch.channels_last).stride()
-    draws = _Draws.of(TensorSpec(shape, channels_last, torch.float32, torch.device("cuda", 0)), 100)
+    draws = Draws.near(TensorSpec(shape, channels_last, torch.float32, torch.device("cuda", 0)), 100)
     assert draws.stride == channels_last and draws.vector == 4 and draws.offsets == 4
-    gaps = _Draws.of(TensorSpec(shape, (120, 40, 10, 2), torch.float32, torch.device("cuda", 0)), 100)
+    gaps = Draws.near(TensorSpec(shape, (120, 40, 10, 2), torch.float32, torch.device("cuda", 0)), 100)
     assert gaps.stride == contiguous_stride(shape) and gaps.vector == 1

@@ -25,9 +25,14 @@ EXACT = frozenset(
 )  # fmt: skip
 
 
+# What a GPU computes in its own way, as far as a CPU can.
+_DEVICES = dict(device_log="log", fast_log="log", fast_sin="sin", fast_cos="cos")
+
+
 def emit(b: Builder, name: str, t: Type, *operands: Ref) -> Ref:
     """`t` is the type of the operands (of the last one for `where`)."""
     if t.kind == "f":
+        name = _DEVICES.get(name, name)
         if name in MATH_OPS:
             return rounded(b, function(name, t.elem)(b, *operands), t)
         y = FLOAT[name](b, t, *operands)

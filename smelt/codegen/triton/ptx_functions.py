@@ -12,6 +12,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from smelt.codegen.llvm import vmath
 from smelt.codegen.llvm.builder import Builder, Module, Ref
@@ -19,7 +20,7 @@ from smelt.codegen.llvm.host import Host
 from smelt.loops import philox as generator
 
 _KINDS = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64", "i1": "pred"}
-_CONSTRAINTS = {"float": "f", "double": "d", "i64": "l"}
+_CONSTRAINTS = {"float": "f", "double": "d", "i32": "r", "i64": "l"}
 # LLVM's name -> PTX's, before the type. Additions say how they round, else the driver may contract them.
 _FLOATS = dict(fadd="add.rn", fsub="sub.rn", fmul="mul.rn", fdiv="div.rn")
 _INTEGERS = dict(add="add", sub="sub", ashr="shr")
@@ -109,11 +110,12 @@ class Assembler(Builder):
         opcode = {"fabs": "abs", "fma": "fma.rn", "copysign": "copysign", "smin": "min"}[name]
         return self.emit(f"{opcode}.{kind}", elem, *args)
 
-    def block(self, result: Ref) -> str:
-        """The text of the block: operands are `$1`, `$2`, the result is `$0`."""
+    def block(self, *results: Ref) -> str:
+        """The text of the block: the results are `$0` and those that follow, then come the operands."""
         declared = [f".reg .{kind} {', '.join(names)};" for kind, names in self.registers.items()]
         body = [line.strip() for line in self.scopes[0].lines]
-        return "{ " + " ".join([*declared, *body, f"mov.{_KINDS[result.elem]} $0, {result.text};"]) + " }"
+        given = [f"mov.{_KINDS[x.elem]} ${i}, {x.text};" for i, x in enumerate(results)]
+        return "{ " + " ".join([*declared, *body, *given]) + " }"
 
 
 def _literal(elem: str, value: float | int | bool) -> str:
@@ -183,8 +185,12 @@ def _rsqrt_double(b: Assembler, x: Ref) -> Ref:
     return b.emit("rcp.rn.f64", "double", b.emit("sqrt.rn.f64", "double", x))
 
 
-def philox(b: Assembler, seed: Ref, counter: Ref, subsequence: Ref, lane: Ref) -> Ref:
-    """As `loops.philox.philox`, by words of 32 bits."""
+def _fast_log(b: Assembler, x: Ref) -> Ref:
+    return b.op("fmul", b.emit("lg2.approx.f32", "float", x), b.like(x, math.log(2)))
+
+
+def philox(b: Assembler, seed: Ref, counter: Ref, subsequence: Ref) -> tuple[Ref, ...]:
+    """The four words of a step, of 32 bits (`loops.philox`)."""
 
     def words(x: Ref) -> tuple[Ref, Ref]:
         upper = b.emit("shr.u64", "i64", x, Ref("32", "i32"))
@@ -203,10 +209,7 @@ def philox(b: Assembler, seed: Ref, counter: Ref, subsequence: Ref, lane: Ref) -
             low[0],
         ]
         k = [b.emit("add.u32", "i32", x, Ref(str(step), "i32")) for x, step in zip(k, generator.WEYL)]
-    result = c[0]
-    for i in (1, 2, 3):
-        result = b.select(b.compare("icmp eq", lane, b.like(lane, i)), c[i], result)
-    return b.emit("cvt.u64.u32", "i64", result)
+    return tuple(c)
 
 
 _MULTIPLIED = tuple(zip((0, 2), generator.MULTIPLIERS))
@@ -216,19 +219,21 @@ _BOTH: dict[str, Callable[..., Ref]] = dict(
     trunc=_rounding("trunc"), round=_rounding("rint"), copysign=lambda b, x, y: b.intrinsic("copysign", x, y),
 )  # fmt: skip
 # By the LLVM type of the operands. rsqrt and exp2 are what CUDA's own functions are. Angles beyond 2**40 are imprecise.
-FUNCTIONS: dict[str, dict[str, Callable[..., Ref]]] = dict(
+FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = dict(
     float=dict(
         _BOTH, rsqrt=_one("rsqrt.approx"), exp2=_one("ex2.approx"), exp=exp, sigmoid=sigmoid, tanh=tanh, erf=erf,
         tan=_tan, sin=lambda b, x: vmath.sine(b, x, 0), cos=lambda b, x: vmath.sine(b, x, 1),
         expm1=vmath.expm1, log=vmath.log, log2=vmath.log2, log10=vmath.log10, log1p=vmath.log1p,
-        pow=lambda b, x, y: vmath.power(b, [x, y]),
+        pow=lambda b, x, y: vmath.power(b, [x, y]), fast_log=_fast_log, fast_sin=_one("sin.approx"),
+        fast_cos=_one("cos.approx"),
     ),
     double=dict(_BOTH, rsqrt=_rsqrt_double, exp=vmath.exp_double, sigmoid=vmath.sigmoid_double),
     i64=dict(philox=philox),
 )  # fmt: skip
 
 
-_OPERANDS = dict(pow=2, copysign=2, philox=4)
+_OPERANDS = dict(pow=2, copysign=2, philox=3)
+_RESULTS = dict(philox=4)
 
 
 @functools.cache
@@ -238,7 +243,9 @@ def block(name: str, elem: str) -> tuple[str, str] | None:
     write = FUNCTIONS[elem].get(name)
     if write is None:
         return None
-    assembler = Assembler()
-    operands = [Ref(f"${i + 1}", elem) for i in range(_OPERANDS.get(name, 1))]
-    letter = _CONSTRAINTS[elem]
-    return assembler.block(write(assembler, *operands)), ",".join([f"={letter}", *[letter] * len(operands)])
+    assembler, first = Assembler(), _RESULTS.get(name, 1)
+    operands = [Ref(f"${first + i}", elem) for i in range(_OPERANDS.get(name, 1))]
+    made = write(assembler, *operands)
+    results = made if isinstance(made, tuple) else (made,)
+    given, read = ([_CONSTRAINTS[x.elem] for x in xs] for xs in (results, operands))
+    return assembler.block(*results), ",".join([*(f"={letter}" for letter in given), *read])

@@ -451,6 +451,8 @@ class Printer:
         if v.op == "result":
             name = self.results[v.args[0]]
             return name, self.axes_of[name]
+        if v.op == "philox":
+            return self._philox(at, v)
         dtype = v.args[-1].dtype
         literals = values.takes_literal(v.op, dtype) and any(a.op != "const" for a in v.args[-2:])
         operands = [
@@ -463,6 +465,19 @@ class Printer:
         if v.op == "cast":
             return values.cast(operands[0], v.args[0].dtype, v.dtype), axes
         return self.values.operation(v.op, dtype, operands), axes
+
+    def _philox(self, at: Place, v: Value) -> tuple[str, Axes]:
+        """A word of a step. The step gives all four at once: where those are of neighbours, which one thread has, the
+        compiler sees that it is one, and computes it once."""
+        operands = [self.value(at, a) for a in v.args[:3]]
+        axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
+        words, lane = self._named(at, self.values.philox(operands), axes), v.args[3]
+        if lane.op == "const":
+            return f"{words}[{lane.args[0]}].to(tl.int64)", axes
+        chosen, text = self.value(at, lane), f"{words}[3]"
+        for k in (2, 1, 0):
+            text = f"tl.where({chosen} == {k}, {words}[{k}], {text})"
+        return f"{text}.to(tl.int64)", axes | self.axes_of[chosen]
 
     def _load(self, at: Place, v: Value) -> tuple[str, Axes]:
         buffer, e, condition = v.args

@@ -74,7 +74,7 @@ def _signed_remainder(r, b):
     # Not Triton's own function: its interpreter, which runs no assembly, leaves the language changed behind that.
     "_philox": f"""\
 @triton.jit
-def _philox(seed, counter, subsequence, lane):
+def _philox(seed, counter, subsequence):
     c0, c1, c2, c3 = {", ".join(_HALF.format(x=x, n=n) for x in ("counter", "subsequence") for n in (0, 32))}
     k0, k1 = {", ".join(_HALF.format(x="seed", n=n) for n in (0, 32))}
     for _ in tl.static_range({philox.ROUNDS}):
@@ -82,7 +82,7 @@ def _philox(seed, counter, subsequence, lane):
         c0, c2 = (second >> 32 & {philox.WORD}) ^ c1 ^ k0, (first >> 32 & {philox.WORD}) ^ c3 ^ k1
         c1, c3 = second & {philox.WORD}, first & {philox.WORD}
         k0, k1 = k0 + {philox.WEYL[0]} & {philox.WORD}, k1 + {philox.WEYL[1]} & {philox.WORD}
-    return tl.where(lane == 0, c0, tl.where(lane == 1, c1, tl.where(lane == 2, c2, c3)))
+    return c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
 """,
     "_torch": """\
 def _torch(name, *operands):
@@ -148,8 +148,9 @@ def _extreme(name: str, nan: str, of_bools: str) -> Callable[..., str]:
 FUNCTIONS = frozenset(
     ("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
      "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "floor", "ceil", "trunc",
-     "round", "fmod", "pow", "atan2", "copysign")
+     "round", "fmod", "pow", "atan2", "copysign", "device_log", "fast_log", "fast_sin", "fast_cos")
 )  # fmt: skip
+IN_TORCH = dict(device_log="log", fast_log="log", fast_sin="sin", fast_cos="cos")
 # In libdevice under another name, or made of others.
 LIBDEVICE: dict[str, Callable[..., str]] = dict(
     rsqrt=lambda d, x: _divide(d, "1.0", _sqrt(d, x)),
@@ -157,6 +158,10 @@ LIBDEVICE: dict[str, Callable[..., str]] = dict(
     reciprocal=lambda d, x: _divide(d, "1.0", x),
     sigmoid=lambda d, x: f"(1.0 / (1.0 + libdevice.exp(-{x})))",
     round=_call("libdevice.rint"),
+    device_log=_call("libdevice.log"),
+    fast_log=_call("libdevice.fast_logf"),
+    fast_sin=_call("libdevice.fast_sinf"),
+    fast_cos=_call("libdevice.fast_cosf"),
 )
 
 
@@ -201,7 +206,6 @@ OPS: dict[str, Callable[..., str]] = dict(
     shift_right=_infix(">>"),
     where=_call("tl.where"),
     fma=_call("tl.fma"),
-    philox=_call("_philox"),
 )
 OPS.update(dict.fromkeys(("floor", "ceil", "trunc", "round"), _same))  # of integers
 
@@ -253,13 +257,12 @@ class Values:
                 return self.function(rounding, dtype, [_divide(dtype, *operands)])
             if name == "remainder":
                 return f"_signed_remainder({self.function('fmod', dtype, operands)}, {operands[1]})"
-        if name == "philox" and self.dialect == "ptx":
-            return self.function(name, dtype, operands)
         return OPS[name](dtype, *operands)
 
     def function(self, name: str, dtype: torch.dtype, operands: list[str]) -> str:
         """A mathematical function of float32 or float64."""
         if self.dialect == "torch":
+            name = IN_TORCH.get(name, name)
             return f"_torch('{name}', {', '.join(operands)})"
         found = None
         if self.dialect == "ptx":
@@ -270,6 +273,16 @@ class Values:
         symbol = f"{name}_{TYPES[dtype]}"
         self.blocks[symbol] = text
         return f"tl.inline_asm_elementwise({symbol}, '{constraints}', [{', '.join(operands)}], {NAMES[dtype]}, True, 1)"
+
+    def philox(self, operands: list[str]) -> str:
+        """The four words of a step, a tuple of uint32, of a seed, a counter and a subsequence."""
+        if self.dialect != "ptx":
+            return f"_philox({', '.join(operands)})"
+        self.blocks["philox"], constraints = ptx_functions.block("philox", "i64") or ("", "")
+        types = "(tl.uint32, tl.uint32, tl.uint32, tl.uint32)"
+        return (
+            f"tl.inline_asm_elementwise(philox, '{constraints}', [{', '.join(operands)}], {types}, True, 1)"
+        )
 
     def slot(self, table: str, place: str) -> str:
         """A number of 64 bits of a table: on NVIDIA's processors that is the kernel's first parameter, which can be read at
