@@ -9,7 +9,7 @@ from functools import partial
 
 from smelt.codegen.generate import launched
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
-from smelt.codegen.llvm.flat import of_any_size
+from smelt.codegen.llvm.flat import of_any_size, over_one_point
 from smelt.codegen.triton.compile import Request, compile_kernels
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
@@ -18,6 +18,7 @@ from smelt.plan.gather import Kind, Slot, gather
 from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.runtime.kept import store
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
+from smelt.schedule.schedule import Item as ScheduleItem
 
 THREADS = min(os.cpu_count() or 1, 16)
 
@@ -25,6 +26,7 @@ THREADS = min(os.cpu_count() or 1, 16)
 def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
     """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`. Kernels that can be one
     launch are."""
+    schedule = replace(schedule, items=list(map(_with_a_loop, schedule.items)))
     aligned = _aligned(schedule)
     slots = gather(schedule, partial(_kind, schedule, aligned))
     requests = {
@@ -40,6 +42,14 @@ def generate(schedule: Schedule, arch: int, config: Config) -> list[Item]:
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_placed(schedule, slot, code) for slot in slots]
+
+
+def _with_a_loop(item: ScheduleItem) -> ScheduleItem:
+    """A kernel of one point in the form in which several are one launch, if it has that."""
+    if not isinstance(item, KernelItem) or item.kernel.outer:
+        return item
+    kernel = over_one_point(item.kernel)
+    return replace(item, kernel=kernel) if kernel.outer and joins(kernel) else item
 
 
 def _kind(schedule: Schedule, aligned: Sequence[bool], item: KernelItem) -> Kind | None:
@@ -58,9 +68,7 @@ def _placed(schedule: Schedule, slot: Slot, code: dict[int, CompiledKernel]) -> 
     return TogetherItem(tuple(launch for launch in launches if isinstance(launch, LaunchItem)))
 
 
-def _launched(
-    schedule: Schedule, item: KernelItem | ExternItem | ViewItem, code: dict[int, CompiledKernel]
-) -> Item:
+def _launched(schedule: Schedule, item: ScheduleItem, code: dict[int, CompiledKernel]) -> Item:
     made = launched(item, code)
     if not isinstance(item, KernelItem) or not isinstance(made, LaunchItem) or _runs_on_cpu(schedule, item):
         return made
