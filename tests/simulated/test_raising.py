@@ -37,6 +37,19 @@ def test_what_was_drawn_before_a_check_fails_is_drawn_again():
     assert inspect.graph_count(compiled) == 1
 
 
+def test_a_device_is_refused_before_a_size():
+    def fn(x, n):
+        try:
+            return x @ torch.ones(n + 2)
+        except RuntimeError as error:
+            return str(error)
+
+    compiled, x = smelt.compile(fn), torch.randn(3, device="cuda")
+    for n in (0, 1, 0):
+        assert compiled(x, n) == fn(x, n)
+        assert "same device" in fn(x, n)
+
+
 class Generator:
     """Of a GPU: its offset is all that draws change."""
 
