@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from smelt.codegen.generate import launched
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import of_any_size, over_one_point
@@ -57,7 +59,7 @@ def _kind(schedule: Schedule, aligned: Sequence[bool], item: KernelItem) -> Kind
     if not item.kernel.outer or _runs_on_cpu(schedule, item) or not joins(item.kernel):
         return None
     code = of_any_size(item.kernel, ALIGNED)
-    key = code, _by_value(schedule, item), _unaligned(item, aligned)
+    key = code, _by_value(schedule, item), _unaligned(item, aligned), _device(schedule, item)
     return Kind(key, table_of(item.kernel).parts)
 
 
@@ -78,11 +80,15 @@ def _launched(schedule: Schedule, item: ScheduleItem, code: dict[int, CompiledKe
 
 
 def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:
-    """What it writes is there."""
-    return any(
-        f.role in ("out", "inout") and schedule.buffers[b].spec.device.type == "cpu"
+    return _device(schedule, item).type == "cpu"
+
+
+def _device(schedule: Schedule, item: KernelItem) -> torch.device:
+    """Where it runs: what it writes is there."""
+    return next(
+        schedule.buffers[b].spec.device
         for b, f in zip(item.buffers, item.kernel.buffers)
-        if b is not None
+        if b is not None and f.role in ("out", "inout")
     )
 
 

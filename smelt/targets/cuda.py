@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -57,12 +59,17 @@ COSTS = Costs(
 )
 
 
-def target(device: torch.device, config: Config) -> Target:
-    """The GPU `device`, under `config`. Raises Unsupported where that does not say `gpu`."""
+def target(devices: Sequence[torch.device], config: Config) -> Target:
+    """The GPUs `devices`, alike, under `config`: temporaries of the first are in the arena, what is on others is of their
+    allocators. Raises Unsupported where `config` does not say `gpu`, and for GPUs that differ."""
+    device = devices[0]
     if not config.gpu:
         detail = f"a tensor on {device}; smelt compiles for GPUs only where options say gpu=True"
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     properties = torch.cuda.get_device_properties(device)
+    if any(_kind(torch.cuda.get_device_properties(d)) != _kind(properties) for d in devices):
+        detail = f"tensors on {' and '.join(map(str, devices))}, which are GPUs of different kinds"
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     workers = properties.multi_processor_count
     resident = workers * (properties.max_threads_per_multi_processor // THREADS_THAT_DRAW)
     major, minor = torch.cuda.get_device_capability(device)
@@ -71,11 +78,17 @@ def target(device: torch.device, config: Config) -> Target:
     return Target(
         costs=replace(COSTS, threads=workers, draw_blocks=resident if draws else 0),
         compile=partial(generate, arch=10 * major + minor, config=config),
-        load=partial(load, device, store(config), config.cuda_graphs),
+        load=partial(load, devices, store(config), config.cuda_graphs),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT),
         sharing=Sharing(),
     )
+
+
+def _kind(properties: Any) -> tuple[object, ...]:
+    """What code, costs and the numbers that kernels draw depend on."""
+    names = ("name", "major", "minor", "multi_processor_count", "max_threads_per_multi_processor")
+    return tuple(getattr(properties, name) for name in names)
 
 
 def out_variant(op: OpOverload) -> OpOverload | None:
@@ -83,18 +96,29 @@ def out_variant(op: OpOverload) -> OpOverload | None:
     return row(op).out
 
 
-def load(device: torch.device, kept: Store | None, graphs: bool, plan: Plan) -> _native.Plan:
-    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`, as code that is `kept` if it is.
+def load(devices: Sequence[torch.device], kept: Store | None, graphs: bool, plan: Plan) -> _native.Plan:
+    """`plan` made callable on a tuple of its inputs, its kernels loaded on `devices`, as code that is `kept` if it is.
     `graphs`: it is replayed as CUDA graphs where it can be. Raises what the driver says."""
-    load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index, kept)
+    for place, functions in _by_device(plan).items():
+        load_kernels(functions, place.index, kept)
     native = runtime.track(executable(plan, address_of))
     if graphs:
-        why_not = cannot_be_replayed(plan)
+        why_not = cannot_be_replayed(plan) if len(devices) == 1 else "it is one of several GPUs"
         if why_not is None:
             native.use_graphs(Capture(weakref.ref(native)))
         else:
             log.info("smelt: a plan runs without CUDA graphs: %s", why_not)
     return native
+
+
+def _by_device(plan: Plan) -> dict[torch.device, set[Function]]:
+    """The functions that each GPU runs."""
+    found: dict[torch.device, set[Function]] = {}
+    for launch in launches(plan.steps):
+        function = plan.kernels[launch.kernel]
+        if function.block is not None:
+            found.setdefault(launch.device or plan.device, set()).add(function)
+    return found
 
 
 def cannot_be_replayed(plan: Plan) -> str | None:

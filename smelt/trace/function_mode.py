@@ -205,8 +205,8 @@ def _error_of_real_tensors(func: Any, args: Args, kwargs: Kwargs) -> Exception |
 
 
 def _zeros_like(value: Any) -> Any:
-    """`value` with real tensors, of zeros, in place of fakes, on their devices: one that is another's is refused before sizes
-    are looked at. Raises Unnameable for large ones."""
+    """`value` with real tensors, of zeros, in place of fakes, on their devices: that there are several is refused before
+    sizes are looked at. Raises Unnameable for large ones."""
     if type(value) is FakeTensor:
         if value.elem.numel() > _LARGE:
             raise Unnameable("a large tensor")
