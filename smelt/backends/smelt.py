@@ -36,9 +36,8 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     """
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
-    target = targets.maker(
-        _devices(traced)
-    )  # a new one for each graph: torch's number of threads may have changed
+    # A new one for each graph: torch's number of threads may have changed.
+    target = targets.maker(_devices(traced), traced.joint is not None)
     try:
         if traced.joint is not None:
             compile_part = lambda graph: _compile(graph, config, target(config))  # noqa: E731

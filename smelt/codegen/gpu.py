@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from smelt.codegen.autotune.tune import Tuner
 from smelt.codegen.generate import launched
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
-from smelt.codegen.llvm.flat import of_any_size
+from smelt.codegen.llvm.flat import of_any_size, over_one_point
 from smelt.codegen.triton.compile import Request, compile_kernels
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
@@ -19,6 +21,7 @@ from smelt.plan.gather import Kind, Slot, gather
 from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.runtime.kept import store
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
+from smelt.schedule.schedule import Item as ScheduleItem
 
 THREADS = min(os.cpu_count() or 1, 16)
 
@@ -26,6 +29,7 @@ THREADS = min(os.cpu_count() or 1, 16)
 def generate(schedule: Schedule, arch: int, config: Config, tuner: Tuner | None = None) -> list[Item]:
     """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`. Kernels that can be one
     launch are. `tuner`: it says which products are generated; without it, all are ATen's."""
+    schedule = replace(schedule, items=list(map(_with_a_loop, schedule.items)))
     aligned = _aligned(schedule)
     items = schedule.items if tuner is None else tuner.replaced(schedule, aligned)
     slots = gather(schedule, items, partial(_kind, schedule, aligned))
@@ -44,12 +48,20 @@ def generate(schedule: Schedule, arch: int, config: Config, tuner: Tuner | None 
     return [_placed(schedule, slot, code) for slot in slots]
 
 
+def _with_a_loop(item: ScheduleItem) -> ScheduleItem:
+    """A kernel of one point in the form in which several are one launch, if it has that."""
+    if not isinstance(item, KernelItem) or item.kernel.outer:
+        return item
+    kernel = over_one_point(item.kernel)
+    return replace(item, kernel=kernel) if kernel.outer and joins(kernel) else item
+
+
 def _kind(schedule: Schedule, aligned: Sequence[bool], item: KernelItem) -> Kind | None:
     """Those launches that differ only in sizes and buffers may be one."""
     if not item.kernel.outer or _runs_on_cpu(schedule, item) or not joins(item.kernel):
         return None
     code = of_any_size(item.kernel, ALIGNED)
-    key = code, _by_value(schedule, item), _unaligned(item, aligned)
+    key = code, _by_value(schedule, item), _unaligned(item, aligned), _device(schedule, item)
     return Kind(key, table_of(item.kernel).parts)
 
 
@@ -60,11 +72,7 @@ def _placed(schedule: Schedule, slot: Slot, code: dict[int, CompiledKernel]) -> 
     return TogetherItem(tuple(launch for launch in launches if isinstance(launch, LaunchItem)))
 
 
-def _launched(
-    schedule: Schedule,
-    item: KernelItem | ExternItem | ViewItem | LaunchItem,
-    code: dict[int, CompiledKernel],
-) -> Item:
+def _launched(schedule: Schedule, item: ScheduleItem | LaunchItem, code: dict[int, CompiledKernel]) -> Item:
     if isinstance(item, LaunchItem):
         return item
     made = launched(item, code)
@@ -76,11 +84,15 @@ def _launched(
 
 
 def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:
-    """What it writes is there."""
-    return any(
-        f.role in ("out", "inout") and schedule.buffers[b].spec.device.type == "cpu"
+    return _device(schedule, item).type == "cpu"
+
+
+def _device(schedule: Schedule, item: KernelItem) -> torch.device:
+    """Where it runs: what it writes is there."""
+    return next(
+        schedule.buffers[b].spec.device
         for b, f in zip(item.buffers, item.kernel.buffers)
-        if b is not None
+        if b is not None and f.role in ("out", "inout")
     )
 
 

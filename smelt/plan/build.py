@@ -162,7 +162,16 @@ class _Writer:
         code = item.code
         regs = tuple(map(self.register, item.buffers))
         grain = self.target.sharing.grain(code.extent, code.grain)
-        return Launch(self._symbol(code), regs, code.extent, grain, item.note, item.by_value)
+        return Launch(
+            self._symbol(code), regs, code.extent, grain, item.note, item.by_value, self._elsewhere(item)
+        )
+
+    def _elsewhere(self, item: LaunchItem) -> torch.device | None:
+        """The GPU that it runs on, where that is not the target's."""
+        if item.code.function.block is None:
+            return None
+        device = next(self.spec(b).device for b, role in zip(item.buffers, item.roles) if role != "in")
+        return None if device == self.target.memory.device else device
 
     def _symbol(self, code: CompiledKernel) -> str:
         """The kernel's name, with a number where other code has that name."""

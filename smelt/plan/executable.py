@@ -87,7 +87,8 @@ def _view(s: View, addresses: Addresses) -> Spec:
 
 
 def _launch(s: Launch, addresses: Addresses) -> Spec:
-    return ("launch", addresses[s.kernel], s.regs, *static_sizes((s.extent,)), s.grain, s.by_value)
+    elsewhere = _register(None if s.device is None else s.device.index)
+    return ("launch", addresses[s.kernel], s.regs, *static_sizes((s.extent,)), s.grain, s.by_value, elsewhere)
 
 
 def _together(s: Together, addresses: Addresses) -> Spec:

@@ -65,7 +65,7 @@ class Launch:
     On a CPU it is `void kernel(void **buffers, int64_t begin, int64_t end)`, split among threads in pieces of at least
     `grain`; `buffers[i]` is the data pointer of register `regs[i]`. On a GPU each block takes `grain` items, and its
     parameters are those pointers, then `extent` (int64). `by_value`: positions of `regs` whose tensor, of one element on the
-    CPU, is passed as the number that it holds then, and that number's bytes."""
+    CPU, is passed as the number that it holds then, and that number's bytes. `device`: the GPU, if it is not the plan's."""
 
     kernel: str
     regs: tuple[int, ...]
@@ -73,6 +73,7 @@ class Launch:
     grain: int
     note: str = ""
     by_value: tuple[tuple[int, int], ...] = ()
+    device: torch.device | None = None
 
 
 WORK = 64  # units of work that a thread should take at least

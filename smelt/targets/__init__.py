@@ -17,15 +17,16 @@ from smelt.targets import cpu, cuda
 Maker = Callable[[Config], Target]
 
 # By type of device.
-TARGETS: dict[str, Callable[[torch.device], Maker]] = {
+TARGETS: dict[str, Callable[..., Maker]] = {
     "cpu": lambda device: cpu.target,
-    "cuda": lambda device: partial(cuda.target, device),
+    "cuda": lambda *devices: partial(cuda.target, devices),
 }
 CPU = torch.device("cpu")
 
 
-def maker(devices: Iterable[torch.device]) -> Maker:
-    """What makes the targets of graphs whose tensors are on `devices`. Raises Unsupported where there is no target."""
+def maker(devices: Iterable[torch.device], differentiated: bool = False) -> Maker:
+    """What makes the targets of graphs whose tensors are on `devices`. `differentiated`: autograd's engine runs a backward,
+    which it orders by one stream only. Raises Unsupported where there is no target."""
     devices = set(devices)
     elsewhere = {str(d) for d in devices if d.type not in TARGETS}
     if elsewhere:
@@ -33,12 +34,10 @@ def maker(devices: Iterable[torch.device]) -> Maker:
             f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for CPUs and CUDA"
         )
     beside = sorted(devices - {CPU}, key=str)
-    if len(beside) > 1:
-        raise _unsupported(
-            f"tensors on {' and '.join(map(str, beside))}; a graph is compiled for one GPU so far"
-        )
-    device = beside[0] if beside else CPU
-    return TARGETS[device.type](device)
+    if len(beside) > 1 and differentiated:
+        detail = f"tensors on {' and '.join(map(str, beside))}; with gradients a graph is compiled for one GPU so far"
+        raise _unsupported(detail)
+    return TARGETS[beside[0].type](*beside) if beside else TARGETS["cpu"](CPU)
 
 
 def _unsupported(detail: str) -> Unsupported:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -63,11 +65,16 @@ COSTS = Costs(
 )
 
 
-def target(device: torch.device, config: Config) -> Target:
-    """The GPU `device`, under `config`. Raises Unsupported for one that Triton does not compile for, or without Triton."""
+def target(devices: Sequence[torch.device], config: Config) -> Target:
+    """The GPUs `devices`, alike, under `config`: temporaries of the first are in the arena, what is on others is of their
+    allocators. Raises Unsupported for GPUs that Triton does not compile for, or that differ, or without Triton."""
+    device = devices[0]
     if (why_not := unusable(device)) is not None:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"a tensor on {device}: {why_not}"))
     properties = torch.cuda.get_device_properties(device)
+    if any(_kind(torch.cuda.get_device_properties(d)) != _kind(properties) for d in devices):
+        detail = f"tensors on {' and '.join(map(str, devices))}, which are GPUs of different kinds"
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
     workers = properties.multi_processor_count
     draws = not config.cuda_graphs or torch.ops.smelt.has_philox_in_memory()
     draw_blocks = blocks_that_draw(device) if draws else 0
@@ -76,16 +83,17 @@ def target(device: torch.device, config: Config) -> Target:
     plain = Target(
         costs=replace(COSTS, threads=workers, draw_blocks=draw_blocks, draw_captured=config.cuda_graphs),
         compile=partial(generate, arch=arch, config=config),
-        load=partial(load, device, store(config), False),
+        load=partial(load, devices, store(config), False),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT),
         sharing=Sharing(),
     )
-    tuner = Tuner(plain, arch, THREADS, store(config)) if config.max_autotune else None
+    tunes = config.max_autotune and len(devices) == 1
+    tuner = Tuner(plain, arch, THREADS, store(config)) if tunes else None
     return replace(
         plain,
         compile=partial(generate, arch=arch, config=config, tuner=tuner),
-        load=partial(load, device, store(config), config.cuda_graphs),
+        load=partial(load, devices, store(config), config.cuda_graphs),
     )
 
 
@@ -100,23 +108,40 @@ def unusable(device: torch.device) -> str | None:
     return None
 
 
+def _kind(properties: Any) -> tuple[object, ...]:
+    """What code, costs and the numbers that kernels draw depend on."""
+    names = ("name", "major", "minor", "multi_processor_count", "max_threads_per_multi_processor")
+    return tuple(getattr(properties, name) for name in names)
+
+
 def out_variant(op: OpOverload) -> OpOverload | None:
     """The operator that computes what `op` does, in memory given as `out`."""
     return row(op).out
 
 
-def load(device: torch.device, kept: Store | None, graphs: bool, plan: Plan) -> _native.Plan:
-    """`plan` made callable on a tuple of its inputs, its kernels loaded on `device`, as code that is `kept` if it is.
+def load(devices: Sequence[torch.device], kept: Store | None, graphs: bool, plan: Plan) -> _native.Plan:
+    """`plan` made callable on a tuple of its inputs, its kernels loaded on `devices`, as code that is `kept` if it is.
     `graphs`: it is replayed as CUDA graphs where it can be. Raises what the driver says."""
-    load_kernels((f for f in plan.kernels.values() if f.block is not None), device.index, kept)
+    for place, functions in _by_device(plan).items():
+        load_kernels(functions, place.index, kept)
     native = runtime.track(executable(plan, address_of))
     if graphs:
-        why_not = cannot_be_replayed(plan)
+        why_not = cannot_be_replayed(plan) if len(devices) == 1 else "it is one of several GPUs"
         if why_not is None:
             native.use_graphs(Capture(weakref.ref(native)))
         else:
             log.info("smelt: a plan runs without CUDA graphs: %s", why_not)
     return native
+
+
+def _by_device(plan: Plan) -> dict[torch.device, set[Function]]:
+    """The functions that each GPU runs."""
+    found: dict[torch.device, set[Function]] = {}
+    for launch in launches(plan.steps):
+        function = plan.kernels[launch.kernel]
+        if function.block is not None:
+            found.setdefault(launch.device or plan.device, set()).add(function)
+    return found
 
 
 def cannot_be_replayed(plan: Plan) -> str | None:

@@ -209,14 +209,21 @@ def _error_of_real_tensors(func: Any, args: Args, kwargs: Kwargs) -> Exception |
 
 
 def _zeros_like(value: Any) -> Any:
-    """`value` with real tensors, of zeros, in place of fakes. Raises Unnameable for large ones."""
+    """`value` with real tensors, of zeros, in place of fakes, on their devices: that there are several is refused before
+    sizes are looked at. Raises Unnameable for large ones."""
     if type(value) is FakeTensor:
         if value.elem.numel() > _LARGE:
             raise Unnameable("a large tensor")
         with DisableTorchDispatch(), DisableTorchFunction():
             if value.requires_grad and value._is_view():
                 raise Unnameable("a view, whose own error says how it was taken")
-            zeros = torch.empty_strided(value.elem.size(), value.elem.stride(), dtype=value.elem.dtype)
+            on_gpu = value.device.type == "cuda" and torch.cuda.is_available()
+            zeros = torch.empty_strided(
+                value.elem.size(),
+                value.elem.stride(),
+                dtype=value.elem.dtype,
+                device=value.device if on_gpu else "cpu",
+            )
             zeros.zero_().requires_grad_(value.requires_grad)
             return zeros if value.is_leaf else zeros + 0
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):

@@ -20,7 +20,7 @@ import torch
 from smelt.errors import Unsupported
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 
-MAX_SIZE = 40  # operations of an expression; a larger one is pinned
+MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
 
 class PlainNumbersOnly(Unsupported):

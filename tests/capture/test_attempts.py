@@ -410,6 +410,12 @@ def test_a_whole_graph_is_wanted() -> None:
     assert first_success(replace(FIRST, may_break=False), lambda attempt: FailedAttempt(HERE)) is HERE
 
 
+def test_what_the_backend_said_is_told_where_plain_numbers_cannot_be_captured() -> None:
+    refused = BackendError("no code for it")
+    pending = [FailedAttempt(refused, used_symbols=True), FailedAttempt(HERE)]
+    assert first_success(replace(FIRST, may_break=False), lambda attempt: pending.pop(0)) is refused
+
+
 def test_numbers_that_change() -> None:
     changed = {("arg", 2)}
     assert FIRST.generalizing(changed).symbolic == FIRST.symbolic | changed

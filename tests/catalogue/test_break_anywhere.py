@@ -46,7 +46,8 @@ def _all_programs() -> Iterator[Any]:
         for name, value in vars(importlib.import_module(f"tests.catalogue.{module.name}")).items():
             factory = getattr(value, "__wrapped__", None)
             if getattr(value, "__test__", False) and factory is not None and not factory.__code__.co_argcount:
-                yield pytest.param(factory, id=f"{module.name[5:]}-{name}")
+                marks = getattr(value, "pytestmark", [])
+                yield pytest.param(factory, id=f"{module.name[5:]}-{name}", marks=marks)
 
 
 class Forced:

@@ -15,7 +15,7 @@ import types
 import torch
 from torch import nn
 
-from tests.harness.catalogue import Changing, call, program, tensor
+from tests.harness.catalogue import Changing, asserts_on_gpu, call, program, tensor
 
 COUNTER = 0
 TABLE: dict = {}
@@ -1166,6 +1166,7 @@ def effects_before_an_exception():
     return fn, [(tensor(3), False), (tensor(3), True), (tensor(3), False), (tensor(3), True)], (log, b)
 
 
+@asserts_on_gpu
 @program(graphs=1, later=2)
 def effects_before_an_operator_fails():
     log = []

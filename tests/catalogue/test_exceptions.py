@@ -14,7 +14,7 @@ import torch
 
 import smelt
 from tests.harness.agreement import failure_of
-from tests.harness.catalogue import program, tensor
+from tests.harness.catalogue import asserts_on_gpu, program, tensor
 
 
 class Stop(Exception):
@@ -885,6 +885,7 @@ def test_called_while_the_caller_handles_an_exception():
             assert got[1:] == want[1:]
 
 
+@asserts_on_gpu
 @program(graphs=1)
 def an_operator_that_raises_where_it_is_handled():
     def fn(table, places):
@@ -897,6 +898,7 @@ def an_operator_that_raises_where_it_is_handled():
     return fn, [(tensor(4, 3), torch.tensor(places)) for places in ([0, 3], [1, 9], [2, 2])]
 
 
+@asserts_on_gpu
 @program(graphs=1)
 def an_operator_that_raises_where_a_manager_suppresses_it():
     def fn(table, places):

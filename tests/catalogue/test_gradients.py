@@ -15,6 +15,7 @@ import smelt
 from tests.harness.catalogue import (
     BACKENDS,
     Changing,
+    asserts_on_gpu,
     computed,
     leaf,
     number_handles,
@@ -157,6 +158,7 @@ def test_autocast_switched_off_inside():
     return fn, [(leaf(4, 4), leaf(4, 4)) for _ in range(3)]
 
 
+@asserts_on_gpu
 @on_both_backends(graphs=1)
 def test_modes_are_restored_when_the_graph_raises():
     def fn(x, i):

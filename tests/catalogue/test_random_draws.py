@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from tests.harness.catalogue import Changing, leaf, program, tensor
+from tests.harness.catalogue import Changing, asserts_on_gpu, leaf, program, tensor
 
 # ------------------------------------------------------------------------------------------- numbers in tensors
 
@@ -129,6 +129,7 @@ def a_number_that_is_an_index():
 # ------------------------------------------------------------------------------------------ what goes wrong
 
 
+@asserts_on_gpu
 @program(graphs=1)
 def a_graph_that_raises_has_drawn_nothing():
     def fn(x, at):
@@ -142,6 +143,7 @@ def a_graph_that_raises_has_drawn_nothing():
     return fn, [(tensor(3), torch.tensor(i)) for i in (1, 7, 2, 7)]
 
 
+@asserts_on_gpu
 @program(graphs=1)
 def a_graph_that_raises_leaves_what_a_generator_keeps_for_later():
     old, rng = np.random.RandomState(3), random.Random(3)

@@ -412,7 +412,7 @@ def large_expressions():
 @program(graphs=1, later=3)
 def repeated_squaring():
     def fn(x, v):
-        for _ in range(6):
+        for _ in range(7):
             v = v * v
         return x * v
 

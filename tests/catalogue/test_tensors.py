@@ -7,7 +7,7 @@ import collections
 import torch
 import torch.nn.functional as F
 
-from tests.harness.catalogue import Compilation, Unlike, program, tensor
+from tests.harness.catalogue import Compilation, Unlike, asserts_on_gpu, program, tensor
 
 
 def three(*shape: int, **kwargs) -> list:
@@ -469,6 +469,7 @@ def a_row_of_a_table_that_was_written_before():
     return fn, rows(2, 0, 3)
 
 
+@asserts_on_gpu
 @program(graphs=1)
 def a_row_out_of_range_whose_number_is_in_a_tensor():
     def fn(table, step):

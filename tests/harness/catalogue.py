@@ -55,6 +55,9 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # `cuda` moves all worlds to a GPU, or to the simulated one where torch has none: their tensors are made there. What rows say
 # of graphs and breaks is about the CPU.
 DEVICE = os.environ.get("SMELT_DEVICE", "cpu")
+ON_GPU = DEVICE == "cuda" and torch.version.cuda is not None  # no simulated one
+# For programs that index out of range on purpose: on a GPU that ends the process's use of it, in eager as well.
+asserts_on_gpu = pytest.mark.skipif(ON_GPU, reason="an index out of range is an assert of the GPU")
 TORCH = "torch " + ".".join(torch.__version__.split(".")[:2])
 
 

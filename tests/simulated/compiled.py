@@ -49,13 +49,14 @@ def _simulated(request: Request, compiled: CompiledKernel) -> CompiledKernel:
     parts = table_of(request.kernel).parts if request.joined else 0
     passed = [k for k, b in enumerate(request.kernel.buffers) if b.role != "local"]
     letters = "".join("v" if k in request.by_value else "p" for k in passed)
-    function = _function(compiled.function, compiled.name, letters, parts)
+    function = _function(compiled.function, letters, parts)
     return CompiledKernel(compiled.name, function, extent, max(extent, 1))
 
 
 @functools.cache
-def _function(code: Function, name: str, letters: str, parts: int) -> Function:
-    """The same one for equal code. The cache keeps the code, which images name by its address."""
+def _function(code: Function, letters: str, parts: int) -> Function:
+    """The same one for equal code, whatever its kernels are called. The cache keeps the code, which images name by its
+    address."""
     image = cuda.image(address_of(code), letters, parts)
-    library = Library(Processor("simulated", "simulated", ""), (image,), (name,))
-    return Function(library, name, Block(threads=32, shared=0, parts=parts))
+    library = Library(Processor("simulated", "simulated", ""), (image,), (code.name,))
+    return Function(library, code.name, Block(threads=32, shared=0, parts=parts))

@@ -34,4 +34,4 @@ def test_one_that_works(gpu):
 def test_others(gpu, monkeypatch, where, name, value, why):
     monkeypatch.setattr(where, name, value)
     with pytest.raises(Unsupported, match=f"a tensor on cuda:0: .*{why}"):
-        cuda.target(gpu, Config())
+        cuda.target([gpu], Config())

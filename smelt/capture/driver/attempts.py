@@ -297,27 +297,33 @@ def first_success(
     """Calls `capture` with `start` and then with weaker attempts, until it gives None: it has made an entry.
 
     `note` is called with each error that another attempt is to avoid. Returns the error that no row avoids: after attempts
-    up to a graph break, the one for which the graph should have broken.
+    up to a graph break, the one for which the graph should have broken; the backend's own, where what it was offered next
+    (plain numbers) could not be captured.
     """
     attempt = start
     used: set[Weakening] = set()
+    refused: BackendError | None = None
     while (failed := capture(attempt)) is not None:
         found = _next(start, attempt, failed, used)
         if found is None:
-            return _final(attempt, failed.error)
+            return _final(attempt, failed.error, refused)
         row, attempt = found
         log.debug("smelt: captured again after %r: %s", failed.error, row.because)
         note(failed.error)
         if row.kept:
             start = replace(attempt, stop=None)
         used.add(row)
+        if isinstance(failed.error, BackendError):
+            refused = failed.error
         let_go(failed.error)
         del failed  # what it holds must not live through the next capture
     return Success(attempt, start)
 
 
-def _final(attempt: Attempt, error: Exception) -> Exception:
-    return attempt.stop.error if attempt.stop and isinstance(error, Unsupported) else error
+def _final(attempt: Attempt, error: Exception, refused: BackendError | None) -> Exception:
+    if not isinstance(error, Unsupported):
+        return error
+    return refused or (attempt.stop.error if attempt.stop else error)
 
 
 def let_go(error: BaseException) -> None:

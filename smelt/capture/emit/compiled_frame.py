@@ -24,7 +24,7 @@ from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.draws import kept_states, write_draws
 from smelt.capture.emit.replay import Store
-from smelt.capture.emit.rerun import RANDOM_STATE, Repeat, guarded, rerun, rerun_for_handler
+from smelt.capture.emit.rerun import Repeat, guarded, random_state, rerun, rerun_for_handler
 from smelt.capture.emit.writer import Writer, slot_names
 from smelt.capture.outside.draws import Draw
 from smelt.capture.rebuilding.names import NAMES
@@ -101,14 +101,16 @@ def emit(
     if call and original is not None and repeat is not None and (repeat.expected or statements or handles):
         name = writer.constant(original, f"original_{original.__name__}")
         keep, put_back = kept_states(writer, draws)
-        again_lines = guarded(call, rest, code, slots, name, repeat.draws, put_back)
+        again_lines = guarded(call, rest, code, slots, name, bool(repeat.draws), put_back)
         body = [*writer.head, *keep, *drawing, *again_lines]
     else:
         body = [*writer.head, *drawing, *call, *rest]
     again = rerun_for_handler if handles else rerun
     if graph is not None and any(has_handler(fake) for fake, _ in inputs):
         graph = _unhandled(graph)
-    scope = {**writer.scope, "graph": graph, "rerun": again, **RANDOM_STATE}
+    scope = {**writer.scope, "graph": graph, "rerun": again}
+    if repeat is not None and repeat.draws:
+        scope |= random_state(repeat.draws)
     if ending.places:
         scope.update(ending.places[0].warned())
     made = _compiled(code, slots, body, scope, writer)

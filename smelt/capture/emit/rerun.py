@@ -3,7 +3,7 @@
 The compiled frame runs all tensor operations first and then the stores. Where an operator raises (an index out of range),
 eager would have done the stores and the writes that come before it, and gone to the handler around it. A graph that writes
 inputs only when nothing can raise any more leaves nothing behind, so the call can start again; the state of torch's random
-numbers is put back for that.
+numbers, of the CPU and of GPUs, is put back for that.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ import torch
 from smelt._native import isinstance
 from smelt.capture.protocol.binding import arguments_text
 from smelt.graph.effects import effects
-from smelt.graph.ir import Node
+from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.passes import has_effect
 from smelt.ops.raising import may_raise
 from smelt.trace.traced import Traced
 
 log = logging.getLogger("smelt")
 
-_random = torch.default_generator
-RANDOM_STATE = {"random_state": _random.get_state, "set_random_state": _random.set_state}
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """How a call is made again after its graph has raised. `draws`: the graph draws random numbers; `expected`: it holds an
-    operator that may raise."""
+    """How a call is made again after its graph has raised. `draws`: the devices whose random numbers the graph draws;
+    `expected`: it holds an operator that may raise."""
 
-    draws: bool
+    draws: tuple[torch.device, ...]
     expected: bool
 
 
@@ -48,7 +47,8 @@ def repeat_of(traced: Traced, functional: bool) -> Repeat | None:
     writes = [node for node in effective if node not in draws]
     if not all(last and _writes_input(node) for node in writes) or not all(map(_draws_from_default, draws)):
         return None
-    return Repeat(bool(draws), any(map(may_raise, graph)))
+    devices = dict.fromkeys(spec.device for node in draws for spec in _specs(node))
+    return Repeat(tuple(devices) or ((CPU,) if draws else ()), any(map(may_raise, graph)))
 
 
 def _writes_input(node: Node) -> bool:
@@ -56,10 +56,45 @@ def _writes_input(node: Node) -> bool:
 
 
 def _draws_from_default(node: Node) -> bool:
-    """Whether it draws from the generator of the CPU, and writes nothing."""
+    """Whether it draws from the generator of a device that is known here, and writes nothing."""
+    known = all(spec.device.type in ("cpu", "cuda") for spec in _specs(node))
+    return known and node.kwargs.get("generator") is None and not effects(node.target).writes
+
+
+def _specs(node: Node) -> list[TensorSpec]:
     specs = node.spec if isinstance(node.spec, tuple) else (node.spec,)
-    on_cpu = all(s is None or s.device.type == "cpu" for s in specs)
-    return on_cpu and node.kwargs.get("generator") is None and not effects(node.target).writes
+    return [spec for spec in specs if isinstance(spec, TensorSpec)]
+
+
+def random_state(devices: Sequence[torch.device]) -> dict[str, Callable[..., object]]:
+    """`random_state()`, where the generators of these devices stand, and `set_random_state(restart)`, which puts them back
+    there: of a GPU only how far its generator has come, since nothing else of it is changed by draws."""
+    gpus = [torch.cuda.default_generators[d.index] for d in devices if _has_generator(d)]
+    cpu = torch.default_generator
+    if not gpus:
+        return {"random_state": cpu.get_state, "set_random_state": cpu.set_state}
+    on_cpu = len(gpus) < len(devices)
+
+    def state() -> object:
+        if torch.cuda.is_current_stream_capturing():  # whose generator is the graph's
+            return None
+        return cpu.get_state() if on_cpu else None, [generator.get_offset() for generator in gpus]
+
+    def put_back(restart: tuple[torch.Tensor | None, list[int]] | None) -> None:
+        if restart is None:
+            return
+        drawn, offsets = restart
+        if drawn is not None:
+            cpu.set_state(drawn)
+        for generator, offset in zip(gpus, offsets, strict=True):
+            generator.set_offset(offset)
+
+    return {"random_state": state, "set_random_state": put_back}
+
+
+def _has_generator(device: torch.device) -> bool:
+    """Whether it draws from one of its own (a simulated GPU draws from the CPU's)."""
+    return device.type == "cuda" and bool(torch.cuda.default_generators)
 
 
 def rerun(original: Callable[..., object], failure: Exception, *args: object, **kwargs: object) -> object:

@@ -6,6 +6,8 @@ rate) is repeated in Python's arithmetic, rounded to the tensor's type after eac
 waits for the graph, and another value needs no other graph. Where the number itself is needed (an index, a text), or the
 tensor was computed in another way, nothing is read: the graph breaks there. A symbolic number has the type of the number
 that it stands for in annotations.
+
+What a GPU holds is read in the same way. That waits for its stream, as in eager, but before the graph.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     aten.reciprocal.default: lambda a: 1.0 / a,
     aten.neg.default: operator.neg, aten.abs.default: abs,
 }  # fmt: skip
+_DIVISIONS = frozenset((aten.div.Tensor, aten.div.Scalar, aten.div_.Tensor, aten.div_.Scalar))
 _COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
     getattr(getattr(aten, n), overload): getattr(operator, n)
     for n in ("lt", "le", "gt", "ge", "eq", "ne")
@@ -105,9 +108,16 @@ def _is_floats(spec: object) -> bool:
     return (
         isinstance(spec, TensorSpec)
         and spec.dtype in (torch.float32, torch.float64)
-        and spec.device.type == "cpu"
+        and spec.device.type in ("cpu", "cuda")
         and _elements(spec) <= _SMALL
     )
+
+
+def _is_exact(node: Node) -> bool:
+    """Whether what `node` computes is what Python computes. A GPU multiplies by the reciprocal of a number that it divides
+    by."""
+    spec = node.spec
+    return node.target not in _DIVISIONS or not isinstance(spec, TensorSpec) or spec.device.type == "cpu"
 
 
 def _elements(spec: TensorSpec) -> int:
@@ -143,7 +153,7 @@ class _Reading:
         held = self._first(tensor)
         for node in writes:
             compute = _IN_PLACE.get(node.target)
-            if compute is None:
+            if compute is None or not _is_exact(node):
                 raise _Unknown
             operands = self._operands(node, tensor.spec.dtype)
             held = _rounded(compute(held, *operands[1:]), tensor.spec.dtype)
@@ -268,7 +278,7 @@ class _Reading:
         origin = self._vm.outside.origins[id(tensor)]
         if not real.dim():
             origin = origin.child("member", "item").child("call", None)
-        elif _is_floats(tensor.spec) and self._vm.outside.numbers.decides:
+        elif _is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.outside.numbers.decides:
             origin = origin.child("element", at)
         else:
             raise _Unknown
@@ -292,7 +302,7 @@ class _Reading:
         if node.target in _MOVES or node.target in _VIEWS or node.target is operator.getitem:
             return self._before(*self._source(node, at))
         compute = _ARITHMETIC.get(node.target)
-        if compute is None and node.target not in _SAME:
+        if (compute is None and node.target not in _SAME) or not _is_exact(node):
             raise _Unknown
         operands = self._operands(node, node.spec.dtype, at)
         value = compute(*operands) if compute else operands[0]

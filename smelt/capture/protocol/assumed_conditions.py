@@ -19,6 +19,7 @@ from smelt.torch_private import assert_async, maybe_current_level
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
 
+_cpu = torch.Tensor.cpu
 _MOST = 400  # instructions of a branch that only raises
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SEND"})
 _RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
@@ -57,7 +58,8 @@ def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
 
 
 def _check(vm: VM, condition: object) -> None:
-    vm.native(assert_async, (condition,))
+    """On a GPU, a check that fails ends the process: the condition is waited for, as in eager, and checked on the CPU."""
+    vm.native(assert_async, (vm.native(_cpu, (condition,)),))
     vm.disclosed.assumed = True
 
 
@@ -79,8 +81,8 @@ def _handler(code: Code, at: int) -> int | None:
 
 
 def _is_checkable(vm: VM, value: FakeTensor) -> bool:
-    """Whether it is one bool on a CPU (on other devices a check that fails ends the process) that is not known."""
-    if value.dtype is not torch.bool or value.device.type != "cpu" or value.dim() != 0:
+    """Whether it is one bool that is not known."""
+    if value.dtype is not torch.bool or value.device.type not in ("cpu", "cuda") or value.dim() != 0:
         return False
     return maybe_current_level() is None and vm.trace.known.value(value) is None
 

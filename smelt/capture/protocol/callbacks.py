@@ -52,6 +52,8 @@ def native(
 
     Raises what it raises, and Unsupported where Python code that it called could not be captured, whatever the
     native code made of that error."""
+    if (fn is float or fn is int) and len(args) == 1 and not kwargs and type(args[0]) is FakeTensor:
+        args = (symbolic_numbers.in_tensor(vm, args[0]),)
     if vm.trace.numbers.symbols is not None:
         result = symbolic_numbers.native_call(fn, args, kwargs)
         if result is not NotImplemented:

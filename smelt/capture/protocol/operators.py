@@ -269,10 +269,10 @@ def truth(vm: VM, value: object) -> bool:
     tail = vm.frames.take_tail()
     kind = type(value)
     if kind is FakeTensor:
-        if is_handled(vm.trace.call, (value,)):
-            return bool(vm.native(bool, (value,)))
-        number = _number_in(vm, cast(FakeTensor, value))
-        return bool(value if number is None else number)
+        tensor = cast(FakeTensor, value)
+        if is_handled(vm.trace.call, (tensor,)):
+            return bool(vm.native(bool, (tensor,)))
+        return bool(symbolic_numbers.in_tensor(vm, tensor) if vm.outside.numbers.decides else tensor)
     if kind in SIMPLE_TYPES:
         return bool(value)
     if kind in NUMBERS:
@@ -291,13 +291,6 @@ def truth(vm: VM, value: object) -> bool:
         return container_len(vm, value) != 0
     vm.outside.facts.check_readable(value)
     return bool(vm.native(bool, (value,)))
-
-
-def _number_in(vm: VM, tensor: FakeTensor) -> object:
-    """The symbolic number that a tensor of one float from outside holds, if what is decided with it may be guarded."""
-    if tensor.dim() or not tensor.is_floating_point() or not vm.outside.numbers.decides:
-        return None
-    return None if vm.trace.known.value(tensor) is not None else vm.trace.known.number(tensor)
 
 
 _CHECKS = {"__bool__": polyfills_of_results.truth, "__len__": polyfills_of_results.length_truth}

@@ -21,6 +21,7 @@ from smelt.capture.machine.vm import VM
 from smelt.torch_private import OpOverload, OpOverloadPacket, variable_functions
 from smelt.trace import symbols
 from smelt.trace.fake import FakeTensor
+from smelt.trace.handlers import is_handled
 from smelt.trace.symbols import NUMBERS, Int, plain, plain_parts
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
@@ -47,6 +48,14 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
         return symbols.apply(fn, args, kwargs)
     except TypeError:  # unhashable
         return NotImplemented
+
+
+def in_tensor(vm: VM, tensor: FakeTensor) -> object:
+    """The symbolic number that a tensor of one float holds, where it is known before the graph runs; else the tensor."""
+    if tensor.dim() or not tensor.is_floating_point() or is_handled(vm.trace.call, (tensor,)):
+        return tensor
+    number = None if vm.trace.known.value(tensor) is not None else vm.trace.known.number(tensor)
+    return tensor if number is None else number
 
 
 def _tensor(number: object, options: Mapping[str, object]) -> object:

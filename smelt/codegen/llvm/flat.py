@@ -7,6 +7,7 @@ points: items are vectors where the size is a multiple of them, else points, who
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
@@ -36,16 +37,29 @@ def _is_linear(e: Size, sym: Sym) -> bool:
     return split is not None and all(isinstance(part, int) for part in split)
 
 
+def over_one_point(kernel: Kernel) -> Kernel:
+    """A kernel without loops as one over a loop of one point, which may be flat (step counters are counted like weights)."""
+    if kernel.outer or len(kernel.stages) != 1 or not isinstance(kernel.stages[0], MapStage):
+        return kernel
+    sym = Sym("o0", 0, 0)
+    return _moved(kernel, Loop(sym, 1), lambda e: e + sym)
+
+
 def of_any_size(kernel: Kernel, lanes: int) -> Kernel:
     """The kernel to compile for a flat one."""
-    (loop,), (stage,) = kernel.outer, kernel.stages
-    assert isinstance(stage, MapStage)
+    (loop,) = kernel.outer
     size = ANY if static(loop.size) % lanes == 0 else ANY + 1
     sym = Sym("o0", 0, size - 1)
-    done: dict[Value, Value] = {}
+    return _moved(
+        kernel, Loop(sym, size), lambda e: subs(e, {loop.sym: sym}) if loop.sym in free_syms(e) else e
+    )
 
-    def index(e: Size) -> Size:
-        return subs(e, {loop.sym: sym}) if loop.sym in free_syms(e) else e
+
+def _moved(kernel: Kernel, loop: Loop, index: Callable[[Size], Size]) -> Kernel:
+    """The same stores and loads over `loop`, at other indices."""
+    (stage,) = kernel.stages
+    assert isinstance(stage, MapStage)
+    done: dict[Value, Value] = {}
 
     def moved(v: Value) -> Value:
         found = done.get(v)
@@ -57,4 +71,4 @@ def of_any_size(kernel: Kernel, lanes: int) -> Kernel:
         return found
 
     stores = tuple(Store(s.buffer, index(s.index), moved(s.value)) for s in stage.stores)
-    return replace(kernel, outer=(Loop(sym, size),), stages=(MapStage((), stores),))
+    return replace(kernel, outer=(loop,), stages=(MapStage(stage.loops, stores),))

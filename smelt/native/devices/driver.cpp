@@ -90,6 +90,17 @@ void enter(int device) {
     if (!current) check(driver().set_context(primary_context(device)), "entering the GPU's context");
 }
 
+Entered::Entered(int device) {
+    check(driver().context_of_thread(&before_), "asking for the thread's context");
+    const Context context = primary_context(device);
+    changed_ = before_ != context;
+    if (changed_) check(driver().set_context(context), "entering the GPU's context");
+}
+
+Entered::~Entered() {
+    if (changed_) driver().set_context(before_);
+}
+
 bool is_captured(Stream stream) {
     int status = 0;
     check(driver().capture_status(stream, &status), "asking whether the stream is captured");

@@ -47,6 +47,19 @@ void check(Status status, const std::string& doing);
 // Sees to it that this thread has a context: the one of `device`, which torch uses too.
 void enter(int device);
 
+// The context of `device` is this thread's for as long as this lives.
+class Entered {
+  public:
+    explicit Entered(int device);
+    ~Entered();
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
+
+  private:
+    Context before_ = nullptr;
+    bool changed_ = false;
+};
+
 // Whether work on the stream is being captured into a graph.
 bool is_captured(Stream stream);
 

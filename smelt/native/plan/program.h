@@ -40,6 +40,7 @@ struct Launch {
     // Together); of each register the bytes of the number that is passed in place of its address (0: the address).
     unsigned threads = 0, shared = 0, parts = 0;
     std::vector<uint8_t> by_value = {};
+    c10::DeviceIndex elsewhere = -1;  // the GPU, where it is not the program's
 };
 
 constexpr size_t kTableSlots = 500;  // at most, of a GPU's Together

@@ -122,7 +122,8 @@ class Reader {
         }
         devices::Kernel& kernel = devices::as_kernel(s[1].ptr());
         l.launcher = &gpu_launcher();
-        l.function = kernel.on(p_.device.index());
+        l.elsewhere = s[6].cast<c10::DeviceIndex>();
+        l.function = kernel.on(l.elsewhere < 0 ? p_.device.index() : l.elsewhere);
         l.threads = kernel.threads;
         l.shared = kernel.shared;
         l.parts = kernel.parts;
@@ -154,7 +155,7 @@ class Reader {
         bool fits = first.launcher == &cpu_launcher() || (t.count <= first.parts && slots <= kTableSlots);
         for (size_t i = t.first; i < t.first + t.count; ++i) {
             const Launch& l = p_.launches[i];
-            fits &= l.launcher == first.launcher && l.parts == first.parts;
+            fits &= l.launcher == first.launcher && l.parts == first.parts && l.elsewhere == first.elsewhere;
             if (first.parts) fits &= l.function == first.function && l.regs.size() == first.regs.size();
             for (uint8_t bytes : l.by_value) fits &= bytes <= sizeof(int64_t);
         }

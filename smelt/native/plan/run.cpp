@@ -1,5 +1,7 @@
 #include "plan/run.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <string>
 
 #include "devices/driver.h"
@@ -68,11 +70,26 @@ class Run {
                 static_cast<char*>(f_.data[v.src]) + v.offset * static_cast<int64_t>(src.element_size());
     }
 
-    void launch(const Launch& l) { l.launcher->launch(l, f_.data.data(), stream_); }
+    void launch(const Launch& l) {
+        on_stream_of(l, [&](void* stream) { l.launcher->launch(l, f_.data.data(), stream); });
+    }
 
     void together(const Together& t) {
         const Launch* launches = p_.launches.data() + t.first;
-        launches->launcher->together(t, launches, f_.data.data(), stream_);
+        on_stream_of(*launches, [&](void* stream) {
+            launches->launcher->together(t, launches, f_.data.data(), stream);
+        });
+    }
+
+    // Work of another GPU goes to its current stream, with that GPU's context the thread's: what copies between the two
+    // has either stream wait for the other.
+    template <class Start>
+    void on_stream_of(const Launch& l, const Start& start) {
+        if (l.elsewhere < 0) return start(stream_);
+        const c10::Device device(p_.device.type(), l.elsewhere);
+        const c10::DeviceGuard guard(device);
+        const devices::Entered context(l.elsewhere);
+        start(place_on(device).handle);
     }
 
     void aten(const Aten& a) {

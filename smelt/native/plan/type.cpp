@@ -45,7 +45,8 @@ void set_address(const Program& p, Frame& f, size_t i, const at::Tensor& t) {
     auto* impl = t.unsafeGetTensorImpl();
     f.data[i] = p.written[i] ? impl->mutable_data() : const_cast<void*>(impl->data());
     const bool aligned = reinterpret_cast<uintptr_t>(f.data[i]) % kVector == 0;
-    if (!aligned && p.device != c10::kCPU && t.device() == p.device && t.numel() != 0) realign(p, f, i, t);
+    if (!aligned && !t.device().is_cpu() && t.device().type() == p.device.type() && t.numel() != 0)
+        realign(p, f, i, t);
 }
 
 void set_constant_addresses(const Program& p, Frame& f) {
