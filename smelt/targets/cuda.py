@@ -16,6 +16,7 @@ from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
 from smelt.costs import Costs
 from smelt.errors import Unsupported
+from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
 from smelt.ops.random import THREADS_THAT_DRAW
 from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign
@@ -104,6 +105,8 @@ def cannot_be_replayed(plan: Plan) -> str | None:
     if plan.on_host:
         return "it computes on the CPU"
     for step in plan.steps:
+        if isinstance(step, Aten) and step.op in (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL):
+            return "it launches a kernel of the program's own"
         if isinstance(step, Aten) and is_foreign(step.op):
             return f"{step.op} may do more than work on the GPU"
     return None

@@ -13,6 +13,7 @@ whole programs, eager and compiled
     generated      a random program run eager and compiled, and where they differ
     models         the ten benchmark models, tiny
     threads        functions side by side
+    user_kernels   programs that launch kernels of Triton
     processes      programs that need a process of their own
     simulated      tests marked `simulated_cuda`, in a process that has the device of tests/simulated
 
