@@ -7,8 +7,6 @@ call of `smelt::run_graphs(graphs, tensors)`, where `graphs` is a `Handle`: the 
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +14,10 @@ import torch
 
 from smelt.graph import passes
 from smelt.graph.graph_function import Compiled, GraphFunction
+from smelt.graph.handle import Handle, found
 from smelt.graph.ir import Graph, TensorSpec
 from smelt.graph.specs import empty_like_spec
-from smelt.graph.tree import leaves, map_leaves
+from smelt.graph.tree import map_leaves
 from smelt.torch_private import OpOverload
 
 Tensors = Sequence[torch.Tensor]
@@ -99,25 +98,9 @@ def _copied(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return empty_like_spec(replace(spec, offset=0), spec.device).copy_(tensor)
 
 
-class Handle(int):
-    """The number of an `Inner`, which lives as long as its handle: nodes and compiled graphs hold that."""
-
-    inner: Inner
-
-    @classmethod
-    def of(cls, inner: Inner) -> Handle:
-        """A new one."""
-        handle = cls(next(_numbers))
-        handle.inner = _inner[int(handle)] = inner
-        return handle
-
-
-_numbers = itertools.count()
-_inner: weakref.WeakValueDictionary[int, Inner] = weakref.WeakValueDictionary()
-
-
 def _run(graphs: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return _inner[graphs](tensors)
+    results: list[torch.Tensor] = found(graphs)(tensors)
+    return results
 
 
 _library = torch.library.Library("smelt", "FRAGMENT")
@@ -132,17 +115,13 @@ def compiled(graph: Graph, compile_graph: Callable[[Graph], Compiled]) -> Graph:
         return graph
     made, _ = passes.copied(graph.nodes, graph.constants)
     for node in made:
-        node.args = map_leaves(node.args, Handle, lambda handle: _compiled(handle.inner, compile_graph))
+        if node.target is RUN_GRAPHS:
+            node.args = map_leaves(node.args, Handle, lambda handle: _compiled(handle.inner, compile_graph))
     return made
 
 
 def _compiled(inner: Inner, compile_graph: Callable[[Graph], Compiled]) -> Handle:
     return Handle.of(Inner(inner.rule, inner.graphs, tuple(map(compile_graph, inner.graphs))))
-
-
-def handles_in(value: object) -> list[Handle]:
-    """The handles among arguments: whoever keeps a call keeps them."""
-    return leaves(value, Handle)
 
 
 # ---------------------------------------------------------------------------------------------- the torch level

@@ -16,6 +16,7 @@ import torch
 from smelt.graph import torch_settings
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
 from smelt.torch_private import OpOverload
 
 
@@ -114,7 +115,23 @@ def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
 def _joinable(node: Node) -> bool:
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
+    if node.target in _APART:
+        return False
     return node.op == "call_function" and type(node.target) is OpOverload and effects(node.target).pure
+
+
+# Memory to be written by somebody: what is joined would have to be copied. (And a kernel that prints prints twice.)
+_APART: frozenset[object] = frozenset(
+    {
+        RUN_KERNEL_FUNCTIONAL,
+        *(
+            torch.ops.aten.empty.memory_format,
+            torch.ops.aten.empty_like.default,
+            torch.ops.aten.new_empty.default,
+        ),
+        *(torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default),
+    }
+)
 
 
 def _value_key(node: Node) -> Any:

@@ -17,6 +17,7 @@ import torch
 from smelt.costs import Costs
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
+from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
 from smelt.graph.sizes import contiguous_stride
 from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
@@ -182,7 +183,8 @@ class _Lowerer:
     def copy_back(self, node: Node, target: Tensor, source: Any) -> Tensor:
         """All inputs are overwritten at the end, so whatever reads one reads its old value. `held` is where the new value
         can wait if it is needed in memory before that."""
-        if target.dtype not in LOWERABLE or getattr(source, "dtype", target.dtype) not in LOWERABLE:
+        unlike = target.dtype not in LOWERABLE or getattr(source, "dtype", target.dtype) not in LOWERABLE
+        if unlike or _is_written_by_kernel(node.args[1]):
             return self.copy_call(node, target, source)
         builder = Builder("copy_", node.spec, target.spec.device, node.line, self.costs)
         held = builder.pointwise(
@@ -221,6 +223,15 @@ def _only_returned(graph: Graph, node: Node) -> bool:
     """Whether a value, and views of it, are results of the graph and nothing else."""
     users = [n for n in graph if node in leaves([n.args, n.kwargs], Node)]
     return all(n.op == "output" or (_is_view(n) and _only_returned(graph, n)) for n in users)
+
+
+def _is_written_by_kernel(node: Any) -> bool:
+    """Whether a value is what a kernel of the user's gives: a copy of that alone may be left out (`plan/in_place.py`)."""
+    return (
+        isinstance(node, Node)
+        and node.target is operator.getitem
+        and node.args[0].target is RUN_KERNEL_FUNCTIONAL
+    )
 
 
 def _may_alias_input(node: object) -> bool:

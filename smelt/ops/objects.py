@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.graph.inner import RUN_GRAPHS
+from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL, results_on_metas
 from smelt.ops.registry import declare
 from smelt.ops.trace_rules import TraceRule
 
@@ -14,4 +15,6 @@ declare("is_nonzero", trace_rule=TraceRule.TRUTH)  # not taken apart in inferenc
 declare("equal allclose is_set_to", trace_rule=TraceRule.VALUES)
 declare("set_ resize_ resize_as_ _resize_output_ record_stream", trace_rule=TraceRule.REFUSED)
 declare(RUN_GRAPHS, raises=True)  # as what is in the graphs may
+declare(RUN_KERNEL, RUN_KERNEL_FUNCTIONAL, raises=True)  # and may print, and fail to be compiled
+declare(RUN_KERNEL_FUNCTIONAL, layout=results_on_metas)
 declare("_assert_async _functional_assert_async _assert_scalar _functional_assert_scalar", raises=True)

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
+from smelt.graph.kernel_calls import RUN_KERNEL
 from smelt.graph.tree import map_leaves
 from smelt.plan.aliases import is_foreign, returns_alias, written_values
 from smelt.plan.code import CompiledKernel, Function
+from smelt.plan.in_place import in_place
 from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.liveness import with_frees
 from smelt.plan.memory import with_arena
@@ -43,7 +45,7 @@ SAME_IN_REPLAYS = frozenset({torch.ops.smelt.philox_in_memory.default})
 
 def build_plan(schedule: Schedule, target: Target) -> Plan:
     """The plan that runs `schedule` on `target`."""
-    items = target.compile(schedule)
+    schedule, items = in_place(schedule, target.compile(schedule))
     roots = Roots(schedule, items)
     writer = _Writer(schedule, roots, target)
     for item in items:
@@ -210,6 +212,8 @@ class _Writer:
         self._defined.update(o for o in item.outs if o is not None)
         expect = tuple(self.spec(o) if o in self.roots.by_pointer else None for o in item.outs)  # type: ignore[arg-type]
         visible = is_foreign(item.op) or returns_alias(item.op) or self._writes_input(item)
+        if item.op is RUN_KERNEL:  # whose writes autograd never hears of, in eager either
+            visible = False
         if self._overwrites_input(item):  # beneath autograd, which is told what is written, as of a kernel
             self.steps.append(BumpVersion((args[0].index,)))
             visible = False

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from smelt.errors import PlanError
-from smelt.graph.inner import Handle
+from smelt.graph.handle import Handle
 from smelt.graph.sizes import Atom, Expr, Quotient, Size, Sym
 from smelt.plan.conforms import fields_of, name_of, test_of
 from smelt.torch_private import OpOverload

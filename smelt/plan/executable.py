@@ -7,7 +7,7 @@ from typing import Any
 
 from smelt import _native
 from smelt.errors import PlanError
-from smelt.graph.inner import Handle, handles_in
+from smelt.graph.handle import Handle, handles_in
 from smelt.graph.specs import static_sizes
 from smelt.plan.code import AddressOf
 from smelt.plan.steps import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
 from smelt.graph.tree import leaves
 from smelt.plan.aliases import aliased_values, is_foreign
 from smelt.plan.items import Item, LaunchItem, TogetherItem
@@ -90,6 +91,8 @@ def _extern_aliases(roots: Roots, item: ExternItem) -> None:
     if is_foreign(item.op):
         for buffer in used:
             roots.keep(buffer)
+    if item.op in (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL):  # which are given strides as numbers
+        roots.by_pointer.update(used)
     for result, out in enumerate(item.outs):
         if out is not None:
             for buffer in references(aliased_values(item.op, result, item.args, item.kwargs)):

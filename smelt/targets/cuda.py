@@ -21,6 +21,7 @@ from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.config import Config
 from smelt.costs import Costs
 from smelt.errors import Unsupported
+from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
 from smelt.ops.draws import blocks_that_draw
 from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign
@@ -154,6 +155,8 @@ def cannot_be_replayed(plan: Plan) -> str | None:
     if plan.on_host:
         return "it computes on the CPU"
     for call in calls:
+        if call.op in (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL):
+            return "it launches a kernel of the program's own"
         if is_foreign(call.op):
             return f"{call.op} may do more than work on the GPU"
     return None

@@ -42,7 +42,7 @@ INTEGERS = {
 
 
 def compiled(fn, **options):
-    return smelt.compile(fn, options={"gpu": True, **options})
+    return smelt.compile(fn, options=options)
 
 
 def alike(fn, *args):
@@ -202,7 +202,7 @@ def captured(fn, *args):
 )
 def test_replays_of_a_graph_draw_on(fn, caplog):
     x = torch.randn(300, 70, device="cuda")
-    got, want = captured(smelt.compile(fn, mode="reduce-overhead", options={"gpu": True}), x), captured(fn, x)
+    got, want = captured(smelt.compile(fn, mode="reduce-overhead"), x), captured(fn, x)
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
     assert torch.equal(got[1], want[1]) and "not captured" not in caplog.text
     assert not torch.equal(got[0][6], got[0][7])
@@ -211,7 +211,7 @@ def test_replays_of_a_graph_draw_on(fn, caplog):
 def test_training_by_graphs():
     net, x = model(f32), torch.randn(50, 96, device="cuda")
     found = []
-    for f in (smelt.compile(net, mode="reduce-overhead", options={"gpu": True}), net):
+    for f in (smelt.compile(net, mode="reduce-overhead"), net):
         torch.manual_seed(5)
         steps = []
         for _ in range(8):

@@ -14,7 +14,7 @@ from tests.harness import simulated
 ELSEWHERE = not torch.cuda.is_available() or simulated.inside()
 pytestmark = [pytest.mark.simulated_cuda] if ELSEWHERE else []
 
-fullgraph = functools.partial(smelt.compile, fullgraph=True, options={"gpu": True})
+fullgraph = functools.partial(smelt.compile, fullgraph=True)
 
 OPTIMIZERS = {
     "Adam": (optim.Adam, {"amsgrad": True}),

@@ -14,6 +14,7 @@ whole programs, eager and compiled
     models         the ten benchmark models, tiny
     threads        functions side by side
     products       matrix products for GPUs, with tensors for them
+    user_kernels   programs that launch kernels of Triton
     processes      programs that need a process of their own
     simulated      tests marked `simulated_cuda`, in a process that has the device of tests/simulated
 

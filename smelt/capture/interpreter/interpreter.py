@@ -51,6 +51,7 @@ from smelt.capture.library import (
     tensor_methods,
     tensor_numbers,
     torch_function,
+    triton_kernels,
     weak_references,
 )
 from smelt.capture.library.autograd import (
@@ -97,7 +98,7 @@ FILLING = (
     exceptions, function_modes, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, local_settings, log_records,
     numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, special_methods, stack_frames,
-    subscripts, suspended, tensor_methods, tensor_state, torch_function, warning_messages, weak_references,
+    subscripts, suspended, tensor_methods, tensor_state, torch_function, triton_kernels, warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

@@ -21,6 +21,7 @@ from smelt.graph import passes, torch_settings
 from smelt.graph.effects import effects
 from smelt.graph.inner import Program, has_gradients
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.kernel_calls import KernelLaunch
 from smelt.graph.sizes import contiguous_stride
 from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.reasons import DATA_DEPENDENT, Reason
@@ -122,7 +123,7 @@ class Part:
 
 
 def _check(node: Node) -> None:
-    if type(node.target) is OpaqueCall or node.target is torch.autograd.grad:
+    if type(node.target) in (OpaqueCall, KernelLaunch) or node.target is torch.autograd.grad:
         raise refuse("a function of an operator of higher order that calls autograd")
     if passes.changes_state(node) and node.target not in torch_settings.CHANGES:
         raise refuse("a function of an operator of higher order that changes what autograd knows")

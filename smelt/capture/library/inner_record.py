@@ -11,7 +11,8 @@ from torch.autograd.function import FunctionCtx
 from smelt._native import isinstance
 from smelt.capture.library import inner_graphs
 from smelt.capture.library.inner_graphs import Inside, alone, refuse, row_major
-from smelt.graph.inner import RUN_GRAPHS, Choice, Handle, Inner, Program, has_gradients
+from smelt.graph.handle import Handle
+from smelt.graph.inner import RUN_GRAPHS, Choice, Inner, Program, has_gradients
 from smelt.graph.ir import Node, TensorSpec
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import FakeTensor, wrap

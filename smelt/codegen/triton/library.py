@@ -9,6 +9,8 @@ import inspect
 import linecache
 from typing import Any
 
+import torch
+
 from smelt.codegen.triton.source import Source
 
 # Of Triton's options, by name; versions that do not know one leave it out.
@@ -64,16 +66,39 @@ class Library:
         stages = {"num_stages": source.stages} if source.stages else {}
         return {"num_warps": source.warps, **stages, **OPTIONS}
 
+    def target(self) -> Any:
+        """The GPU of this process, as Triton names it; some GPU where there is none."""
+        make = self.backends.GPUTarget
+        if not torch.cuda.is_available():
+            return make("cuda", 90, 32)
+        if torch.version.hip:
+            name = torch.cuda.get_device_properties().gcnArchName
+            return make("hip", name.partition(":")[0], torch.cuda.get_device_properties().warp_size)
+        major, minor = torch.cuda.get_device_capability()
+        return make("cuda", 10 * major + minor, 32)
+
     def module(
         self, function: Any, source: Source, target: Any, backend: Any, options: Any
     ) -> tuple[Any, Any]:
         """Triton's form of the kernel, and the language that it is in."""
         names = function.arg_names
+        constants = {(names.index(name),): value for name, value in source.constants.items()}
+        attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in source.aligned}
+        return self.form(function, dict(source.signature), constants, attributes, target, backend, options)
+
+    def form(
+        self,
+        function: Any,
+        signature: dict[str, str],
+        constants: dict[tuple[int], Any],
+        attributes: dict[tuple[int], Any],
+        target: Any,
+        backend: Any,
+        options: Any,
+    ) -> tuple[Any, Any]:
+        """As `module`, of any function that `triton.jit` made; constants and attributes by position."""
         ast = self.compiler.ASTSource(
-            fn=function,
-            signature=dict(source.signature),
-            constexprs={(names.index(name),): value for name, value in source.constants.items()},
-            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in source.aligned},
+            fn=function, signature=signature, constexprs=constants, attrs=attributes
         )
         context = self.ir.context()
         self.ir.load_dialects(context)

@@ -39,9 +39,15 @@ from smelt.ops.layouts.trial import (
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
 
+_TORCH = frozenset(
+    {"aten", "prims", "mkldnn", "quantized"}
+)  # an operator of the user's runs where the program runs it
+
 
 def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
     """What `func` returns for meta tensors that stand for tensors on `device`. Raises what `func` raises."""
+    if func.namespace == "smelt" and row(func).layout is not None:  # no device decides
+        return of_row(func, args, kwargs)
     if device.type == "cuda" and torch.cuda.is_available():
         return _on_gpu(func, args, kwargs, device)
     cpu = device == CPU
@@ -76,7 +82,12 @@ def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
         out = of_row(func, args, kwargs)
         if out is not NotImplemented:
             return out
-    elif out is NotImplemented and may_be_tried(effects(func)) and not _gives_values(func):
+    elif (
+        out is NotImplemented
+        and func.namespace in _TORCH
+        and may_be_tried(effects(func))
+        and not _gives_values(func)
+    ):
         try:
             return tried(func, args, kwargs, device)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
