@@ -76,7 +76,7 @@ def _cut(tensor: Tensor, reduce: Reduce, costs: Costs) -> Cuts | None:
     if items >= 2 * costs.threads:
         return None
     want = -(-wanted // items)
-    most = min(4 * want, rows * points // items // costs.part_points)
+    most = min(4 * want, rows * points // items // costs.part_points, points // 2)
     sizes = [(d, reduce.sizes[d]) for d in sorted(range(len(reduced)), key=lambda d: -reduced[d])]
     known = [(d, size) for d, size in sizes if isinstance(size, int)]
     for d, size in known:

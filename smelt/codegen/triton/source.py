@@ -24,7 +24,7 @@ from math import prod
 import torch
 
 from smelt.codegen.llvm.flat import ANY, is_flat
-from smelt.codegen.triton import values
+from smelt.codegen.triton import online, values
 from smelt.codegen.triton.blocks import Blocks, choose, power, stage_indices, stage_points
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
 from smelt.graph.sizes import Quotient, Size, Sym, free_syms, static, subs
@@ -194,8 +194,14 @@ class _Module:
     # ---- the module
 
     def source(self) -> Source:
-        for stage in self.kernel.stages:
-            self.stage(stage)
+        stages = list(self.kernel.stages)
+        while stages:
+            found = online.joined(*stages[:2]) if len(stages) > 1 and self._looped(stages[0]) else None
+            if found is not None:
+                self._reduce_looped(*found)
+            else:
+                self.stage(stages[0])
+            del stages[: 1 if found is None else 2]
         passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
         arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
@@ -336,30 +342,53 @@ class _Module:
             else:
                 self.results[r.name] = self._alone(r, value)
 
-    def _reduce_looped(self, stage: ReduceStage) -> None:
-        """Accumulators of whole blocks, combined across the block after the loop."""
+    def _reduce_looped(self, stage: ReduceStage, online_sums: Mapping[str, str] | None = None) -> None:
+        """Accumulators of whole blocks, combined across the block after the loop. `online_sums`: sums of exponentials, and
+        the maximum that each is below (`online.py`)."""
+        sums = online_sums or {}
         accumulators: dict[str, tuple[str, str]] = {}
         shape = self._shape(self.x_axes | R)
         for r in stage.reductions:
             acc, where = self._fresh(self.x_axes | R), self._fresh(self.x_axes | R)
             accumulators[r.name] = acc, where
-            self.lines.append(f"    {acc} = tl.full({shape}, {_neutral(r)}, {_accumulator(r)})")
+            first = online.LOWEST if r.name in sums.values() else _neutral(r)
+            self.lines.append(f"    {acc} = tl.full({shape}, {first}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
                 self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, {self.wide})")
         at = self._open(stage)
+        of_maximum = {maximum: accumulators[total][0] for total, maximum in sums.items()}
         for r in stage.reductions:
+            if r.name in sums:  # with its maximum
+                continue
             acc, where = accumulators[r.name]
             value = self._contribution(at, r)
             function = _combining(r)
+            if r.name in of_maximum:
+                self._add_below(at, of_maximum[r.name], acc, value)
             if r.kind.startswith("arg"):
                 place = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
                 self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {place})")
             else:
                 self._line(at, f"{acc} = {_combined(r, acc, value)}")
         self._stores(at, stage.stores)
+        for total, maximum in sums.items():
+            s, m = accumulators[total][0], accumulators[maximum][0]
+            self.lines.append(f"    {m} = tl.where({s} == 0.0, float('-inf'), {m})")
         for r in stage.reductions:
             acc, where = accumulators[r.name]
+            if r.name in sums:  # which are behind their maxima
+                below = f"{accumulators[sums[r.name]][0]} - {self.results[sums[r.name]]}"
+                self.lines.append(f"    {acc} = {acc} * {self._exp(below)}")
             self.results[r.name] = self._across(r, acc, where)
+
+    def _add_below(self, at: _Block, total: str, maximum: str, value: str) -> None:
+        """Takes `value` into a sum of exponentials below a maximum, which is updated behind this."""
+        factor = self._named(at, self._exp(f"-tl.abs({value} - {maximum})"), at.axes, fixed=False)
+        above = f"tl.fma({total}, {factor}, 1.0)"
+        self._line(at, f"{total} = tl.where({value} > {maximum}, {above}, {total} + {factor})")
+
+    def _exp(self, text: str) -> str:
+        return self.values.operation("exp", torch.float32, [text])
 
     def _contribution(self, at: _Block, r: Reduction) -> str:
         """The value reduced, neutral where there is no point, as a whole block."""
