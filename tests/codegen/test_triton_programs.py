@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for the GPU here; needs TRITON_INTERPRET=1", allow_module_level=True)
 
-from smelt.codegen.triton import load_kernel, triton_source
+from smelt.codegen.triton import blocks, load_kernel, triton_source
 from smelt.codegen.triton.blocks import choose
 from smelt.loops.ir import Kernel
 from smelt.ops.lower import lower
@@ -76,8 +76,8 @@ def test_transposes(shape: tuple[int, int]) -> None:
 
 def test_a_tile_has_both_neighbours() -> None:
     [kernel] = check(lambda x: x.t().contiguous(), torch.randn(200, 100))
-    blocks = choose(kernel)
-    assert blocks.across is not None and min(blocks.x, blocks.r) >= 32
+    chosen = choose(kernel)
+    assert chosen.across is not None and min(chosen.x, chosen.r) >= 32
 
 
 @pytest.mark.parametrize("shape", [(2, 9, 11, 13), (3, 64, 5, 5), (2, 3, 40, 40), (1, 16, 8, 8)])
@@ -227,42 +227,54 @@ def test_the_backward_of_a_layer_norm(rows: int, width: int) -> None:
 # ---- a maximum and a sum in one pass
 
 
-@pytest.mark.parametrize("width", (8193, 9000, 12_289))
+@pytest.fixture
+def short_registers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rows of more than 64 points are long."""
+    for name in ("PERSISTENT", "PERSISTENT_FEW", "LOOPED"):
+        monkeypatch.setattr(blocks, name, 64)
+    load_kernel.cache_clear()
+    yield
+    load_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("width", (65, 100, 333))
 @pytest.mark.parametrize("dtype", (f32, bf16))
-def test_long_rows_are_read_once_for_maximum_and_sum(dtype: torch.dtype, width: int) -> None:
+def test_long_rows_are_read_once_for_maximum_and_sum(
+    dtype: torch.dtype, width: int, short_registers: None
+) -> None:
     x = (torch.randn(3, width) * 5).to(dtype)
     tolerance = dict(rtol=1e-4, atol=2e-5) if dtype is f32 else dict(rtol=2**-7, atol=1e-5)
     [kernel] = check(lambda x: x.softmax(1), x, **tolerance)
     assert triton_source(kernel).text.count("tl.load") == 2
-    check(lambda x: x.log_softmax(1), x, **tolerance)
+    check(lambda x: x.float().log_softmax(1), x, rtol=1e-4, atol=2e-5)  # eager's of bfloat16 is less precise
     check(lambda x: x.float().logsumexp(1), x, rtol=1e-4, atol=2e-5)
-    check(lambda x: F.log_softmax(x.float(), 1).sum(1), x, rtol=1e-3, atol=1.0)
+    check(lambda x: F.log_softmax(x.float(), 1).sum(1), x, rtol=1e-3, atol=1e-2)
 
 
 def test_long_columns_are_read_once_for_maximum_and_sum() -> None:
-    x = torch.randn(5000, 3) * 5
+    x = torch.randn(500, 3) * 5
     check(lambda x: x.softmax(0), x, rtol=1e-4, atol=1e-7)
 
 
-def test_infinities_and_nan_in_long_rows() -> None:
+def test_infinities_and_nan_in_long_rows(short_registers: None) -> None:
     inf, nan, lowest = float("inf"), float("nan"), torch.finfo(f32).min
-    x = torch.randn(9, 9000)
+    x = torch.randn(9, 300)
     x[0] = -inf
-    x[1, :8000] = -inf
+    x[1, :200] = -inf
     x[2, 1:] = -inf
     x[3, 17] = inf
-    x[4, 17], x[4, 8999] = inf, inf
-    x[5, 8500] = nan
+    x[4, 17], x[4, 299] = inf, inf
+    x[5, 250] = nan
     x[6] = lowest
     x[7], x[7, 100] = -inf, lowest
-    x[8] = torch.linspace(-1e4, 1e4, 9000)
+    x[8] = torch.linspace(-1e4, 1e4, 300)
     for given in (x, x.flip(1)):
         check(lambda x: (x.softmax(1), x.log_softmax(1)), given, rtol=1e-4, atol=2e-5)
 
 
-def test_a_sum_that_needs_the_maximum_otherwise_waits_for_it() -> None:
+def test_a_sum_that_needs_the_maximum_otherwise_waits_for_it(short_registers: None) -> None:
     def f(x: torch.Tensor) -> Any:
         top = x.amax(1, keepdim=True)
         return (x - top).exp().sum(1), (x - 2 * top).sin().sum(1), x.sum(1)
 
-    check(f, torch.randn(2, 9000), rtol=1e-4, atol=1e-2)
+    check(f, torch.randn(2, 300), rtol=1e-4, atol=1e-2)

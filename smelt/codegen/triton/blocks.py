@@ -16,7 +16,7 @@ thread, and all multiprocessors need work. `benchmarks/gpu/blocks.py` measures o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -33,17 +33,29 @@ from smelt.loops.ir import (
     walk,
 )
 
+# The figures are of an H100: GB/s, of a copy's 2,860, in the order of the choices named; bfloat16 unless said.
 VECTOR = 16  # bytes that a thread reads by one instruction
 LINE = 128  # bytes
 WARPS = 4  # of a program that could have any number
-MOST_WARPS = 16
-PERSISTENT = 8192  # points of a stage that one block may hold
-ROW = (
-    16  # points of a row that a thread holds: several loads are under way, and few warps wait for each other
-)
-LOOPED = 16  # points that a thread has in each block of a longer stage
+# Rows in registers. Warps of a layer norm of 4,096: 4, 8, 16: 2,790, 2,817, 2,454 (each reduction waits for all of them); of
+# 8,192: 8, 16, 32: 2,689, 2,241, 2,185. Softmax of 16,384, in registers (8 or 16 warps) 2,008, 1,978, else 1,918. Of more
+# tensors that long registers would not hold all.
+ROW = 16  # points of a row that a thread holds
+ROW_WARPS = 8
+PERSISTENT = 8192  # points of a stage that one block may hold, for any kernel ...
+PERSISTENT_FEW = 16_384  # ... and for one of two tensors
+# Longer rows, as points of a block, warps: 4096, 8; 4096, 16; 2048, 8: a sum of everything 2,930, 3,018, 2,994; variances of
+# images 2,282, 2,537, 2,594; softmax of 16,384 1,885, 1,918, (not measured); of 32,768 1,038, 1,561, 1,336 (few rows are
+# under way at once, so that the second pass finds them in cache).
+LOOPED = 4096
+LOOPED_WARPS = 16
+MANY = 3  # tensors: a thread's share of more would not fit its registers, so threads are more
+# Columns, as sums, rows, warps: 64, 64, 8; 64, 64, 4; 64, 128, 4: sums of 65536x4096 2,946, 2,972, 2,928, of 4096x65536
+# 2,860, 2,710, 2,865. Of two tensors, a layer norm's weights, 8192x4096 2,181, 2,534, 2,528, 65536x4096 2,734, 2,867,
+# 2,938: half the threads, each with as many vectors more.
 COLUMN_WARPS = 8
-COLUMN_POINTS = 16  # that a thread loads at once, where it sums columns
+COLUMN_POINTS = 16  # that a thread loads at once of one tensor
+# 64x64 turned by 8 warps: 99% of a copy.
 TILE = 64  # points, each way: a line of bfloat16, two of float32
 TILE_WARPS = 8
 SHORTEST_SIDE = 8  # a loop shorter than this is not worth a tile's side
@@ -74,7 +86,7 @@ def choose(kernel: Kernel, host: frozenset[int] = frozenset()) -> Blocks:
     longest = max(map(stage_points, kernel.stages))
     if _outer_is_contiguous(kernel):
         return _columns(kernel, read, points, longest)
-    return _rows(points, longest, lanes)
+    return _rows(kernel, points, longest, lanes)
 
 
 # ---- elementwise
@@ -91,7 +103,7 @@ def _elementwise(kernel: Kernel, lanes: int) -> Blocks:
     if is_tile:
         side = power(min(TILE, static(outer[-1].size)))
         r = min(power(size), TILE * TILE // side)
-        return Blocks(side, r, _warps(side * r, TILE * TILE // TILE_WARPS), last, outer)
+        return Blocks(side, r, _warps(side * r, TILE * TILE // TILE_WARPS, TILE_WARPS), last, outer)
     r = min(WARPS * lanes, power(size))
     if -size % r > size // 8:  # of the last block most would be masked
         r = min(r, _divisor(size))
@@ -132,41 +144,62 @@ def _divisor(n: int) -> int:
 # ---- reductions
 
 
-def _rows(points: int, longest: int, lanes: int) -> Blocks:
+def _rows(kernel: Kernel, points: int, longest: int, lanes: int) -> Blocks:
     """Several short rows together, at least as many points as WARPS warps have in vectors."""
-    if longest <= PERSISTENT:
-        r = power(longest)
-        x = max(1, min(WARPS * lanes // r, 32, power(points)))
-        return Blocks(x, r, _warps(x * r, max(32 * ROW, lanes)))
-    warps = WARPS * 2
-    return Blocks(1, warps * 32 * LOOPED, warps)
+    tensors = len(_large(kernel))
+    if longest > (PERSISTENT if tensors > 2 else PERSISTENT_FEW):
+        return Blocks(1, LOOPED, LOOPED_WARPS)
+    r = power(longest)
+    x = max(1, min(WARPS * lanes // r, 32, power(points)))
+    most = ROW_WARPS if r <= PERSISTENT and tensors <= MANY else 2 * ROW_WARPS
+    return Blocks(x, r, _warps(x * r, max(32 * ROW, lanes), most))
 
 
 def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) -> Blocks:
     x = min(LINE * elements(read) // VECTOR, power(points))
     r = min(COLUMN_WARPS * 32 * COLUMN_POINTS // x, power(longest))
-    return Blocks(x, r, _warps(x * r, 32 * COLUMN_POINTS, COLUMN_WARPS))
+    fewer = 2 if 1 < len(_large(kernel)) <= MANY else 1
+    return Blocks(x, r, _warps(x * r, 32 * COLUMN_POINTS * fewer, COLUMN_WARPS))
 
 
-def _warps(points: int, each: int, most: int = MOST_WARPS) -> int:
+def _warps(points: int, each: int, most: int) -> int:
     return max(1, min(most, points // each))
+
+
+@dataclass(frozen=True)
+class _Access:
+    """Where a stage with loops loads or stores: how many elements there are, and whether neighbours are such along outer
+    loops (1), along the stage's (-1), or neither."""
+
+    buffer: int
+    touched: int
+    along: int
+
+
+def _accesses(kernel: Kernel) -> Iterator[_Access]:
+    outer = {l.sym: static(l.size) for l in kernel.outer}
+    for stage in kernel.stages:
+        inner = {l.sym: static(l.size) for l in stage_loops(stage)}
+        places = [(v.args[0], v.args[1]) for v in walk(stage_values(stage)) if v.op == "load"]
+        places += [(store.buffer, store.index) for store in stage_stores(stage)]
+        for buffer, e in dict.fromkeys(places) if inner else ():
+            touched = prod(n for s, n in (outer | inner).items() if s in free_syms(e))
+            along = any(_stride(e, l) == 1 for l in kernel.outer)
+            yield _Access(buffer, touched, along - any(_stride(e, l) == 1 for l in stage_loops(stage)))
+
+
+def _large(kernel: Kernel) -> set[int]:
+    """The buffers that count: what belongs to a row or to a column alone is little."""
+    accesses = list(_accesses(kernel))
+    most = max(a.touched for a in accesses)
+    return {a.buffer for a in accesses if 2 * a.touched > most}
 
 
 def _outer_is_contiguous(kernel: Kernel) -> bool:
     """Neighbours in memory are neighbours along an outer loop, not along a loop of their stage, for more of the accesses
-    that count: what belongs to a row or to a column alone is little."""
-    outer = {l.sym: static(l.size) for l in kernel.outer}
-    found: list[tuple[int, int]] = []  # elements, and for what they speak
-    for stage in kernel.stages:
-        inner = {l.sym: static(l.size) for l in stage_loops(stage)}
-        for e in dict.fromkeys(stage_indices(stage)) if inner else ():
-            touched = prod(n for s, n in (outer | inner).items() if s in free_syms(e))
-            speaks = any(_stride(e, l) == 1 for l in kernel.outer) - any(
-                _stride(e, l) == 1 for l in stage_loops(stage)
-            )
-            found.append((touched, speaks))
-    most = max(touched for touched, _ in found)
-    return sum(speaks for touched, speaks in found if 2 * touched > most) > 0
+    that count."""
+    large = _large(kernel)
+    return sum(a.along for a in _accesses(kernel) if a.buffer in large) > 0
 
 
 # ---- of kernels

@@ -168,7 +168,8 @@ def tanh(b: Assembler, x: Ref) -> Ref:
 
 
 def erf(b: Assembler, x: Ref) -> Ref:
-    """As `vmath.erf`; erfc, a fifth of erf at most, is a power of two. (GELU of bfloat16 has as much to compute as to move.)"""
+    """As `vmath.erf`; erfc, a fifth of erf at most, is a power of two. (GELU of bfloat16 has as much to compute as to
+    move.)"""
     a = vmath.absolute(b, x)
     small = b.fma(x, b.polynomial(b.op("fmul", x, x), vmath.ERF_SMALL), x)
     power = b.polynomial(b.emit("min.f32", "float", a, b.like(a, 4.0)), ERFC_POWER)
