@@ -8,14 +8,39 @@ of infinities are NaN; where its sum is still 0 then, it has seen nothing but -i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from smelt.graph.sizes import Size, Sym, free_syms, subs
-from smelt.loops.ir import ReduceStage, Reduction, Stage, Store, Value, stage_values, walk
+from smelt.loops.ir import (
+    MapStage,
+    ReduceStage,
+    Reduction,
+    Stage,
+    Store,
+    Value,
+    stage_loops,
+    stage_stores,
+    stage_values,
+    walk,
+)
 
 LOWEST = -torch.finfo(torch.float32).max
+
+
+def first(stages: Sequence[Stage]) -> tuple[ReduceStage, dict[str, str], list[Stage]] | None:
+    """The first stage joined with the next one that has loops (see `joined`), and the stages that are left: what is stored
+    once between them waits."""
+    later = next((k for k, stage in enumerate(stages[1:], 1) if stage_loops(stage)), None)
+    if later is None:
+        return None
+    between = stages[1:later]
+    stored = {store.buffer for stage in between for store in stage_stores(stage)}
+    if not all(isinstance(stage, MapStage) for stage in between) or _loads(stages[later], stored):
+        return None
+    found = joined(stages[0], stages[later])
+    return None if found is None else (*found, [*between, *stages[later + 1 :]])
 
 
 def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | None:
@@ -25,8 +50,7 @@ def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | 
         return None
     if [l.size for l in first.loops] != [l.size for l in second.loops]:
         return None
-    stored = {store.buffer for store in first.stores}
-    if any(v.op == "load" and v.args[0] in stored for v in walk(stage_values(second))):
+    if _loads(second, {store.buffer for store in first.stores}):
         return None
     move = _Renaming({b.sym: a.sym for a, b in zip(first.loops, second.loops)})
     maxima = {r.name: r.value for r in first.reductions if r.kind == "max" and r.value.dtype is torch.float32}
@@ -45,6 +69,10 @@ def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | 
     if not sums or any(_needs(s.value, names) for s in stores):
         return None
     return ReduceStage(first.loops, tuple(reductions), (*first.stores, *stores)), sums
+
+
+def _loads(stage: Stage, buffers: set[int]) -> bool:
+    return any(v.op == "load" and v.args[0] in buffers for v in walk(stage_values(stage)))
 
 
 def _below(value: Value, maxima: Mapping[str, Value]) -> str | None:

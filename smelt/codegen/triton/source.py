@@ -196,12 +196,12 @@ class _Module:
     def source(self) -> Source:
         stages = list(self.kernel.stages)
         while stages:
-            found = online.joined(*stages[:2]) if len(stages) > 1 and self._looped(stages[0]) else None
-            if found is not None:
-                self._reduce_looped(*found)
+            found = online.first(stages) if self._looped(stages[0]) else None
+            if found is None:
+                self.stage(stages.pop(0))
             else:
-                self.stage(stages[0])
-            del stages[: 1 if found is None else 2]
+                stage, sums, stages = found
+                self._reduce_looped(stage, sums)
         passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
         arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
