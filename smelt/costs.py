@@ -55,6 +55,7 @@ class Costs:
     kernel_buffers: int  # buffers that a kernel may touch
     row_kernel_rows: int  # least rows of a row kernel that was a large elementwise one
     row_kernel_points: int  # points from which on an elementwise kernel is large
+    long_row: int  # points of a row from which on elementwise operators join only where there are rows for all workers
     shortest_loop: int  # points: loops of four times as many are not split into pieces shorter than this
 
     # What a row keeps (schedule/kernels.py)
@@ -68,6 +69,7 @@ class Costs:
     part_points: int  # least points of a part
     item_columns: int  # neighbouring sums that are one item of work
     worker_items: int  # items for each worker
+    splits_further: bool  # several loops, and unevenly; the layout that decides is that of what elementwise operators read
 
     # The plan (plan/together.py, plan/build.py)
     together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company

@@ -47,13 +47,16 @@ class Stored:
 @dataclass(frozen=True, eq=False)
 class Map:
     """`cost` estimates the arithmetic of one element (an addition is 1). `view`: the body is one load, without
-    arithmetic. `sum`, where it is known without a reduction: dimensions, and the sum over them (dimensions kept)."""
+    arithmetic. `sum`, where it is known without a reduction: dimensions, and the sum over them (dimensions kept). `less`,
+    for lowerings of what reads it: a dimension, a tensor, and those of one element in that dimension that are subtracted
+    from it, one after the other."""
 
     inputs: tuple[Tensor, ...]
     body: Callable[[Load, Index], Value]
     cost: float = 1.0
     view: bool = False
     sum: tuple[tuple[int, ...], Tensor] | None = None
+    less: tuple[int, Tensor, tuple[Tensor, ...]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Losses of two tensors, and the backward of those and of the negative log likelihood.
 
-What checks the values it is given (nll_loss, binary_cross_entropy) is left to ATen forward: loops cannot raise.
+What checks the values it is given (nll_loss on a CPU, binary_cross_entropy) is left to ATen forward: loops cannot raise.
 """
 
 from __future__ import annotations
@@ -175,6 +175,56 @@ def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tenso
 
 
 # ---- of many classes
+
+
+@operator(aten.nll_loss_forward.default)
+def nll_loss_forward(
+    b: Builder, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+) -> tuple[Tensor, Tensor] | None:
+    """(loss, number of targets that are not ignored), on a GPU. The element at the target is the sum over classes of those
+    elements that are there: the row is read anyway for its softmax, whose logarithm is then in no memory. What checks the
+    targets is an ATen call, which fails as eager's kernel does."""
+    if b.device.type == "cpu" or len(x.shape) != 2 or weight is not None or reduction == NONE or 0 in x.shape:
+        return None
+    classes, compute = static(x.shape[1]), opmath(x.dtype)
+    source: Tensor = x
+    less: tuple[Tensor, ...] = ()
+    if isinstance(x.definition, Map) and x.definition.less is not None and x.definition.less[0] == 1:
+        _, source, less = x.definition.less
+
+    def counts(load: Load, at: Index) -> Value:
+        return compare("ne", cast(load(target, at), torch.int64), const(ignored, torch.int64))
+
+    def element(load: Load, at: Index, position: Index) -> Value:
+        hit = compare("eq", index_value(position[0]), cast(load(target, at), torch.int64))
+        return where(hit, cast(load(source, (*at, *position)), compute), const(0, compute))
+
+    def loss(load: Load, at: Index) -> Value:
+        value = load(found, at)
+        for row in less:
+            value = value - load(row, (*at, 0))
+        return where(counts(load, at), -value, const(0, compute))
+
+    def valid(load: Load, _: Index, at: Index) -> Value:
+        number = cast(load(target, at), torch.int64)
+        inside = both(
+            compare("ge", number, const(0, torch.int64)), compare("lt", number, const(classes, torch.int64))
+        )
+        assert inside is not None
+        return call("logical_or", inside, compare("eq", number, const(ignored, torch.int64)))
+
+    def one(load: Load, _: Index, at: Index) -> Value:
+        return where(counts(load, at), const(1, compute), const(0, compute))
+
+    rows = (x.shape[0],)
+    b.check(b.reduction("all", (), torch.bool, [target], rows, valid), "a target is none of the classes")
+    found = b.reduction("sum", rows, compute, [source, target], (classes,), element, 2.0)
+    losses = b.map(rows, compute, [found, target, *less], loss, 3.0)
+    number = b.reduction("sum", (), compute, [target], rows, one)
+    total = b.reduce("sum", losses, (0,), False, compute)
+    if reduction == MEAN:
+        total = b.pointwise(lambda s, n: s / n, [total, number], compute, compute, DIVISION, ())
+    return b.cast(total, x.dtype), b.cast(number, x.dtype)
 
 
 @operator(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)

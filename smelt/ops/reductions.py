@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from smelt.graph.sizes import Size, numel, static
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import accumulation, opmath
 from smelt.loops.ir import ReductionKind, Value
-from smelt.loops.tensor import Index, Tensor
+from smelt.loops.tensor import Index, Map, Tensor
 from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, test, where
 from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta import fresh, like, of_cpp
@@ -472,9 +473,14 @@ def log_softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """x - max - log(sum of exp(x - max)), rounded once."""
     compute = opmath(x.dtype)
     _, total, top = _shifted(b, x, dim)
-    return b.pointwise(
+    result = b.pointwise(
         lambda v, m, s: v - m - call("log", s), [x, top, total], compute, cost=TRANSCENDENTAL + 2
     )
+    if b.device.type != "cpu" and result.dtype is compute and isinstance(result.definition, Map):
+        log = b.pointwise(lambda s: call("log", s), [total], compute, compute, TRANSCENDENTAL, total.shape)
+        less = dim % len(x.shape), b.cast(x, compute), (top, log)
+        result.definition = replace(result.definition, less=less)
+    return result
 
 
 def _exponentials(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from smelt.graph.tree import map_leaves
 from smelt.loops.tensor import Extern, Index, Map, Program, Tensor
 from smelt.schedule.groups import Group
 from smelt.schedule.inline import Units, base
-from smelt.schedule.kernels import KernelBuilder, linear
+from smelt.schedule.kernels import KernelBuilder
 from smelt.schedule.schedule import (
     BufferKind,
     BufferSpec,
@@ -24,7 +24,7 @@ from smelt.schedule.schedule import (
     Schedule,
     ViewItem,
 )
-from smelt.schedule.spaces import own_loops
+from smelt.schedule.spaces import linear, own_loops
 
 Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]  # shape, stride, offset
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from smelt.costs import Costs
-from smelt.graph.sizes import Size, Sym, bounds, free_syms, numel
+from smelt.graph.sizes import Size, Sym, affine, bounds, free_syms, numel
 from smelt.loops.tensor import Extern, Index, Reduce, Scan, Tensor
 from smelt.schedule.inline import Unit
-from smelt.schedule.spaces import Loops, radix, solve, substituted
+from smelt.schedule.spaces import Loops, linear, radix, solve, substituted
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +271,29 @@ def unprofitable(group: Group, unit: Unit, found: Fit, costs: Costs) -> str | No
         rows, points = bounds(numel([n for _, n in found.outer]))[1], bounds(_space(unit))[1]
         if rows < costs.row_kernel_rows and points > costs.row_kernel_points:
             return "too few rows to share among threads"
+    if _is_lonely(group, unit, found, costs):
+        return "its rows are long, and too few to share among workers"
     return None
+
+
+def _is_lonely(group: Group, unit: Unit, found: Fit, costs: Costs) -> bool:
+    """Whether something elementwise would be in a loop over long rows, with a reduction, although there are not rows enough
+    for all workers."""
+    if found.values is not None:
+        tensor = group.units[0].tensor
+        index = substituted(group.places[tensor].index, found.values)
+    elif unit.is_map:
+        tensor, index = unit.tensor, found.place.index
+    else:
+        return False
+    if bounds(numel([n for _, n in found.place.inner]))[0] < costs.long_row:
+        return False
+    address, items = linear(tensor, index), 1
+    for sym, size in found.outer or group.outer:
+        split = affine(address, sym)
+        together = costs.item_columns if split is not None and split[0] == 1 else 1
+        items *= -(-bounds(size)[1] // together)
+    return items < costs.worker_items * costs.threads
 
 
 # ---- joining

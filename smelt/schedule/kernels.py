@@ -33,7 +33,7 @@ from smelt.loops.values import index as index_value
 from smelt.schedule.groups import Group, Place
 from smelt.schedule.inline import Unit
 from smelt.schedule.nests import tidy
-from smelt.schedule.spaces import Loops, position, radix, solve, substituted
+from smelt.schedule.spaces import Loops, linear, position, radix, solve, substituted
 
 NAME_LENGTH = 72
 
@@ -357,14 +357,6 @@ class _Renaming:
         if v.op in ("const", "result"):
             return v
         return Value(v.op, tuple([self.value(a) for a in v.args]), v.dtype)
-
-
-def linear(tensor: Tensor, index: Index) -> Size:
-    """The element offset of `index` in the tensor's memory."""
-    total: Size = 0
-    for i, stride in zip(index, tensor.spec.stride):
-        total = total + i * stride
-    return total
 
 
 def cost(value: Value) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, free_syms, numel, subs
-from smelt.loops.tensor import Index
+from smelt.loops.tensor import Index, Tensor
 
 Loops = tuple[tuple[Sym, Size], ...]
 Radix = list[tuple[Sym, Size, Size]]  # symbol, stride, size
@@ -68,3 +68,11 @@ def own_loops(shape: Sequence[Size], letter: str) -> tuple[Index, Loops]:
             index.append(sym)
             loops.append((sym, size))
     return tuple(index), tuple(loops)
+
+
+def linear(tensor: Tensor, index: Index) -> Size:
+    """The element offset of `index` in the tensor's memory."""
+    total: Size = 0
+    for i, stride in zip(index, tensor.spec.stride):
+        total = total + i * stride
+    return total

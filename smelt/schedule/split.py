@@ -3,27 +3,38 @@
 `sum(x)` of a large x becomes `sum(parts)` with `parts[p] = sum(x[p-th part])`: two reductions, of which the first has an
 outer loop over the parts. How many there are depends on shapes, layouts and the number of workers (which is guarded), so
 results do not change from call to call.
+
+On a GPU (`costs.splits_further`), where hundreds of parts are needed, several loops may be cut, and the last part may be
+shorter.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+
+import torch
 
 from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, numel
-from smelt.loops.ir import Value
+from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, numel, static
+from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.rewrite import Rewriting
-from smelt.loops.tensor import Index, Load, Program, Reduce, Tensor
-from smelt.schedule.kernels import linear
-from smelt.schedule.spaces import own_loops
+from smelt.loops.tensor import Index, Load, Map, Program, Reduce, Tensor
+from smelt.loops.values import compare, const, where
+from smelt.loops.values import index as index_value
+from smelt.schedule.spaces import linear, own_loops
+
+Cuts = tuple[tuple[int, int], ...]  # loops of a reduction that are cut, and into how many parts
+SEEN_THROUGH = 20  # elementwise operators between a reduction and the memory whose layout decides
 
 
 def split_reductions(program: Program, costs: Costs) -> Program:
     """The program with those reductions split that have too few rows for `costs.threads` workers."""
     if costs.threads < 2:
         return program
-    cuts = {
+    cuts: dict[Tensor, Cuts] = {
         step: cut
         for step in program.steps
         if isinstance(step, Tensor)
@@ -37,7 +48,7 @@ def split_reductions(program: Program, costs: Costs) -> Program:
         if isinstance(step, Tensor) and step in cuts:
             split = rewriting.step(step)
             assert isinstance(split, Tensor)
-            partial, whole = _split(split, *cuts[step])
+            partial, whole = _split(split, cuts[step])
             rewriting.put(partial)
             rewriting.put(whole, instead_of=step)
         else:
@@ -45,15 +56,15 @@ def split_reductions(program: Program, costs: Costs) -> Program:
     return rewriting.program(program)
 
 
-def _cut(tensor: Tensor, reduce: Reduce, costs: Costs) -> tuple[int, int] | None:
-    """(which of the reduction's loops to cut, into how many parts); None: leave it whole."""
+def _cut(tensor: Tensor, reduce: Reduce, costs: Costs) -> Cuts | None:
+    """Which of the reduction's loops to cut; None: leave it whole."""
     rows, points = numel(tensor.shape), numel(reduce.sizes)
     if not isinstance(rows, int) or not isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
         return None
     wanted = costs.worker_items * costs.threads
     if rows * points < costs.split_points or rows >= costs.item_columns * wanted:
         return None
-    strides = _strides(tensor, reduce)
+    strides = _strides(tensor, reduce, SEEN_THROUGH if costs.splits_further else 0)
     if strides is None:
         return None
     kept, reduced = strides
@@ -65,26 +76,50 @@ def _cut(tensor: Tensor, reduce: Reduce, costs: Costs) -> tuple[int, int] | None
     if items >= 2 * costs.threads:
         return None
     want = -(-wanted // items)
-    most = min(4 * want, rows * points // items // costs.part_points)
-    for d in sorted(range(len(reduced)), key=lambda d: -reduced[d]):
-        size = reduce.sizes[d]
-        for parts in range(want, most + 1):
-            if isinstance(size, int) and size % parts == 0:
-                return d, parts
-    return None
+    most = min(4 * want, rows * points // items // costs.part_points, points // 2)
+    sizes = [(d, reduce.sizes[d]) for d in sorted(range(len(reduced)), key=lambda d: -reduced[d])]
+    known = [(d, size) for d, size in sizes if isinstance(size, int)]
+    for d, size in known:
+        parts = _divisor(size, want, most)
+        if parts is not None:
+            return ((d, parts),)
+    return _cut_further(known, want, most) if costs.splits_further else None
 
 
-def _strides(tensor: Tensor, reduce: Reduce) -> tuple[list[int], list[int]] | None:
-    """How far apart neighbours are in the memory of the largest tensor read: along the result's dimensions, and along the
-    reduction's loops."""
+def _divisor(size: int, want: int, most: int) -> int | None:
+    return next((parts for parts in range(want, min(most, size) + 1) if size % parts == 0), None)
+
+
+def _cut_further(loops: Sequence[tuple[int, int]], want: int, most: int) -> Cuts | None:
+    """Of several loops, outermost first, those that are short wholly and then a part of one; or else parts of one of which
+    the last is shorter; or else as many parts as there are."""
+    cuts: list[tuple[int, int]] = []
+    parts = 1
+    for d, size in loops:
+        more = _divisor(size, -(-want // parts), most // parts)
+        if more is not None:
+            return (*cuts, (d, more))
+        if parts * size > want:
+            break
+        cuts.append((d, size))
+        parts *= size
+    for d, size in loops:
+        if size >= 2 * want and want <= most:
+            return ((d, -(-size // -(-size // want))),)
+    return tuple(cut for cut in cuts if cut[1] > 1) if 1 < parts <= most else None
+
+
+def _strides(tensor: Tensor, reduce: Reduce, depth: int) -> tuple[list[int], list[int]] | None:
+    """How far apart neighbours are in the memory of the largest tensor read (behind `depth` elementwise operators at most):
+    along the result's dimensions, and along the reduction's loops."""
     index, _ = own_loops(tensor.shape, "d")
     position, _ = own_loops(reduce.sizes, "r")
-    seen = _Seen()
-    reduce.body(seen, index, position)
-    reads = [(t, i) for t, i in seen.reads if t.shape]
-    if not reads:
+    reads: dict[tuple[Tensor, Index], None] = {}
+    reduce.body(_Seen(reads, depth), index, position)
+    found = [(t, i) for t, i in reads if t.shape]
+    if not found:
         return None
-    source, at = max(reads, key=lambda r: _count(r[0]))
+    source, at = max(found, key=lambda r: _count(r[0]))
     address = linear(source, at)
     return [_stride(address, e) for e in index], [_stride(address, e) for e in position]
 
@@ -100,36 +135,63 @@ def _stride(address: Size, e: Size) -> int:
 
 
 class _Seen:
-    """A `Load` that notes what is read."""
+    """A `Load` that notes what is read, of elementwise operators (`depth` of them at most) what those read."""
 
-    def __init__(self) -> None:
-        self.reads: list[tuple[Tensor, Index]] = []
+    def __init__(self, reads: dict[tuple[Tensor, Index], None], depth: int) -> None:
+        self.reads, self.depth = reads, depth
+        self.done: set[tuple[Tensor, Index]] = set()
 
     def __call__(self, tensor: Tensor, index: Index) -> Value:
-        self.reads.append((tensor, index))
+        if self.depth and isinstance(tensor.definition, Map):
+            if (tensor, index) not in self.done:
+                self.done.add((tensor, index))
+                tensor.definition.body(_Seen(self.reads, self.depth - 1), index)
+        else:
+            self.reads[tensor, index] = None
         return Value("load", (tensor.order, index, None), tensor.dtype)
 
     def where(self, mask: Value) -> Load:
         return self
 
 
-def _split(tensor: Tensor, d: int, parts: int) -> tuple[Tensor, Tensor]:
-    """The reductions of the parts, as a new first dimension, and the reduction of those."""
+def _split(tensor: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
+    """The reductions of the parts, as new first dimensions, and the reduction of those."""
     reduce = tensor.definition
     assert isinstance(reduce, Reduce)
-    length = reduce.sizes[d] // parts
-    sizes = (*reduce.sizes[:d], length, *reduce.sizes[d + 1 :])
-    shape = (parts, *tensor.shape)
+    lengths = {d: -(-reduce.sizes[d] // parts) for d, parts in cuts}
+    sizes = tuple(lengths.get(d, size) for d, size in enumerate(reduce.sizes))
+    counts = tuple(parts for _, parts in cuts)
+    shape = (*counts, *tensor.shape)
+    ends = {d: reduce.sizes[d] for d, parts in cuts if lengths[d] * parts != reduce.sizes[d]}
 
     def body(load: Load, index: Index, position: Index) -> Value:
-        at = index[0] * length + position[d]
-        return reduce.body(load, index[1:], (*position[:d], at, *position[d + 1 :]))
+        at = list(position)
+        for (d, _), part in zip(cuts, index):
+            at[d] = part * lengths[d] + position[d]
+        rest = index[len(cuts) :]
+        if not ends:
+            return reduce.body(load, rest, tuple(at))
+        [(d, end)] = ends.items()
+        inside = compare("lt", index_value(at[d]), const(static(end), torch.int64))
+        value = reduce.body(load.where(inside), rest, tuple(at))
+        return where(inside, value, const(_neutral(reduce.kind, value.dtype), value.dtype))
 
     spec = TensorSpec(shape, contiguous_stride(shape), tensor.dtype, tensor.spec.device)
     definition = Reduce(reduce.inputs, reduce.kind, sizes, body, reduce.cost)
     partial = Tensor(tensor.name, spec, definition, tensor.line, tensor.order - 1)
 
     def joined(load: Load, index: Index, position: Index) -> Value:
-        return load(partial, (position[0], *index))
+        return load(partial, (*position, *index))
 
-    return partial, replace(tensor, definition=Reduce((partial,), reduce.kind, (parts,), joined))
+    return partial, replace(tensor, definition=Reduce((partial,), reduce.kind, counts, joined))
+
+
+def _neutral(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:
+    """What changes nothing where it takes part."""
+    if kind not in ("max", "min"):
+        return kind in ("prod", "all")
+    if dtype.is_floating_point:
+        return -math.inf if kind == "max" else math.inf
+    if dtype is torch.bool:
+        return kind == "min"
+    return torch.iinfo(dtype).min if kind == "max" else torch.iinfo(dtype).max

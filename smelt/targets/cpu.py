@@ -49,6 +49,7 @@ COSTS = Costs(
     # chosen so that eight have one each. No model differs for 0 to 16 rows, nor for 1,000 to 1,000,000 points.
     row_kernel_rows=8,
     row_kernel_points=32_000,
+    long_row=1 << 62,  # never: what a row reads again is in cache, and few rows are enough
     # Four floats fill the narrowest vectors (128 bits). A copy of transposed heads (4x64x512xn to
     # 4x512x64n) takes 0.97 (n 2), 1.00 (4), 0.99 (8), 0.92 (16) and 0.94 (32) of the time with the loop of 64n split; models
     # have 6 kernels more for 8.
@@ -69,6 +70,7 @@ COSTS = Costs(
     # Two threads, a sum of 2^20 points: 24.4 to 24.8 us for 1, 2, 4, 8 and 16. Any would do on a machine with nothing else
     # to do; not measured on others.
     worker_items=4,
+    splits_further=False,  # few threads need few parts
     # Two threads, four sigmoids of 2^n elements side by side over one after the other: 1.00 (2^12), 0.64 (2^14), 0.91
     # (2^16), 0.99 (2^17 and more, three pieces for each thread).
     together_pieces=8,

@@ -51,13 +51,16 @@ COSTS = Costs(
     kernel_buffers=64,
     row_kernel_rows=64,
     row_kernel_points=1 << 17,
+    long_row=1
+    << 14,  # more than registers hold: the row is read again anyway, by a kernel of its own as soon
     shortest_loop=4,
     scratch_bytes=0,  # what a row keeps would be in memory
     scratch_cost=8.0,
     split_points=1 << 16,
     part_points=1 << 11,
     item_columns=64,
-    worker_items=2,
+    worker_items=4,  # blocks of 8 warps: so many are on a multiprocessor at once
+    splits_further=True,
     together_pieces=0,
     draw_blocks=0,  # replaced where the device's generator is ATen's
     draw_captured=False,

@@ -111,6 +111,18 @@ def test_contiguous_memory_is_read_and_written_in_vectors() -> None:
     assert "v4" not in to_ptx(triton_source(add(4097)), 90).text
 
 
+def test_turned_tiles_are_read_and_written_in_vectors() -> None:
+    """A tile of 64 by 64 floats, 16 for each of 256 threads."""
+    text = to_ptx(triton_source(transpose(4096, 4096)), 90).text
+    assert text.count("ld.global.v4.b32") == text.count("st.global.v4.b32") == 4
+    assert "ld.global.b32" not in text and "st.global.b32" not in text
+
+
+def test_columns_are_read_in_vectors() -> None:
+    text = to_ptx(triton_source(reduction("sum", 4096, 4096, f32, "rows")), 90).text
+    assert "ld.global.v4.b32" in text and "ld.global.b32" not in text
+
+
 def test_products_and_sums_are_not_contracted() -> None:
     kernel = flat(4096, [f32, f32, f32], f32, lambda a, b, c: a * b + c)
     text = to_ptx(triton_source(kernel), 90).text

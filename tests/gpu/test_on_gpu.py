@@ -157,3 +157,54 @@ def test_memory_is_flat_over_many_calls():
             torch.cuda.empty_cache()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before
+
+
+@pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
+@pytest.mark.parametrize("ignored", (-100, 2))
+@pytest.mark.parametrize("rows, classes", [(1, 5), (6, 1), (37, 40), (600, 33_000)])
+def test_cross_entropy(rows, classes, ignored, reduction):
+    """The target's logit is found in the pass that reads the row for its softmax."""
+
+    def fn(x, y):
+        return nn.functional.cross_entropy(x.float(), y, ignore_index=ignored, reduction=reduction)
+
+    y = torch.randint(0, classes, (rows,), device="cuda")
+    y[0] = min(y[0].item(), classes - 1) if rows == 1 else ignored if ignored < classes else y[0]
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(rows, classes, device="cuda").to(dtype)
+        given, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        got, want = smelt.compile(fn)(given, y), fn(other, y)
+        torch.testing.assert_close(got, want)
+        got.sum().backward()
+        want.sum().backward()
+        torch.testing.assert_close(given.grad, other.grad)
+        check(fn, x, y)
+
+
+def test_cross_entropy_where_all_targets_are_ignored():
+    def fn(x, y):
+        return nn.functional.cross_entropy(x, y), nn.functional.nll_loss(x, y, reduction="sum")
+
+    x, y = torch.randn(8, 5, device="cuda"), torch.full((8,), -100, device="cuda")
+    for got, want in zip(smelt.compile(fn)(x, y), fn(x, y)):
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_infinite_logits_beside_the_target():
+    def fn(x, y):
+        return nn.functional.cross_entropy(x, y, reduction="sum"), nn.functional.nll_loss(x, y)
+
+    x, y = torch.randn(4, 9, device="cuda"), torch.tensor([0, 1, 2, 3], device="cuda")
+    x[0, 5] = -torch.inf
+    check(fn, x, y)
+
+
+@pytest.mark.skipif(not ELSEWHERE, reason="a failed assertion on a GPU ends its context")
+@pytest.mark.parametrize("wrong", (5, -1, 1 << 40))
+def test_a_target_that_is_no_class_raises(wrong):
+    compiled = smelt.compile(lambda x, y: nn.functional.cross_entropy(x, y))
+    x, y = torch.randn(8, 5, device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda")
+    compiled(x, y)
+    y[3] = wrong
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(x, y)

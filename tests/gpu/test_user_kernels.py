@@ -31,8 +31,6 @@ from tests.harness.user_kernels import (
     subtract,
 )
 
-GPU = {"gpu": True}
-
 
 def on_gpu() -> tuple[torch.Tensor, ...]:
     return tuple(t.cuda() for t in make())
@@ -45,7 +43,7 @@ def copies(seen: list[events.Event]) -> set[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_one_graph(program: Callable[..., Any]) -> None:
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     seen: list[events.Event] = []
     with events.subscribed(seen.append):
         for _ in range(3):
@@ -60,7 +58,7 @@ def test_one_graph(program: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("program", TRAINED, ids=lambda p: p.__name__)
 def test_gradients(program: Callable[..., Any]) -> None:
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     for _ in range(2):
         x, y = on_gpu()
         found = []
@@ -111,7 +109,7 @@ def test_softmax() -> None:
         softmax_rows[(x.shape[0],)](out, x, x.stride(0), x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
         return out + 1
 
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     for columns in (100, 1000, 100):
         x = torch.randn(64, columns, device="cuda")
         torch.testing.assert_close(compiled(x), program(x))
@@ -130,7 +128,7 @@ def test_a_tuned_product() -> None:
 
     a = torch.randn(100, 70, device="cuda", requires_grad=True)
     b = torch.randn(70, 130, device="cuda", requires_grad=True)
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     seen: list[events.Event] = []
     with events.subscribed(seen.append):
         result = compiled(a, b)
@@ -144,7 +142,7 @@ def test_numbers_that_change() -> None:
         scale[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](y, n, factor, BLOCK=32)
         return y
 
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     x = torch.randn(100, device="cuda")
     for factor, n in ((2.0, 100), (3.0, 100), (0.1, 60), (1.5, 1), (7.25, 33)):
         torch.testing.assert_close(compiled(x, factor, n), program(x, factor, n), rtol=0, atol=0)
@@ -157,7 +155,7 @@ def test_a_side_stream() -> None:
         add[(4,)](x * 2, y, out, x.numel(), BLOCK=32)
         return out.sin()
 
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     x, y = on_gpu()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -174,7 +172,7 @@ def test_hooks_of_launches_run() -> None:
         return out * 2
 
     launched = []
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     x, y = on_gpu()
     want = program(x, y)
     subtract.pre_run_hooks.append(lambda *args, **options: launched.append(options["BLOCK"]))
@@ -207,7 +205,7 @@ def test_custom_operators_around_kernels() -> None:
         scaled_(z)
         return z * y
 
-    compiled = smelt.compile(program, fullgraph=True, options=GPU)
+    compiled = smelt.compile(program, fullgraph=True)
     x, y = on_gpu()
     torch.testing.assert_close(compiled(x, y), ((x * 2 + x + y) + 1) * 3 * y)
 
@@ -218,7 +216,7 @@ def test_reduce_overhead_runs_without_cuda_graphs() -> None:
         add[(4,)](x * 2, y, out, x.numel(), BLOCK=32)
         return out.sin()
 
-    compiled = smelt.compile(program, fullgraph=True, options={"gpu": True, "cuda_graphs": True})
+    compiled = smelt.compile(program, fullgraph=True, options={"cuda_graphs": True})
     for _ in range(5):
         x, y = on_gpu()
         torch.testing.assert_close(compiled(x, y), program(x, y))
@@ -240,7 +238,7 @@ def test_descriptors_break_the_graph() -> None:
         double_blocks[(4,)](source, target, BLOCK=32)
         return out + 1
 
-    compiled = smelt.compile(program, options=GPU)
+    compiled = smelt.compile(program)
     x = torch.randn(128, device="cuda")
     for _ in range(2):
         torch.testing.assert_close(compiled(x), x * 2 + 1)

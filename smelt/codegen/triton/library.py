@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import linecache
+import threading
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ TO_THREADS: tuple[tuple[str, str], ...] = (
     ("common", "add_symbol_dce"),
     ("common", "add_canonicalizer"),
 )
+
+# Python 3.11 counts how deep a syntax tree is in one place for all threads, and raises SystemError where two make one.
+_PARSES = threading.Lock()
 
 
 class Library:
@@ -111,7 +115,8 @@ class Library:
             context=context,
         )
         taken = inspect.signature(ast.make_ir).parameters  # `target` came with Triton 3.6
-        return ast.make_ir(**{name: given[name] for name in taken}), ast.language
+        with _PARSES:
+            return ast.make_ir(**{name: given[name] for name in taken}), ast.language
 
     def to_threads(self, module: Any, found: dict[str, Any], arch: int | str, own: Any) -> Any:
         """The stage `ttgir` for NVIDIA's processors; `own` is Triton's, for a version without one of the passes."""

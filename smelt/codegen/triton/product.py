@@ -14,7 +14,8 @@ import torch
 
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW
 from smelt.codegen.triton import values
-from smelt.codegen.triton.source import Blocks, Place, Printer, R, Source, X
+from smelt.codegen.triton.blocks import Blocks
+from smelt.codegen.triton.source import Place, Printer, R, Source, X
 from smelt.codegen.triton.values import NAMES, Dialect
 from smelt.graph.sizes import Size, Sym, bounds, subs
 from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, ReduceStage, Reduction, Store, Value, walk
@@ -85,10 +86,11 @@ def product_source(
 class _Product(Printer):
     """The expressions are those of other kernels, on blocks with these axes: rows and columns of A, of B, of C."""
 
+    loads_lines = False  # indices here are blocks of two axes
+
     def __init__(self, p: TiledProduct, tile: Tile, dialect: Dialect) -> None:
-        super().__init__(as_loops(p), frozenset(), dialect)
+        super().__init__(as_loops(p), frozenset(), dialect, Blocks(tile.x, tile.r, tile.warps))
         self.p, self.tile = p, tile
-        self.blocks = Blocks(tile.x, tile.r, tile.warps)
         self.x_axes = X
         top = max(_top(p, operand.value, rows, columns) for operand, rows, columns in self._operands())
         top = max(top, _top(p, p.value, p.m, p.n), _highest(subs(p.index, _places(p.batch, p.m, p.n))))

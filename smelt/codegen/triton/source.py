@@ -24,11 +24,11 @@ from math import prod
 import torch
 
 from smelt.codegen.llvm.flat import ANY, is_flat
-from smelt.codegen.triton import values
+from smelt.codegen.triton import online, values
+from smelt.codegen.triton.blocks import Blocks, choose, power, stage_indices, stage_points
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
-from smelt.graph.sizes import Quotient, Size, Sym, affine, free_syms, static, subs
+from smelt.graph.sizes import Quotient, Size, Sym, free_syms, static, subs
 from smelt.loops.ir import (
-    Buffer,
     Kernel,
     Loop,
     MapStage,
@@ -39,15 +39,8 @@ from smelt.loops.ir import (
     Store,
     Value,
     stage_loops,
-    stage_stores,
-    stage_values,
-    walk,
 )
 
-PERSISTENT = 8192  # stage points that one block may hold
-LOOPED = 2048  # block of a longer stage
-WARPS = 4  # of a program that could have any number
-MOST_WARPS = 16
 ALIGNED = 16  # what vector loads need of addresses and sizes
 TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, less Triton's own
 BEYOND = (1 << 31) - 1  # the first block of a part that is not there
@@ -98,7 +91,7 @@ class Table:
     @property
     def steps(self) -> int:
         """Starts that are searched: of as many parts as there may be, rounded up."""
-        return _power(self.parts)
+        return power(self.parts)
 
     @property
     def slots(self) -> int:
@@ -134,22 +127,19 @@ def joined_source(
     return _Joined(kernel, host, dialect, unaligned).source()
 
 
-def triton_source(kernel: Kernel, host: frozenset[int] = frozenset(), dialect: Dialect = "ptx") -> Source:
-    """`kernel` as Triton. `host`: those of its buffers that are passed by value, `in` buffers of one element.
+def triton_source(
+    kernel: Kernel,
+    host: frozenset[int] = frozenset(),
+    dialect: Dialect = "ptx",
+    blocks: Blocks | None = None,
+) -> Source:
+    """`kernel` as Triton. `host`: those of its buffers that are passed by value, `in` buffers of one element. `blocks`:
+    others than `blocks.choose` gives.
 
     Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
     a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
     index at which it was stored. Raises NotImplementedError elsewhere."""
-    return Printer(kernel, host, dialect).source()
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Block sizes (powers of two) and warps of a launch. `r` is 0 when no stage has loops."""
-
-    x: int
-    r: int
-    warps: int
+    return Printer(kernel, host, dialect, blocks).source()
 
 
 @dataclass
@@ -171,13 +161,19 @@ class Place:
 class Printer:
     """Prints one kernel: expressions over blocks, stage by stage."""
 
-    def __init__(self, kernel: Kernel, host: frozenset[int], dialect: Dialect) -> None:
+    loads_lines = True  # what varies along one axis is loaded as a block of that alone
+
+    def __init__(
+        self, kernel: Kernel, host: frozenset[int], dialect: Dialect, blocks: Blocks | None = None
+    ) -> None:
+        self.blocks = blocks or choose(kernel, host)
+        self.flat = is_flat(kernel)
+        if self.blocks.across is not None:
+            kernel = _with_rows(kernel, self.blocks)
         self.kernel, self.host = kernel, host
         self.values = Values(dialect)
-        self.flat = is_flat(kernel)
         self.points = prod(static(l.size) for l in kernel.outer)
         self.x = Sym("x", 0, ANY if self.flat else max(self.points - 1, 0))
-        self.blocks = _blocks(kernel, self.points, self.flat, host)
         # the axes that "x" and "r" are: of no block where the program has one outer point
         self.x_axes = NONE if self.blocks.r and self.blocks.x == 1 else X
         top = _top_index(kernel) + self.blocks.x
@@ -186,6 +182,15 @@ class Printer:
         self.count = 0
         self.results: dict[str, str] = {}
         self.outer = _digits(kernel.outer, self.x)
+        self.strip = (
+            0  # points of the last outer loop, where a block lies within it: the others are numbers then
+        )
+        if self.blocks.r and self.x_axes and len(kernel.outer) > 1:
+            last, size = kernel.outer[-1], static(kernel.outer[-1].size)
+            if size % self.blocks.x == 0:
+                self.strip, self.x = size, Sym("x", 0, size - 1)
+                rows = Sym("row", 0, self.points // size - 1)
+                self.outer = {**_digits(kernel.outer[:-1], rows), last.sym: self.x}
         self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
         self.inner: set[str] = set()  # names that a loop over blocks gives
         self.loop: int | None = None  # which line opens the loop over blocks where there is one
@@ -197,8 +202,14 @@ class Printer:
 
     def source(self) -> Source:
         """The module."""
-        for stage in self.kernel.stages:
-            self.stage(stage)
+        stages = list(self.kernel.stages)
+        while stages:
+            found = online.first(stages) if self._looped(stages[0]) else None
+            if found is None:
+                self.stage(stages.pop(0))
+            else:
+                stage, sums, stages = found
+                self._reduce_looped(stage, sums)
         passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
         arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
@@ -206,10 +217,13 @@ class Printer:
         aligned = {name for name, kind in passed.items() if kind.startswith("*")}
         if self.points % ALIGNED == 0:
             aligned.add("points")
+        points, block = self.points, self.blocks.x
+        if self.blocks.across is not None:  # programs are counted
+            points, block = -(-points // block) * self._parts(), 1
         return Source(
             text=f"{self.values.prelude(body)}\n\n@triton.jit\n{body}",
-            points=self.points,
-            block=self.blocks.x,
+            points=points,
+            block=block,
             warps=self.blocks.warps,
             signature=passed | dict.fromkeys(constants, "constexpr"),
             aligned=frozenset(aligned),
@@ -227,14 +241,37 @@ class Printer:
 
     def _head(self) -> list[str]:
         program = "tl.program_id(0)" + (".to(tl.int64)" if self.wide == "tl.int64" else "")
+        head = []
+        if self.blocks.across is not None:
+            parts = self._parts()
+            head = [f"    program = {program}", f"    first = program % {parts} * RBLOCK"]
+            program = f"(program // {parts})"
         if not self.x_axes:
-            return [f"    x = {program}"]
-        across = "" if not self.blocks.r else "[:, None]"
-        head = [f"    x = {program} * XBLOCK + tl.arange(0, XBLOCK){across}"]
-        if "x" in self._masks():
-            bound = f"points.to({self.wide})" if self.flat else str(self.points)
-            head.append(f"    xmask = x < {bound}")
-        return head
+            return [*head, f"    x = {program}"]
+        if self.strip:
+            blocks = self.strip // self.blocks.x
+            head.append(f"    row = {program} // {blocks}")
+            program = f"({program} % {blocks})"
+        bound = f"points.to({self.wide})" if self.flat else str(self.points)
+        lanes = f"{program} * XBLOCK + tl.arange(0, XBLOCK)"
+        lines = self._lanes(
+            "x", lanes, bound if "x" in self._masks() else "", bool(self.blocks.r), "[:, None]"
+        )
+        return head + [f"    {line}" for line in lines]
+
+    def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, place: str) -> list[str]:
+        """Statements for the points of a block, and which are below `bound` if there is one: alone (`xs`) and, where blocks
+        have two axes, in their place (`x`)."""
+        alone = f"{name}s" if is_axis else name
+        masks = [f"{alone}mask = {alone} < {bound}"] if bound else []
+        if not is_axis:
+            return [f"{alone} = {lanes}", *masks]
+        placed = [f"{name}mask = {alone}mask{place}"] if bound else []
+        return [f"{alone} = {lanes}", f"{name} = {alone}{place}", *masks, *placed]
+
+    def _parts(self) -> int:
+        """Programs that share the rows of a block, where the second axis is an outer loop."""
+        return -(-stage_points(self.kernel.stages[0]) // self.blocks.r)
 
     def _masks(self) -> dict[str, str]:
         exact = not self.flat and self.points % self.blocks.x == 0
@@ -279,7 +316,7 @@ class Printer:
 
     def _open(self, stage: Stage) -> Place:
         """The block of the stage's points; begins the loop over blocks if there are several."""
-        trips, looped = _trips(stage), self._looped(stage)
+        trips, looped = stage_points(stage), self._looped(stage)
         rewrite = {**self.outer, **_digits(stage_loops(stage), _r(trips))}
         r = "r" if looped else f"r{trips}"
         self.loop = None
@@ -288,11 +325,11 @@ class Printer:
             self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
         at = Place(rewrite, self.x_axes | R, 2 if looped else 1, r, self._masks())
         wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
-        lanes = f"tl.arange(0, RBLOCK){wide}" + ("[None, :]" if self.x_axes else "")
-        lines = [f"{r} = start + {lanes}" if looped else f"{r} = {lanes}"]
+        begin = "start + " if looped else "first + " if self.blocks.across is not None else ""
+        bound = ""
         if trips % max(self.blocks.r, 1):
-            at.masks["r"] = f"{r}mask"
-            lines.append(f"{r}mask = {r} < {trips}")
+            at.masks["r"], bound = f"{r}mask", str(trips)
+        lines = self._lanes(r, f"{begin}tl.arange(0, RBLOCK){wide}", bound, bool(self.x_axes), "[None, :]")
         for line in lines:
             if looped or line not in self.shared:
                 self._line(at, line)
@@ -301,7 +338,7 @@ class Printer:
         return at
 
     def _looped(self, stage: Stage) -> bool:
-        return _trips(stage) > max(self.blocks.r, 1)
+        return self.blocks.across is None and stage_points(stage) > max(self.blocks.r, 1)
 
     def reduce(self, stage: ReduceStage) -> None:
         """Reductions, and what is stored beside them."""
@@ -316,30 +353,53 @@ class Printer:
             else:
                 self.results[r.name] = self._alone(r, value)
 
-    def _reduce_looped(self, stage: ReduceStage) -> None:
-        """Accumulators of whole blocks, combined across the block after the loop."""
+    def _reduce_looped(self, stage: ReduceStage, online_sums: Mapping[str, str] | None = None) -> None:
+        """Accumulators of whole blocks, combined across the block after the loop. `online_sums`: sums of exponentials, and
+        the maximum that each is below (`online.py`)."""
+        sums = online_sums or {}
         accumulators: dict[str, tuple[str, str]] = {}
         shape = self._shape(self.x_axes | R)
         for r in stage.reductions:
             acc, where = self._fresh(self.x_axes | R), self._fresh(self.x_axes | R)
             accumulators[r.name] = acc, where
-            self.lines.append(f"    {acc} = tl.full({shape}, {_neutral(r)}, {_accumulator(r)})")
+            first = online.LOWEST if r.name in sums.values() else _neutral(r)
+            self.lines.append(f"    {acc} = tl.full({shape}, {first}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
                 self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, {self.wide})")
         at = self._open(stage)
+        of_maximum = {maximum: accumulators[total][0] for total, maximum in sums.items()}
         for r in stage.reductions:
+            if r.name in sums:  # with its maximum
+                continue
             acc, where = accumulators[r.name]
             value = self._contribution(at, r)
             function = _combining(r)
+            if r.name in of_maximum:
+                self._add_below(at, of_maximum[r.name], acc, value)
             if r.kind.startswith("arg"):
                 place = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
                 self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {place})")
             else:
                 self._line(at, f"{acc} = {_combined(r, acc, value)}")
         self._stores(at, stage.stores)
+        for total, maximum in sums.items():
+            s, m = accumulators[total][0], accumulators[maximum][0]
+            self.lines.append(f"    {m} = tl.where({s} == 0.0, float('-inf'), {m})")
         for r in stage.reductions:
             acc, where = accumulators[r.name]
+            if r.name in sums:  # which are behind their maxima
+                below = f"{accumulators[sums[r.name]][0]} - {self.results[sums[r.name]]}"
+                self.lines.append(f"    {acc} = {acc} * {self._exp(below)}")
             self.results[r.name] = self._across(r, acc, where)
+
+    def _add_below(self, at: Place, total: str, maximum: str, value: str) -> None:
+        """Takes `value` into a sum of exponentials below a maximum, which is updated behind this."""
+        factor = self._named(at, self._exp(f"-tl.abs({value} - {maximum})"), at.axes, fixed=False)
+        above = f"tl.fma({total}, {factor}, 1.0)"
+        self._line(at, f"{total} = tl.where({value} > {maximum}, {above}, {total} + {factor})")
+
+    def _exp(self, text: str) -> str:
+        return self.values.operation("exp", torch.float32, [text])
 
     def _contribution(self, at: Place, r: Reduction) -> str:
         """The value reduced, neutral where there is no point, as a whole block."""
@@ -495,12 +555,25 @@ class Printer:
             text = f"tl.where({masked}, p{buffer}, 0).to({NAMES[v.dtype]})" if masked else f"p{buffer}"
             return text, self.axes_of.get(masked, NONE)
         axes = self._axes(rewritten) | self.axes_of.get(masked, NONE)
+        if len(axes) == 1 and not masked and self.loads_lines and self.blocks.r and self.x_axes:
+            return self._load_line(at, buffer, rewritten, next(iter(axes)), v.dtype), axes
         masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
         mask = self._both(at, masks) if masks else ""
         if masked:
             mask = f"{masked} & {mask}" if mask else masked
         mask = f", {mask}, other={values.literal(0, v.dtype)}" if mask else ""
         return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
+
+    def _load_line(self, at: Place, buffer: int, rewritten: Size, axis: str, dtype: torch.dtype) -> str:
+        """What varies along one of two axes is loaded as a block of one, which is then put in its place: threads that hold
+        the same elements of a block of two would each load all of them."""
+        names = {
+            s: f"{at.r if s.name == 'r' else s.name}s" if s.name == axis else s.name
+            for s in free_syms(rewritten)
+        }
+        offset = values.index(rewritten, names, lambda e, text: self._named(at, text, self._axes(e)))
+        mask = f", {at.masks[axis][:-4]}smask, other={values.literal(0, dtype)}" if axis in at.masks else ""
+        return f"tl.load(p{buffer} + {offset}{mask}){'[:, None]' if axis == 'x' else '[None, :]'}"
 
     def _axes(self, e: Size) -> Axes:
         """Along which a rewritten index varies; fewer than its symbols say where the program has one outer point."""
@@ -592,19 +665,23 @@ class _Joined(Printer):
 def _top_index(kernel: Kernel) -> int:
     """The largest number that an index computes with, but for the rest of a block."""
     points = prod(static(l.size) for l in kernel.outer)
-    top = points * max([_trips(s) for s in kernel.stages] + [1])
+    top = points * max([stage_points(s) for s in kernel.stages] + [1])
     for stage in kernel.stages:
-        for e in _stage_indices(stage):
+        for e in stage_indices(stage):
             top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
     return top
 
 
+def _with_rows(kernel: Kernel, blocks: Blocks) -> Kernel:
+    """An elementwise kernel with the loop that `blocks` has as its second axis as that of its stage."""
+    assert blocks.across is not None
+    (stage,) = kernel.stages
+    assert isinstance(stage, MapStage) and not stage.loops
+    return replace(kernel, outer=blocks.outer, stages=(MapStage((blocks.across,), stage.stores),))
+
+
 def _r(trips: int) -> Sym:
     return Sym("r", 0, max(trips - 1, 0))
-
-
-def _trips(stage: Stage) -> int:
-    return prod(static(l.size) for l in stage_loops(stage))
 
 
 def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
@@ -652,52 +729,3 @@ def _accumulator(r: Reduction) -> str:
     if r.kind in ("any", "all"):
         return "tl.int1"
     return "tl.float32" if r.value.dtype in values.NARROW else NAMES[r.value.dtype]
-
-
-def _stage_indices(stage: Stage) -> list[Size]:
-    """Where the stage loads and stores."""
-    loads = [v.args[1] for v in walk(stage_values(stage)) if v.op == "load"]
-    return [store.index for store in stage_stores(stage)] + loads
-
-
-def _blocks(kernel: Kernel, points: int, flat: bool, host: frozenset[int]) -> Blocks:
-    """Heuristic: whole rows in a block while they fit; several short rows together; where neighbouring outer points
-    are neighbours in memory and those of a stage are not, wide in x."""
-    trips = max([_trips(s) for s in kernel.stages] + [0])
-    lanes = 32 * _elements([b for i, b in enumerate(kernel.buffers) if i not in host])
-    if all(not stage_loops(s) for s in kernel.stages):
-        block = WARPS * lanes
-        return Blocks(block if flat else min(block, _power(points)), 0, WARPS)
-    if _outer_is_contiguous(kernel):
-        return Blocks(min(64, _power(points)), min(32, _power(trips)), 8)
-    r = _power(trips) if trips <= PERSISTENT else LOOPED
-    x = max(1, min(WARPS * lanes // r, 32, _power(points)))
-    return Blocks(x, r, max(1, min(MOST_WARPS, r * x // lanes)))
-
-
-def _elements(buffers: Sequence[Buffer]) -> int:
-    """How many a thread computes: what one vector load reads, 16 bytes, of the narrowest floats (as eager's kernels do).
-    More would take longer to compile, as each is code of its own."""
-    narrowest = min((b.dtype.itemsize for b in buffers if b.dtype.is_floating_point), default=4)
-    return 16 // max(2, min(narrowest, 4))
-
-
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def _outer_is_contiguous(kernel: Kernel) -> bool:
-    """More accesses are contiguous along an outer loop than along a loop of their stage."""
-    score = 0
-    for stage in kernel.stages:
-        if not stage_loops(stage):
-            continue
-        for e in _stage_indices(stage):
-            score += any(_stride(e, l) == 1 for l in kernel.outer)
-            score -= any(_stride(e, l) == 1 for l in stage_loops(stage))
-    return score > 0
-
-
-def _stride(e: Size, loop: Loop) -> Size | None:
-    parts = affine(e, loop.sym)
-    return parts[0] if parts else None

@@ -1,0 +1,280 @@
+"""Programs scheduled for a GPU, their kernels run by Triton's interpreter on CPU tensors, at awkward sizes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("Triton compiles for the GPU here; needs TRITON_INTERPRET=1", allow_module_level=True)
+
+from smelt.codegen.triton import blocks, load_kernel, triton_source
+from smelt.codegen.triton.blocks import choose
+from smelt.loops.ir import Kernel
+from smelt.ops.lower import lower
+from smelt.schedule import interpret
+from smelt.schedule.fuse import fuse
+from smelt.schedule.schedule import KernelItem
+from smelt.schedule.verify import verify
+from smelt.targets.cuda import COSTS
+from tests.harness.traced import flatten, traced
+
+f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+LAST = torch.channels_last
+# Sums of a few hundred elements are cut, too.
+EAGER_TO_SPLIT = replace(COSTS, threads=8, split_points=64, part_points=4, item_columns=4, long_row=64)
+
+
+@pytest.fixture(autouse=True)
+def _by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpret, "run_kernel", lambda kernel, tensors: load_kernel(kernel)(*tensors))
+
+
+def kernels_of(f: Callable[..., Any], *inputs: torch.Tensor, costs: Any = COSTS) -> list[Kernel]:
+    items = fuse(lower(traced(f, *inputs)[0], costs), costs).items
+    return [item.kernel for item in items if isinstance(item, KernelItem)]
+
+
+def check(
+    f: Callable[..., Any], *inputs: torch.Tensor, costs: Any = COSTS, **tolerance: float
+) -> list[Kernel]:
+    """What the kernels give is what eager gives; the kernels."""
+    graph, real = traced(f, *[t.clone(memory_format=torch.preserve_format) for t in inputs])
+    schedule = fuse(lower(graph, costs), costs)
+    verify(schedule)
+    got = interpret.run(schedule, real)
+    with torch.no_grad():
+        expected = flatten(f(*inputs))
+    for a, e in zip(got, expected, strict=True):
+        assert a is not None and a.stride() == e.stride()
+        torch.testing.assert_close(a, e, equal_nan=True, **tolerance)
+    return [item.kernel for item in schedule.items if isinstance(item, KernelItem)]
+
+
+def integers(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
+    """Floats whose sums are exact, so that any order gives the same."""
+    return torch.randint(-8, 9, shape).to(dtype)
+
+
+# ---- tiles and rows
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 8), (64, 64), (17, 33), (131, 67), (9, 1000), (1000, 9), (3, 40), (1, 50), (64, 300)]
+)
+def test_transposes(shape: tuple[int, int]) -> None:
+    check(lambda x: x.t().contiguous(), torch.randn(shape))
+    check(lambda x, y: x + y.t(), torch.randn(shape), torch.randn(shape[::-1]))
+
+
+def test_a_tile_has_both_neighbours() -> None:
+    [kernel] = check(lambda x: x.t().contiguous(), torch.randn(200, 100))
+    chosen = choose(kernel)
+    assert chosen.across is not None and min(chosen.x, chosen.r) >= 32
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 11, 13), (3, 64, 5, 5), (2, 3, 40, 40), (1, 16, 8, 8)])
+def test_layouts_of_images(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    check(lambda x: x.contiguous(memory_format=LAST), x)
+    check(lambda x: x.contiguous(), x.contiguous(memory_format=LAST))
+    check(lambda x, y: x * 2 + y, x.contiguous(memory_format=LAST), x)
+
+
+@pytest.mark.parametrize("dims", [(0, 2, 1, 3), (0, 1, 3, 2), (3, 2, 1, 0), (1, 0, 3, 2), (2, 3, 0, 1)])
+def test_permutations(dims: tuple[int, ...]) -> None:
+    check(lambda x: x.permute(dims).contiguous(), torch.randn(3, 10, 12, 17))
+    check(
+        lambda x, y: x.permute(dims) - y,
+        torch.randn(3, 10, 12, 17),
+        torch.randn(3, 10, 12, 17).permute(dims).contiguous(),
+    )
+
+
+@pytest.mark.parametrize("shape", [(5, 256), (3, 512), (7, 768), (33, 1056), (2, 3, 4096), (4, 257)])
+def test_rows_with_what_belongs_to_rows_and_columns(shape: tuple[int, ...]) -> None:
+    row, column = torch.randn(*shape[:-1], 1), torch.randn(shape[-1])
+    check(lambda x, r, c: (x + c) * r.exp(), torch.randn(shape), row, column, rtol=1e-5, atol=1e-5)
+    check(lambda x, r, c: torch.where(x > 0, r, c), torch.randn(shape), row, column)
+
+
+def test_expanded_and_overlapping_inputs() -> None:
+    check(lambda x: (x + 1).contiguous(), torch.randn(40, 1).expand(40, 300))
+    check(lambda x: x.sum(0), torch.randn(1, 70).expand(50, 70), rtol=1e-5, atol=1e-5)
+    check(lambda x: x * 2, torch.randn(100).as_strided((30, 40), (2, 1)))
+
+
+def test_what_rows_compute_has_no_remainders() -> None:
+    [kernel] = kernels_of(lambda x, b: F.gelu(x + b), torch.randn(64, 768), torch.randn(768))
+    assert "%" not in triton_source(kernel).text.split("def kernel")[1].replace("program %", "")
+
+
+# ---- sums and their kin
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], Any]] = dict(
+    sum=lambda x, d: x.sum(d), mean=lambda x, d: x.mean(d), amax=lambda x, d: x.amax(d), amin=lambda x, d: x.amin(d),
+    any=lambda x, d: (x > 7).any(d[0]), all=lambda x, d: (x < 8).all(d[0]), prod=lambda x, d: x.sign().prod(d[0]),
+    argmax=lambda x, d: x.argmax(d[0]), argmin=lambda x, d: x.argmin(d[0]), var=lambda x, d: torch.var_mean(x, d),
+    logsumexp=lambda x, d: torch.logsumexp(x, d), norm=lambda x, d: torch.linalg.vector_norm(x, 2, d),
+    cumsum=lambda x, d: x.cumsum(d[0]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("costs", [COSTS, EAGER_TO_SPLIT], ids=["whole", "cut"])
+@pytest.mark.parametrize("shape", [(13, 20), (1, 17), (17, 1), (67, 3)])
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_reductions(kind: str, shape: tuple[int, int], costs: Any) -> None:
+    for dims in ((0,), (1,)):
+        x = integers(*shape)
+        for given in (x, x.t().contiguous().t()):
+            if kind == "var" and shape[dims[0]] == 1:
+                continue
+            check(lambda x, dims=dims: REDUCTIONS[kind](x, dims), given, costs=costs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", (f32, f64, bf16, torch.float16, torch.int64, torch.int32))
+@pytest.mark.parametrize("kind", ("sum", "amax", "amin"))
+def test_columns_of_dtypes(kind: str, dtype: torch.dtype) -> None:
+    check(lambda x: REDUCTIONS[kind](x, (0,)), integers(100, 20, dtype=dtype), costs=EAGER_TO_SPLIT)
+
+
+def test_the_first_of_equal_elements_wins_and_nan_before_all() -> None:
+    x = torch.zeros(30, 11)
+    x[7], x[20] = 3.0, 3.0
+    x[15, 5], x[25, 5] = float("nan"), float("nan")
+    for f in (torch.argmax, torch.argmin):
+        check(lambda x, f=f: (f(x, 0), f(x, 1), f(x)), x, costs=EAGER_TO_SPLIT)
+
+
+@pytest.mark.parametrize("rows", (1, 63, 64, 257, 1009))
+def test_sums_of_columns_beside_what_belongs_to_rows(rows: int) -> None:
+    """As the gradients of a layer norm's weights: what varies with the row alone does not make it a sum of rows."""
+
+    def f(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor) -> Any:
+        return (g * (x - m)).sum(0), g.sum(0)
+
+    given = integers(rows, 20), integers(rows, 20), integers(rows, 1)
+    for costs in (COSTS, EAGER_TO_SPLIT):
+        found = check(f, *given, costs=costs)
+        widest = max(found, key=lambda k: len(k.buffers))
+        assert choose(widest).x > 1 or rows == 1
+
+
+def test_sums_are_cut_where_no_number_divides() -> None:
+    """Primes: the last part is shorter, and nothing beyond the end takes part."""
+    x = integers(211, 7) - 20
+    for f in (
+        lambda x: x.sum(0),
+        lambda x: x.amax(0),
+        lambda x: x.prod(0),
+        lambda x: (x < 0).all(0),
+        lambda x: x.exp().sum(0),
+    ):
+        found = check(f, x, costs=EAGER_TO_SPLIT, rtol=1e-4, atol=0)
+        assert len(found) == 2
+
+
+def test_several_loops_are_cut() -> None:
+    x = integers(3, 5, 7, 9).contiguous(memory_format=LAST)
+    found = check(lambda x: x.sum((0, 2, 3)), x, costs=EAGER_TO_SPLIT)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("layout", (torch.contiguous_format, LAST))
+@pytest.mark.parametrize("shape", [(4, 6, 5, 5), (2, 16, 7, 7)])
+def test_batch_norm(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        return F.batch_norm(x, None, None, w, b, True)
+
+    x, w, b = (
+        torch.randn(shape).contiguous(memory_format=layout),
+        torch.randn(shape[1]),
+        torch.randn(shape[1]),
+    )
+    for costs in (COSTS, EAGER_TO_SPLIT):
+        check(f, x, w, b, costs=costs, rtol=1e-4, atol=1e-4)
+
+
+def test_few_long_rows_are_shared_by_several_kernels() -> None:
+    """Channels are too few to have a program each do all of an image; an elementwise kernel has programs enough."""
+    x = torch.empty(64, 256, 56, 56, dtype=bf16)
+    for given in (x, x.contiguous(memory_format=LAST)):
+        found = kernels_of(
+            lambda x: F.batch_norm(x, None, None, None, None, True), given, costs=replace(COSTS, threads=132)
+        )
+        assert len(found[-1].stages) == 1
+        assert not [s for s in found[-1].stages if getattr(s, "loops", ())]
+
+
+@pytest.mark.parametrize("rows, width", [(5, 33), (100, 48)])
+def test_the_backward_of_a_layer_norm(rows: int, width: int) -> None:
+    def f(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.ops.aten.native_layer_norm_backward(g, x, [width], m, r, w, w, [True] * 3)
+
+    x, g, w = torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)
+    mean, rstd = x.mean(1, keepdim=True), x.var(1, correction=0, keepdim=True).add(1e-5).rsqrt()
+    for costs in (COSTS, EAGER_TO_SPLIT):
+        check(f, g, x, mean, rstd, w, costs=costs, rtol=1e-4, atol=1e-4)
+
+
+# ---- a maximum and a sum in one pass
+
+
+@pytest.fixture
+def short_registers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rows of more than 64 points are long."""
+    for name in ("PERSISTENT", "PERSISTENT_FEW", "LOOPED"):
+        monkeypatch.setattr(blocks, name, 64)
+    load_kernel.cache_clear()
+    yield
+    load_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("width", (65, 100, 333))
+@pytest.mark.parametrize("dtype", (f32, bf16))
+def test_long_rows_are_read_once_for_maximum_and_sum(
+    dtype: torch.dtype, width: int, short_registers: None
+) -> None:
+    x = (torch.randn(3, width) * 5).to(dtype)
+    tolerance = dict(rtol=1e-4, atol=2e-5) if dtype is f32 else dict(rtol=2**-7, atol=1e-5)
+    [kernel] = check(lambda x: x.softmax(1), x, **tolerance)
+    assert triton_source(kernel).text.count("tl.load") == 2
+    check(lambda x: x.float().log_softmax(1), x, rtol=1e-4, atol=2e-5)  # eager's of bfloat16 is less precise
+    check(lambda x: x.float().logsumexp(1), x, rtol=1e-4, atol=2e-5)
+    check(lambda x: F.log_softmax(x.float(), 1).sum(1), x, rtol=1e-3, atol=1e-2)
+
+
+def test_long_columns_are_read_once_for_maximum_and_sum() -> None:
+    x = torch.randn(500, 3) * 5
+    check(lambda x: x.softmax(0), x, rtol=1e-4, atol=1e-7)
+
+
+def test_infinities_and_nan_in_long_rows(short_registers: None) -> None:
+    inf, nan, lowest = float("inf"), float("nan"), torch.finfo(f32).min
+    x = torch.randn(9, 300)
+    x[0] = -inf
+    x[1, :200] = -inf
+    x[2, 1:] = -inf
+    x[3, 17] = inf
+    x[4, 17], x[4, 299] = inf, inf
+    x[5, 250] = nan
+    x[6] = lowest
+    x[7], x[7, 100] = -inf, lowest
+    x[8] = torch.linspace(-1e4, 1e4, 300)
+    for given in (x, x.flip(1)):
+        check(lambda x: (x.softmax(1), x.log_softmax(1)), given, rtol=1e-4, atol=2e-5)
+
+
+def test_a_sum_that_needs_the_maximum_otherwise_waits_for_it(short_registers: None) -> None:
+    def f(x: torch.Tensor) -> Any:
+        top = x.amax(1, keepdim=True)
+        return (x - top).exp().sum(1), (x - 2 * top).sin().sum(1), x.sum(1)
+
+    check(f, torch.randn(2, 300), rtol=1e-4, atol=1e-2)
