@@ -30,6 +30,7 @@ from smelt.torch_private import OpOverload
 
 log = logging.getLogger("smelt")
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
+SINGLE = 1 << 18  # bytes; the host needs about a microsecond for an allocation (not measured yet)
 
 # Not measured yet but for what is said. A GPU adds some 50 times as many numbers as it reads from memory.
 COSTS = Costs(
@@ -73,7 +74,7 @@ def target(device: torch.device, config: Config) -> Target:
         compile=partial(generate, arch=10 * major + minor, config=config),
         load=partial(load, device, store(config), config.cuda_graphs),
         out_variant=out_variant,
-        memory=Memory(device, ALIGNMENT),
+        memory=Memory(device, ALIGNMENT, SINGLE),
         sharing=Sharing(),
     )
 
