@@ -29,7 +29,7 @@ def in_place(kernel: Kernel) -> tuple[tuple[int, int], ...]:
     return tuple(
         (s.buffer, operand)
         for s in stores
-        for operand, indices in loaded.items()
+        for operand, indices in sorted(loaded.items())
         if indices == {s.index} and times[s.buffer] == 1
         if kernel.buffers[s.buffer].role == "out" and kernel.buffers[operand].role == "in"
         if kernel.buffers[s.buffer].dtype.itemsize == kernel.buffers[operand].dtype.itemsize
