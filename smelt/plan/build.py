@@ -6,6 +6,7 @@ Buffer i of the schedule is register i of the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -139,6 +140,8 @@ class _Writer:
     def together(self, item: TogetherItem) -> None:
         self._prepare(item.parts)
         parts = tuple(map(self._launch, item.parts))
+        if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
+            parts = tuple(replace(part, kernel=parts[0].kernel) for part in parts)
         blocks = tuple(-(-part.code.extent // part.code.grain) for part in item.parts)
         self.steps.append(Together(parts, blocks, 1))
 

@@ -50,7 +50,7 @@ def _simulated(request: Request, compiled: CompiledKernel) -> CompiledKernel:
     parts = table_of(request.kernel).parts if request.joined else 0
     passed = [k for k, b in enumerate(request.kernel.buffers) if b.role != "local"]
     letters = "".join("v" if k in request.by_value else "p" for k in passed)
-    function = _function(compiled.function, compiled.name, letters, parts)
+    function = _function(compiled.function, compiled.function.name, letters, parts)
     return CompiledKernel(compiled.name, function, extent, max(extent, 1))
 
 
