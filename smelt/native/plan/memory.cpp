@@ -4,8 +4,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/TensorOptions.h>
 
-#include <optional>
-
 #include "plan/blocks.h"
 #include "torch.h"
 
@@ -13,6 +11,7 @@ namespace smelt::plan {
 namespace {
 
 c10::DispatchKeySet keys_of(const Alloc& a) {
+    if (a.device.is_cpu()) return c10::DispatchKeySet(c10::DispatchKey::CPU);  // at once
     return c10::DispatchKeySet(c10::computeDispatchKey(a.layout.dtype, at::kStrided, a.device));
 }
 
@@ -51,11 +50,16 @@ at::Tensor raw_view(const View& v, const at::Tensor& src) {
 }
 
 at::Tensor allocate(const Alloc& a) {
-    const c10::OptionalDeviceGuard guard(a.device.is_cpu() ? std::nullopt : std::optional(a.device));
-    c10::Allocator* allocator =
-        a.device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(a.device.type());
-    c10::DataPtr memory =
-        a.device.is_cpu() && a.nbytes >= kLargeBlock ? take_block(a.nbytes) : allocator->allocate(a.nbytes);
+    c10::Allocator* allocator;
+    c10::DataPtr memory;
+    if (a.device.is_cpu()) {
+        allocator = c10::GetCPUAllocator();
+        memory = a.nbytes >= kLargeBlock ? take_block(a.nbytes) : allocator->allocate(a.nbytes);
+    } else {
+        const c10::DeviceGuard guard(a.device);
+        allocator = c10::GetAllocator(a.device.type());
+        memory = allocator->allocate(a.nbytes);
+    }
     auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), a.nbytes,
                                                          std::move(memory), allocator, true);
     auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_of(a),
