@@ -33,20 +33,22 @@ from smelt.trace.traced import Traced
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 
 
-def compile_joint(
-    traced: Traced, joint: Joint, config: Config, compile_graph: Callable[[Graph], Compiled]
-) -> Compiled:
+CompileGraph = Callable[[Graph, frozenset[int]], Compiled]
+
+
+def compile_joint(traced: Traced, joint: Joint, config: Config, compile_graph: CompileGraph) -> Compiled:
     """A callable from a tuple of the graph's inputs to its outputs, which autograd knows as one node.
 
     Args:
         joint: that of `traced`.
-        compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs.
+        compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs; those
+            at the positions named are left to it.
     """
     start = time.perf_counter()
     parts = partition(joint, config)
     events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
     # before the node saves what the forward wrote, with the version that it has then
-    forward = traced.counters.kept_by_inputs(compile_graph(parts.forward))
+    forward = traced.counters.kept_by_inputs(compile_graph(parts.forward, frozenset()))
     if joint.tangents:
         forward = _node(joint, parts, forward, compile_graph, double_backward(traced, joint))
     return take_outputs(spend_outputs(forward, joint.spent), joint, torch.is_grad_enabled())
@@ -56,7 +58,7 @@ def _node(
     joint: Joint,
     parts: Partition,
     forward: Compiled,
-    compile_graph: Callable[[Graph], Compiled],
+    compile_graph: CompileGraph,
     with_history: DoubleBackward | None,
 ) -> Compiled:
     def compile_backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
@@ -64,7 +66,8 @@ def _node(
         start = time.perf_counter()
         with collections_postponed():
             graph = joined(parts.backward, joint) if whole else parts.backward
-            made = compile_graph(without_tangents(graph, undefined))
+            graph = without_tangents(graph, undefined)
+            made = compile_graph(graph, parts.given(graph))
         events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
         return made
 

@@ -58,6 +58,11 @@ class Partition:
         """Bytes that live from forward to backward, beyond primals and outputs."""
         return sum(s.nbytes for s in self.saved)
 
+    def given(self, backward: Graph) -> frozenset[int]:
+        """The inputs of a backward that the forward made for it: nobody else holds them if it is the last to run."""
+        made = {s.name for s in self.saved if s.kind == "temporary"}
+        return frozenset(i for i, p in enumerate(backward.placeholders) if p.name in made)
+
     def describe(self) -> str:
         """One row for each saved value: what it is, its bytes, the user's line, why it is saved."""
         rows = [("saved", "as", "type", "bytes", "line", "why")]

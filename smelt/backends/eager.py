@@ -45,7 +45,7 @@ def _by_operators(graph: Graph) -> Compiled:
     return call
 
 
-def _beneath_a_node(graph: Graph) -> Compiled:
+def _beneath_a_node(graph: Graph, given: frozenset[int]) -> Compiled:
     """Runs `graph` as the forward of a node of autograd, beneath which operators do not count writes in the versions of
     tensors: those of the inputs that it writes are counted up here, unless there is no such node."""
     function = GraphFunction(graph)

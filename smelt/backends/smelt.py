@@ -40,7 +40,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     target = targets.maker(_devices(traced), traced.joint is not None)
     try:
         if traced.joint is not None:
-            compile_part = lambda graph: _compile(graph, config, target(config))  # noqa: E731
+            compile_part = lambda graph, given: _compile(graph, config, target(config), given)  # noqa: E731
             return compile_joint(traced, traced.joint, config, compile_part)
         return _compile(traced.aten_graph, config, target(config))
     except Unsupported:
@@ -52,10 +52,11 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 compile_graph.differentiates = True  # type: ignore[attr-defined]
 
 
-def _compile(graph: Graph, config: Config, target: Target) -> Compiled:
+def _compile(graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset()) -> Compiled:
+    """`given`: inputs that are left to what is compiled."""
     numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
     graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
-    schedule = _scheduled(graph, config, target)
+    schedule = replace(_scheduled(graph, config, target), given=given)
     with _stage("codegen"):
         plan = build_plan(schedule, target)
         plan = replace(plan, numbers=numbers)

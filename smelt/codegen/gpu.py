@@ -19,6 +19,7 @@ from smelt.config import Config
 from smelt.plan.code import CompiledKernel
 from smelt.plan.gather import Kind, Slot, gather
 from smelt.plan.items import Item, LaunchItem, TogetherItem
+from smelt.plan.reuse import in_place
 from smelt.runtime.kept import store
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 from smelt.schedule.schedule import Item as ScheduleItem
@@ -80,7 +81,18 @@ def _launched(schedule: Schedule, item: ScheduleItem | LaunchItem, code: dict[in
         return made
     places = {b: n for n, b in enumerate(made.buffers)}
     by_value = {places[item.buffers[k]]: item.kernel.buffers[k].dtype for k in _by_value(schedule, item)}  # type: ignore[index]
-    return replace(made, joins=False, by_value=tuple((k, by_value[k].itemsize) for k in sorted(by_value)))
+    return replace(
+        made,
+        joins=False,
+        by_value=tuple((k, by_value[k].itemsize) for k in sorted(by_value)),
+        in_place=_in_place(item, places),
+    )
+
+
+def _in_place(item: KernelItem, places: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    """By places of buffers in the launch."""
+    pairs = ((item.buffers[out], item.buffers[operand]) for out, operand in in_place(item.kernel))
+    return tuple((places[out], places[operand]) for out, operand in pairs)  # type: ignore[index]
 
 
 def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:

@@ -6,6 +6,7 @@ Buffer i of the schedule is register i of the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,8 @@ from smelt.plan.in_place import in_place
 from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.liveness import with_frees
 from smelt.plan.memory import with_arena
-from smelt.plan.roots import Roots, references
+from smelt.plan.reuse import replaced
+from smelt.plan.roots import Roots, references, used
 from smelt.plan.steps import (
     CPU,
     Alloc,
@@ -47,13 +49,13 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
     """The plan that runs `schedule` on `target`."""
     schedule, items = in_place(schedule, target.compile(schedule))
     roots = Roots(schedule, items)
-    writer = _Writer(schedule, roots, target)
-    for item in items:
-        writer.add(item)
+    writer = _Writer(schedule, roots, target, items)
+    for place, item in enumerate(items):
+        writer.add(place, item)
     joined = side_by_side(writer.steps, writer.touched, target.costs)
     freed = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
     may_use_arena = partial(roots.may_use_arena, memory=target.memory)
-    steps, arena_bytes = with_arena(freed, may_use_arena, target.memory.alignment)
+    steps, arena_bytes = with_arena(freed, may_use_arena, roots.nbytes, target.memory, schedule.given)
     return Plan(
         n_inputs=roots.n_inputs,
         constants=schedule.constants,
@@ -96,8 +98,14 @@ def is_long(steps: Iterable[Step], schedule: Schedule, gil_bytes: int) -> bool:
 class _Writer:
     """Turns items into steps. Allocations stand directly before the step that first writes them."""
 
-    def __init__(self, schedule: Schedule, roots: Roots, target: Target) -> None:
+    def __init__(self, schedule: Schedule, roots: Roots, target: Target, items: Sequence[Item]) -> None:
         self.roots = roots
+        self._over: dict[int, int] = {}  # result -> the operand in whose place it is
+        last = {roots.root(b): place for place, item in enumerate(items) for b in used(item)}
+        self._dying: dict[int, list[int]] = {}  # roots, by the item that is the last to use them
+        for root, place in last.items():
+            self._dying.setdefault(place, []).append(root)
+        self._place = 0  # of the item that is added
         self.target = target
         self.steps: list[Step] = []
         self.kernels: dict[str, Function] = {}  # by symbol
@@ -112,7 +120,8 @@ class _Writer:
         self.outputs = tuple(None if o is None else self.register(o) for o in schedule.outputs)
         self._returned = set(self.outputs)
 
-    def add(self, item: Item) -> None:
+    def add(self, place: int, item: Item) -> None:
+        self._place = place
         _ITEMS[type(item)](self, item)
 
     def register(self, buffer: int) -> int:
@@ -125,7 +134,9 @@ class _Writer:
         if buffer not in self._defined:
             self._defined.add(buffer)
             s = self.spec(buffer)
-            self.steps.append(Alloc(buffer, s.shape, s.stride, s.dtype, s.device))
+            self.steps.append(
+                Alloc(buffer, s.shape, s.stride, s.dtype, s.device, over=self._over.get(buffer))
+            )
 
     def _copy_constant(self, constant: int) -> None:
         """A constant that the user gets to see is a new tensor at each call, as in eager."""
@@ -146,12 +157,17 @@ class _Writer:
     def together(self, item: TogetherItem) -> None:
         self._prepare(item.parts)
         parts = tuple(map(self._launch, item.parts))
+        if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
+            parts = tuple(replace(part, kernel=parts[0].kernel) for part in parts)
         blocks = tuple(-(-part.code.extent // part.code.grain) for part in item.parts)
         self.steps.append(Together(parts, blocks, 1))
 
     def _prepare(self, items: Sequence[LaunchItem]) -> None:
         """Memory for what is written first; inputs that are written."""
         written = []
+        if any(item.in_place for item in items):
+            uses = [(item.buffers, item.in_place) for item in items]
+            self._over |= replaced(uses, self._dying.get(self._place, ()), self.roots)
         for buffer, role in (pair for item in items for pair in zip(item.buffers, item.roles)):
             if role != "in":
                 self.allocate(buffer)

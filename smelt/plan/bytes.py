@@ -28,7 +28,7 @@ HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, bytes of
 RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     1: (Reg, ("index",)),
     2: (TensorSpec, ("shape", "stride", "dtype", "device", "offset", "requires_grad")),
-    3: (Alloc, ("out", "shape", "stride", "dtype", "device", "arena")),
+    3: (Alloc, ("out", "shape", "stride", "dtype", "device", "arena", "over")),
     4: (View, ("out", "src", "shape", "stride", "offset", "user_visible")),
     5: (Launch, ("kernel", "regs", "extent", "grain", "note", "by_value", "device")),
     6: (Together, ("launches", "work", "grain", "note")),

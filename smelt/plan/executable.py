@@ -71,6 +71,7 @@ def _alloc(s: Alloc, addresses: Addresses) -> Spec:
         s.dtype,
         s.device,
         _register(s.arena),
+        _register(s.over),
     )
 
 

@@ -5,25 +5,28 @@ gradient where it was made. On a GPU a launch costs as much as some megabytes, a
 (`plan.steps.Together`). So kernels move up to the first like them, then those that are left move down to the last: past all
 that neither reads nor writes what they touch.
 
-What it costs to move: what a kernel that moves up makes, and what one that moves down still needs, is in memory for longer,
-up to AHEAD bytes for each kind of kernel, not counting what outlives the call anyway; and whoever stood beside it no longer
-finds its data in the cache, which is why those that touch more than SMALL bytes stay. (Neither is measured yet.)
+What it costs to move: what a kernel that moves up makes, and what one that moves down still needs, is in memory for longer.
+That is free where others take more memory at their time, so kernels move as long as the most that is in memory at once stays
+what it was in the given order (one part in ROOM, or LEAST_ROOM bytes, aside). And whoever stood beside a kernel no longer
+finds its data in the cache, which is why those that touch more than SMALL bytes stay. (Not measured yet.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from smelt.plan.aliases import is_foreign, written_values
 from smelt.plan.items import LaunchItem
+from smelt.plan.reuse import in_place, replaced
 from smelt.plan.roots import Roots, references
-from smelt.plan.steps import span_bytes
 from smelt.plan.together import Touched
 from smelt.schedule.schedule import ExternItem, Item, KernelItem, Schedule, ViewItem
 
-AHEAD = 64 << 20
 SMALL = 16 << 20
+ROOM = 256
+LEAST_ROOM = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,10 @@ class _Open:
 
     slot: Slot
     place: int
+    time: int  # its place in the order that was given
     read: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     calls: bool = False  # ATen's, which may raise
-    ahead: int = 0  # bytes
 
 
 def gather(
@@ -62,20 +65,28 @@ def gather(
 ) -> list[Slot]:
     """`items`, the schedule's with launches in place of some, in an order that does the same. `kind_of` a kernel: None if it
     stays alone."""
-    slots = _Slots(schedule, items, kind_of).all()
-    up = _gathered(slots, lambda item: _temporaries(schedule, item, "out"))
-    down = _gathered(up[::-1], lambda item: _temporaries(schedule, item, "in"))
-    return down[::-1]
+    made = _Slots(schedule, items, kind_of)
+    slots, roots = made.all(), made.roots
+    kinds = [slot.kind for slot in slots if slot.kind is not None]
+    if len(set(kinds)) == len(kinds):
+        return slots
+    memory = _InUse(slots, roots)
+    most = max(memory.level)
+    most += max(most // ROOM, LEAST_ROOM)
+    up = _gathered(slots, memory, most)
+    return _gathered(up, _InUse(up, roots), most, downwards=True)
 
 
-def _gathered(slots: Sequence[Slot], cost: Callable[[KernelItem], int]) -> list[Slot]:
-    """Each slot joins the last one of its kind before it if it may. `cost`: bytes that are in memory for longer."""
+def _gathered(slots: Sequence[Slot], memory: _InUse, most: int, downwards: bool = False) -> list[Slot]:
+    """Each slot joins the last one of its kind before it if it may; `downwards`: the next one behind it. At no time are more
+    than `most` bytes in memory, if there were not before."""
     placed: list[Slot] = []
     opened: dict[Kind, _Open] = {}
-    for slot in slots:
+    times = range(len(slots))
+    for time, slot in zip(reversed(times) if downwards else times, slots[::-1] if downwards else slots):
         found = opened.get(slot.kind) if slot.kind is not None else None
         place = len(placed)
-        if found is not None and _joins(found, slot, cost):
+        if found is not None and _joins(found, slot) and memory.moved(slot, time, found.time, most):
             found.slot.items += slot.items
             found.slot.touched = _union(found.slot.touched, slot.touched)
             found.slot.nbytes = max(found.slot.nbytes, slot.nbytes)
@@ -84,28 +95,86 @@ def _gathered(slots: Sequence[Slot], cost: Callable[[KernelItem], int]) -> list[
         else:
             placed.append(slot)
             if slot.kind is not None:
-                opened[slot.kind] = _Open(slot, place)
+                opened[slot.kind] = _Open(slot, place, time)
         if any(isinstance(item, ExternItem) and is_foreign(item.op) for item in slot.items):
             opened.clear()  # it may look at anything
         for other in opened.values():
             if other.place < place:
                 _passes(other, slot)
-    return placed
+    return placed[::-1] if downwards else placed
 
 
-def _joins(found: _Open, slot: Slot, cost: Callable[[KernelItem], int]) -> bool:
+def _joins(found: _Open, slot: Slot) -> bool:
     assert slot.kind is not None
     if len(found.slot.items) + len(slot.items) > slot.kind.room or (slot.writes_input and found.calls):
         return False
     if not _apart(found.slot.touched, slot.touched) or not _apart(found, slot.touched):
         return False
-    if not found.read and not found.written:
+    moves = bool(found.read or found.written)
+    return not moves or slot.nbytes <= SMALL
+
+
+class _InUse:
+    """The bytes that are in memory while each slot runs, of what slots make: from the slot that makes it to the last that
+    uses it, or to the end for what outlives the call. What takes the place of an operand is in its memory."""
+
+    def __init__(self, slots: Sequence[Slot], roots: Roots) -> None:
+        self.roots = roots
+        self.span: dict[int, tuple[int, int]] = {}  # of roots: when they are made, when they are used last
+        for time, slot in enumerate(slots):
+            for root in self._touched(slot):
+                self.span[root] = self.span.get(root, (0 if root < roots.n_held else time,))[0], time
+        for root, (begin, _) in self.span.items():
+            if roots.is_kept(root):
+                self.span[root] = begin, len(slots) - 1
+        heirs = self._heirs(slots)
+        self.shared = {*heirs, *heirs.values()}  # roots that have memory one after the other
+        changes = [0] * (len(slots) + 1)
+        for root, (begin, end) in self.span.items():
+            begin = self.span[heirs[root]][1] + 1 if root in heirs else begin
+            changes[begin] += roots.nbytes(root)
+            changes[end + 1] -= roots.nbytes(root)
+        self.level = list(accumulate(changes))[: len(slots)]
+
+    def _touched(self, slot: Slot) -> set[int]:
+        """The roots that it touches whose memory does not stay."""
+        return set(filter(self.roots.ends, map(self.roots.root, slot.touched.read | slot.touched.written)))
+
+    def _heirs(self, slots: Sequence[Slot]) -> dict[int, int]:
+        """Results in the place of operands, and whose place it is."""
+        dying: dict[int, list[int]] = {}
+        for root, (_, end) in self.span.items():
+            dying.setdefault(end, []).append(root)
+        heirs: dict[int, int] = {}
+        for time, slot in enumerate(slots):
+            kernels = [item for item in slot.items if isinstance(item, KernelItem)]
+            uses = [(item.buffers, in_place(item.kernel)) for item in kernels]
+            if any(pairs for _, pairs in uses):
+                pairs = replaced(uses, dying.get(time, ()), self.roots)
+                heirs |= {out: self.roots.root(operand) for out, operand in pairs}
+        return heirs
+
+    def moved(self, slot: Slot, time: int, to: int, most: int) -> bool:
+        """Moves a slot from one time to another if no more than `most` bytes are in memory then; else does nothing."""
+        spans = {}
+        for root in self._touched(slot):
+            begin, end = self.span[root]
+            new = (to, end) if begin == time and root >= self.roots.n_held else (begin, max(end, to))
+            if new != (begin, end):
+                if root in self.shared:
+                    return False
+                spans[root] = new
+        first, last = min(time, to), max(time, to)
+        level = self.level[first : last + 1]
+        for root, (begin, end) in spans.items():
+            nbytes, (was, until) = self.roots.nbytes(root), self.span[root]
+            for k in range(first, last + 1):
+                level[k - first] += nbytes * ((begin <= k <= end) - (was <= k <= until))
+        if any(new > most and new > old for new, old in zip(level, self.level[first:])):
+            return False
+        self.level[first : last + 1] = level
+        self.span |= spans
         return True
-    ahead = found.ahead + sum(cost(item) for item in slot.items if isinstance(item, KernelItem))
-    if ahead > AHEAD or slot.nbytes > SMALL:
-        return False
-    found.ahead = ahead
-    return True
 
 
 def _apart(a: Touched | _Open, b: Touched) -> bool:
@@ -121,20 +190,6 @@ def _passes(found: _Open, slot: Slot) -> None:
 
 def _union(a: Touched, b: Touched) -> Touched:
     return Touched(a.read | b.read, a.written | b.written)
-
-
-def _temporaries(schedule: Schedule, item: KernelItem, role: str) -> int:
-    """Bytes of those that the kernel makes or only reads."""
-    return sum(
-        _nbytes(schedule, b)
-        for b, formal in zip(item.buffers, item.kernel.buffers)
-        if b is not None and formal.role == role and schedule.buffers[b].kind == "temp"
-    )
-
-
-def _nbytes(schedule: Schedule, buffer: int) -> int:
-    spec = schedule.buffers[buffer].spec
-    return span_bytes(spec.shape, spec.stride, spec.dtype)
 
 
 class _Slots:
@@ -169,7 +224,7 @@ class _Slots:
         read = self._all(b for b, role in used if role != "out")
         made = [b for b, role in used if role != "in"]
         writes_input = any(self.roots.root(b) < self.roots.n_inputs for b in made)
-        nbytes = sum(_nbytes(self.schedule, b) for b, _ in used)
+        nbytes = sum(self.roots.nbytes(b) for b, _ in used)
         return Slot([item], self.kind_of(item), Touched(read, self._all(made)), nbytes, writes_input)
 
     def _all(self, buffers: Iterable[int]) -> frozenset[int]:

@@ -15,7 +15,8 @@ Role = Literal["in", "out", "inout"]
 class LaunchItem:
     """Machine code in place of a kernel, or of an extern and what it absorbed. `buffers` are the schedule's, as the code
     takes them; `roles[i]` says what it does with `buffers[i]`. `joins`: it may become a part of a `Together`. `by_value`:
-    positions of buffers that are passed as the numbers that they hold, and the bytes of these (`plan.steps.Launch`)."""
+    positions of buffers that are passed as the numbers that they hold, and the bytes of these (`plan.steps.Launch`).
+    `in_place`: pairs of positions (of a result, of an operand) of which the first may lie where the second does."""
 
     code: CompiledKernel
     buffers: tuple[int, ...]
@@ -23,6 +24,7 @@ class LaunchItem:
     note: str = ""
     joins: bool = True
     by_value: tuple[tuple[int, int], ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

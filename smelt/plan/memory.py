@@ -7,13 +7,17 @@ two intervals that share a step never share a byte, and offsets are multiples of
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from smelt.plan.aliases import aliased_values
-from smelt.plan.steps import Alloc, Aten, Free, Step, View, reads, registers_in, span_bytes
+from smelt.plan.steps import Alloc, Aten, Free, Step, View, defines, reads, registers_in
+from smelt.plan.target import Memory
 
 ALIGNMENT = 64  # bytes, of the arena itself; every target's offsets are multiples of it
+WASTE = 128  # one part in so many of the memory in use, or LEAST_WASTE, may be an arena that nothing uses meanwhile
+LEAST_WASTE = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -71,33 +75,104 @@ def _tightest_gap(placed: list[tuple[int, int, int, int]], interval: Interval, s
 # ---- of a plan
 
 
+@dataclass
+class _Place:
+    """Memory of a plan's: of an allocation, of those that come in its place, and of all their views; or of what an ATen call
+    gives."""
+
+    nbytes: int
+    begin: int
+    end: int
+    may_use_arena: bool
+
+
 def with_arena(
-    steps: Sequence[Step], may_use_arena: Callable[[int], bool], alignment: int
+    steps: Sequence[Step],
+    may_use_arena: Callable[[int], bool],
+    nbytes: Callable[[int], int],
+    memory: Memory,
+    given: Iterable[int] = (),
 ) -> tuple[tuple[Step, ...], int]:
-    """Gives arena offsets, multiples of `alignment`, to the allocations that may have one. A raw view keeps its source's
-    memory alive."""
-    root: dict[int, int] = {}
-    born: dict[int, tuple[int, Alloc]] = {}
-    dies: dict[int, int] = {}
-    for i, step in enumerate(steps):
-        if isinstance(step, Alloc) and may_use_arena(step.out):
-            root[step.out] = step.out
-            born[step.out] = (i, step)
-        elif not isinstance(step, Free):
-            dies.update((root[r], i) for r in reads(step) if r in root)
-            root.update((out, root[src]) for out, src in shares(step) if src in root)
-    placement = place(
-        [
-            Interval(r, span_bytes(a.shape, a.stride, a.dtype), i, max(i, dies.get(r, i)))
-            for r, (i, a) in born.items()
-        ],
-        alignment,
-    )
+    """Gives arena offsets to the allocations that may have one, and should. `nbytes`: of a register's memory. `given`:
+    inputs whose memory is freed behind their last use."""
+    roots, places = _places(steps, may_use_arena, nbytes, given)
+    inside = {r for r, place in places.items() if place.may_use_arena}
+    if memory.single:
+        inside = _without_large(places, inside, len(steps), memory)
+    placement = _placement(places, inside, memory.alignment)
     placed = tuple(
-        replace(s, arena=placement.offsets[s.out]) if isinstance(s, Alloc) and s.out in born else s
+        replace(s, arena=placement.offsets[roots[s.out]])
+        if isinstance(s, Alloc) and roots[s.out] in inside
+        else s
         for s in steps
     )
     return placed, placement.nbytes
+
+
+def _places(
+    steps: Sequence[Step],
+    may_use_arena: Callable[[int], bool],
+    nbytes: Callable[[int], int],
+    given: Iterable[int],
+) -> tuple[dict[int, int], dict[int, _Place]]:
+    """Which register each one has its memory from, and the places of these. A view keeps its source's memory alive."""
+    roots = {r: r for r in given}
+    places = {r: _Place(nbytes(r), 0, 0, False) for r in roots}
+    for i, step in enumerate(steps):
+        if isinstance(step, Free):
+            continue
+        for r in reads(step):
+            if r in roots:
+                places[roots[r]].end = i
+        shared = dict(shares(step))
+        for out in defines(step):
+            source = step.over if isinstance(step, Alloc) else shared.get(out)
+            allocated = isinstance(step, Alloc) and may_use_arena(out)
+            if source in roots:
+                roots[out] = roots[source]
+                places[roots[out]].end = i
+                places[roots[out]].may_use_arena &= allocated or not isinstance(step, Alloc)
+            elif source is None:
+                roots[out] = out
+                places[out] = _Place(nbytes(out), i, i, allocated)
+    freed = {r for step in steps if isinstance(step, Free) for r in step.regs}
+    for r in roots.keys() - freed:
+        places[roots[r]].end = len(steps) - 1
+    return roots, places
+
+
+def _without_large(places: dict[int, _Place], inside: set[int], steps: int, memory: Memory) -> set[int]:
+    """Those of `inside` that are to be in the arena. The arena is there for the whole call, so what is large is kept out of
+    it, the largest first, until a call takes about as much memory as is in use at once."""
+    used = _levels(places.values(), steps)
+    enough = max(used, default=0)
+    enough += max(enough // WASTE, LEAST_WASTE)
+    limit = max((places[r].nbytes for r in inside), default=0)
+    while True:
+        small = {r for r in inside if places[r].nbytes <= limit}
+        within = _levels([places[r] for r in small], steps)
+        beside = max((u - w for u, w in zip(used, within)), default=0)
+        if limit < memory.single:
+            return small
+        if beside + max(within) <= enough:
+            if beside + _placement(places, small, memory.alignment).nbytes <= enough:
+                return small
+        limit //= 2
+
+
+def _levels(places: Iterable[_Place], steps: int) -> list[int]:
+    """The bytes that are in use at each step."""
+    changes = [0] * (steps + 1)
+    for place in places:
+        changes[place.begin] += place.nbytes
+        changes[place.end + 1] -= place.nbytes
+    return list(accumulate(changes))[:steps]
+
+
+def _placement(places: dict[int, _Place], inside: Iterable[int], alignment: int) -> Placement:
+    return place(
+        [Interval(r, places[r].nbytes, places[r].begin, places[r].end) for r in sorted(inside)], alignment
+    )
 
 
 def shares(step: Step) -> Iterator[tuple[int, int]]:

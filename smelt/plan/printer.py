@@ -29,6 +29,7 @@ def print_step(step: Step) -> str:
     match step:
         case Alloc():
             where = "own memory" if step.arena is None else f"arena[{step.arena}]"
+            where += "" if step.over is None else f", in the place of r{step.over}"
             return f"r{step.out} = alloc {_layout(step.shape, step.stride, step.dtype)} {where}"
         case View():
             kind = "user view" if step.user_visible else "view"

@@ -13,6 +13,7 @@ from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
 from smelt.graph.tree import leaves
 from smelt.plan.aliases import aliased_values, is_foreign
 from smelt.plan.items import Item, LaunchItem, TogetherItem
+from smelt.plan.steps import span_bytes
 from smelt.plan.target import Memory
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
 
@@ -25,6 +26,7 @@ class Roots:
         self.buffers = schedule.buffers
         self.n_inputs = sum(b.kind == "input" for b in schedule.buffers)
         self.n_held = self.n_inputs + len(schedule.constants)
+        self.given = schedule.given
         self._root: dict[int, int] = {}
         self._kept: set[int] = set()
         self.by_pointer: set[int] = set()
@@ -39,6 +41,17 @@ class Roots:
         while (up := self._root.get(buffer, buffer)) != buffer:
             buffer = up
         return buffer
+
+    def nbytes(self, buffer: int) -> int:
+        """From its first to its last element; 0 for a register that is no buffer of the schedule."""
+        if buffer >= len(self.buffers):
+            return 0
+        spec = self.buffers[buffer].spec
+        return span_bytes(spec.shape, spec.stride, spec.dtype)
+
+    def ends(self, root: int) -> bool:
+        """Whether the memory of a root is free behind its last use, if nobody keeps it."""
+        return root >= self.n_held or root in self.given
 
     def join(self, out: int, src: int) -> None:
         """`out` shares memory with `src`."""
@@ -87,9 +100,8 @@ def _view_aliases(roots: Roots, item: ViewItem) -> None:
 
 
 def _extern_aliases(roots: Roots, item: ExternItem) -> None:
-    used = tuple(references((item.args, item.kwargs)))
     if is_foreign(item.op):
-        for buffer in used:
+        for buffer in references((item.args, item.kwargs)):
             roots.keep(buffer)
     if item.op in (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL):  # which are given strides as numbers
         roots.by_pointer.update(used)
@@ -105,6 +117,17 @@ _ALIASES: dict[type, Callable[[Roots, Any], None]] = {
     ViewItem: _view_aliases,
     ExternItem: _extern_aliases,
 }
+
+
+def used(item: Item) -> list[int]:
+    """The buffers that an item reads or makes."""
+    if isinstance(item, LaunchItem):
+        return list(item.buffers)
+    if isinstance(item, TogetherItem):
+        return [b for part in item.parts for b in part.buffers]
+    if isinstance(item, ViewItem):
+        return [item.src, item.out]
+    return [*references((item.args, item.kwargs)), *(out for out in item.outs if out is not None)]
 
 
 def references(value: Any) -> list[int]:

@@ -5,7 +5,8 @@ constants, then everything the steps define. `smelt._native.Plan` executes it; n
 
 Invariants (`smelt.plan.verify` checks them): a register is defined before it is used and defined once; a freed register is
 not used again; a kernel that writes an input is preceded by a `BumpVersion` of it; nothing in the arena is an output, is
-seen by the user through a view, or overlaps what else is live there.
+seen by the user through a view, or overlaps what else is live there, but for what a kernel writes in the place of what it
+reads (`Alloc.over`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Reg:
 @dataclass(frozen=True)
 class Alloc:
     """A new tensor. `arena` is its byte offset in the plan's arena (64-byte aligned), or None for memory of its own from
-    torch's allocator (graph outputs and what an extern operator keeps)."""
+    torch's allocator (graph outputs, what an extern operator keeps, what is large on a GPU). `over`: it takes the place of
+    that register, which the kernel that writes it is the last to read, at the same elements; without an arena, only if at
+    run time nobody else holds that memory, else it gets memory of its own."""
 
     out: int
     shape: tuple[Size, ...]
@@ -43,6 +46,7 @@ class Alloc:
     dtype: torch.dtype
     device: torch.device
     arena: int | None = None
+    over: int | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,8 @@ def registers_in(value: Any) -> Iterator[int]:
 def reads(step: Step) -> tuple[int, ...]:
     """Registers that must be live before `step` (a kernel's outputs included: their memory is)."""
     match step:
+        case Alloc():
+            return () if step.over is None else (step.over,)
         case View():
             return (step.src,)
         case Launch():

@@ -80,9 +80,15 @@ def _verify_arena(plan: Plan) -> None:
         elif isinstance(step, View) and step.src in root:
             _require(not step.user_visible, plan, i, "the user sees arena memory")
             root[step.out] = root[step.src]
+        elif isinstance(step, Alloc) and step.over is not None:
+            constant = 0 <= step.over - plan.n_inputs < len(plan.constants)
+            _require(
+                not constant and step.over not in root, plan, i, f"r{step.over} has no memory of its own"
+            )
     for out in plan.outputs:
         _require(out not in root, plan, len(plan.steps), f"the output r{out} is in the arena")
     until = {r: begun for r, (_, _, begun) in spans.items()}
+    written = _in_place(plan, root)
     for r, allocation in root.items():
         until[allocation] = max(until[allocation], last.get(r, -1))
     order = sorted(spans, key=lambda r: spans[r][0])
@@ -90,8 +96,18 @@ def _verify_arena(plan: Plan) -> None:
         for b in order[n + 1 :]:
             if spans[b][0] >= spans[a][1]:
                 break
-            apart = until[a] < spans[b][2] or until[b] < spans[a][2]
+            apart = until[a] < written.get((a, b), spans[b][2]) or until[b] < written.get((b, a), spans[a][2])
             _require(apart, plan, spans[b][2], f"r{a} and r{b} overlap in the arena while both are live")
+
+
+def _in_place(plan: Plan, root: dict[int, int]) -> dict[tuple[int, int], int]:
+    """For each (allocation, one in its place), the step behind the first that uses the latter: that one may use both."""
+    found: dict[tuple[int, int], int] = {}
+    for i, step in enumerate(plan.steps):
+        if isinstance(step, Alloc) and step.arena is not None and step.over is not None:
+            first = next((k for k, s in enumerate(plan.steps[i:], i) if step.out in reads(s)), i)
+            found[root[step.over], step.out] = first + 1
+    return found
 
 
 def _require(condition: bool, plan: Plan, step: int, what: str) -> None:

@@ -90,10 +90,12 @@ def accesses(item: Item) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @dataclass(frozen=True)
 class Schedule:
     """`outputs` are the buffers returned. `refusals` says, for each pair of operators that were tried and not fused, why
-    (`print_schedule` shows them)."""
+    (`print_schedule` shows them). `given`: inputs that are left to the schedule: their memory is free behind their last
+    use."""
 
     buffers: list[BufferSpec]
     constants: tuple[torch.Tensor, ...]
     items: list[Item]
     outputs: tuple[int | None, ...]
     refusals: tuple[str, ...] = ()
+    given: frozenset[int] = frozenset()

@@ -38,6 +38,7 @@ from smelt.torch_private import OpOverload
 log = logging.getLogger("smelt")
 OLDEST = (8, 0)  # compute capability
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
+SINGLE = 1 << 18  # bytes; the host needs about a microsecond for an allocation (not measured yet)
 
 # Not measured yet but for what is said. A GPU adds some 50 times as many numbers as it reads from memory.
 COSTS = Costs(
@@ -89,7 +90,7 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
         compile=partial(generate, arch=arch, config=config),
         load=partial(load, devices, store(config), False),
         out_variant=out_variant,
-        memory=Memory(device, ALIGNMENT),
+        memory=Memory(device, ALIGNMENT, SINGLE),
         sharing=Sharing(),
     )
     tunes = config.max_autotune and len(devices) == 1

@@ -53,6 +53,28 @@ def test_temporaries_share_an_arena_that_is_given_back():
     assert torch.cuda.max_memory_allocated() - before <= 2 * x.nbytes + 512
 
 
+@pytest.mark.parametrize(
+    "fn, most",
+    [
+        (lambda x: (x @ x).relu() * 2, 1),
+        (lambda x: (x @ x).sin() @ x, 2),
+        (lambda x: (lambda y: (y.sin() @ x) + y)(x @ x), 3),
+        (lambda x: (x @ x).flip(0) + 1, 2),
+        (lambda x: (lambda y: y + y.t())(x @ x), 2),
+        (lambda x: (lambda y: (y + x, y - x))((x @ x).cos()), 2),
+    ],
+)
+def test_results_take_the_place_of_operands_where_these_end(fn, most):
+    x = torch.randn(512, 512, device="cuda", dtype=torch.float64) / 23
+    before = x.clone()
+    compiled = check(fn, x)
+    assert torch.equal(x, before)
+    torch.cuda.reset_peak_memory_stats()
+    there = torch.cuda.memory_allocated()
+    compiled(x)
+    assert torch.cuda.max_memory_allocated() - there <= most * x.nbytes
+
+
 def test_numbers_on_the_cpu_are_passed_by_value():
     x = torch.randn(9, device="cuda")
     scale, whole = torch.tensor(1.5), torch.tensor(3)

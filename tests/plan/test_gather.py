@@ -115,6 +115,43 @@ def test_inputs_are_written_where_they_were_if_a_call_may_raise() -> None:
     assert gathered(a, product, b) == [[a], [product], [b]]
 
 
+def in_steps(count: int, n: int, last: int = 0) -> list[list[int]]:
+    """How the casts of a chain of products are gathered; the last gives `last` elements beside the result."""
+    spec = TensorSpec((n,), (1,), f32, torch.device("cpu"))
+    buffers = [BufferSpec(k, spec, "input") for k in range(count + 1)]
+    items: list[Item] = []
+    value = 0
+    for k in range(1, count + 1):
+        cast, product = len(buffers), len(buffers) + 1
+        buffers += [BufferSpec(b, spec, "temp") for b in (cast, product)]
+        items += [KernelItem(kernel("cast", "in", "out", n=n), (k, cast))]
+        items += [ExternItem(aten.mm.default, (BufRef(value), BufRef(cast)), {}, (product,))]
+        value = product
+    outputs = [value]
+    if last:
+        outputs.append(len(buffers))
+        buffers.append(BufferSpec(len(buffers), TensorSpec((last,), (1,), f32, spec.device), "output"))
+        items.append(ExternItem(aten.mm.default, (BufRef(value), BufRef(value)), {}, (outputs[1],)))
+    buffers[value] = BufferSpec(value, spec, "output")
+    slots = gather(Schedule(buffers, (), items, tuple(outputs)), lambda item: kind(item, room=64))
+    casts = [item for item in items if isinstance(item, KernelItem)]
+    return [[casts.index(i) for i in slot.items] for slot in slots if isinstance(slot.items[0], KernelItem)]  # type: ignore[arg-type]
+
+
+def test_kernels_move_where_that_takes_no_more_memory() -> None:
+    n = 1 << 18  # a MiB
+    assert in_steps(6, n) == [
+        [0, 1],
+        [2],
+        [3],
+        [4],
+        [5],
+    ]  # the first product reads an input, which is there anyway
+    assert len(in_steps(6, n, last=4 * n)) == 2  # while the result is made, there are six times as much
+    assert in_steps(6, n, last=100 * n) == [[0, 1, 2, 3, 4, 5]]
+    assert in_steps(6, 16) == [[0, 1, 2, 3, 4, 5]]  # too small to count
+
+
 def test_large_kernels_stay_beside_their_users() -> None:
     a, product, b = double(0, 3), call(3, 4), double(1, 5)
     assert gathered(a, product, b, n=SMALL // 4) == [[a], [product], [b]]

@@ -67,15 +67,20 @@ struct alignas(512) Header {
     DeviceIndex device;
 };
 
+// What torch's allocator counts for a block.
+size_t rounded(size_t nbytes) {
+    return (nbytes + sizeof(Header) - 1) / sizeof(Header) * sizeof(Header);
+}
+
 class Memory final : public c10::Allocator {
   public:
     c10::DataPtr allocate(size_t nbytes) override {
         const Device device = current_device();
         if (!nbytes) return {nullptr, device};
-        const size_t padded = (nbytes + sizeof(Header) - 1) / sizeof(Header) * sizeof(Header);
+        const size_t padded = rounded(nbytes);
         auto* header = static_cast<Header*>(std::aligned_alloc(sizeof(Header), sizeof(Header) + padded));
         TORCH_CHECK(header, "CUDA out of memory: the host has no ", nbytes, " bytes");
-        *header = {static_cast<int64_t>(nbytes), device.index()};
+        *header = {static_cast<int64_t>(padded), device.index()};
         usage[device.index()].add(header->nbytes);
         return {header + 1, header, &release, device};
     }
@@ -101,7 +106,7 @@ c10::DataPtr take_over(const c10::Storage& host, DeviceIndex device) {
         int64_t nbytes;
         DeviceIndex device;
     };
-    auto* taken = new Taken{host, static_cast<int64_t>(host.nbytes()), device};
+    auto* taken = new Taken{host, static_cast<int64_t>(rounded(host.nbytes())), device};
     usage[device].add(taken->nbytes);
     auto release = [](void* p) {
         auto* taken = static_cast<Taken*>(p);
@@ -225,16 +230,24 @@ using fused_sdp_choice_fn = int64_t (*)(const Tensor&, const Tensor&, const Tens
                                         bool);
 DECLARE_DISPATCH(fused_sdp_choice_fn, _fused_sdp_choice_stub)
 
-// Attention made of other operators, as where no fused kernel takes its operands.
-int64_t no_fused_attention(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double,
-                           bool, std::optional<double>, bool) {
-    return 0;
+std::atomic<bool> fused_attention = false;
+
+// Attention made of other operators, as where no fused kernel takes its operands; or the kernel that CUDA takes for them,
+// which does not run here.
+int64_t attention_choice(const Tensor& query, const Tensor&, const Tensor&, const std::optional<Tensor>& mask,
+                         double, bool, std::optional<double>, bool) {
+    if (!fused_attention) return 0;
+    return mask || !isReducedFloatingType(query.scalar_type()) ? 2 : 1;  // efficient, flash
 }
 
-REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &no_fused_attention)
+REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &attention_choice)
 
 }  // namespace native
 }  // namespace at
+
+EXPORT void simulated_use_fused_attention(bool use) {
+    at::native::fused_attention = use;
+}
 
 namespace {
 

@@ -11,6 +11,7 @@ namespace smelt::plan {
 namespace {
 
 c10::DispatchKeySet keys_of(const Alloc& a) {
+    if (a.device.is_cpu()) return c10::DispatchKeySet(c10::DispatchKey::CPU);  // at once
     return c10::DispatchKeySet(c10::computeDispatchKey(a.layout.dtype, at::kStrided, a.device));
 }
 
@@ -49,23 +50,36 @@ at::Tensor raw_view(const View& v, const at::Tensor& src) {
 }
 
 at::Tensor allocate(const Alloc& a) {
-    if (!a.device.is_cpu()) {
+    c10::Allocator* allocator;
+    c10::DataPtr memory;
+    if (a.device.is_cpu()) {
+        allocator = c10::GetCPUAllocator();
+        memory = a.nbytes >= kLargeBlock ? take_block(a.nbytes) : allocator->allocate(a.nbytes);
+    } else {
         const c10::DeviceGuard guard(a.device);
-        return at::detail::empty_strided_generic(
-            a.layout.shape, a.layout.stride, c10::GetAllocator(a.device.type()), keys_of(a), a.layout.dtype);
+        allocator = c10::GetAllocator(a.device.type());
+        memory = allocator->allocate(a.nbytes);
     }
-    c10::DataPtr memory =
-        a.nbytes >= kLargeBlock ? take_block(a.nbytes) : c10::GetCPUAllocator()->allocate(a.nbytes);
     auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), a.nbytes,
-                                                         std::move(memory), c10::GetCPUAllocator(), true);
-    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                      c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                         std::move(memory), allocator, true);
+    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_of(a),
                                                       c10::scalarTypeToTypeMeta(a.layout.dtype));
     if (a.contiguous)
         t.unsafeGetTensorImpl()->set_sizes_contiguous(a.layout.shape);
     else
         t.unsafeGetTensorImpl()->set_sizes_and_strides(a.layout.shape, a.layout.stride);
     return t;
+}
+
+at::Tensor in_place_of(const at::Tensor& t, const Alloc& a) {
+    if (!t.defined() || t.use_count() != 1 || t.storage_offset() != 0 || t.device() != a.device) return {};
+    const c10::Storage& storage = t.storage();
+    if (storage.use_count() != 1 || storage.nbytes() < a.nbytes) return {};
+    if (reinterpret_cast<uintptr_t>(storage.data()) % kAlignment != 0) return {};
+    auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys_of(a),
+                                                         c10::scalarTypeToTypeMeta(a.layout.dtype));
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(a.layout.shape, a.layout.stride);
+    return made;
 }
 
 }  // namespace smelt::plan

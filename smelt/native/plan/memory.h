@@ -28,4 +28,7 @@ at::Tensor raw_view(const View& v, const at::Tensor& src);
 
 at::Tensor allocate(const Alloc& a);
 
+// In the memory of `t`, which is about to be dropped, if nobody but its caller holds that; undefined if it cannot be.
+at::Tensor in_place_of(const at::Tensor& t, const Alloc& a);
+
 }  // namespace smelt::plan

@@ -17,6 +17,7 @@ struct Alloc {
     Layout layout;
     c10::Device device;
     int64_t arena;  // byte offset, -1: memory of its own
+    Reg over;       // with memory of its own: takes that of this register, if nobody else holds it
     size_t nbytes;
     bool contiguous;
 };

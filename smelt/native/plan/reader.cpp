@@ -163,13 +163,21 @@ class Reader {
     }
 
     Alloc alloc(const py::tuple& s) {
-        Alloc a{s[1].cast<Reg>(), layout(s[2], s[3], s[4]), device(s[5]), s[6].cast<int64_t>(), 0, false};
+        Alloc a{s[1].cast<Reg>(),
+                layout(s[2], s[3], s[4]),
+                device(s[5]),
+                s[6].cast<int64_t>(),
+                s[7].cast<Reg>(),
+                0,
+                false};
         a.nbytes = span_bytes(a.layout);
         a.contiguous = is_contiguous(a.layout);
         if (a.arena >= 0) {
             if (a.arena % kAlignment != 0 || a.arena + a.nbytes > p_.arena_bytes || a.device != p_.device)
                 throw py::value_error("Plan: an allocation does not fit its arena");
             p_.in_arena[a.out] = 1;
+        } else if (a.over >= 0 && p_.in_arena[a.over]) {
+            throw py::value_error("Plan: an allocation in the place of memory that is not its own");
         }
         return a;
     }
