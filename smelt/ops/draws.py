@@ -47,13 +47,16 @@ class Draws:
 
     @classmethod
     def near(cls, spec: TensorSpec, blocks: int) -> Draws:
-        """As dropout goes through a tensor: by its memory, in vectors, if that is dense, else by its sizes."""
+        """As dropout goes through a tensor: by its memory, in vectors, if that is dense and some divide it, else by its
+        sizes."""
         count = prod(map(static, spec.shape))
         stride, vector = contiguous_stride(spec.shape), 1
         if is_dense(spec):
             stride, vector = spec.stride, _VECTOR_BYTES // spec.dtype.itemsize
             while count % vector or spec.offset % vector:
                 vector //= 2
+            if vector == 1:
+                stride = contiguous_stride(spec.shape)
         return cls._counted(count, stride, vector, blocks, _WORDS)
 
     @classmethod
@@ -77,10 +80,9 @@ class Draws:
         if self.vector == 1:  # the numbers of a step are for as many turns
             turn = place // self.threads
             return place % self.threads, turn // self.numbers, turn % self.numbers
-        if self.vector == 2:
+        if self.vector == 2:  # ATen means to use a step for two turns, but draws anew in each
             group, lane = place // 2, place % 2
-            turn = group // self.threads
-            return group % self.threads, turn // 2, lane + turn % 2 * 2
+            return group % self.threads, group // self.threads, lane
         step, lane = place // _WORDS, place % _WORDS  # neighbours have one: kernels draw it once for all four
         group, steps = step // (self.vector // _WORDS), self.vector // _WORDS
         return group % self.threads, group // self.threads * steps + step % steps, lane

@@ -265,6 +265,8 @@ def exponential(b: Builder, _: Any, lambd: float = 1.0, *, generator: object = N
 
 def _draws(b: Builder, spec: TensorSpec) -> bool:
     """Whether kernels draw for a tensor."""
+    if spec.device != b.device or spec.device.type != "cuda":
+        return False
     return b.costs.draw_blocks > 0 and all(type(n) is int for n in spec.shape) and 0 not in spec.shape
 
 

@@ -21,7 +21,7 @@ from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, 
 from smelt.plan.verify import verify
 
 MAGIC = b"smeltpln"
-VERSION = 4  # of the form: raised with each change of what follows, also of the meaning of a step
+VERSION = 5  # of the form: raised with each change of what follows, also of the meaning of a step
 HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, bytes of the body
 
 # Number of a record -> its class, and its fields in order.

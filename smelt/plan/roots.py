@@ -104,7 +104,7 @@ def _extern_aliases(roots: Roots, item: ExternItem) -> None:
         for buffer in references((item.args, item.kwargs)):
             roots.keep(buffer)
     if item.op in (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL):  # which are given strides as numbers
-        roots.by_pointer.update(used)
+        roots.by_pointer.update(references((item.args, item.kwargs)))
     for result, out in enumerate(item.outs):
         if out is not None:
             for buffer in references(aliased_values(item.op, result, item.args, item.kwargs)):

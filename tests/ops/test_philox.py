@@ -67,7 +67,6 @@ def mask_of_aten(count: int, keep: float, seed: int, offset: int, vector: int, b
         step = offset // 4
         state: list[float] = []
         drawn = thread * vector
-        toggle = 0
         if vector == 1:
             place = thread
             while place < -(-count // (threads * 4)) * threads * 4:
@@ -81,16 +80,9 @@ def mask_of_aten(count: int, keep: float, seed: int, offset: int, vector: int, b
             continue
         while drawn < count:
             numbers: list[float] = []
-            if vector == 2:
-                if not toggle:
-                    state = uniform(seed, step, thread)
-                    step += 1
-                numbers = state[2:] if toggle else state[:2]
-                toggle ^= 1
-            else:
-                for _ in range(vector // 4):
-                    numbers += uniform(seed, step, thread)
-                    step += 1
+            for _ in range(max(vector // 4, 1)):  # its switch for using both halves of a step is never set
+                numbers += uniform(seed, step, thread)
+                step += 1
             for lane in range(vector):
                 mask[drawn + lane] = numbers[lane] < keep
             drawn += threads * vector
