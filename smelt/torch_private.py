@@ -25,8 +25,6 @@ from torch.autograd import forward_ad
 
 with suppress(ImportError):
     import torch._numpy
-with suppress(ImportError):
-    import torch.utils._device
 
 T = TypeVar("T")
 MISSING: dict[str, str] = {}  # what it is for, by the path of a name that is needed and is not there
@@ -115,9 +113,6 @@ current_function_mode = _needed(
 )
 current_function_modes = _needed(
     lambda: torch.overrides._get_current_function_mode_stack, "the function modes that are on"
-)
-device_constructors = _needed(
-    lambda: torch.utils._device._device_constructors, "the functions that take the default device"
 )
 pop_function_mode = _needed(lambda: torch.overrides._pop_mode, "functions that leave modes are recognised")
 push_function_mode = _needed(lambda: torch.overrides._push_mode, "functions that enter modes are recognised")

@@ -16,7 +16,6 @@ from smelt.loops.tensor import Definition, Extern, Index, Load, Map, Reduce, Sca
 from smelt.loops.values import cast, const
 from smelt.torch_private import OpOverload
 
-CHECK = torch.ops.aten._assert_async.msg
 Operand = Tensor | int | float | bool
 
 
@@ -45,10 +44,10 @@ class Builder:
         self.made.append(Extern(op, tuple(args), {}, (result,), self.name, self.line))
         return result
 
-    def check(self, holds: Tensor, message: str) -> None:
-        """An ATen call that fails where `holds`, a bool of no dimension, does not. On a GPU that is noticed later."""
-        arguments = (holds, message)
-        self.made.append(Extern(CHECK, arguments, {}, (None,), "check", self.line, raises=True))
+    def check(self, by: OpOverload, holds: Tensor, message: str) -> None:
+        """Calls `by`, an assertion, which fails where `holds`, a bool of no dimension, does not. On a GPU that is noticed
+        later."""
+        self.made.append(Extern(by, (holds, message), {}, (None,), "check", self.line, raises=True))
 
     def view(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index]) -> Tensor:
         """`result[i] = source[index(i)]`, sharing source's memory."""

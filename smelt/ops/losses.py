@@ -217,7 +217,8 @@ def nll_loss_forward(
         return where(counts(load, at), const(1, compute), const(0, compute))
 
     rows = (x.shape[0],)
-    b.check(b.reduction("all", (), torch.bool, [target], rows, valid), "a target is none of the classes")
+    all_valid = b.reduction("all", (), torch.bool, [target], rows, valid)
+    b.check(aten._assert_async.msg, all_valid, "a target is none of the classes")
     found = b.reduction("sum", rows, compute, [source, target], (classes,), element, 2.0)
     losses = b.map(rows, compute, [found, target, *less], loss, 3.0)
     number = b.reduction("sum", (), compute, [target], rows, one)

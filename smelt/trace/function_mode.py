@@ -15,7 +15,6 @@ from smelt.torch_private import (
     DisableFuncTorch,
     DisableTorchDispatch,
     DisableTorchFunction,
-    device_constructors,
     maybe_current_level,
 )
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
@@ -38,6 +37,16 @@ _LARGE = 10_000_000  # elements
 _BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **masked_stores.BODIES}
 # Of functions that are one operator for each of several tensors.
 _BODIES_OF_LISTS = {**foreach.BODIES, **fused_optimizers.BODIES}
+
+
+def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:
+    """Whether a call made its result, from no tensor, on the default device, which is not the CPU."""
+    return (
+        isinstance(out, torch.Tensor)
+        and out.device.type != "cpu"
+        and getattr(torch, getattr(func, "__name__", ""), None) is func
+        and not leaves(given, torch.Tensor)
+    )
 
 
 class FunctionMode(TorchFunctionMode):
@@ -145,7 +154,7 @@ class FunctionMode(TorchFunctionMode):
             raise failure
         if cls is not None:
             mark(out, cls)
-        if func in device_constructors() and kwargs.get("device") is None and out.device.type != "cpu":
+        if kwargs.get("device") is None and _takes_the_default_device(func, (args, kwargs), out):
             # A default device is a mode of torch, which is not there where the graph runs again for a second derivative.
             node.kwargs = {**node.kwargs, "device": out.device}
         if call.wrote or func in STATEFUL or has_new(out):
