@@ -24,6 +24,7 @@ from smelt.torch_private import conv_memory_format, select_conv_backend
 aten = torch.ops.aten
 
 declare("convolution _convolution convolution_overrideable mkldnn_convolution", recompute=Class.PRODUCT)
+declare("convolution", converts=True)
 declare("convolution", linear=("input bias", "weight bias"))
 
 

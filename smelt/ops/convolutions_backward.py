@@ -166,4 +166,4 @@ def _convolution_backward_layout(
     return only((*grads, fresh((outputs,), x.dtype)), wanted)
 
 
-declare(aten.convolution_backward.default, layout=_convolution_backward_layout)
+declare(aten.convolution_backward.default, layout=_convolution_backward_layout, converts=True)

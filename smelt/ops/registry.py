@@ -42,6 +42,7 @@ class Facts(TypedDict, total=False):
     layout: Callable[..., Any] | None
     run_on_zeros: bool
     needs_room: bool
+    converts: bool
     trace_rule: TraceRule | None
     view: OpOverload | None
     written_through: Callable[..., Node] | None
@@ -74,6 +75,7 @@ class Operator:
             returns, or NotImplemented for what it does not know (ops/layouts).
         run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
         needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
+        converts: a GPU's library may lay out what it is given, and gives, in another way for the time of the call.
         trace_rule: how a trace treats a call that it does not simply record; `view`: the operator of views that this one
             is beneath autograd, or whose result an operator in place makes of its tensor.
         written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` gives a node
@@ -103,6 +105,7 @@ class Operator:
     layout: Callable[..., Any] | None = None
     run_on_zeros: bool = False
     needs_room: bool = False
+    converts: bool = False
     trace_rule: TraceRule | None = None
     view: OpOverload | None = None
     written_through: Callable[..., Node] | None = None

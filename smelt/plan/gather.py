@@ -6,9 +6,10 @@ gradient where it was made. On a GPU a launch costs as much as some megabytes, a
 that neither reads nor writes what they touch.
 
 What it costs to move: what a kernel that moves up makes, and what one that moves down still needs, is in memory for longer.
-That is free where others take more memory at their time, so kernels move as long as the most that is in memory at once stays
-what it was in the given order (one part in ROOM, or LEAST_ROOM bytes, aside). And whoever stood beside a kernel no longer
-finds its data in the cache, which is why those that touch more than SMALL bytes stay. (Not measured yet.)
+That is free where others take more memory at their time (also what a library takes to convert what it is given), so kernels
+move as long as the most that is in memory at once stays what it was in the given order (one part in ROOM, or LEAST_ROOM
+bytes, aside). And whoever stood beside a kernel no longer finds its data in the cache, which is why those that touch more
+than SMALL bytes stay. (Not measured yet.)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign, written_values
 from smelt.plan.items import LaunchItem
 from smelt.plan.reuse import in_place, replaced
@@ -134,7 +136,13 @@ class _InUse:
             begin = self.span[heirs[root]][1] + 1 if root in heirs else begin
             changes[begin] += roots.nbytes(root)
             changes[end + 1] -= roots.nbytes(root)
-        self.level = list(accumulate(changes))[: len(slots)]
+        self.level = [sum(both) for both in zip(accumulate(changes), map(self._converted, slots))]
+
+    def _converted(self, slot: Slot) -> int:
+        """Bytes of what calls in the slot convert while they run."""
+        calls = [i for i in slot.items if isinstance(i, ExternItem) and row(i.op).converts]
+        given = [b for c in calls for b in (*references((c.args, c.kwargs)), *c.outs) if b is not None]
+        return sum(map(self.roots.nbytes, given))
 
     def _touched(self, slot: Slot) -> set[int]:
         """The roots that it touches whose memory does not stay."""

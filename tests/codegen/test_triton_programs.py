@@ -278,3 +278,14 @@ def test_a_sum_that_needs_the_maximum_otherwise_waits_for_it(short_registers: No
         return (x - top).exp().sum(1), (x - 2 * top).sin().sum(1), x.sum(1)
 
     check(f, torch.randn(2, 300), rtol=1e-4, atol=1e-2)
+
+
+# ---- nothing to compute
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (3, 0, 4), (0, 0)])
+def test_no_elements(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    check(lambda x: (x.abs() + 1, x * x[..., :1]), x)
+    check(lambda x: (x.sum(), x.sum(-1), x.sum(0), x.any(), x.prod(0)), x)
+    check(lambda x: (x.softmax(-1), x.transpose(0, -1) * 2, torch.cat([x, x + 1])), x)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import smelt
 from smelt.report.inspect import reasons
 from tests.harness.agreement import calls_agree, check, same
+from tests.harness.catalogue import asserts_on_gpu
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = [
@@ -158,6 +159,7 @@ def test_empty_tensors() -> None:
         agree(lambda x: x.amax(-1), x, captured=False)
 
 
+@asserts_on_gpu
 @pytest.mark.parametrize(
     "lookup",
     {

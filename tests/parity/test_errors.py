@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import smelt
 from tests.harness.agreement import compare, observe
+from tests.harness.catalogue import asserts_on_gpu
 
 Program = Callable[..., Any]
 FAR = torch.tensor([0, 9])
@@ -98,6 +99,7 @@ def test_nobody_reads_the_result(name: str) -> None:
     raises_alike(program, x, other)
 
 
+@asserts_on_gpu
 @pytest.mark.parametrize("name", RAISING)
 def test_writes_before_it_stay_and_those_after_it_do_not_happen(name: str) -> None:
     operator, x, other = RAISING[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 import torch
 
 from smelt.graph.ir import TensorSpec
@@ -60,6 +61,16 @@ def kind(item: KernelItem, room: int = 4) -> Kind | None:
 
 def gathered(*items: Item, **options: object) -> list[list[Item]]:
     return [slot.items for slot in gather(schedule(*items, **options), items, kind)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("op", "moves"), [(aten.mm.default, True), (aten.convolution.default, False)])
+def test_what_a_call_converts_is_in_memory(op: torch._ops.OpOverload, moves: bool) -> None:
+    """cuDNN lays out what it is given, and gives, in another way: no kernel is moved to before such a call if that is when
+    most is in memory."""
+    a, b = double(0, 3), double(2, 5)
+    between = ExternItem(op, (BufRef(1), BufRef(1)), {}, (4,))
+    last = KernelItem(kernel("alone", "in", "in", "in", "out"), (3, 4, 5, 6))
+    assert gathered(a, between, b, last, n=1 << 18)[0] == ([a, b] if moves else [a])
 
 
 def test_independent_neighbours() -> None:
