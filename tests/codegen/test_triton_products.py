@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.autotune.tiles import EXACT, NARROW, tiles
+from smelt.codegen.autotune.tiles import TILES, tiles
 from smelt.codegen.llvm.products.epilogue import COL, ROW
 from smelt.codegen.triton.load import launch_product
 from smelt.codegen.triton.product import Tile, as_loops, product_source
@@ -43,7 +43,7 @@ def check(case: Case, tile: Tile = SMALL, tolerance: float = 1e-5) -> list[torch
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", (f32, bf16, f16))
+@pytest.mark.parametrize("dtype", (bf16, f16))
 @pytest.mark.parametrize("form", ("NN", "NT", "TN", "TT"))
 def test_layouts_and_dtypes(form: str, dtype: torch.dtype) -> None:
     case = Case(**ODD, form=form, dtype=dtype)
@@ -143,15 +143,16 @@ def test_epilogues(tail, batch: int) -> None:
 def test_operands_are_converted_as_they_are_read(form: str, k: int) -> None:
     check(Case(37, 21, k, form=form, given=f32, dtype=f16))
     check(Case(37, 21, k, form=form, given=f32, dtype=bf16), tolerance=4e-2)  # the interpreter cuts bits off
-    check(Case(37, 21, k, form=form, given=f16, dtype=f32))
 
 
 @interpreted
 @pytest.mark.parametrize("k", (19, 32))
 def test_what_lies_beyond_an_operand_is_zero_whatever_is_computed(k: int) -> None:
-    check(Case(37, 21, k, head=lambda x: x * 2.0 + 1.0))
-    check(Case(37, 21, k, head=lambda x: op("exp", x), batch=2, form="TT"))
-    check(Case(37, 21, k, head=lambda x: op("log", op("abs", x)), form="NT"))  # of zero: -inf
+    check(Case(37, 21, k, given=f32, head=lambda x: x * 2.0 + 1.0))
+    check(Case(37, 21, k, given=f32, head=lambda x: op("exp", x), batch=2, form="TT"), tolerance=4e-3)
+    check(
+        Case(37, 21, k, given=f32, head=lambda x: op("log", op("abs", x)), form="NT"), tolerance=4e-3
+    )  # of zero: -inf
 
 
 @interpreted
@@ -190,15 +191,6 @@ def test_tensor_cores_read_shared_memory_that_is_filled_meanwhile(dtype: torch.d
 
 
 @pytest.mark.usefixtures("compiled")
-def test_float32_is_rounded_only_where_eager_does() -> None:
-    for tf32 in (False, True):
-        case = Case(256, 256, 256, tf32=tf32)
-        tile = tiles(case.product(), 132)[0]
-        text = to_ptx(product_source(case.product(), tile), 90).text
-        assert ("tf32" in text) == tf32 and ("fma.rn.f32" in text) != tf32
-
-
-@pytest.mark.usefixtures("compiled")
 def test_a_cast_of_an_operand_is_pipelined_too() -> None:
     case = Case(256, 256, 256, form="NT", given=f32, dtype=bf16)
     text = to_ptx(product_source(case.product(), Tile(128, 128, 32, 8, 3)), 90).text
@@ -206,10 +198,9 @@ def test_a_cast_of_an_operand_is_pipelined_too() -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("table, dtype", ((NARROW, bf16), (EXACT, f32)))
-def test_the_tiles_compile_and_fit(table, dtype: torch.dtype) -> None:
-    case = Case(512, 512, 512, dtype=dtype, form="NT")
-    for tile in (Tile(*row) for row in table):
+def test_the_tiles_compile_and_fit() -> None:
+    case = Case(512, 512, 512, dtype=bf16, form="NT")
+    for tile in (Tile(*row) for row in TILES):
         ptx = to_ptx(product_source(case.product(), tile), 90)
         assert ptx.shared <= 227 << 10 and ptx.threads == 32 * tile.warps
 
@@ -219,7 +210,7 @@ def test_tiles_cover_small_sizes_without_waste() -> None:
         Case(1, 5000, 4096, dtype=bf16),
         Case(7, 3, 5),
         Case(4096, 64, 64, dtype=f16),
-        Case(64, 64, 8, tf32=True),
+        Case(64, 64, 8, given=f32),
     ):
         found = tiles(case.product(), 132)
         assert found and all(t.x <= max(16, 2 * case.m) and t.r <= max(16, 2 * case.n) for t in found)
@@ -229,7 +220,7 @@ def test_tiles_cover_small_sizes_without_waste() -> None:
 def test_small_products_are_cut_into_enough_tiles() -> None:
     small, large = (Case(n, n, 1024, dtype=bf16).product() for n in (512, 4096))
     assert any(t.x * t.r <= 64 * 32 for t in tiles(small, 132)) and tiles(small, 132)[0].x <= 64
-    assert tiles(large, 132)[0] == Tile(*NARROW[0])
+    assert tiles(large, 132)[0] == Tile(*TILES[0])
 
 
 @pytest.mark.usefixtures("compiled")

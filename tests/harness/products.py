@@ -12,7 +12,7 @@ from smelt.codegen.triton.product import Operand, TiledProduct
 from smelt.graph.sizes import Size
 from smelt.loops.ir import Buffer, Value
 
-f32 = torch.float32
+f16, f32 = torch.float16, torch.float32
 Tail = Callable[[Value, Callable[[torch.dtype, Size], Value]], Value]
 
 
@@ -26,12 +26,11 @@ class Case:
     k: int
     batch: int = 1
     form: str = "NN"
-    dtype: torch.dtype = f32
+    dtype: torch.dtype = f16
     given: torch.dtype | None = None
     shared: bool = False  # B is the same for the whole batch
     head: Callable[[Value], Value] | None = None
     tail: Tail = lambda sums, load: sums
-    tf32: bool = False
 
     def product(self) -> TiledProduct:
         """As code generation takes it."""
@@ -55,7 +54,7 @@ class Case:
             "product", self.batch, self.m, self.n, self.k,
             operand(self.m, self.k, self.form[0] == "T", True),
             operand(self.k, self.n, self.form[1] == "T", not self.shared),
-            tuple(inputs), value, BATCH * (self.m * self.n) + ROW * self.n + COL, self.tf32,
+            tuple(inputs), value, BATCH * (self.m * self.n) + ROW * self.n + COL,
         )  # fmt: skip
 
     def tensors(self, device: str = "cpu") -> list[torch.Tensor]:

@@ -91,7 +91,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Device]:
     smelt.reset()
 
 
-def run(fn, *args, tolerance: float = 0.0, mode="max-autotune-no-cudagraphs"):
+def run(fn, *args, tolerance: float = 4e-3, mode="max-autotune-no-cudagraphs"):
     """Compiled and eager agree; what the second call launches and calls."""
     torch.manual_seed(0)
     want = fn(*args)
@@ -100,12 +100,12 @@ def run(fn, *args, tolerance: float = 0.0, mode="max-autotune-no-cudagraphs"):
         for _ in range(2):
             cuda.forget_launches()
             got = compiled(*args)
-            torch.testing.assert_close(got, want, rtol=tolerance or None, atol=tolerance or None)
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
     assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
     return [launch.name for launch in cuda.launches()]
 
 
-def rand(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
+def rand(*shape: int, dtype: torch.dtype = f16) -> torch.Tensor:
     return (torch.randn(*shape) / 4).to("cuda", dtype)
 
 
@@ -152,12 +152,12 @@ def test_a_wrong_product_is_not_used(device, caplog):
 
 
 def test_what_disagrees_is_found():
-    product = type("P", (), dict(tf32=False, dtype=f32))
+    product = type("P", (), dict(dtype=f16))
     variant = type("V", (), dict(product=product))
     a = torch.randn(50, 50)
     b = a.clone()
     b[3, 4] += 1
-    assert tune.agree(a, a * (1 + 1e-7), variant) and not tune.agree(a, b, variant)
+    assert tune.agree(a, a * (1 + 1e-3), variant) and not tune.agree(a, b, variant)
     assert not tune.agree(a, torch.full_like(a, float("nan")), variant)
 
 
@@ -191,14 +191,14 @@ def test_a_cast_in_front_may_be_part_of_it(device):
     def fn(x, w):
         return F.relu(x @ w.to(bf16).t())
 
-    args = rand(40, 24, dtype=bf16), rand(33, 24)
+    args = rand(40, 24, dtype=bf16), rand(33, 24, dtype=f32)
     device.times = lambda tile, variant: 10.0 if variant else 50.0
-    assert len(run(fn, *args)) == 1
+    assert len(run(fn, *args, tolerance=2e-2)) == 1
     smelt.reset()
     tune._REMEMBERED.clear()
     kept.clear()
     device.times = lambda tile, variant: 60.0 if variant else 50.0
-    assert len(run(fn, *args)) == 2
+    assert len(run(fn, *args, tolerance=2e-2)) == 2
 
 
 def test_no_product_without_the_mode(device):
@@ -233,7 +233,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", (f32, bf16, f16))
+@pytest.mark.parametrize("dtype", (bf16, f16))
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("prologues", (False, True))
 def test_programs(device, name, dtype, prologues):
@@ -247,7 +247,7 @@ def test_programs(device, name, dtype, prologues):
         got = smelt.compile(fn, mode="max-autotune-no-cudagraphs")(*ours)
         torch.testing.assert_close((got, ours), (want, twice), rtol=3e-2, atol=3e-2)
         return
-    names = run(fn, *args, tolerance={f32: 1e-5, bf16: 3e-2, f16: 4e-3}[dtype])
+    names = run(fn, *args, tolerance={bf16: 3e-2, f16: 4e-3}[dtype])
     assert any(n[0].isdigit() for n in names) or name == "alpha"  # as products are numbered
 
 
@@ -261,7 +261,7 @@ def test_gradients(device):
         given = [a.clone().requires_grad_() for a in args]
         run_(*given).backward()
         results.append([a.grad for a in given])
-    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*results, rtol=1e-2, atol=1e-5)
     assert device.measured >= 2
 
 
@@ -271,8 +271,10 @@ def test_under_autocast(device):
             return F.gelu(F.linear(x, w, b)).float()
 
     device.times = lambda tile, variant: 10.0 if variant else 50.0
-    names = run(fn, rand(40, 24), rand(33, 24), rand(33), tolerance=2e-2)
-    assert len(names) <= 2, names
+    args = [rand(*shape, dtype=f32) for shape in ((40, 24), (33, 24), (33,))]
+    names = run(fn, *args, tolerance=2e-2)
+    assert len(names) <= 2 and any("addmm" in n for n in names), names
+    assert device.measured == 1
 
 
 class Terminal(io.StringIO):
@@ -291,7 +293,7 @@ def test_a_terminal_is_told_how_far_it_is(device, stream, monkeypatch, caplog):
         assert "product 2 of 2" in text and text.endswith("\r\x1b[K")
     else:
         assert text == ""
-    assert "1×16×48×32 float32: ATen" in caplog.text and "generated" in caplog.text
+    assert "1×16×48×32 float16: ATen" in caplog.text and "generated" in caplog.text
 
 
 def test_nothing_is_measured_while_the_user_captures_a_graph(device, monkeypatch):
@@ -343,13 +345,23 @@ def test_the_fastest_few_and_atens_are_measured_again(monkeypatch):
     assert {key for key, n in rounds.items() if n > timing.ROUNDS} == {None, 1, 2, 3, 4}
 
 
-def test_settings_of_eager_decide_about_tf32(device):
-    x, w = rand(16, 32), rand(32, 48)
-    for precision, tf32 in (("highest", False), ("high", True)):
-        torch.set_float32_matmul_precision(precision)
-        try:
-            compiled = smelt.compile(torch.mm, mode="max-autotune-no-cudagraphs")
-            compiled(x, w)
-            assert device.compiled[-1].tf32 == tf32
-        finally:
-            torch.set_float32_matmul_precision("highest")
+@pytest.fixture(params=(False, True), ids=("exact", "tf32"))
+def allow_tf32(request) -> Iterator[None]:
+    """Both settings."""
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [b.allow_tf32 for b in backends]
+    for b in backends:
+        b.allow_tf32 = request.param
+    yield
+    for b, was in zip(backends, before, strict=True):
+        b.allow_tf32 = was
+
+
+@pytest.mark.usefixtures("allow_tf32")
+@pytest.mark.parametrize(
+    "name", ("gate", "batched", "batched with rows", "residual", "pointwise convolution")
+)
+def test_float32_products_are_no_contest(device, name):
+    fn, *shapes = PROGRAMS[name]
+    names = run(fn, *(rand(*shape, dtype=f32) for shape in shapes), tolerance=1e-5)
+    assert device.measured == 0 and not device.compiled and not any(n[0].isdigit() for n in names)

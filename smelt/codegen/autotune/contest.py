@@ -31,9 +31,8 @@ from smelt.schedule.schedule import Item as ScheduleItem
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[Tensors], torch.Tensor]  # the group's result
 
-# Relative to the whole result, by the dtype that the operands have as they are multiplied; products of float32 as TF32.
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-TF32_TOLERANCE = 4e-3
+# Relative to the whole result, by the dtype that the operands have as they are multiplied.
+TOLERANCES = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 def launch_item(code: CompiledKernel, variant: Variant) -> LaunchItem:
@@ -107,7 +106,7 @@ def _result_of(plan: _native.Plan) -> Run:
 
 def agree(expected: torch.Tensor, found: torch.Tensor, variant: Variant) -> bool:
     """Whether results are the same but for rounding."""
-    tolerance = TF32_TOLERANCE if variant.product.tf32 else TOLERANCES[variant.product.dtype]
+    tolerance = TOLERANCES[variant.product.dtype]
     a, b = expected.double(), found.double()
     finite = a.isfinite() & b.isfinite()
     if int(finite.sum()) < 0.99 * a.numel():

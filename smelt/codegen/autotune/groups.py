@@ -23,9 +23,8 @@ from smelt.loops.ir import POINTWISE, walk
 from smelt.schedule.schedule import ExternItem, Schedule
 from smelt.torch_private import OpOverload
 
-aten = torch.ops.aten
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# As they are multiplied. Products of float32 would have several times the error of cuBLAS's, exact or as TF32: docs/gpu.md.
+DTYPES = (torch.float16, torch.bfloat16)
 OPERATORS: frozenset[OpOverload] = frozenset(MATRIX_CALLS)
 
 
@@ -49,15 +48,7 @@ class Group:
     variants: tuple[Variant, ...]
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """Whether eager rounds operands of float32 to TF32, by torch's settings."""
-
-    products: bool
-    convolutions: bool
-
-
-def groups(schedule: Schedule, tf32: Rounding) -> list[Group]:
+def groups(schedule: Schedule) -> list[Group]:
     """All of them, in order."""
     readers = readers_of(schedule)
     taken: set[int] = set()
@@ -69,8 +60,7 @@ def groups(schedule: Schedule, tf32: Rounding) -> list[Group]:
             continue
         call = MATRIX_CALLS[item.op](schedule, item, in_schema_order(item))
         if not isinstance(call, str):
-            rounds = tf32.convolutions if item.op is aten.convolution.default else tf32.products
-            group = _group(schedule, readers, position, item, call, taken, rounds)
+            group = _group(schedule, readers, position, item, call, taken)
             if group is not None:
                 taken.update(group.positions)
                 found.append(group)
@@ -98,7 +88,6 @@ def _group(
     item: ExternItem,
     call: MatrixCall,
     taken: set[int],
-    tf32: bool,
 ) -> Group | None:
     fused = absorbed(schedule, position, call.result, readers)
     name = str(item.op).split(".")[1]
@@ -122,7 +111,7 @@ def _group(
     if not _on_gpu(schedule, [x for x in bias if x is not None]):
         return None
     assert a is not None and b is not None and out is not None
-    made = _tiled(request.product, tf32)
+    made = _tiled(request.product)
     tail: tuple[int, ...] = (*bias, *inputs, out)  # type: ignore[arg-type]
     variants = [Variant(made, (a, b, *tail), frozenset(positions), note)]
     place = max(positions)
@@ -139,8 +128,8 @@ def _on_gpu(schedule: Schedule, buffers: Sequence[int]) -> bool:
     return all(schedule.buffers[b].spec.device.type == "cuda" for b in buffers)
 
 
-def _tiled(p: Product, tf32: bool) -> TiledProduct:
-    """Products of narrow floats are summed as float32 and rounded once."""
+def _tiled(p: Product) -> TiledProduct:
+    """Products are summed as float32 and rounded once."""
     sums = product_value(torch.float32)
     value = p.epilogue.value or product_value(p.dtype)
     if any(v.op == "result" and v.dtype is not torch.float32 for v in walk([value])):
@@ -157,7 +146,6 @@ def _tiled(p: Product, tf32: bool) -> TiledProduct:
         inputs=p.epilogue.inputs,
         value=value,
         index=memory_index(p.c, p.batch),
-        tf32=tf32 and p.dtype is torch.float32,
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from smelt.codegen.triton.product import Operand, Tile, TiledProduct, tiles_of
 
 MOST = 10  # tiles that are tried for a product
 
 # rows, columns, steps (of 16 bits), warps, stages; those that are mostly best first
-NARROW: tuple[tuple[int, int, int, int, int], ...] = (
+TILES: tuple[tuple[int, int, int, int, int], ...] = (
     (128, 256, 64, 8, 3),
     (128, 128, 64, 4, 4),
     (128, 128, 64, 8, 3),
@@ -30,24 +28,13 @@ NARROW: tuple[tuple[int, int, int, int, int], ...] = (
     (16, 32, 128, 4, 5),
     (16, 16, 256, 4, 4),
 )
-# Of float32 whose products are float32's: no tensor cores.
-EXACT: tuple[tuple[int, int, int, int, int], ...] = (
-    (128, 128, 16, 8, 3),
-    (128, 64, 16, 8, 3),
-    (64, 64, 16, 4, 3),
-    (64, 32, 32, 4, 3),
-    (32, 32, 32, 4, 3),
-    (16, 64, 32, 4, 4),
-)
 
 
 def tiles(p: TiledProduct, workers: int) -> list[Tile]:
     """Those that suit the product's sizes, for a GPU of `workers` multiprocessors."""
-    exact = p.dtype is torch.float32 and not p.tf32
-    table = EXACT if exact else NARROW
-    width = 1 if exact else max(map(_itemsize, (p.a, p.b))) // 2
+    width = max(map(_itemsize, (p.a, p.b))) // 2
     fitting = []
-    for x, r, k, warps, stages in table:
+    for x, r, k, warps, stages in TILES:
         k = max(16, k // width)
         if x <= _cover(p.m) and r <= _cover(p.n) and k <= _cover(p.k):
             fitting.append(Tile(x, r, k, warps, stages))
@@ -65,7 +52,7 @@ def _idle(p: TiledProduct, t: Tile, workers: int) -> int:
 
 def _itemsize(operand: Operand) -> int:
     """Bytes of an element as it lies in shared memory: as it was read, where it is converted then."""
-    return max([b.dtype.itemsize for b in operand.inputs] + [operand.value.dtype.itemsize, 2])
+    return max([b.dtype.itemsize for b in operand.inputs] + [operand.value.dtype.itemsize])
 
 
 def _cover(size: int) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from smelt.codegen.autotune import timing
 from smelt.codegen.autotune.contest import Contest, Run, Tensors, agree, contested, launch_item
-from smelt.codegen.autotune.groups import Group, Rounding, Variant, groups
+from smelt.codegen.autotune.groups import Group, Variant, groups
 from smelt.codegen.autotune.tiles import tiles
 from smelt.codegen.triton.compile import compile_products, keep
 from smelt.codegen.triton.link import load_kernels, machine
@@ -67,7 +67,7 @@ class Tuner:
     def replaced(self, schedule: Schedule, aligned: Sequence[bool]) -> list[Item | LaunchItem]:
         """The items of `schedule`, with products where they are faster. `aligned`: which buffers begin at a multiple of 16
         bytes."""
-        found = groups(schedule, eagers_rounding())
+        found = groups(schedule)
         if not found or torch.cuda.is_current_stream_capturing():
             return list(schedule.items)
         with _LOCK:
@@ -246,21 +246,11 @@ class Tuner:
         return [items[position] for position in sorted(items)]
 
 
-def eagers_rounding() -> Rounding:
-    """By torch's settings, which are guarded."""
-    backends = torch.backends
-    return Rounding(
-        backends.cuda.matmul.fp32_precision == "tf32",
-        backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
-    )
-
-
 def _eagers_settings() -> str:
-    """What else decides how fast eager is."""
+    """What else decides how fast ATen is."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return str(
         [
-            eagers_rounding(),
             matmul.allow_bf16_reduced_precision_reduction,
             matmul.allow_fp16_reduced_precision_reduction,
             matmul.allow_fp16_accumulation,

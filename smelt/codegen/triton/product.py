@@ -2,7 +2,7 @@
 
 A program computes a tile of XBLOCK rows and RBLOCK columns of one product of a batch, in steps of KBLOCK, and does to it
 what the product's epilogue says before it is stored. Operands are expressions too: what is elementwise in front of a product
-(a cast, mostly) can be computed as the operand is read. Sums are of float32, whatever the operands are.
+(a cast, mostly) can be computed as the operand is read. Operands are multiplied as float16 or bfloat16, sums are of float32.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TiledProduct:
     """C[BATCH, ROW, COL] = value(sum over k of A[BATCH, ROW, k] * B[BATCH, k, COL]), stored at `index`, as `value`'s dtype.
     Loads of `value` name `inputs` by number.
 
-    The kernel's buffers are the inputs of A, of B, `inputs`, and C, which overlaps none of them. `tf32`: operands of float32
-    may be rounded to 10 bits of mantissa (eager's setting says so), else their products are float32's."""
+    A and B are of one dtype, float16 or bfloat16. The kernel's buffers are the inputs of A, of B, `inputs`, and C, which
+    overlaps none of them."""
 
     name: str = field(compare=False)
     batch: int
@@ -49,7 +49,6 @@ class TiledProduct:
     inputs: tuple[Buffer, ...]
     value: Value
     index: Size
-    tf32: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -158,8 +157,7 @@ class _Product(Printer):
         masked = p.k % t.k != 0
         a = self._operand(p.a, 0, (p.m, p.k), (None, f"{steps}[None, :]"), masked)
         b = self._operand(p.b, len(p.a.inputs), (p.k, p.n), (f"{steps}[:, None]", None), masked)
-        precision = "tf32" if p.tf32 else "ieee"
-        self.lines.append(f"        {sums} = tl.dot({a}, {b}, {sums}, input_precision='{precision}')")
+        self.lines.append(f"        {sums} = tl.dot({a}, {b}, {sums})")
         self.loop = None
         self.results[PRODUCT] = sums
 
@@ -221,7 +219,7 @@ def as_loops(p: TiledProduct) -> Kernel:
     b = _at(p.b.value, firsts[1], {BATCH: batch, ROW: step, COL: column})
     place = {BATCH: batch, ROW: row, COL: column}
     f32 = torch.float32
-    term = Value("mul", tuple(v if v.dtype is f32 else Value("cast", (v,), f32) for v in (a, b)), f32)
+    term = Value("mul", (Value("cast", (a,), f32), Value("cast", (b,), f32)), f32)
     buffers = (*p.a.inputs, *p.b.inputs, *p.inputs, Buffer("out", p.value.dtype, "out"))
     stored = Store(len(buffers) - 1, subs(p.index, place), _at(p.value, firsts[2], place))
     stages = (
