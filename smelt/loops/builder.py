@@ -92,12 +92,13 @@ class Builder:
         cost: float = 1.0,
         shape: Sequence[Size] | None = None,
         scalars: Sequence[Operand] = (),
-        unrounded: int | None = None,
+        unrounded: Sequence[int] = (),
     ) -> Tensor:
         """`f` over broadcast operands converted to `compute` (one for all or one each; default: the dtype ATen
         promotes to, and from there to what it computes in), converted to `out` (default: the node's dtype). `scalars`
         (`alpha`) do not take part in promotion: they come last, in the dtype of the first operand's computation.
-        `unrounded`: the operand that is not rounded to the promoted dtype if it is a number or a single element."""
+        `unrounded`: the operands that are not rounded to the promoted dtype, if they are a number or, on a CPU, a single
+        element; on a GPU, if they are on the CPU."""
         promoted = None
         if compute is None:
             promoted = result_type(operands)
@@ -106,7 +107,7 @@ class Builder:
         out = out or self.spec.dtype
         shape = self.spec.shape if shape is None else tuple(shape)
         readers = [
-            _reader(x, len(shape), None if i == unrounded and is_single(x) else promoted, dtype)
+            _reader(x, len(shape), None if i in unrounded and self.is_scalar(x) else promoted, dtype)
             for i, (x, dtype) in enumerate(zip(operands, each))
         ]
         readers += [_reader(scalar, len(shape), None, each[0]) for scalar in scalars]
@@ -116,6 +117,13 @@ class Builder:
 
         inputs = tuple(operand for operand in (*operands, *scalars) if isinstance(operand, Tensor))
         return self.tensor(shape, out, Map(inputs, body, cost))
+
+    def is_scalar(self, x: Operand) -> bool:
+        """Whether ATen reads the operand once, before it goes through the others: a number, and on a CPU a tensor of one
+        element; on a GPU one that is on the CPU."""
+        if not isinstance(x, Tensor) or self.device.type != "cuda":
+            return is_single(x)
+        return x.spec.device.type == "cpu"
 
     def constant(self, value: Callable[[Index], Value]) -> Tensor:
         """A tensor computed from its indices alone, of the node's shape and dtype."""

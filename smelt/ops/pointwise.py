@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node, TensorSpec
-from smelt.loops.builder import Builder, Operand, is_single
+from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import floating, opmath, result_type
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
@@ -207,16 +207,17 @@ def rsub(b: Builder, x: Operand, y: Operand, alpha: float = 1) -> Tensor:
 
 
 def _sum(b: Builder, x: Operand, y: Operand, alpha: Operand, sign: int = 1) -> Tensor:
-    """x + sign * alpha * y in one rounding, `alpha` rounded to the promoted dtype as the operands are."""
-    dtype = result_type([x, y])
+    """x + sign * alpha * y in one rounding. On a CPU `alpha` is rounded to the promoted dtype as the operands are; on a GPU
+    no number is."""
+    dtype, on_gpu = result_type([x, y]), b.device.type == "cuda"
 
     def f(u: Value, v: Value, *factor: Value) -> Value:
         if not factor:
             return u + v if sign > 0 else u - v
-        rounded = cast(cast(factor[0], dtype), u.dtype)
+        rounded = cast(factor[0] if on_gpu else cast(factor[0], dtype), u.dtype)
         return plus_product(u, rounded if sign > 0 else -rounded, v)
 
-    return b.pointwise(f, [x, y], scalars=_unless_one(alpha))
+    return b.pointwise(f, [x, y], scalars=_unless_one(alpha), unrounded=(0, 1) if on_gpu else ())
 
 
 def plus_product(x: Value, y: Value, z: Value) -> Value:
@@ -236,14 +237,22 @@ def _scaled(v: Value, alpha: Value | None = None) -> Value:
 def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
     """Bools are joined by `and`."""
     return b.pointwise(
-        lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v, [x, y], unrounded=1
+        lambda u, v: call("logical_and", u, v) if u.dtype is torch.bool else u * v,
+        [x, y],
+        unrounded=(0, 1) if b.device.type == "cuda" else (1,),
     )
 
 
 @operator(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(b: Builder, x: Operand, y: Operand) -> Tensor:
-    """True division: integers become the default float dtype first."""
-    return b.pointwise(lambda u, v: u / v, [x, y], _float_compute(x, y), cost=DIVISION, unrounded=1)
+    """True division: integers become the default float dtype first. On a GPU a number's reciprocal is multiplied by."""
+    by_number = b.device.type == "cuda" and b.is_scalar(y)
+    divided = _by_reciprocal if by_number else lambda u, v: u / v
+    return b.pointwise(divided, [x, y], _float_compute(x, y), cost=DIVISION, unrounded=(1,))
+
+
+def _by_reciprocal(u: Value, v: Value) -> Value:
+    return u * (const(1, v.dtype) / v)
 
 
 def _float_compute(x: Operand, y: Operand) -> torch.dtype | None:
@@ -270,16 +279,33 @@ def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | 
     dtype = result_type([x, y])
     if dtype is torch.bool or may_divide_by_zero(dtype, y):
         return None
-    single = is_single(y)  # then ATen divides in float32; else it rounds the quotient before it truncates
+    single = b.is_scalar(y)  # then ATen divides in float32; else it rounds the quotient before it truncates
+    by_number = single and b.device.type == "cuda" and dtype.is_floating_point
 
     def divided(u: Value, v: Value) -> Value:
+        if by_number:
+            return call("trunc", _by_reciprocal(u, v)) if op == "truncdiv" else _floor_by_number(u, v, dtype)
         if single or opmath(dtype) is dtype:
             return call(op, u, v)
         if op == "truncdiv":
             return call("trunc", cast(cast(u / v, dtype), u.dtype))
         return _floor_of_halves(u, v, dtype)
 
-    return b.pointwise(divided, [x, y], cost=3 * DIVISION, unrounded=1)
+    return b.pointwise(divided, [x, y], cost=3 * DIVISION, unrounded=(1,))
+
+
+def _floor_by_number(u: Value, v: Value, dtype: torch.dtype) -> Value:
+    """ATen's formula on a GPU of a quotient by a number, floored (native/cuda/BinaryDivFloorKernel.cu)."""
+    zero, one = const(0, u.dtype), const(1, u.dtype)
+    rest, plain = call("fmod", u, v), _by_reciprocal(u, v)
+    quotient = _by_reciprocal(u - rest, v)
+    apart = compare("ne", compare("lt", v, zero), compare("lt", rest, zero))
+    apart = where(compare("ne", rest, zero), apart, const(False, torch.bool))
+    quotient = where(apart, quotient - one, quotient)
+    down = cast(cast(call("floor", quotient), dtype), u.dtype)
+    down = where(above(quotient - down, 0.5), down + one, down)
+    down = where(compare("eq", quotient, zero), call("copysign", zero, plain), down)
+    return where(compare("eq", v, zero), plain, down)
 
 
 def _floor_of_halves(u: Value, v: Value, dtype: torch.dtype) -> Value:
