@@ -4,7 +4,8 @@
 
 Writes inference.json and .md (training.json and .md) into `--out` after each part of each model, and begins no part after
 `--seconds-budget`: what is missing, `--resume` measures. First calls are those of fresh processes with empty caches, smelt's
-with an empty PATH besides. A contestant may name a mode: `torch.compile:reduce-overhead`.
+with an empty PATH besides; torch.compile's is the one in the process of the steady state, as compiling twice takes long. A
+contestant may name a mode: `torch.compile:reduce-overhead`.
 """
 
 from __future__ import annotations
@@ -54,13 +55,12 @@ class Job:
         return Waiting("benchmarks.gpu.one_model", arguments, self._environment(caches))
 
     def _environment(self, caches: Path) -> dict[str, str]:
-        """First calls fill an empty folder; later parts of the model find there what torch.compile has kept."""
-        place = caches / self.model.replace("/", "-") / (self.who[0] if self.part == "first" else "")
-        if self.part != "first":
-            place /= "torch.compile"
+        """First calls find nothing that was kept."""
+        place = caches / self.model.replace("/", "-") / self.part / self.who[0]
         found = {
             "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
             "TRITON_CACHE_DIR": str(place / "triton"),
+            "SMELT_CACHE_DIR": str(place / "smelt"),
         }
         alone = self.part == "first" and is_compiler(self.who[0], "smelt")
         return found | ({"PATH": ""} if alone else {})
@@ -71,7 +71,10 @@ def jobs(options: argparse.Namespace, rows: Rows) -> list[Job]:
     found = []
     # torch.compile's errors would cost another compilation: smelt's are told from eager's.
     checked = tuple(who for who in options.contestants if not is_compiler(who, "torch.compile"))
-    compilers = [who for who in options.contestants if who != "eager"]
+    once = {
+        who for who in options.contestants if is_compiler(who, "torch.compile") and "steady" in options.parts
+    }
+    compilers = [who for who in options.contestants if who != "eager" and who not in once]
     for model in options.only or MODELS:
         of = {
             "first": [Job("first", model, (who,)) for who in compilers],
@@ -91,6 +94,9 @@ def merge(row: dict[str, Any], job: Job, found: dict[str, Any]) -> None:
         return
     for key, values in found.items():
         row[key] = {**row.get(key, {}), **values}
+    if job.part == "steady":
+        firsts = {who: s for who, s in found["again_s"].items() if is_compiler(who, "torch.compile")}
+        row["first_s"] = {**row.get("first_s", {}), **firsts}
 
 
 def measure(options: argparse.Namespace, rows: Rows, save: Any) -> bool:
