@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu import contestants, device, timing
+from benchmarks.gpu.tables import with_failures
 from benchmarks.run import write
 
 f32, bf16 = torch.float32, torch.bfloat16
@@ -200,8 +201,7 @@ def table(rows: list[dict[str, Any]], who: list[str]) -> str:
         cells += [f"{b / 1e9:.0f}" if b else "–" for b in found]
         cells += [f"{b / row['copy']:.0%}" if b else "–" for b in found]
         lines.append(f"| {' | '.join(cells)} |")
-    failed = [f"- {row['name']}, {w}: {why}" for row in rows for w, why in row["failed"].items()]
-    return "\n".join(lines) + ("\n\n" + "\n".join(failed) if failed else "")
+    return with_failures(lines, rows)
 
 
 def _options() -> argparse.Namespace:

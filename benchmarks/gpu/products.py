@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import device  # first: it says that smelt compiles for GPUs
-
-# isort: split
 import torch
 import torch.nn.functional as F
 
 import smelt
+from benchmarks.gpu import device
+from benchmarks.gpu.tables import with_failures
 from benchmarks.gpu.timing import first_call
 from benchmarks.run import write
 from smelt.codegen.autotune import timing, tune
@@ -158,8 +157,7 @@ def table(rows: list[dict[str, Any]], who: list[str]) -> str:
         cells += ["; ".join(map(_tile, row["chosen"])) or "known", f"{row['first_s'].get(TUNED, 0):.1f}"]
         cells += [f"{errors[w]:.1e}" if w in errors else "–" for w in (EAGER, TUNED)]
         lines.append(f"| {' | '.join(cells)} |")
-    failed = [f"- {row['name']}, {w}: {why}" for row in rows for w, why in row["failed"].items()]
-    return "\n".join(lines) + ("\n\n" + "\n".join(failed) if failed else "")
+    return with_failures(lines, rows)
 
 
 def _options() -> argparse.Namespace:

@@ -99,6 +99,12 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines + [f"| {' | '.join(cell(row) for _, cell in shown)} |" for row in rows])
 
 
+def with_failures(lines: list[str], rows: list[dict[str, Any]]) -> str:
+    """A table's lines, and what failed in its rows: {contestant: why}."""
+    failed = [f"- {row['name']}, {w}: {why}" for row in rows for w, why in row["failed"].items()]
+    return "\n".join(lines) + ("\n\n" + "\n".join(failed) if failed else "")
+
+
 def report(kind: str, facts: dict[str, str], rows: list[Row]) -> str:
     """The page of results; `kind` is inference or training."""
     failed = [f"- failed: {job}: {why}" for row in rows for job, why in row.get("failed", {}).items()]

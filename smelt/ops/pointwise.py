@@ -294,35 +294,34 @@ def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | 
     return b.pointwise(divided, [x, y], cost=3 * DIVISION, unrounded=(1,))
 
 
-def _floor_by_number(u: Value, v: Value, dtype: torch.dtype) -> Value:
-    """ATen's formula on a GPU of a quotient by a number, floored (native/cuda/BinaryDivFloorKernel.cu)."""
-    zero, one = const(0, u.dtype), const(1, u.dtype)
-    rest, plain = call("fmod", u, v), _by_reciprocal(u, v)
-    quotient = _by_reciprocal(u - rest, v)
-    apart = compare("ne", compare("lt", v, zero), compare("lt", rest, zero))
-    apart = where(compare("ne", rest, zero), apart, const(False, torch.bool))
-    quotient = where(apart, quotient - one, quotient)
-    down = cast(cast(call("floor", quotient), dtype), u.dtype)
-    down = where(above(quotient - down, 0.5), down + one, down)
-    down = where(compare("eq", quotient, zero), call("copysign", zero, plain), down)
-    return where(compare("eq", v, zero), plain, down)
-
-
 def _floor_of_halves(u: Value, v: Value, dtype: torch.dtype) -> Value:
-    """ATen's formula of a floored quotient, rounded to half precision at each step."""
+    """A floored quotient, rounded to half precision at each step."""
+    return _floored(u, v, lambda a, b: a / b, lambda x: cast(cast(x, dtype), u.dtype))
 
-    def rounded(x: Value) -> Value:
-        return cast(cast(x, dtype), u.dtype)
 
+def _floor_by_number(u: Value, v: Value, dtype: torch.dtype) -> Value:
+    """A floored quotient by a number on a GPU (native/cuda/BinaryDivFloorKernel.cu); only what is floored is rounded."""
+    return _floored(u, v, _by_reciprocal, lambda x: x, lambda x: cast(cast(x, dtype), u.dtype))
+
+
+def _floored(
+    u: Value,
+    v: Value,
+    divided: Callable[[Value, Value], Value],
+    rounded: Callable[[Value], Value],
+    result: Callable[[Value], Value] = lambda x: x,
+) -> Value:
+    """ATen's formula of a floored quotient. `divided`: how it divides; `rounded`: what it does to the value of each step;
+    `result`: what it does to the value that was floored."""
     zero, one = const(0, u.dtype), const(1, u.dtype)
     rest = rounded(call("fmod", u, v))
-    quotient = rounded(rounded(u - rest) / v)
+    quotient = rounded(divided(rounded(u - rest), v))
     apart = compare("ne", compare("lt", v, zero), compare("lt", rest, zero))
     apart = where(compare("ne", rest, zero), apart, const(False, torch.bool))
     quotient = where(apart, rounded(quotient - one), quotient)
-    down = call("floor", quotient)
+    down = result(call("floor", quotient))
     down = where(above(quotient - down, 0.5), rounded(down + one), down)
-    plain = rounded(u / v)
+    plain = rounded(divided(u, v))
     down = where(compare("eq", quotient, zero), call("copysign", zero, plain), down)
     return where(compare("eq", v, zero), plain, down)
 

@@ -52,8 +52,8 @@ COSTS = Costs(
     kernel_buffers=64,
     row_kernel_rows=64,
     row_kernel_points=1 << 17,
-    long_row=1
-    << 14,  # more than registers hold: the row is read again anyway, by a kernel of its own as soon
+    # Longer ones are more than registers hold: the row is read again anyway, by a kernel of its own as soon.
+    long_row=1 << 14,
     shortest_loop=4,
     scratch_bytes=0,  # what a row keeps would be in memory
     scratch_cost=8.0,

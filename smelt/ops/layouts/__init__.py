@@ -39,9 +39,8 @@ from smelt.ops.layouts.trial import (
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
 
-_TORCH = frozenset(
-    {"aten", "prims", "mkldnn", "quantized"}
-)  # an operator of the user's runs where the program runs it
+# Namespaces of torch's own: an operator of the user's runs where the program runs it, and nowhere else.
+_TORCH = frozenset({"aten", "prims", "mkldnn", "quantized"})
 
 
 def on_metas(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
