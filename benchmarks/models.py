@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,34 @@ def llama(
         vocab_size=vocabulary,
     )
     return hf.LlamaForCausalLM(config), {"input_ids": _tokens(config.vocab_size, batch, length)}
+
+
+class DecodingStep(nn.Module):
+    """A token's forward beside a static cache of `length` places, all but one of them taken. The last place is given back
+    afterwards, so that every call does the same."""
+
+    def __init__(self, model: nn.Module, length: int, batch: int) -> None:
+        super().__init__()
+        self.model = model
+        self.cache = hf.StaticCache(config=model.config, max_cache_len=length)
+        # How later versions of transformers call it.
+        parameters = inspect.signature(type(model).forward).parameters
+        self.argument = "cache" if "cache" in parameters else "past_key_values"
+        with torch.no_grad():
+            self.model(torch.zeros(batch, length - 1, dtype=torch.long), **{self.argument: self.cache})
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """`input_ids`: (batch, 1), int64. The logits: (batch, 1, vocabulary)."""
+        logits = self.model(input_ids, **{self.argument: self.cache}).logits
+        for layer in self.cache.layers:
+            layer.cumulative_length.sub_(1)
+        return logits
+
+
+def decoding_step(batch: int, layers: int = 8, width: int = 2048, places: int = 1024) -> Built:
+    """Llama in bfloat16 with a cache of `places`."""
+    model, inputs = llama(layers, width, batch, length=1, heads=16, vocabulary=32_000)
+    return DecodingStep(model.bfloat16().eval(), places, batch), inputs
 
 
 def t5(layers: int = 2, batch: int = 2, length: int = 64) -> Built:

@@ -30,7 +30,7 @@ def facts(command: str) -> dict[str, str]:
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "cuda": str(torch.version.cuda),
-        "cpus": str(os.cpu_count()),
+        "cpus": str(len(os.sched_getaffinity(0))),
         "python": sys.version.split()[0],
         **versions,
         "command": command,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks import errors, weights
-from benchmarks.models import Built, bert, gpt2, llama, t5, tensors, timm_model
+from benchmarks.models import Built, bert, decoding_step, gpt2, llama, t5, tensors, timm_model
 
 # For each, the batch of the figures, and the model with its inputs for a batch.
 MODELS: dict[str, tuple[int, Callable[[int], Built]]] = {
@@ -28,6 +28,9 @@ MODELS: dict[str, tuple[int, Callable[[int], Built]]] = {
     "Mixer-B/16, 64": (64, lambda batch: timm_model("mixer_b16_224", batch)()),
 }
 
+# Measured when it is asked for by name: there is no training of it, and its errors are those of Llama above.
+MORE: dict[str, tuple[int, Callable[[int], Built]]] = {"Llama, a step of decoding": (1, decoding_step)}
+
 # How modules call the share of what they drop: nn.Dropout, attention of T5, of the others, timm's DropPath.
 SHARES = ("p", "dropout", "attention_dropout", "drop_prob")
 
@@ -44,7 +47,7 @@ def drop_nothing(module: nn.Module) -> None:
 
 def build(name: str, batch: int | None = None) -> Built:
     """The model on the GPU, with weights that all matter, and its inputs; `batch`: another than that of the figures."""
-    usual, make = MODELS[name]
+    usual, make = (MODELS | MORE)[name]
     torch.manual_seed(0)
     with torch.device("cuda"):
         module, inputs = make(batch or usual)

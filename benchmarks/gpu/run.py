@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 from benchmarks.gpu import contestants, device
 from benchmarks.gpu.contestants import is_compiler
-from benchmarks.gpu.models import MODELS
+from benchmarks.gpu.models import MODELS, MORE
 from benchmarks.gpu.processes import Waiting
 from benchmarks.gpu.tables import report
 from benchmarks.run import write
@@ -122,7 +123,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", choices=MODELS, help="a model; may be repeated")
+    parser.add_argument("--only", action="append", choices=[*MODELS, *MORE], help="a model; may be repeated")
     parser.add_argument("--training", action="store_true")
     parser.add_argument("--contestants", type=contestants.names, default=list(contestants.USUAL))
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS))
@@ -145,10 +146,10 @@ def main() -> None:
     rows: Rows = {row["model"]: row for row in old}
     if not options.resume:  # what is measured again; other rows stay
         rows = {name: row for name, row in rows.items() if options.only and name not in options.only}
-    facts = device.facts(f"python -m benchmarks.gpu.run{' --training' * options.training}")
+    facts = device.facts(f"python -m benchmarks.gpu.run {shlex.join(sys.argv[1:])}".rstrip())
 
     def save() -> None:
-        ordered = [rows[name] for name in MODELS if name in rows]
+        ordered = [rows[name] for name in MODELS | MORE if name in rows]
         write(saved, {"facts": facts, "models": ordered}, report(kind, facts, ordered))
 
     all_done = measure(options, rows, save)

@@ -109,7 +109,7 @@ def report(kind: str, facts: dict[str, str], rows: list[Row]) -> str:
     """The page of results; `kind` is inference or training."""
     failed = [f"- failed: {job}: {why}" for row in rows for job, why in row.get("failed", {}).items()]
     parts = [
-        f"# The ten models on a GPU, {kind}, bf16 autocast",
+        f"# Models on a GPU, {kind}, bf16 autocast",
         ", ".join(f"{k}: {v}" for k, v in facts.items()) + ".",
         NOTE + STEP * (kind == "training"),
         table(rows),
