@@ -5,11 +5,29 @@ The native reader gives a tuple of numbers, which guard trees compare; here the 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from smelt import _native
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 
 Snapshot = tuple[int, ...]
+
+
+@functools.cache
+def _settle_attention() -> None:
+    """torch orders its kernels of attention when a GPU is first asked for one: were that in a trace, the state would differ
+    at its end, and entries from before it would fit no more."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        one = torch.empty((1, 1, 1, 8), dtype=torch.float16, device="cuda")
+        torch.ops.aten._fused_sdp_choice.default(one, one, one)
+
+
+def settle() -> None:
+    """Before a snapshot: has torch decide what it decides at the first use of a GPU. Initializes no GPU."""
+    if torch.cuda.is_initialized():
+        _settle_attention()
 
 
 def snapshot() -> Snapshot:

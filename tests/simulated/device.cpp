@@ -4,6 +4,7 @@
 // Each operator that has no kernel of its own here is given tensors of the CPU over the same memory. What it returns is
 // again of the device: what it wrote to is the argument itself, a view shares its argument's storage, and what is new
 // takes over the memory that the kernel allocated.
+#include <ATen/Context.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -236,11 +237,17 @@ std::atomic<bool> fused_attention = false;
 // which does not run here.
 int64_t attention_choice(const Tensor& query, const Tensor&, const Tensor&, const std::optional<Tensor>& mask,
                          double, bool, std::optional<double>, bool) {
-    if (!fused_attention) return 0;
+    // As CUDA's does when it is first asked, on some GPUs.
+    static const bool ordered = (globalContext().setSDPPriorityOrder({3, 1, 2, 0}), true);
+    if (!ordered || !fused_attention) return 0;
     return mask || !isReducedFloatingType(query.scalar_type()) ? 2 : 1;  // efficient, flash
 }
 
 REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &attention_choice)
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+    m.impl("_fused_sdp_choice", &attention_choice);
+}
 
 }  // namespace native
 }  // namespace at

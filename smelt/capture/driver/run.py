@@ -159,6 +159,7 @@ def _capture(
     outside, trace = vm.outside, vm.trace
     vm.contexts.under_modes = context_managers.is_under_modes()
     function_transforms.check_start(vm.contexts.transforms)
+    global_state.settle()
     snapshot = global_state.snapshot()
     outside.facts.guard("global_state", None, snapshot)
     outside.origins.const(fn)
