@@ -68,7 +68,7 @@ def base(tensor: Tensor) -> Tensor:
 
 def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
     """What gets loops of its own, in program order. `join` False: every elementwise tensor that is no view does."""
-    required = _required(program)
+    required = required_in_memory(program)
     targets = {step.source: step.target for step in program.steps if isinstance(step, CopyBack)}
     deep = _deep(program, required, costs.inline_depth)
     required |= deep
@@ -90,7 +90,8 @@ def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
         required |= clash
 
 
-def _required(program: Program) -> set[Tensor]:
+def required_in_memory(program: Program) -> set[Tensor]:
+    """What is in memory however the program is fused: results, and what ATen calls read."""
     required = {base(t) for t in program.outputs if t is not None}
     for step in program.steps:
         if isinstance(step, Extern):

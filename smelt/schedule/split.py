@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ from smelt.loops.rewrite import Rewriting
 from smelt.loops.tensor import Index, Load, Map, Program, Reduce, Tensor
 from smelt.loops.values import compare, const, where
 from smelt.loops.values import index as index_value
+from smelt.schedule.inline import required_in_memory
 from smelt.schedule.spaces import linear, own_loops
 
 Cuts = tuple[tuple[int, int], ...]  # loops of a reduction that are cut, and into how many parts
@@ -34,12 +36,13 @@ def split_reductions(program: Program, costs: Costs) -> Program:
     """The program with those reductions split that have too few rows for `costs.threads` workers."""
     if costs.threads < 2:
         return program
+    stored = required_in_memory(program)
     cuts: dict[Tensor, Cuts] = {
         step: cut
         for step in program.steps
         if isinstance(step, Tensor)
         and isinstance(step.definition, Reduce)
-        and (cut := _cut(step, step.definition, costs)) is not None
+        and (cut := _cut(step, step.definition, stored, costs)) is not None
     }
     if not cuts:
         return program
@@ -56,7 +59,7 @@ def split_reductions(program: Program, costs: Costs) -> Program:
     return rewriting.program(program)
 
 
-def _cut(tensor: Tensor, reduce: Reduce, costs: Costs) -> Cuts | None:
+def _cut(tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], costs: Costs) -> Cuts | None:
     """Which of the reduction's loops to cut; None: leave it whole."""
     rows, points = numel(tensor.shape), numel(reduce.sizes)
     if not isinstance(rows, int) or not isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
@@ -64,7 +67,7 @@ def _cut(tensor: Tensor, reduce: Reduce, costs: Costs) -> Cuts | None:
     wanted = costs.worker_items * costs.threads
     if rows * points < costs.split_points or rows >= costs.item_columns * wanted:
         return None
-    strides = _strides(tensor, reduce, SEEN_THROUGH if costs.splits_further else 0)
+    strides = _strides(tensor, reduce, stored, SEEN_THROUGH if costs.splits_further else 0)
     if strides is None:
         return None
     kept, reduced = strides
@@ -109,13 +112,15 @@ def _cut_further(loops: Sequence[tuple[int, int]], want: int, most: int) -> Cuts
     return tuple(cut for cut in cuts if cut[1] > 1) if 1 < parts <= most else None
 
 
-def _strides(tensor: Tensor, reduce: Reduce, depth: int) -> tuple[list[int], list[int]] | None:
-    """How far apart neighbours are in the memory of the largest tensor read (behind `depth` elementwise operators at most):
-    along the result's dimensions, and along the reduction's loops."""
+def _strides(
+    tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
+) -> tuple[list[int], list[int]] | None:
+    """How far apart neighbours are in the memory of the largest tensor read (behind `depth` elementwise operators at most,
+    whose results are not `stored`): along the result's dimensions, and along the reduction's loops."""
     index, _ = own_loops(tensor.shape, "d")
     position, _ = own_loops(reduce.sizes, "r")
     reads: dict[tuple[Tensor, Index], None] = {}
-    reduce.body(_Seen(reads, depth), index, position)
+    reduce.body(_Seen(reads, stored, depth), index, position)
     found = [(t, i) for t, i in reads if t.shape]
     if not found:
         return None
@@ -137,15 +142,17 @@ def _stride(address: Size, e: Size) -> int:
 class _Seen:
     """A `Load` that notes what is read, of elementwise operators (`depth` of them at most) what those read."""
 
-    def __init__(self, reads: dict[tuple[Tensor, Index], None], depth: int) -> None:
-        self.reads, self.depth = reads, depth
+    def __init__(
+        self, reads: dict[tuple[Tensor, Index], None], stored: AbstractSet[Tensor], depth: int
+    ) -> None:
+        self.reads, self.stored, self.depth = reads, stored, depth
         self.done: set[tuple[Tensor, Index]] = set()
 
     def __call__(self, tensor: Tensor, index: Index) -> Value:
-        if self.depth and isinstance(tensor.definition, Map):
+        if self.depth and isinstance(tensor.definition, Map) and tensor not in self.stored:
             if (tensor, index) not in self.done:
                 self.done.add((tensor, index))
-                tensor.definition.body(_Seen(self.reads, self.depth - 1), index)
+                tensor.definition.body(_Seen(self.reads, self.stored, self.depth - 1), index)
         else:
             self.reads[tensor, index] = None
         return Value("load", (tensor.order, index, None), tensor.dtype)

@@ -1,5 +1,8 @@
 """Long reductions over few rows, with several threads."""
 
+from dataclasses import replace
+from math import prod
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.split import split_reductions
+from smelt.targets import cuda
 from tests.harness.scheduled import check, costs, kernels, scheduled
 from tests.harness.traced import traced
 
@@ -109,3 +113,21 @@ def test_the_lowered_program_stays_as_it_was():
     expected = f(*(t.clone() for t in real))
     for got, want in zip(run(fuse(other, costs()), real), expected):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-2)
+
+
+def test_a_sum_of_what_is_in_memory_anyway():
+    """A product reads it, so the sum reads that, along memory; where it came from says nothing. With a GPU's costs."""
+
+    def f(q, k, v, w):
+        x = torch.stack([q, k, v], 1).permute(0, 3, 1, 2, 4).reshape(-1, 96)
+        return x @ w, x.sum(0)
+
+    heads = [torch.randn(256, 2, 64, 16) for _ in range(3)]
+    graph, real = traced(f, *heads, torch.randn(96, 8))
+    gpu = replace(cuda.COSTS, threads=132)
+    schedule = fuse(lower(graph, gpu), gpu)
+    sums = [k for k in kernels(schedule) if any(isinstance(s, ReduceStage) for s in k.stages)]
+    parts, whole = (prod(loop.size for loop in k.outer) for k in sums)
+    assert parts >= 132 * 96 and whole == 96
+    for got, want in zip(run(schedule, real), f(*real)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
