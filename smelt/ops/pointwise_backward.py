@@ -91,15 +91,23 @@ def silu(g: Value, x: Value) -> Value:
     return g * s * (x * (1 - s) + 1)
 
 
-def gelu(g: Value, x: Value, approximate: str) -> Value:
-    """g * (cdf(x) + x * pdf(x)) of the normal distribution; cdf by `_below`. "tanh": the slope of that approximation."""
+def gelu(g: Value, x: Value, approximate: str, on_gpu: bool = False) -> Value:
+    """g * (cdf(x) + x * pdf(x)) of the normal distribution. "tanh": the slope of that approximation.
+
+    cdf is by `_below`; on a GPU, where a division takes longer, by erf, as eager has it and the forward, which is often
+    computed again beside it. There the exponential is the processor's, of base 2: its relative error grows as x * x."""
     if approximate == "tanh":  # (1 + tanh(u)) / 2 is sigmoid(2 u)
         beta = 2 * math.sqrt(2 / math.pi)
         square = x * x
         below = call("sigmoid", x * (0.044715 * beta * square + beta))
         return g * (below + x * (below * (1 - below)) * (3 * 0.044715 * beta * square + beta))
-    density = call("exp", -0.5 * x * x)
-    return g * (x * density * (1 / math.sqrt(2 * math.pi)) + _below(x, density))
+    if on_gpu:
+        density = call("exp2", -0.5 / math.log(2) * x * x)
+        below = 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
+    else:
+        density = call("exp", -0.5 * x * x)
+        below = _below(x, density)
+    return g * (x * density * (1 / math.sqrt(2 * math.pi)) + below)
 
 
 def _below(x: Value, density: Value) -> Value:
@@ -176,9 +184,11 @@ def gelu_backward(b: Builder, grad: Tensor, x: Tensor, *, approximate: str = "no
         approximate == "none" and x.dtype is torch.float64
     ):  # the formula is not that exact, and erf slower than ATen's
         return None
+    on_gpu = b.device.type == "cuda"
     return b.pointwise(
-        lambda g, v: gelu(g, v, approximate), [grad, x], opmath(x.dtype), cost=TRANSCENDENTAL + DIVISION + 14
-    )
+        lambda g, v: gelu(g, v, approximate, on_gpu), [grad, x], opmath(x.dtype),
+        cost=TRANSCENDENTAL + DIVISION + 14,
+    )  # fmt: skip
 
 
 @operator(aten.elu_backward.default)

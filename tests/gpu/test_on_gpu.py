@@ -230,3 +230,17 @@ def test_a_target_that_is_no_class_raises(wrong):
     y[3] = wrong
     with pytest.raises((IndexError, RuntimeError)):
         compiled(x, y)
+
+
+def test_slopes_of_gelu():
+    """Against the formula in float64, in units of the slopes' size, which is one."""
+    x = torch.linspace(-12, 12, 20_001, device="cuda")
+    compiled = smelt.compile(torch.ops.aten.gelu_backward, fullgraph=True)
+    exact = x.double()
+    below = (1 + torch.erf(exact / 2**0.5)) / 2
+    want = below + exact * torch.exp(-exact * exact / 2) / (2 * torch.pi) ** 0.5
+    assert (compiled(torch.ones_like(x), x) - want).abs().max() < 3e-7
+    assert compiled(torch.ones(2, device="cuda"), torch.tensor([-100.0, 100.0], device="cuda")).tolist() == [
+        0,
+        1,
+    ]
