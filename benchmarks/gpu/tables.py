@@ -52,8 +52,16 @@ def _values(title: str, key: str, form: str, scale: float, who: list[str]) -> li
     ]
 
 
-def _ratios(key: str, who: list[str], to: str) -> list[Column]:
-    return [(f"{w} over {to}", lambda row, w=w: _shown(ratio(row, key, w, to), "{:.2f}×")) for w in who]
+def _rival(who: str) -> str:
+    """torch.compile, in the mode of `who`."""
+    return "torch.compile" + who[len(who.partition(":")[0]) :]
+
+
+def _ratios(key: str, pairs: list[tuple[str, str]]) -> list[Column]:
+    return [
+        (f"{w} over {to}", lambda row, w=w, to=to: _shown(ratio(row, key, w, to), "{:.2f}×"))
+        for w, to in pairs
+    ]
 
 
 def _graphs(row: Row, who: str) -> str:
@@ -66,9 +74,10 @@ def columns(who: list[str]) -> list[Column]:
     ours = [w for w in who if is_compiler(w, "smelt")]
     found: list[Column] = [("model", lambda row: row["model"])]
     found += _values("first call, s", "first_s", "{:.2f}", 1, compilers)
-    found += _ratios("first_s", ours, "torch.compile")
+    rivals = [(w, _rival(w)) for w in ours]
+    found += _ratios("first_s", rivals)
     found += _values("call, ms", "call_s", "{:.2f}", 1e3, who)
-    found += _ratios("call_s", compilers, "eager") + _ratios("call_s", ours, "torch.compile")
+    found += _ratios("call_s", [(w, "eager") for w in compilers] + rivals)
     found += _values("host, ms", "host_s", "{:.2f}", 1e3, who)
     found += _values("peak MiB", "peak_bytes", "{:.0f}", 2**-20, who)
     found += _values("error", "overall_error", "{:.1e}", 1, [w for w in who if w == "eager" or w in ours])
@@ -79,10 +88,10 @@ def columns(who: list[str]) -> list[Column]:
 def _summary(rows: list[Row], who: list[str]) -> str:
     """Geometric means of the models that have both figures."""
     ours = [w for w in who if is_compiler(w, "smelt")]
-    wanted = [("first call", "first_s", w, "torch.compile") for w in ours]
+    wanted = [("first call", "first_s", w, _rival(w)) for w in ours]
     wanted += [("call", "call_s", w, "eager") for w in who if w != "eager"]
-    wanted += [("call", "call_s", w, "torch.compile") for w in ours]
-    wanted += [("peak memory", "peak_bytes", w, to) for w in ours for to in ("eager", "torch.compile")]
+    wanted += [("call", "call_s", w, _rival(w)) for w in ours]
+    wanted += [("peak memory", "peak_bytes", w, to) for w in ours for to in ("eager", _rival(w))]
     lines = []
     for what, key, w, to in wanted:
         found = [r for r in (ratio(row, key, w, to) for row in rows) if not math.isnan(r)]
