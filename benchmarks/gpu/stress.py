@@ -127,6 +127,7 @@ def captures(count: int) -> str:
                 before = torch.cuda.memory_reserved(), held(torch.device("cuda"))
             if again is by_smelt and number % 100 == 99:
                 smelt.reset()
+        smelt.reset() if again is by_smelt else None
         torch.cuda.empty_cache()
         after = torch.cuda.memory_reserved(), held(torch.device("cuda"))
         assert after[1] <= before[1], f"memory grew: {before} to {after}"
