@@ -25,6 +25,8 @@ class Config:
                       how much may lie there: what was used longest ago goes
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
     max_autotune      on a GPU, generate products where they are measured to be faster than ATen's (mode="max-autotune")
+    channels_last     on a GPU, lay out images of half precision channels-last inside of graphs whose convolutions gain from
+                      it (False: as the program has them)
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
@@ -39,6 +41,7 @@ class Config:
     kernel_cache_bytes: int = 1 << 30
     cuda_graphs: bool = False
     max_autotune: bool = False
+    channels_last: bool = True
     activation_memory_budget: float = 1.0
 
     def __post_init__(self) -> None:

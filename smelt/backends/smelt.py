@@ -18,6 +18,7 @@ from smelt.graph import inner
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.verify import verify as verify_graph
+from smelt.ops.channels_last import relaid
 from smelt.ops.lower import lower
 from smelt.plan.build import build_plan
 from smelt.plan.steps import extern_names, kernel_names
@@ -26,6 +27,7 @@ from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
+from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
 
 
@@ -41,8 +43,8 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     try:
         if traced.joint is not None:
             compile_part = lambda graph, given: _compile(graph, config, target(config), given)  # noqa: E731
-            return compile_joint(traced, traced.joint, config, compile_part)
-        return _compile(traced.aten_graph, config, target(config))
+            return compile_joint(traced, _relaid_joint(traced.joint, target(config)), config, compile_part)
+        return _compile(_relaid(traced.aten_graph, target(config)), config, target(config))
     except Unsupported:
         raise
     except Exception as error:
@@ -50,6 +52,19 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 
 
 compile_graph.differentiates = True  # type: ignore[attr-defined]
+
+
+def _relaid(graph: Graph, target: Target) -> Graph:
+    """The graph with the layouts that the device's convolutions are fast in."""
+    return relaid(graph).graph if target.channels_last else graph
+
+
+def _relaid_joint(joint: Joint, target: Target) -> Joint:
+    """The same of a joint graph, before it is cut: so what is saved lies as the backward's convolutions read it."""
+    if not target.channels_last:
+        return joint
+    made = relaid(joint.graph, joint.backward)
+    return replace(joint, graph=made.graph, backward=made.backward)
 
 
 def _compile(graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset()) -> Compiled:
@@ -83,7 +98,8 @@ def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
 def inference_schedule(traced: Traced, config: Config) -> Schedule:
     """What a traced graph runs where no gradients are needed, before it is machine code. Raises Unsupported for graphs on a
     device without a target."""
-    return _scheduled(traced.aten_graph, config, targets.maker(_devices(traced))(config))
+    target = targets.maker(_devices(traced))(config)
+    return _scheduled(_relaid(traced.aten_graph, target), config, target)
 
 
 def _devices(traced: Traced) -> set[torch.device]:

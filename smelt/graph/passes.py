@@ -93,7 +93,7 @@ def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
     Values that an output may be a view of are not joined: the caller may write one of the outputs. The nodes `among` are
     joined with each other only: what a checkpoint has the backward compute again must not be kept from the forward.
     """
-    apart = _reach_output(graph)
+    apart = memory_of_outputs(graph)
     first: dict[Any, Node] = {}
     replaced: dict[Node, Node] = {}
     kept: list[Node] = []
@@ -150,7 +150,7 @@ def _freeze(value: Any) -> Any:
     return (kind, repr(value) if isinstance(value, (float, complex)) else value)
 
 
-def _reach_output(graph: Graph) -> set[Node]:
+def memory_of_outputs(graph: Graph) -> set[Node]:
     """Nodes whose memory an output may share."""
     reach: set[Node] = set()
     for node in reversed(graph.nodes):

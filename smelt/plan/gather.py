@@ -139,10 +139,13 @@ class _InUse:
         self.level = [sum(both) for both in zip(accumulate(changes), map(self._converted, slots))]
 
     def _converted(self, slot: Slot) -> int:
-        """Bytes of what calls in the slot convert while they run."""
+        """Bytes of what calls in the slot convert while they run: nothing where it is channels-last already."""
         calls = [i for i in slot.items if isinstance(i, ExternItem) and row(i.op).converts]
-        given = [b for c in calls for b in (*references((c.args, c.kwargs)), *c.outs) if b is not None]
-        return sum(map(self.roots.nbytes, given))
+        touched = (
+            [*references((c.args, c.kwargs)), *(out for out in c.outs if out is not None)] for c in calls
+        )
+        converted = (buffers for buffers in touched if not any(map(self.roots.is_channels_last, buffers)))
+        return sum(self.roots.nbytes(b) for buffers in converted for b in buffers)
 
     def _touched(self, slot: Slot) -> set[int]:
         """The roots that it touches whose memory does not stay."""

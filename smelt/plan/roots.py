@@ -11,6 +11,7 @@ from typing import Any
 
 from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
 from smelt.graph.tree import leaves
+from smelt.ops.channels_last import is_last
 from smelt.plan.aliases import aliased_values, is_foreign
 from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.steps import span_bytes
@@ -41,6 +42,10 @@ class Roots:
         while (up := self._root.get(buffer, buffer)) != buffer:
             buffer = up
         return buffer
+
+    def is_channels_last(self, buffer: int) -> bool:
+        """Whether it holds images, channels-last."""
+        return buffer < len(self.buffers) and is_last(self.buffers[buffer].spec)
 
     def nbytes(self, buffer: int) -> int:
         """From its first to its last element; 0 for a register that is no buffer of the schedule."""

@@ -55,6 +55,7 @@ class Target:
         out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
         memory: which temporaries may be in the arena, and how they are aligned.
         sharing: how a launch is cut into pieces.
+        channels_last: whether images of half precision are laid out channels-last inside of graphs that gain from it.
     """
 
     costs: Costs
@@ -63,3 +64,4 @@ class Target:
     out_variant: Callable[[OpOverload], OpOverload | None]
     memory: Memory
     sharing: Sharing
+    channels_last: bool = False

@@ -92,6 +92,7 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT, SINGLE),
         sharing=Sharing(),
+        channels_last=config.channels_last and _may_choose_layouts(),
     )
     tunes = config.max_autotune and len(devices) == 1
     tuner = Tuner(plain, arch, THREADS, store(config)) if tunes else None
@@ -111,6 +112,12 @@ def unusable(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     return None
+
+
+def _may_choose_layouts() -> bool:
+    """Whether convolutions are cuDNN's, by whichever of its algorithms is the fastest."""
+    cudnn = torch.backends.cudnn
+    return cudnn.enabled and not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
 
 
 def _kind(properties: Any) -> tuple[object, ...]:

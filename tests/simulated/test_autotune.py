@@ -228,6 +228,9 @@ PROGRAMS = {
     "embedded": (lambda x, w: F.pad(torch.relu(x @ w), (1, 2)), (9, 32), (32, 5)),
     "permuted result": (lambda x, w: torch.relu(x @ w).t().contiguous(), (9, 32), (32, 5)),
     "pointwise convolution": (lambda x, w: F.relu(F.conv2d(x, w)), (2, 8, 5, 7), (6, 8, 1, 1)),
+    "convolutions, channels last": (
+        lambda x, w, v: F.conv2d(F.relu(F.conv2d(x, w)), v), (2, 16, 5, 7), (24, 16, 1, 1), (16, 24, 1, 1)
+    ),
     "written input": (lambda x, w, y: (y.add_(1), torch.relu(x @ w) + y)[1], (9, 32), (32, 5), (9, 5)),
     "expanded": (lambda x, w: torch.bmm(x.expand(4, 9, 32), w), (1, 9, 32), (4, 32, 5)),
 }  # fmt: skip
