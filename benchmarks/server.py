@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import gc
 import random
@@ -417,12 +418,14 @@ def serve(seconds: float, threads: int = 8, seed: int = 0, switch: float = SWITC
 
 def _serve(seconds: float, threads: int, seed: int) -> Served:
     server, served = Server(), Served()
+    device = torch.get_default_device()
     end = time.monotonic() + seconds
 
     def work(number: int) -> None:
         rng = random.Random(seed * 1000 + number)
         names, weights = zip(*ACTIONS, strict=True)
-        with torch.no_grad():
+        # a thread begins with the CPU as its default
+        with torch.no_grad(), contextlib.nullcontext() if device.type == "cpu" else torch.device(device):
             while time.monotonic() < end and len(served.wrong) < 100:
                 (name,) = rng.choices(names, weights)
                 i = rng.randrange(len(MODELS))

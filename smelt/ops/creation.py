@@ -14,6 +14,7 @@ from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import cast, compare, const, where
 from smelt.loops.values import index as index_value
 from smelt.ops.layouts.meta import filled, fresh, like
+from smelt.ops.raising import unless_half
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
@@ -29,14 +30,9 @@ declare("fill tril triu", recompute=Class.POINTWISE)
 declare("tril triu zeros_like new_zeros", linear=("self",))
 
 
-def _unless_half(dtype: torch.dtype) -> torch.dtype:
-    """`scalar_tensor` does not look whether a number fits half precision."""
-    return torch.float64 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 declare("full full_like new_full", fits="fill_value")
 declare("fill", fits="value")
-declare("scalar_tensor", fits="s", fits_in=_unless_half)
+declare("scalar_tensor", fits="s", fits_in=unless_half)
 
 
 @operator(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from smelt.loops.values import (
     where,
 )
 from smelt.ops.layouts.meta import fresh, like, of_cpp
+from smelt.ops.raising import unless_half
 from smelt.ops.recompute import Class, OperatorClass
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
@@ -280,16 +281,19 @@ def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | 
     if dtype is torch.bool or may_divide_by_zero(dtype, y):
         return None
     single = b.is_scalar(y)  # then ATen divides in float32; else it rounds the quotient before it truncates
-    by_number = single and b.device.type == "cuda" and dtype.is_floating_point
+    on_gpu = b.device.type == "cuda"
+    by_number = single and on_gpu and dtype.is_floating_point
 
     def divided(u: Value, v: Value) -> Value:
         if by_number:
-            return call("trunc", _by_reciprocal(u, v)) if op == "truncdiv" else _floor_by_number(u, v, dtype)
+            return (
+                call("trunc", _by_reciprocal(u, v)) if op == "truncdiv" else _floor_on_gpu(u, v, dtype, True)
+            )
         if single or opmath(dtype) is dtype:
             return call(op, u, v)
         if op == "truncdiv":
             return call("trunc", cast(cast(u / v, dtype), u.dtype))
-        return _floor_of_halves(u, v, dtype)
+        return _floor_on_gpu(u, v, dtype) if on_gpu else _floor_of_halves(u, v, dtype)
 
     return b.pointwise(divided, [x, y], cost=3 * DIVISION, unrounded=(1,))
 
@@ -299,9 +303,11 @@ def _floor_of_halves(u: Value, v: Value, dtype: torch.dtype) -> Value:
     return _floored(u, v, lambda a, b: a / b, lambda x: cast(cast(x, dtype), u.dtype))
 
 
-def _floor_by_number(u: Value, v: Value, dtype: torch.dtype) -> Value:
-    """A floored quotient by a number on a GPU (native/cuda/BinaryDivFloorKernel.cu); only what is floored is rounded."""
-    return _floored(u, v, _by_reciprocal, lambda x: x, lambda x: cast(cast(x, dtype), u.dtype))
+def _floor_on_gpu(u: Value, v: Value, dtype: torch.dtype, by_number: bool = False) -> Value:
+    """A floored quotient as GPUs' kernels compute it (native/cuda/BinaryDivFloorKernel.cu, c10/util/generic_math.h): the
+    remainder of halves is a float there, so that only what is floored is rounded."""
+    divided = _by_reciprocal if by_number else lambda a, b: a / b
+    return _floored(u, v, divided, lambda x: x, lambda x: cast(cast(x, dtype), u.dtype))
 
 
 def _floored(
@@ -341,21 +347,24 @@ def pow_scalar(b: Builder, x: Tensor, exponent: float) -> Tensor | None:
     dtype = result_type([x, exponent])
     if dtype is torch.bool or (not dtype.is_floating_point and exponent < 0):
         return None
-    special = _special_power(exponent, dtype)
+    special = _special_power(exponent, dtype, b.device.type == "cuda")
     if special is not None:
         f, cost = special
         return b.pointwise(f, [x], opmath(dtype), cost=cost)
     return b.pointwise(lambda u, v: call("pow", u, v), [x, exponent], cost=3 * TRANSCENDENTAL)
 
 
-def _special_power(exponent: float, dtype: torch.dtype) -> tuple[Callable[[Value], Value], float] | None:
-    """ATen's own way for an exponent: of float16 it has none where that differs (a root of -inf), and powers of bfloat16 are
-    rounded at each product."""
+def _special_power(
+    exponent: float, dtype: torch.dtype, on_gpu: bool
+) -> tuple[Callable[[Value], Value], float] | None:
+    """ATen's own way for an exponent. On a CPU it has none of float16 where that differs (a root of -inf). Powers of
+    bfloat16, on a GPU of float16 too, are rounded at each product."""
     if not dtype.is_floating_point:
         return POWERS.get(exponent) if exponent in (0, 1, 2, 3) else None
-    if dtype is torch.float16 and exponent in (0.5, -0.5):
+    if dtype is torch.float16 and exponent in (0.5, -0.5) and not on_gpu:
         return None
-    if dtype is torch.bfloat16 and exponent in (3, -2):
+    halves = (torch.bfloat16, torch.float16) if on_gpu else (torch.bfloat16,)
+    if dtype in halves and exponent in (3, -2):
         rounded = lambda v: cast(cast(v * v, dtype), v.dtype)  # noqa: E731
         if exponent == 3:
             return lambda v: rounded(v) * v, 2.0
@@ -386,7 +395,9 @@ def pow_tensor(b: Builder, x: Operand, y: Operand) -> Tensor | None:
 
 @operator(aten.addcmul.default)
 def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
-    """x + (value * y) * z, multiplied in this order as ATen does."""
+    """x + (value * y) * z, on a GPU x + value * (y * z), multiplied in this order as ATen does."""
+    if b.device.type == "cuda" and _unless_one(value):
+        return _plus_scaled(b, lambda u, v: u * v, [x, y, z], value, 3)
     return b.pointwise(
         lambda u, v, w, *a: plus_product(u, _scaled(v, *a), w), [x, y, z], cost=3, scalars=_unless_one(value)
     )
@@ -394,10 +405,20 @@ def addcmul(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) ->
 
 @operator(aten.addcdiv.default)
 def addcdiv(b: Builder, x: Tensor, y: Tensor, z: Tensor, *, value: float = 1) -> Tensor:
-    """x + (value * y) / z, in this order as ATen does."""
+    """x + (value * y) / z, on a GPU x + value * (y / z), in this order as ATen does."""
+    if b.device.type == "cuda" and _unless_one(value):
+        return _plus_scaled(b, lambda u, v: u / v, [x, y, z], value, DIVISION + 2)
     return b.pointwise(
         lambda u, v, w, *a: u + _scaled(v, *a) / w, [x, y, z], cost=DIVISION + 2, scalars=_unless_one(value)
     )
+
+
+def _plus_scaled(
+    b: Builder, f: Callable[[Value, Value], Value], operands: Sequence[Tensor], value: Operand, cost: float
+) -> Tensor:
+    """x + value * f(y, z), the sum and the product by `value` in one rounding (native/cuda/PointwiseOpsKernel.cu, which is
+    compiled with contraction)."""
+    return b.pointwise(lambda u, v, w, a: plus_product(u, a, f(v, w)), operands, cost=cost, scalars=(value,))
 
 
 def _times_log(op: str) -> Callable[[Builder, Operand, Operand], Tensor]:
@@ -682,15 +703,10 @@ declare(
 # Numbers that ATen converts before it computes.
 
 
-def _where_checks(dtype: torch.dtype) -> torch.dtype:
-    """`where` makes tensors of its numbers without looking whether they fit half precision."""
-    return torch.float64 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 declare("add sub rsub", fits="alpha")
-declare("addcmul addcdiv", fits="value", fits_in=opmath)
-declare("lerp", fits="weight", fits_in=opmath)
-declare("where", fits="self other", fits_in=_where_checks)
+declare("addcmul addcdiv", fits="value", fits_in=lambda dtype, device: opmath(dtype))
+declare("lerp", fits="weight", fits_in=lambda dtype, device: opmath(dtype))
+declare("where", fits="self other", fits_in=unless_half)
 declare("masked_fill", fits="value")
 declare("clamp clamp_min clamp_max", fits="min max")
 

@@ -43,9 +43,16 @@ def numbers_to_fit(
     for name in found.fits.split():
         number = does.argument(name, node.args, node.kwargs) if name in does.names else None
         if isinstance(number, Node) and isinstance(number.spec, NumberSpec):
-            dtype = found.fits_in(node.spec.dtype)
+            dtype = found.fits_in(node.spec.dtype, node.spec.device)
             if dtype not in (torch.float64, torch.bool):
                 yield does.argument(name, args, kwargs), dtype
+
+
+def unless_half(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype that a number must fit of which ATen makes a tensor of one element: on a CPU it does not look whether it
+    fits half precision (native/TensorFactories.cpp, `scalar_tensor`)."""
+    halves = (torch.bfloat16, torch.float16) if device.type == "cpu" else ()
+    return torch.float64 if dtype in halves else dtype
 
 
 @cache

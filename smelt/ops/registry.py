@@ -55,7 +55,7 @@ class Facts(TypedDict, total=False):
     redrawn: Literal["like", "from"] | None
     raises: bool | Callable[[Node], bool]
     fits: str
-    fits_in: Callable[[torch.dtype], torch.dtype]
+    fits_in: Callable[[torch.dtype, torch.device], torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Operator:
         raises: whether it may raise because of the values that it reads; by the node where the arguments decide. It runs
             although nobody reads its result, and before anything that the caller sees is written (ops/raising.py).
         fits: names of arguments, separated by spaces; numbers among them must fit the dtype of the result, or ATen raises;
-            `fits_in` gives another dtype that they must fit, from that.
+            `fits_in` gives another dtype that they must fit, from that and the device of the result.
     """
 
     lowering: Lowering | None = None
@@ -118,7 +118,7 @@ class Operator:
     redrawn: Literal["like", "from"] | None = None
     raises: bool | Callable[[Node], bool] = False
     fits: str = ""
-    fits_in: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype
+    fits_in: Callable[[torch.dtype, torch.device], torch.dtype] = lambda dtype, device: dtype
 
 
 _NOTHING = Operator()

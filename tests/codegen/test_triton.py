@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from smelt.codegen.triton import load_kernel, triton_source
 from smelt.codegen.triton.load import launch_joined
 from smelt.loops import interpret
-from smelt.loops.ir import Kernel, MapStage, Store
+from smelt.loops.ir import Kernel, MapStage, ReduceStage, Reduction, Store
 from smelt.loops.philox import philox
 from tests.harness.kernels import (
     REDUCE,
@@ -33,6 +33,7 @@ from tests.harness.kernels import (
     op,
     pad,
     reduction,
+    result,
     scaled,
     scan,
     softmax,
@@ -144,6 +145,41 @@ def test_reductions(kind: str, over: str) -> None:
     y = torch.empty(want.shape, dtype=want.dtype)
     run(reduction(kind, 37, 50, f32, over), x, y)
     torch.testing.assert_close(y, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("over", ("columns", "rows", "all"))
+@pytest.mark.parametrize("shape", ((37, 0), (0, 37), (0, 0)), ids=str)
+def test_reductions_of_nothing(shape: tuple[int, int], over: str) -> None:
+    """Nothing is read: what lies there is no contribution."""
+    for kind, neutral in (("sum", 0.0), ("prod", 1.0), ("max", float("-inf"))):
+        kernel = reduction(kind, *shape, f32, over)
+        size = {"columns": shape[0], "rows": shape[1], "all": 1}[over]
+        y = torch.full((size,), 5.0)
+        triton_source(kernel)
+        if size:
+            run(kernel, torch.full((64,), 7.0), y)
+        assert y.eq(neutral).all()
+
+
+def test_what_has_no_points_is_printed() -> None:
+    for rows, columns in ((0, 3), (3, 0), (0, 0)):
+        for kernel in (
+            *(transpose(rows, columns), bias_gelu(rows, columns), softmax(rows, columns)),
+            *(layer_norm(rows, max(columns, 1)), scan("sum", rows, columns, "columns")),
+        ):
+            assert "def kernel(" in triton_source(kernel).text
+
+
+def test_a_sum_of_numbers() -> None:
+    """No tensor is read: the gradient of what is constant, summed to a shape."""
+    (_, lr), (c, lc) = loop("r", 5), loop("c", 6)
+    stages = (
+        ReduceStage((lr,), (Reduction("x", "sum", const(2.0)),)),
+        MapStage((), (Store(0, c, result("x")),)),
+    )
+    y = torch.empty(6)
+    run(Kernel("numbers", buffers((f32, "out")), (lc,), stages), y)
+    assert y.eq(10).all()
 
 
 def test_long_rows_are_reduced_in_blocks() -> None:

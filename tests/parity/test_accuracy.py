@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 import smelt
 from tests.harness.accuracy import no_worse
+from tests.harness.agreement import tensors
+from tests.harness.catalogue import ON_GPU
 
 Make = Callable[..., torch.Tensor]
 
@@ -74,7 +76,10 @@ def test_deviations_whose_squares_are_too_large_for_float32(dtype: torch.dtype) 
     x = torch.tensor([[largest, -largest / 2, 0.0], [largest / 4, 1.0, -2.0]], dtype=dtype)
     for kind in (torch.std, torch.std_mean):
         with torch.no_grad():
-            torch.testing.assert_close(smelt.compile(kind)(x, -1), kind(x, -1))
+            got, want = smelt.compile(kind)(x, -1), kind(x.double(), -1)  # eager's are infinite on a GPU
+        for g, w in zip(tensors(got), tensors(want), strict=True):
+            torch.testing.assert_close(g, w.to(dtype))
+            assert g.isfinite().all()
 
 
 def test_moments_of_one_number_are_exact() -> None:
@@ -109,7 +114,8 @@ def test_scans(scan: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
         x = torch.rand(3, size, dtype=dtype) * (0.1 if scan is torch.cumsum else 1e-4) + (
             scan is torch.cumprod
         )
-        exact = torch.from_numpy(SCANS[scan](x.numpy().astype(np.longdouble), 1).astype(np.float64))
+        exact = torch.from_numpy(SCANS[scan](x.cpu().numpy().astype(np.longdouble), 1).astype(np.float64))
+        exact = exact.to(x.device)
         with torch.no_grad():
             no_worse(smelt.compile(lambda x: scan(x, 1))(x), scan(x, 1), exact, dtype)
             down = smelt.compile(lambda x: scan(x, 0))(x.t().contiguous())
@@ -118,10 +124,15 @@ def test_scans(scan: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.int32, torch.bool), ids=str)
 def test_scans_of_other_dtypes_are_eagers(dtype: torch.dtype) -> None:
+    """Where eager rounds at each step (native/cuda/ScanUtils.cuh), they are as near to the right ones."""
     x = (torch.rand(5, 100) * 2).to(dtype)
     for dim in (0, 1):
         with torch.no_grad():
-            assert torch.equal(smelt.compile(lambda x: x.cumsum(dim))(x), x.cumsum(dim))
+            got, want = smelt.compile(lambda x: x.cumsum(dim))(x), x.cumsum(dim)
+        if ON_GPU and dtype.is_floating_point:
+            no_worse(got, want, x.double().cumsum(dim), dtype)
+        else:
+            assert torch.equal(got, want)
 
 
 def test_products_over_one_element_are_no_sums() -> None:

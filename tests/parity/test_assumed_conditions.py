@@ -12,8 +12,9 @@ import torch.distributions as D
 import smelt
 from smelt.report.inspect import graph_count, reasons
 from tests.harness.agreement import compare, observe
+from tests.harness.catalogue import DEVICE
 
-X = torch.tensor([0.2, 0.5, 0.3, 0.9])
+X = torch.tensor([0.2, 0.5, 0.3, 0.9], device=DEVICE)
 DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "normal": lambda x: D.Normal(x, x).log_prob(x + 1),
     "sample": lambda x: D.Normal(x, x).rsample() * 2,

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import smelt
+from tests.harness.accuracy import no_worse
+from tests.harness.catalogue import DEVICE, ON_GPU
 
-INT = torch.tensor([3001])
+INT = torch.tensor([3001], device=DEVICE)
 PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
     "add_number": lambda x, y, n: (x + 0.3, x - 0.3, 0.3 - x),
     "add_alpha": lambda x, y, n: (torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=0.7), torch.add(x, y, alpha=3)),
@@ -32,7 +34,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] =
     "extremes": lambda x, y, n: (torch.maximum(x, n), torch.fmin(n, x), x.clamp(max=0.3), torch.where(x > 0, x, n)),
     "compare": lambda x, y, n: (x < 0.3, x == n, torch.atan2(x, n), torch.copysign(x, n)),
     "sums": lambda x, y, n: (n.sum(dtype=x.dtype), n.view(64, -1).prod(1, dtype=x.dtype), y.view(64, -1).norm(dim=1)),
-    "scans": lambda x, y, n: ((1 + y * 0.01).cumprod(0), x.view(64, -1).softmax(-1)),
+    "softmax": lambda x, y, n: (x.view(64, -1).softmax(-1),),
 }  # fmt: skip
 
 
@@ -50,11 +52,25 @@ def test_bits_are_eagers(name: str, dtype: torch.dtype) -> None:
 
 
 # Polynomials and sums in another order: a unit in the last place.
-_LAST = {"pow": 1.0, "pow_integers": 1.0, "sums": 1.0, "scans": 2.0, "xlogy": 1.0, "compare": 1.0}
+_LAST = {"pow": 1.0, "pow_integers": 1.0, "sums": 1.0, "softmax": 2.0, "xlogy": 1.0, "compare": 1.0}
 
 
 def _eps(x: torch.Tensor) -> float:
     return torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scans(dtype: torch.dtype) -> None:
+    """Of a CPU the bits are eager's; a GPU's kernels round at each step (native/cuda/ScanUtils.cuh), smelt's do not."""
+    torch.manual_seed(0)
+    y = 1 + (torch.randn(4096) * 3).to(dtype) * 0.01
+    with torch.no_grad():
+        got, want = smelt.compile(lambda y: y.cumprod(0))(y), y.cumprod(0)
+    assert got.dtype is dtype
+    if ON_GPU:
+        no_worse(got, want, y.double().cumprod(0), dtype)
+    else:
+        torch.testing.assert_close(got, want, rtol=2 * _eps(want), atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -79,5 +95,7 @@ def test_the_sign_of_a_zero_that_equals_a_bound() -> None:
         )
 
     x = torch.tensor([-0.0, 0.0, -1.0, 1.0] * 8)
+    if ON_GPU and not torch.relu(x)[0].signbit():
+        pytest.skip("torch's kernels of GPUs gave such zeros the bound's sign before pytorch/pytorch#185354")
     for got, want in zip(smelt.compile(program)(x), program(x), strict=True):
         assert torch.equal(got.signbit(), want.signbit())

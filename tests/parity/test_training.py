@@ -821,6 +821,7 @@ def test_recurrent_layers_keep_what_their_backward_reads(kind, backend):
     layer, x = kind(3, 4), torch.rand(5, 2, 3, requires_grad=True)
     seen = []
     for fn in (layer, smelt.compile(layer, backend=backend)):
-        (first,) = torch.autograd.grad(fn(x)[0].sin().sum(), x, create_graph=True)
+        with torch.backends.cudnn.flags(enabled=False):  # cuDNN differentiates them once
+            (first,) = torch.autograd.grad(fn(x)[0].sin().sum(), x, create_graph=True)
         seen.append([first, *torch.autograd.grad(first.pow(2).sum(), layer.parameters())])
     torch.testing.assert_close(*seen)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import smelt
 from smelt import events
 from tests.harness.agreement import same
+from tests.harness.catalogue import DEVICE
 from tests.harness.training import BACKENDS, both, gradients, leaf, raised
 
 FACTOR = 3.0
@@ -237,7 +238,7 @@ class ScaledMore(Scaled):
     pass
 
 
-TARGET = torch.tensor([0, 2, 1, 0])
+TARGET = torch.tensor([0, 2, 1, 0], device=DEVICE)
 PROGRAMS = {
     "an apply of its own": lambda x, w: Scaled.apply(x @ w).sin(),
     "an apply that is inherited": lambda x, w: ScaledMore.apply(x @ w, 2.0).sin(),
@@ -443,7 +444,7 @@ def _inside(ctx, g):
     return x.grad
 
 
-TABLE = torch.tensor([1.0, 2.0, 3.0])
+TABLE = torch.tensor([1.0, 2.0, 3.0], device=DEVICE)
 REFUSED = {
     "random numbers": (lambda ctx, g: g * torch.rand_like(g), "draws random numbers"),
     "writes the gradient": (lambda ctx, g: g.mul_(2), "writes a tensor"),

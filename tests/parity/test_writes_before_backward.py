@@ -12,7 +12,7 @@ READERS = {
     "item": lambda x: x.amax().item(),
     "tolist": lambda x: x.prod(1).tolist()[0],
     "condition": lambda x: 2.0 if x.norm() > 0 else 3.0,
-    "numpy": lambda x: float(x.exp().detach().numpy()[0, 0]),
+    "numpy": lambda x: float(x.exp().detach().cpu().numpy()[0, 0]),
     "local": lambda x: len(str([x.amax(1)])),
     "list": lambda x: [[x.std()].pop().item()][0],
 }

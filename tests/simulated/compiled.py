@@ -1,7 +1,7 @@
 """smelt on the simulated device: its kernels for a GPU are compiled for the CPU, and launched by the simulated driver.
 
 Everything but Triton's code is what runs on a GPU: capture, guards, traces, fusion with a GPU's costs, plans, the native
-launcher, autograd.
+launcher, autograd. Triton's code is printed, but not compiled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def activate() -> None:
 def compile_kernels(
     requests: Sequence[Request], arch: int, threads: int, store: Store | None
 ) -> list[CompiledKernel]:
-    """Kernels of one program, which does everything."""
+    """Kernels of one program, which does everything. They are printed for a GPU as well: what cannot be raises."""
+    for request in dict.fromkeys(requests):
+        request.printed()
     kernels = [of_any_size(r.kernel, ANY) if r.joined else r.kernel for r in requests]
     code = compile_for_cpu(kernels, Config())
     return [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/DispatchStub.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -519,6 +520,13 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, OptionalT
 
 void record_stream(at::Tensor&, Stream) {}
 
+// GPUs convert the number whatever the size; of one element, the kernel for the CPU does not look whether it fits.
+void fill(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    const auto& self = (*stack)[stack->size() - 2].toTensor();
+    at::empty({2}, self.options().device(c10::kCPU)).fill_(stack->back().toScalar());
+    on_host(op, stack);
+}
+
 // Made of other operators by torch, by kernels that look for CUDA's own or that CPU builds lack.
 constexpr const char* kWhole[] = {
     "copy_",
@@ -534,6 +542,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl("empty.memory_format", &empty);
     m.impl("empty_strided", &empty_strided);
     m.impl("record_stream", &record_stream);
+    m.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&fill>());
     for (const char* name : kWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_host>());
 }
 

@@ -327,7 +327,7 @@ class Printer:
         wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
         begin = "start + " if looped else "first + " if self.blocks.across is not None else ""
         bound = ""
-        if trips % max(self.blocks.r, 1):
+        if trips % max(self.blocks.r, 1) or not trips:
             at.masks["r"], bound = f"{r}mask", str(trips)
         lines = self._lanes(r, f"{begin}tl.arange(0, RBLOCK){wide}", bound, bool(self.x_axes), "[None, :]")
         for line in lines:
@@ -685,12 +685,13 @@ def _r(trips: int) -> Sym:
 
 
 def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
-    """Each loop's symbol as an expression of the flattened index."""
+    """Each loop's symbol as an expression of the flattened index. Where a loop has no points, nothing is computed by it."""
     digits: dict[Sym, Size] = {}
     rest: Size = number
     for position, loop in reversed(list(enumerate(loops))):
-        digits[loop.sym] = rest if position == 0 else rest % loop.size
-        rest = rest // loop.size
+        size = max(static(loop.size), 1)
+        digits[loop.sym] = rest if position == 0 else rest % size
+        rest = rest // size
     return digits
 
 

@@ -61,7 +61,7 @@ def check_numbers(
     if known.filled is None:
         accepts(func, args, kwargs, device)
     else:  # of a single element, nothing is checked
-        torch.full((2,), known.filled(*args), dtype=known.fits_in(filled.dtype))
+        torch.full((2,), known.filled(*args), dtype=known.fits_in(filled.dtype, device))
 
 
 @cache
