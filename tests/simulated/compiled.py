@@ -38,7 +38,10 @@ def activate() -> None:
 def compile_kernels(
     requests: Sequence[Request], arch: int, threads: int, store: Store | None
 ) -> list[CompiledKernel]:
-    """Kernels of one program, which does everything."""
+    """Kernels of one program, which does everything. Triton's text is printed too, so that a kernel for which there are no
+    blocks or no text fails here as it does on a GPU; it is not run."""
+    for request in requests:
+        request.printed()
     kernels = [of_any_size(r.kernel, ANY) if r.joined else r.kernel for r in requests]
     code = compile_for_cpu(kernels, Config())
     return [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]

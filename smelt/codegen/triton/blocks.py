@@ -189,9 +189,9 @@ def _accesses(kernel: Kernel) -> Iterator[_Access]:
 
 
 def _large(kernel: Kernel) -> set[int]:
-    """The buffers that count: what belongs to a row or to a column alone is little."""
+    """The buffers that count: what belongs to a row or a column alone is little. None in a sum of what no tensor holds."""
     accesses = list(_accesses(kernel))
-    most = max(a.touched for a in accesses)
+    most = max((a.touched for a in accesses), default=0)
     return {a.buffer for a in accesses if 2 * a.touched > most}
 
 
