@@ -1,5 +1,5 @@
-"""Trying an operator on real tensors of a device: of one element to see whether it has a kernel, of zeros (or what its row says,
-`tried_on`) to see the layouts of its results."""
+"""Trying an operator on real tensors of a device: of one element to see whether it has a kernel, of zeros (or of what
+`tried_on` of its row says) to see the layouts of its results."""
 
 from __future__ import annotations
 
