@@ -309,6 +309,8 @@ pad_packed_sequence = _optional(lambda: torch._C._VariableFunctions._pad_packed_
 one_hot: Callable[..., object] = _optional(lambda: torch._C._nn.one_hot, "torch.nn.functional.one_hot")
 assert_async = _needed(lambda: torch._assert_async, "what a graph takes for granted is checked")
 unscale = _optional(lambda: torch._amp_foreach_non_finite_check_and_unscale_, "GradScaler")
+# Launches a kernel on the addresses of its operands, which fakes do not have.
+jiterated: Any = _optional(lambda: torch.cuda.jiterator._JittedFunction.__call__, "is refused")
 chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
 # Since torch 2.15: what distributions check their arguments with.
 all_true_or_assert: Any = getattr(torch.distributions.distribution, "_all_true_or_runtime_assert", None)

@@ -16,7 +16,8 @@ from smelt.codegen.llvm.flat import of_any_size, over_one_point
 from smelt.codegen.triton.compile import Request, compile_kernels
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
-from smelt.plan.code import CompiledKernel
+from smelt.graph.sizes import static
+from smelt.plan.code import CompiledKernel, Function, Library, Processor
 from smelt.plan.gather import Kind, Slot, gather
 from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.reuse import in_place
@@ -25,6 +26,7 @@ from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 from smelt.schedule.schedule import Item as ScheduleItem
 
 THREADS = min(os.cpu_count() or 1, 16)
+NOTHING = Function(Library(Processor("", "", ""), (), ()), "nothing")  # of kernels that compute no element
 
 
 def generate(schedule: Schedule, arch: int, config: Config, tuner: Tuner | None = None) -> list[Item]:
@@ -38,12 +40,14 @@ def generate(schedule: Schedule, arch: int, config: Config, tuner: Tuner | None 
         id(i): Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned), len(slot.items) > 1)
         for slot in slots
         for i in slot.items
-        if isinstance(i, KernelItem) and not _runs_on_cpu(schedule, i)
+        if isinstance(i, KernelItem) and _has_points(i) and not _runs_on_cpu(schedule, i)
     }
     code: dict[int, CompiledKernel] = dict(
         zip(requests, compile_kernels(list(requests.values()), arch, THREADS, store(config)))
     )
-    on_cpu = [i for i in items if isinstance(i, KernelItem) and id(i) not in requests]
+    rest = [i for i in items if isinstance(i, KernelItem) and id(i) not in requests]
+    code |= {id(i): CompiledKernel(i.kernel.name, NOTHING, 0, 1) for i in rest if not _has_points(i)}
+    on_cpu = [i for i in rest if id(i) not in code]
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_placed(schedule, slot, code) for slot in slots]
@@ -57,9 +61,16 @@ def _with_a_loop(item: ScheduleItem) -> ScheduleItem:
     return replace(item, kernel=kernel) if kernel.outer and joins(kernel) else item
 
 
+def _has_points(item: KernelItem) -> bool:
+    """Whether it computes anything: else only memory is made for what it gives (`plan/build.py`)."""
+    return all(static(loop.size) for loop in item.kernel.outer)
+
+
 def _kind(schedule: Schedule, aligned: Sequence[bool], item: KernelItem) -> Kind | None:
     """Those launches that differ only in sizes and buffers may be one."""
-    if not item.kernel.outer or _runs_on_cpu(schedule, item) or not joins(item.kernel):
+    if not item.kernel.outer or not _has_points(item) or _runs_on_cpu(schedule, item):
+        return None
+    if not joins(item.kernel):
         return None
     code = of_any_size(item.kernel, ALIGNED)
     key = code, _by_value(schedule, item), _unaligned(item, aligned), _device(schedule, item)

@@ -16,6 +16,14 @@ from smelt.torch_private import OpOverload, has_kernel
 
 ResultKind = Literal["fresh", "view", "same"]
 
+# Sizes of results that values decide, which torch 2.11 does not say of all of these.
+_SIZED_BY_VALUES = {
+    f"aten::{name}"
+    for name in (
+        *("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive", "nonzero"),
+        *("masked_select", "bincount", "linalg_lstsq"),
+    )
+}
 # Attention on a CPU has no dropout, so it draws nothing although its tag says so.
 _NOT_RANDOM = {"aten::_scaled_dot_product_flash_attention_for_cpu"}
 
@@ -91,7 +99,7 @@ def _classify(op: OpOverload) -> Effects:
         random=torch.Tag.nondeterministic_seeded in tags and schema.name not in _NOT_RANDOM,
         changes_metadata=torch.Tag.inplace_view in tags or schema.name in ("aten::resize_", "aten::set_"),
         data_dependent=torch.Tag.data_dependent_output in tags,
-        dynamic_shape=torch.Tag.dynamic_output_shape in tags,
+        dynamic_shape=torch.Tag.dynamic_output_shape in tags or schema.name in _SIZED_BY_VALUES,
     )
 
 

@@ -28,7 +28,9 @@ COSTS = dict.fromkeys(DEAR, TRANSCENDENTAL) | {
 
 
 def const(number: Number, dtype: torch.dtype) -> Value:
-    """`number` converted to the Python type of `dtype`, as torch converts a scalar argument."""
+    """`number` converted to `dtype`, as torch converts a scalar argument: in half precision it is rounded."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return Value("const", (torch.tensor(float(number), dtype=dtype).item(),), dtype)
     if dtype.is_floating_point:
         return Value("const", (float(number),), dtype)
     return Value("const", (bool(number) if dtype is torch.bool else int(number),), dtype)
@@ -50,10 +52,15 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
     return Value("cast", (x,), dtype)
 
 
+def rounded(x: Value, dtype: torch.dtype) -> Value:
+    """`x` as the next operator reads it where an operator of its own, whose result has `dtype`, gave it."""
+    return cast(cast(x, dtype), x.dtype)
+
+
 def _converts_exactly(number: Number, source: torch.dtype, dtype: torch.dtype) -> bool:
     """Whether the constant needs no rounding or wrapping that the cast would have done."""
     if dtype is torch.float32:
-        return source in (torch.float64, torch.float32) or abs(number) < 1 << 24
+        return source.is_floating_point or abs(number) < 1 << 24
     if dtype is torch.float64:
         return not source.is_floating_point and abs(number) < 1 << 53
     return dtype is torch.int64 and not source.is_floating_point

@@ -168,11 +168,14 @@ def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
 
 @operator(aten.log_sigmoid_forward.default)
 def log_sigmoid(b: Builder, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(min(x, 0) - log1p(exp(-|x|)), exp(-|x|)): the backward reads the second one."""
-    compute = opmath(x.dtype)
-    small = b.pointwise(
-        lambda v: call("exp", -call("abs", v)), [x], compute, b.spec[1].dtype, TRANSCENDENTAL + 2, x.shape
-    )
+    """(min(x, 0) - log1p(exp(-|x|)), exp(-|x|)): a CPU's backward reads the second one, which on a GPU is empty."""
+    compute, kept = opmath(x.dtype), b.spec[1]
+    if kept.shape == x.shape:
+        small = b.pointwise(
+            lambda v: call("exp", -call("abs", v)), [x], compute, kept.dtype, TRANSCENDENTAL + 2, x.shape
+        )
+    else:
+        small = b.map(kept.shape, kept.dtype, (), lambda load, index: const(0, kept.dtype))
 
     def f(v: Value) -> Value:
         return call("minimum", v, const(0, compute)) - call("log1p", call("exp", -call("abs", v)))

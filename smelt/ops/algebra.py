@@ -19,5 +19,6 @@ declare(
     "linalg_lstsq lu_unpack",
     raises=True,  # where a matrix is singular, not positive, or not finite
 )
+declare("lu_unpack linalg_lu_solve linalg_ldl_solve", tried_on=1)
 if hasattr(aten, "cholesky"):  # until torch 2.13
     declare("cholesky", raises=True)

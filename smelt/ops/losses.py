@@ -1,5 +1,6 @@
 """Losses of two tensors, and the backward of those and of the negative log likelihood.
 
+Losses that ATen makes of several operators are rounded to half precision after each, and before they are reduced.
 What checks the values it is given (nll_loss on a CPU, binary_cross_entropy) is left to ATen forward: loops cannot raise.
 """
 
@@ -16,7 +17,7 @@ from smelt.loops.builder import Builder
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Map, Tensor
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, where
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, rounded, where
 from smelt.loops.values import index as index_value
 from smelt.ops.layouts.meta import fresh
 from smelt.ops.recompute import Class
@@ -49,7 +50,7 @@ def _reduced(
     shape = np.broadcast_shapes(*(tuple(map(static, t.shape)) for t in operands))  # torch's imports sympy
     if reduction == NONE:
         return b.pointwise(f, operands, compute, cost=cost)
-    losses = b.pointwise(f, operands, compute, compute, cost, shape)
+    losses = b.pointwise(f, operands, compute, b.spec.dtype, cost, shape)
     total = b.reduce("sum", losses, dims_of(losses, None), False, compute)
     share = _share(losses, reduction)
     return finish(b, total, lambda v: v * share)
@@ -94,7 +95,9 @@ def _of_difference(pair: Callable[..., Pair], forward: Any, backward: Any) -> No
         if 0 in args:  # a limit without a slope
             return None
         f, _ = pair(*args)
-        return _reduced(b, lambda u, v: f(u - v), [x, target], reduction, 4.0)
+        # ATen's kernels of squares subtract in half precision
+        near = (lambda d: rounded(d, b.spec.dtype)) if pair is _squared else (lambda d: d)
+        return _reduced(b, lambda u, v: f(near(u - v)), [x, target], reduction, 4.0)
 
     def slope(
         b: Builder, grad: Tensor, x: Tensor, target: Tensor, reduction: int, *args: float
@@ -141,15 +144,20 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    """(1 - target) * x - (1 + (pos_weight - 1) * target) * log(sigmoid(x))"""
+    """(1 - target) * x - (1 + (pos_weight - 1) * target) * log(sigmoid(x)), as native/Loss.cpp composes it: each operator
+    is rounded to the dtype of the tensor that it writes, x's or the target's."""
 
     def f(u: Value, t: Value, *rest: Value) -> Value:
         extra = list(rest)
         log_sigmoid = call("minimum", u, const(0, u.dtype)) - call("log1p", call("exp", -call("abs", u)))
+        log_sigmoid = rounded(log_sigmoid, x.dtype)
         scale = extra.pop(0) if weight is not None else None
         if pos_weight is not None:
-            log_sigmoid = log_sigmoid * ((extra.pop(0) - 1) * t + 1)
-        loss = (1 - t) * u - log_sigmoid
+            both_dtype = torch.promote_types(pos_weight.dtype, target.dtype)
+            of_class = rounded(rounded(extra.pop(0) - 1, pos_weight.dtype) * t, both_dtype)
+            log_sigmoid = rounded(log_sigmoid * rounded(of_class + 1, both_dtype), x.dtype)
+        loss = rounded(rounded(1 - t, target.dtype) * u, target.dtype)
+        loss = rounded(loss - log_sigmoid, target.dtype)
         return loss if scale is None else loss * scale
 
     operands = [x, target, *[w for w in (weight, pos_weight) if w is not None]]
@@ -159,9 +167,12 @@ def binary_cross_entropy_with_logits(
 @operator(aten.soft_margin_loss.default)
 def soft_margin_loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """log(1 + exp(-target * x)), in this form as in ATen: inf where exp overflows."""
-    return _reduced(
-        b, lambda u, t: call("log1p", call("exp", -t * u)), [x, target], reduction, 2 * TRANSCENDENTAL
-    )
+
+    def f(u: Value, t: Value) -> Value:
+        exponential = call("exp", rounded(-u * t, x.dtype))
+        return call("log1p", rounded(exponential, x.dtype))
+
+    return _reduced(b, f, [x, target], reduction, 2 * TRANSCENDENTAL)
 
 
 @operator(aten.soft_margin_loss_backward.default)

@@ -1,6 +1,7 @@
 """Backward of elementwise operators and of soft maxima. Costs are in additions.
 
-Each formula is ATen's for a CPU, on values in the dtype that ATen computes in; the result rounds once.
+Each formula is ATen's for a CPU (where a GPU's keeps or rounds other things, for that), on values in the dtype that ATen
+computes in; the result rounds once.
 """
 
 from __future__ import annotations
@@ -207,14 +208,21 @@ def elu_backward(
 
 @operator(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor | None:
-    """1 - sigmoid(x) by way of z = exp(-abs(x)), which the forward on a CPU keeps."""
-    if buffer.shape != x.shape:
-        return None
+    """1 - sigmoid(x) by way of z = exp(-abs(x)), which the forward on a CPU keeps; on a GPU it is computed again."""
+    if b.device.type == "cpu":
+        if buffer.shape != x.shape:
+            return None
+        return b.pointwise(
+            lambda g, v, z: g * _where(_is("lt", v, 0), 1, z, v.dtype) / (z + 1),
+            [grad, x, buffer], opmath(x.dtype), cost=DIVISION + 4,
+        )  # fmt: skip
 
-    def f(g: Value, v: Value, z: Value) -> Value:
-        return g * _where(_is("lt", v, 0), 1, z, v.dtype) / (z + 1)
+    def f(g: Value, v: Value) -> Value:
+        z = call("exp", -call("abs", v))
+        above = z / (z + 1)
+        return g * where(_is("lt", v, 0), 1 - above, above)
 
-    return b.pointwise(f, [grad, x, buffer], opmath(x.dtype), cost=DIVISION + 4)
+    return b.pointwise(f, [grad, x], opmath(x.dtype), cost=TRANSCENDENTAL + DIVISION + 5)
 
 
 @operator(aten._prelu_kernel_backward.default)
@@ -245,10 +253,15 @@ def native_dropout_backward(b: Builder, grad: Tensor, mask: Tensor, scale: float
 
 @operator(aten._softmax_backward_data.default)
 def softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """y * (g - sum of g * y)"""
+    """y * (g - sum of g * y). On a GPU ATen multiplies by an operator of its own, which rounds to half precision
+    (native/cuda/SoftMax.cu)."""
     compute = opmath(y.dtype)
-    weighted = b.pointwise(lambda g, v: g * v, [grad, y], compute, compute, 1.0, y.shape)
+    is_rounded = b.device.type != "cpu" and compute is not grad.dtype
+    product = grad.dtype if is_rounded else compute
+    weighted = b.pointwise(lambda g, v: g * v, [grad, y], compute, product, 1.0, y.shape)
     total = b.reduce("sum", weighted, dims_of(y, dim), True, compute)
+    if is_rounded:
+        return b.pointwise(lambda w, v, s: w - v * s, [weighted, y, total], compute, cost=2.0)
     return b.pointwise(lambda g, v, s: v * (g - s), [grad, y, total], compute, cost=2.0)
 
 

@@ -28,7 +28,8 @@ declare(
     "logsumexp nansum nanmean count_nonzero dist trace median nanmedian",
     recompute=Class.REDUCTION,
 )
-declare("histc histogram bincount", raises=True)  # for a range that is not finite, a negative number
+# for a range that is not finite, a negative number, lengths that are not those of the data
+declare("histc histogram bincount segment_reduce", raises=True)
 declare(aten.max.other, aten.min.other, recompute=Class.POINTWISE)
 declare("cumsum cumprod cummax cummin logcumsumexp", recompute=Class.SCAN)
 declare("_softmax _log_softmax _safe_softmax", recompute=Class.ROWS)
@@ -476,7 +477,7 @@ def log_softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     result = b.pointwise(
         lambda v, m, s: v - m - call("log", s), [x, top, total], compute, cost=TRANSCENDENTAL + 2
     )
-    if b.device.type != "cpu" and result.dtype is compute and isinstance(result.definition, Map):
+    if b.device.type != "cpu" and x.shape and result.dtype is compute and isinstance(result.definition, Map):
         log = b.pointwise(lambda s: call("log", s), [total], compute, compute, TRANSCENDENTAL, total.shape)
         less = dim % len(x.shape), b.cast(x, compute), (top, log)
         result.definition = replace(result.definition, less=less)

@@ -42,6 +42,7 @@ class Facts(TypedDict, total=False):
     layout: Callable[..., Any] | None
     run_on_zeros: bool
     needs_room: bool
+    tried_on: int
     converts: bool
     trace_rule: TraceRule | None
     view: OpOverload | None
@@ -75,6 +76,8 @@ class Operator:
             returns, or NotImplemented for what it does not know (ops/layouts).
         run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
         needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
+        tried_on: what the tensors hold on which it is tried for the layouts of its results. Zeros are out of range for what
+            counts from 1 (pivots), which neither a GPU nor LAPACK checks: memory beside the tensor would be written.
         converts: a GPU's library may lay out what it is given, and gives, in another way for the time of the call.
         trace_rule: how a trace treats a call that it does not simply record; `view`: the operator of views that this one
             is beneath autograd, or whose result an operator in place makes of its tensor.
@@ -105,6 +108,7 @@ class Operator:
     layout: Callable[..., Any] | None = None
     run_on_zeros: bool = False
     needs_room: bool = False
+    tried_on: int = 0
     converts: bool = False
     trace_rule: TraceRule | None = None
     view: OpOverload | None = None

@@ -17,7 +17,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.graph.effects import Effects, effects
-from smelt.graph.ir import Graph, Line, Node, map_nodes
+from smelt.graph.ir import Graph, Line, Node, argument_nodes, map_nodes
 from smelt.ops.inplace import pure_of
 from smelt.ops.nodes import Emitter
 from smelt.ops.results import result_spec
@@ -140,7 +140,7 @@ class _Functionalizer(Emitter):
             self._rewrite(entry.node, entry.out)
         if before and before != self._versions():  # the forward would write it
             raise refuse("its backward writes a tensor from outside")
-        late = frozenset(self.nodes[n_early:] if start < len(self.tape.entries) else ())
+        late = set(self.nodes[n_early:] if start < len(self.tape.entries) else ())
         by_caller = {id(f) for f in given}
         written = [
             f
@@ -155,11 +155,17 @@ class _Functionalizer(Emitter):
             storage = self._storage(fake)
             storage.version += 1
             storage.value = originals[id(fake)]  # type: ignore[assignment]
+        n_recorded = len(self.nodes)
         nodes: list[Node | None] = [self._returned(f) for f in outputs]
+        for node in self.nodes[
+            n_recorded:
+        ]:  # a gradient that is a view is taken again after the backward's writes
+            if not late.isdisjoint(argument_nodes(node)):
+                late.add(node)
         graph = Graph("aten")
         graph.constants = self.tape.aten.graph.constants
         graph.nodes = self.nodes
-        return Functional(graph, nodes, set(originals), late)
+        return Functional(graph, nodes, set(originals), frozenset(late))
 
     def _versions(self) -> list[int]:
         return [self._storage(f).version for f in self.inputs if f.aten_node is not None]

@@ -39,7 +39,7 @@ import numpy
 import torch
 from torch import nn
 
-from tests.harness.catalogue import Changing, program, tensor
+from tests.harness.catalogue import DEVICE, Changing, program, tensor
 
 # ------------------------------------------------------------------------------------------------------- functools
 
@@ -165,7 +165,7 @@ def lru_cache_counts_every_call():
         @classmethod
         @functools.lru_cache(maxsize=8)
         def table(cls, k):
-            return torch.arange(k)
+            return torch.arange(k, device=DEVICE)
 
     def fn(x):
         y = x * bounded(2)[0] + bounded(3)[1][0] + bounded(2)[0]

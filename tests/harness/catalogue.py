@@ -285,8 +285,10 @@ def _observe(fn: Any, target: Any, c: Call, state: Any) -> Observed:
             if isinstance(e, (KeyboardInterrupt, SmeltError)):
                 raise
             error = e
+    _wait()
     after = _surroundings()
     after["backward"] = _backward(result)
+    _wait()
     if isinstance(state, types.FunctionType):
         state = state()
     held = {"result": result, "error": error, "args": c.args, "kwargs": c.kwargs, "state": state}
@@ -295,6 +297,12 @@ def _observe(fn: Any, target: Any, c: Call, state: Any) -> Observed:
     )  # a compiled graph's node has a name of its own
     held |= {"function": fn, "printed": text, "surroundings": after}
     return Observed(snapshot(held))
+
+
+def _wait() -> None:
+    """Until a GPU has done what it was told: before, a `non_blocking` copy to the CPU holds anything, in eager too."""
+    if ON_GPU:
+        torch.cuda.synchronize()
 
 
 def _surroundings() -> dict[str, Any]:

@@ -81,7 +81,9 @@ def difference_of(source: str, options: Options, backend: str = "eager") -> str 
                 return None  # eager's backward stopped half-way; a compiled one may have kept less, and go on
             problem = difference(got.facts, wanted.facts, 1e-5, 1e-5)
             if problem is not None:
-                return f"call {number}: {problem}"
+                backward, eager = got.facts[-1].value, wanted.facts[-1].value
+                raised = f" (backward: {backward!r}, eager's: {eager!r})" if backward != eager else ""
+                return f"call {number}: {problem}{raised}"
     failure = failure_of(compiled[0])
     return None if failure is None else str(failure)
 

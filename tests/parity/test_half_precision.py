@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import smelt
 from tests.harness.accuracy import no_worse
@@ -99,3 +100,46 @@ def test_the_sign_of_a_zero_that_equals_a_bound() -> None:
         pytest.skip("torch's kernels of GPUs gave such zeros the bound's sign before pytorch/pytorch#185354")
     for got, want in zip(smelt.compile(program)(x), program(x), strict=True):
         assert torch.equal(got.signbit(), want.signbit())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_that_fill_are_rounded(dtype: torch.dtype) -> None:
+    """To the tensor's dtype, before the next operator reads them."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        number = 8.396
+        return (
+            torch.full_like(x, number) - x,
+            torch.empty_like(x).fill_(number) * x,
+            torch.full((), number, dtype=x.dtype) / x,
+            x.new_full(x.shape, number).float(),
+            F.hinge_embedding_loss(x, x.sign(), margin=number, reduction="none"),
+        )
+
+    torch.manual_seed(0)
+    x = torch.randn(4096).to(dtype)
+    for got, want in zip(smelt.compile(program)(x), program(x), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_losses_of_several_operators_round_between_them(reduction: str) -> None:
+    def program(x: torch.Tensor, t: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = F.binary_cross_entropy_with_logits
+        return (
+            logits(x, t, reduction=reduction),
+            logits(x, t, weight=w, reduction=reduction),
+            logits(x, t, pos_weight=w, reduction=reduction),
+            logits(x, t, w, pos_weight=w[0], reduction=reduction),
+            F.soft_margin_loss(x, t, reduction=reduction),
+            F.mse_loss(x, t, reduction=reduction),
+            F.smooth_l1_loss(x, t, reduction=reduction),
+        )
+
+    compiled = smelt.compile(program, fullgraph=True)
+    for seed in range(10):
+        torch.manual_seed(seed)
+        x, t, w = (torch.randn(5, 5).mul(4), torch.rand(5, 5), torch.rand(5, 5) * 3)
+        given = [a.bfloat16() for a in (x, t, w)]
+        for number, (got, want) in enumerate(zip(compiled(*given), program(*given), strict=True)):
+            assert torch.equal(got, want), (seed, number)

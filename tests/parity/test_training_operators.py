@@ -1,11 +1,13 @@
-"""A slice of torch's operator database: gradients of the first samples are eager's. `make sweep` runs all of it."""
+"""A slice of torch's operator database: gradients of the first samples are eager's. `make sweep` runs all of it; what it
+takes for equal in half precision."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from benchmarks.sweep_ops import Sweep, run_operator
+from benchmarks.sweep_ops import Sweep, nearer, run_operator
 from tests.harness.catalogue import DEVICE
 
 SAMPLES = 4
@@ -64,3 +66,17 @@ def test_gradients(name: str) -> None:
         row = run_operator(op, Sweep("float64", DEVICE, gradients=True, samples=SAMPLES))
         assert not row["wrong"] and row["agree"] == row["samples"] > 0, row
         assert not row["not_ahead"], row
+
+
+def test_the_nearer_result_in_half_precision() -> None:
+    exact = torch.tensor([1.0, 1000.0], dtype=torch.float64)
+    eager = torch.tensor([1.0625, 1000.0], dtype=torch.bfloat16)
+    ours = torch.tensor([1.0, 1000.0], dtype=torch.bfloat16)
+    assert nearer(ours, eager, exact)
+    assert nearer((ours, eager), (eager, eager), (exact, exact))
+    assert not nearer(eager, ours, exact), "the farther one"
+    assert not nearer(ours + torch.tensor([0.0, 64.0]), eager, exact), "another element is wrong"
+    assert not nearer(ours.float(), eager.float(), exact), "of float32 nothing is excused"
+    assert not nearer(ours, eager[:1], exact) and not nearer(ours * torch.nan, eager, exact)
+    close = torch.tensor([1.0078125, 1000.0], dtype=torch.bfloat16)  # a unit in the last place of eager's
+    assert nearer(close, ours, exact)

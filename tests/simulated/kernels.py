@@ -1,5 +1,5 @@
 """Operators that torch only asks for on CUDA, and which the CPU lacks: the cells of LSTM and GRU, by
-their formulas, and whether a library does it all."""
+their formulas, and whether a library does it all; and those whose results are others there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def register() -> torch.library.Library:
     """From then on they are found, as long as what is returned is kept."""
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in {
+        "log_sigmoid_forward": log_sigmoid,
+        "log_sigmoid_backward": log_sigmoid_backward,
         "_thnn_fused_lstm_cell": lstm_cell,
         "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
         "_thnn_fused_gru_cell": gru_cell,
@@ -31,6 +33,18 @@ def register() -> torch.library.Library:
 def no(*operands: object) -> bool:
     """Whether a library does it."""
     return False
+
+
+def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The logarithm of the sigmoid, and nothing for the backward (native/Activation.cpp)."""
+    return x.clamp(max=0) - x.abs().neg().exp().log1p(), x.new_empty(0)
+
+
+def log_sigmoid_backward(gradient: Tensor, x: Tensor, nothing: Tensor) -> Tensor:
+    """native/cuda/ActivationLogSigmoidKernel.cu"""
+    z = x.abs().neg().exp()
+    above = z / (z + 1)
+    return gradient * torch.where(x < 0, 1 - above, above)
 
 
 def _with(gates: Tensor, bias: Tensor | None) -> Tensor:

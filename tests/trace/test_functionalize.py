@@ -1,10 +1,13 @@
 """Programs that write tensors in place: the functional aten graph must do what eager does, aliasing included."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import smelt
 from smelt.errors import Unsupported
-from smelt.graph.effects import effects
+from smelt.graph.effects import _classify, effects
 from tests.harness.traced import check, trace
 
 
@@ -252,3 +255,25 @@ def test_shape_changes_in_place():
     check(torch.matmul, t(3), t(3, 2))
     with pytest.raises(Unsupported, match="outside tensor"):
         trace(lambda x: x.t_(), [t(2, 3)])
+
+
+def test_a_gradient_that_is_a_view_of_what_the_backward_wrote():
+    x, y, x1, y1 = (torch.randn(s, s).requires_grad_() for s in (4, 2, 4, 2))
+
+    def fn(x, y):
+        return x.as_strided_scatter(y, (2, 2), (1, 2))
+
+    compiled = smelt.compile(fn, fullgraph=True)
+    tangent = torch.randn(4, 4)
+    with torch.no_grad():
+        x1.copy_(x), y1.copy_(y)
+    compiled(x, y).backward(tangent)
+    fn(x1, y1).backward(tangent)
+    assert torch.equal(x.grad, x1.grad) and torch.equal(y.grad, y1.grad)
+
+
+def test_sizes_that_values_decide_whatever_torch_says_of_them():
+    """torch 2.11 has no tag for `_unique`."""
+    unique = torch.ops.aten._unique.default
+    assert _classify(SimpleNamespace(_schema=unique._schema, tags=[])).dynamic_shape
+    assert not _classify(SimpleNamespace(_schema=torch.ops.aten.sort.default._schema, tags=[])).dynamic_shape

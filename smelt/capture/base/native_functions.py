@@ -49,6 +49,7 @@ from smelt.reasons import (
 from smelt.torch_private import (
     CHANGING_MODES,
     chunk_or_narrow_cat,
+    jiterated,
     make_subclass,
     make_wrapper_subclass,
     swap_tensor_impl,
@@ -309,6 +310,7 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     torch.load: (SIDE_EFFECT_IO, "torch.load"),
     torch.cuda.synchronize: (SIDE_EFFECT_IO, "torch.cuda.synchronize"),
     torch.compile: (UNSUPPORTED_CALL, "torch.compile"),
+    jiterated: (UNSUPPORTED_CALL, "a kernel of torch.cuda.jiterator"),
     torch.jit.script: (UNSUPPORTED_CALL, "torch.jit.script"),
     torch.jit.trace: (UNSUPPORTED_CALL, "torch.jit.trace"),
     torch.func.linearize: (UNSUPPORTED_CALL, "torch.func.linearize, which traces with torch.fx"),

@@ -108,7 +108,7 @@ def _count(vm: VM, given: object, weights: object = None, minlength: object = 0)
     if not assume(vm, vm.calling, cast(FakeTensor, (low >= 0) & (high < minlength))):
         return NotImplemented
     vm.exceptions.some_handler = True  # the original function does not raise where the check fails
-    counts = torch.zeros(minlength, dtype=torch.int64)
+    counts = torch.zeros(minlength, dtype=torch.int64, device=given.device)
     return counts.index_add_(0, given, torch.ones_like(given, dtype=torch.int64))
 
 

@@ -1,5 +1,5 @@
-"""Trying an operator on real tensors of a device: of one element to see whether it has a kernel, of zeros to see the layouts
-of its results."""
+"""Trying an operator on real tensors of a device: of one element to see whether it has a kernel, of zeros (or of what
+`tried_on` of its row says) to see the layouts of its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def accepts(
     has no kernel for the dtypes."""
     # Neither a division by zero nor an index out of range counts. On a GPU, where nothing checks divisors, the latter would
     # end the process's use of it.
-    for fill in (0, 1) if device == CPU else (0,):
+    for fill in _fills(func) if device == CPU else (row(func).tried_on,):
         try:
             func(
                 *(_cut(a, fill, device) for a in args),
@@ -81,11 +81,16 @@ def check_refused(
         return
     if _size(func, args, kwargs) > _FEW:
         return
-    refusals = [_refusal(func, args, kwargs, fill) for fill in (0, 1)]
+    refusals = [_refusal(func, args, kwargs, fill) for fill in _fills(func)]
     if device != CPU and isinstance(refusals[0], NotImplementedError):
         return
-    if None not in refusals and str(refusals[0]) == str(refusals[1]):
+    if None not in refusals and str(refusals[0]) == str(refusals[-1]):
         raise RuntimeError(*refusals[0].args) from refusals[0]  # type: ignore[union-attr]
+
+
+def _fills(func: OpOverload) -> tuple[int, ...]:
+    """What tensors hold on which the operator is tried: as values may be what it refuses, two numbers."""
+    return tuple(dict.fromkeys((row(func).tried_on, 1)))
 
 
 def _refusal(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], fill: int) -> Exception | None:
@@ -143,7 +148,7 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device:
     """Layouts of what `func` gives on `device` for zeros, as meta tensors; NotImplemented if it gives an argument back that
     its schema does not name."""
     real_args, real_kwargs = map_leaves(
-        (list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, 0, device)
+        (list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, row(func).tried_on, device)
     )
     out = func(*real_args, **real_kwargs)
     if not effects(func).writes:
@@ -157,7 +162,8 @@ def check_devices(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
     """Raises what `func` raises for tensors on the devices that its arguments (fakes) say they are on. Shape functions do
     not know which operators take tensors of several devices, so it is run on zeros."""
     if may_be_tried(effects(func)):
-        real = map_leaves((list(args), kwargs), torch.Tensor, lambda v: _filled(v, 0, v.device))
+        fill = row(func).tried_on
+        real = map_leaves((list(args), kwargs), torch.Tensor, lambda v: _filled(v, fill, v.device))
         func(*real[0], **real[1])
 
 
